@@ -1,0 +1,199 @@
+"""Named axes: a model says once, where a layer is made, what every dimension of its parameters is.
+
+Two layers that share an `Axis` are cut together: everything that is added along a residual stream, a norm
+and what it normalises, a linear layer and the layer before it. From the names alone the rest of rayfl cuts
+any model (HeteroFL section 3, width.md section 0: the tying rule), with no index walking by layer name.
+
+    image, channels = Axis.fixed("image", 3), net.axis("stage1", 64)
+    self.conv = conv(image, channels, 3, padding=1)          # weight: [stage1, image, 3, 3]
+    self.norm = norm("static_bn", channels)                  # weight, bias: [stage1]
+    self.head = linear(channels.repeat(16), classes)         # a flatten: 16 columns a channel
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from rayfl.norms import StaticBatchNorm
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension of parameters, in the network at hand.
+
+    `size` positions can be cut. A tensor dimension of this axis is `groups * size * copies` long: every
+    group (an attention head) keeps the same positions, and every position stands for `copies` neighbours
+    (the pixels of a flattened channel).
+    """
+
+    name: str
+    size: int
+    groups: int = 1
+    copies: int = 1
+    is_fixed: bool = False
+
+    @classmethod
+    def fixed(cls, name: str, size: int) -> "Axis":
+        """An axis that is never cut: classes, image channels, a vocabulary, positions."""
+        return cls(name, size, is_fixed=True)
+
+    def repeat(self, copies: int) -> "Axis":
+        """The axis after a flatten of `copies` pixels a channel."""
+        return replace(self, copies=self.copies * copies)
+
+    @property
+    def length(self) -> int:
+        return self.groups * self.size * self.copies
+
+
+@dataclass(frozen=True)
+class Net:
+    """Which network of a family: everything that a device must know to build it.
+
+    The network built at a width decides its sizes (sizes do not compose: rounding a rate of a rate differs
+    from rounding once); indices follow them.
+    """
+
+    width: float = 1.0
+    """Share of every cuttable axis, in (0, 1]: an axis of K positions has ceil(width * K)."""
+    without: tuple[str, ...] = ()
+    """Blocks that are left out, by module path."""
+    scale: float = 1.0
+    """What HeteroFL's Scaler divides by during training (section 3.3): client width / server width."""
+
+    def axis(self, name: str, full: int, groups: int = 1) -> Axis:
+        """The axis `name`, of `full` positions (a group) in the widest network, as it is in this one."""
+        return Axis(name, size_at(self.width, full), groups)
+
+
+def size_at(width: float, full: int) -> int:
+    """ceil(width * full), without the channel that binary noise would add (width.md section 0)."""
+    size = math.ceil(width * full - 1e-9)
+    if size < 1:
+        raise ValueError(f"width {width} leaves no channel of {full}; the smallest is {1 / full:.6g}")
+    return size
+
+
+Dims = tuple[Axis | None, ...]
+"""The axes of one tensor; None for a dimension that is not an axis (a kernel's height and width)."""
+
+
+def conv(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options) -> nn.Conv2d:
+    layer = nn.Conv2d(cin.length, cout.length, kernel, bias=bias, **options)
+    return _declare(layer, weight=(cout, cin, None, None), bias=(cout,))
+
+
+def linear(cin: Axis, cout: Axis, *, bias: bool = True) -> nn.Linear:
+    layer = nn.Linear(cin.length, cout.length, bias=bias)
+    return _declare(layer, weight=(cout, cin), bias=(cout,))
+
+
+def embedding(rows: Axis, cout: Axis) -> nn.Embedding:
+    return _declare(nn.Embedding(rows.length, cout.length), weight=(rows, cout))
+
+
+NORMS = ("static_bn", "group", "instance", "layer", "none")
+
+
+def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
+    """A norm over `channels` of a feature map [B, C, H, W]. One of `NORMS`.
+
+    `instance` and `layer` are GroupNorm with a group a channel and with one group (HeteroFL Table 4);
+    `groups` is for `group` only. A narrow network's groups are not the wide one's.
+    """
+    if kind == "none":
+        return nn.Identity()
+    if kind == "static_bn":
+        layer: nn.Module = StaticBatchNorm(channels.length)
+    else:
+        count = {"group": groups, "instance": channels.length, "layer": 1}[kind]
+        if channels.length % count:
+            raise ValueError(
+                f"norm 'group' needs channels that divide by {count}, but axis {channels.name!r} has "
+                f"{channels.length} at this width; take larger capacities or another norm"
+            )
+        layer = nn.GroupNorm(count, channels.length)
+    return _declare(layer, weight=(channels,), bias=(channels,))
+
+
+def layer_norm(features: Axis) -> nn.LayerNorm:
+    """LayerNorm over the last dimension (of a transformer)."""
+    return _declare(nn.LayerNorm(features.length), weight=(features,), bias=(features,))
+
+
+def axes_of(net: nn.Module) -> dict[str, Dims]:
+    """The axes of every parameter. A parameter whose module declares none is an error that names it."""
+    found = {}
+    for path, module in net.named_modules():
+        declared: Mapping[str, Dims] = getattr(module, "axes", {})
+        for name, tensor in module.named_parameters(prefix=path, recurse=False):
+            dims = declared.get(name.rpartition(".")[2])
+            if dims is None:
+                raise ValueError(
+                    f"{type(net).__name__}: the parameter {name!r} {list(tensor.shape)} of a "
+                    f"{type(module).__name__} declares no axes; build it with rayfl.axes "
+                    "(conv, linear, norm, ...) or set `module.axes = {parameter: (Axis, ...)}`"
+                )
+            lengths = [axis.length if axis else size for axis, size in zip(dims, tensor.shape)]
+            if len(dims) != tensor.dim() or lengths != list(tensor.shape):
+                raise ValueError(
+                    f"{type(net).__name__}: the parameter {name!r} is {list(tensor.shape)} but its "
+                    f"axes {[axis.name if axis else None for axis in dims]} say {lengths}"
+                )
+            found[name] = dims
+    return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of one network: their axes and shapes."""
+
+    dims: Mapping[str, Dims]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @functools.cached_property
+    def axes(self) -> dict[str, Axis]:
+        """Every axis that can be cut, by name, once."""
+        return {a.name: a for dims in self.dims.values() for a in dims if a and not a.is_fixed}
+
+
+def layout_of(net: nn.Module) -> Layout:
+    return Layout(axes_of(net), {name: tuple(p.shape) for name, p in net.named_parameters()})
+
+
+def check_axes(build, widths: tuple[float, float] = (1.0, 0.5)) -> None:
+    """The two-width check: `build(Net)` at two widths has the same parameters on the same axes, and only
+    cuttable axes change their size. Builds on the meta device: nothing is allocated."""
+    wide, narrow = (axes_of(on_meta(build, Net(width=w))) for w in widths)
+    if wide.keys() != narrow.keys():
+        raise ValueError(f"parameters differ between widths: {sorted(wide.keys() ^ narrow.keys())}")
+    for name, dims in wide.items():
+        for a, b in zip(dims, narrow[name]):
+            if a is None or b is None:
+                if a is not b:
+                    raise ValueError(f"{name}: a dimension is an axis at one width only")
+                continue
+            if a.is_fixed and a != b:
+                raise ValueError(f"{name}: the fixed axis {a.name!r} is {a.size}, then {b.size}")
+            if replace(a, size=0) != replace(b, size=0):
+                raise ValueError(f"{name}: the axis {a.name!r} becomes {b.name!r} at another width")
+            if not a.is_fixed and b.size != size_at(widths[1] / widths[0], a.size):
+                raise ValueError(
+                    f"{name}: the axis {a.name!r} has {a.size} positions at width {widths[0]} and "
+                    f"{b.size} at {widths[1]}; take its size from `net.axis(name, full)`"
+                )
+
+
+def on_meta(build, net: Net) -> nn.Module:
+    """`build(net)` with shapes and no memory."""
+    with torch.device("meta"):
+        return build(net)
+
+
+def _declare(layer: nn.Module, **axes: Dims):
+    layer.axes = axes  # type: ignore[assignment]
+    return layer

@@ -1,0 +1,155 @@
+"""Typed, frozen configuration, and errors that say where, what was given, what is allowed.
+
+A section of a YAML file is a `Config`; its fields are documented under each field. Nothing here knows
+the sections: they stand beside what they configure.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class ConfigError(ValueError):
+    """Bad input of the user: the command line prints it and exits with 2."""
+
+
+class Config(BaseModel):
+    """A frozen section of a configuration. Unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def parse(cls: type[C], given: Any, where: str) -> C:
+    """`given` (what YAML held) as a `cls`. `where` is the file and path for the error, "exp.yaml: model"."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where}: given {given!r}; allowed: a mapping with the keys {_names(cls.model_fields)}"
+        )
+    try:
+        return cls(**given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(cls, where, e) for e in error.errors())) from None
+
+
+def choose(registry: Mapping[str, Any], name: Any, where: str, what: str) -> Any:
+    """`registry[name]`, or an error that lists the known names and the nearest one."""
+    if name not in registry:
+        raise ConfigError(f"{where}: no {what} is called {name!r}; {nearest(name, registry)}")
+    return registry[name]
+
+
+def nearest(given: Any, known: Iterable[str]) -> str:
+    """ "did you mean 'x'? known: ..." """
+    known = list(known)
+    close = difflib.get_close_matches(str(given), known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {_names(known)}"
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping. `1e-3` is a number, and a key that stands twice is an error."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        given = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path}: given {type(given).__name__}; allowed: a mapping of sections")
+    return given
+
+
+def set_path(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of `given` with `value` at a dotted path ("training.lr"); missing levels are made."""
+    head, _, rest = path.partition(".")
+    if not rest:
+        return given | {head: value}
+    below = given.get(head) or {}
+    if not isinstance(below, dict):
+        raise ConfigError(f"{path}: {head} is {below!r}, not a section")
+    return given | {head: set_path(below, rest, value)}
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """ "training.lr=1e-2" from the command line as ("training.lr", 0.01); the value is read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set {text!r}: allowed: path=value, e.g. training.lr=0.05")
+    try:
+        return path.strip(), yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {text!r}: the value is not valid YAML") from None
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[str]:
+    """The dotted paths at which two plain configurations differ, as "path: old -> new"."""
+    found = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{at}{key}.")
+        elif a != b:
+            found.append(f"{at}{key}: {a!r} -> {b!r}")
+    return found
+
+
+def _explain(cls: type[BaseModel], where: str, error: Any) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    place = f"{where}.{path}" if path else where
+    if error["type"] == "extra_forbidden":
+        *_, key = error["loc"]
+        owner = _owner(cls, error["loc"][:-1])
+        return f"{place}: unknown key {str(key)!r}; {nearest(key, owner.model_fields)}"
+    if error["type"] == "missing":
+        return f"{place}: missing; it has no default"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return f"{place}: given {error['input']!r}; allowed: {message}"
+
+
+def _owner(cls: type[BaseModel], loc: tuple) -> type[BaseModel]:
+    for part in loc:
+        field = cls.model_fields.get(str(part))
+        if field is not None and isinstance(field.annotation, type):
+            if issubclass(field.annotation, BaseModel):
+                cls = field.annotation
+    return cls
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(str(n) for n in names))
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+# YAML 1.1 wants a dot in a float and reads 1e-3 as text
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$"),
+    list("-+0123456789."),
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} stands twice", node.start_mark
+            )
+    return {loader.construct_object(k): loader.construct_object(v, deep=True) for k, v in node.value}
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

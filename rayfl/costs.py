@@ -1,0 +1,163 @@
+"""What a network costs: parameters, operations, bytes, and the width that a budget buys.
+
+Networks are built and run on the meta device, so nothing is allocated; results are cached.
+Published counts differ by convention, so every figure names its own. One sample's forward pass costs
+
+    macs               multiply-adds of convolutions and linear layers
+    flops2             2 a multiply-add, 1 a bias addition, 4 an input element of a norm (centre,
+                       divide, scale, shift), 1 an element of an activation, 1 an input element of
+                       pooling
+    heterofl_official  HeteroFL's summary tool: the multiply-adds, 1 an output of a convolution with
+                       a bias, 2 an input element of a norm; then every module's figure times the
+                       number of its own parameter tensors, an artefact of the tool's loop
+
+Residual additions, the Scaler (an identity in evaluation) and reshapes are free in all of them.
+"""
+
+import functools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from rayfl.axes import Net, on_meta
+from rayfl.config import ConfigError
+from rayfl.models.base import Model, layout
+from rayfl.norms import StaticBatchNorm
+
+Convention = Literal["heterofl_official", "macs", "flops2"]
+Metric = Literal["width", "params", "flops"]
+
+BYTES = 4
+"""Bytes of a parameter: float32."""
+
+NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
+ACTIVATIONS = (nn.ReLU, nn.GELU)
+POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+
+
+@functools.lru_cache(maxsize=4096)
+def parameters(model: Model, net: Net) -> int:
+    """Number of trainable parameters."""
+    return sum(math.prod(shape) for shape in layout(model, net).shapes.values())
+
+
+def flops(model: Model, net: Net, convention: Convention = "macs") -> int:
+    """Operations of the forward pass of ONE sample, by a convention of this module."""
+    return _operations(model, net)[convention]
+
+
+def training_flops(model: Model, net: Net, samples: int) -> int:
+    """Floating point operations of training on so many samples: each 3 forward passes (the backward
+    pass counts as two) of 2 floating point operations a multiply-add."""
+    return 3 * 2 * flops(model, net, "macs") * samples
+
+
+def space_mb(parameters: int) -> float:
+    """Size of so many float32 parameters in MB of 2^20 bytes, as HeteroFL prints it."""
+    return parameters * BYTES / 2**20
+
+
+def width_for(model: Model, capacity: float, metric: Metric = "width") -> float:
+    """The width of the network that a device of a capacity in (0, 1] runs.
+
+    `width`: the capacity itself (HeteroFL, FedRolex). `params` and `flops`: the largest width whose
+    parameters, or multiply-adds, are at most `capacity` times the full network's (NeFL, FIARSE). A
+    network changes only at the widths j / K, so the answer is one of them, found exactly. A
+    ConfigError if even one channel everywhere costs more.
+    """
+    if metric == "width":
+        return capacity
+    cost = parameters if metric == "params" else flops
+    sizes = {axis.size for axis in layout(model, Net()).axes.values()}
+    widths = sorted({j / size for size in sizes for j in range(1, size + 1)})
+    full = cost(model, Net())
+    # a capacity that was computed as a ratio of two counts must buy exactly that count
+    budget = capacity * full * (1 + 1e-9)
+    affordable = bisect_right(widths, budget, key=lambda width: cost(model, Net(width)))
+    if not affordable:
+        smallest = cost(model, Net(widths[0])) / full
+        raise ConfigError(
+            f"capacity {capacity:g} by {metric}: given model {model.name}, of which one channel in "
+            f"every layer already is {smallest:.3g}; take capacities from {smallest:.3g} to 1"
+        )
+    return widths[affordable - 1]
+
+
+def describe(
+    model: Model,
+    capacities: Iterable[float],
+    metric: Metric = "width",
+    convention: Convention = "macs",
+) -> list[dict[str, float]]:
+    """One record a capacity: what its network costs. Bytes are those of its parameters, a round."""
+    records = []
+    for capacity in capacities:
+        net = Net(width_for(model, capacity, metric))
+        count = parameters(model, net)
+        records.append(
+            {
+                "capacity": capacity,
+                "width": net.width,
+                "parameters": count,
+                "flops": flops(model, net, convention),
+                "bytes_down": BYTES * count,
+                "bytes_up": BYTES * count,
+                "space_mb": space_mb(count),
+            }
+        )
+    return records
+
+
+@functools.lru_cache(maxsize=4096)
+def _operations(model: Model, net: Net) -> dict[str, int]:
+    """Convention -> operations of one sample, from forward hooks on the leaf modules."""
+    network = on_meta(model.build, net).eval()
+    totals = dict.fromkeys(CONVENTIONS, 0)
+
+    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        for convention, operations in _COUNT.items():
+            totals[convention] += operations(module, inputs[0], output)
+
+    for module in network.modules():
+        if not any(True for _ in module.children()):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        network(torch.empty(1, *model.input, device="meta"))
+    return totals
+
+
+def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    if isinstance(module, nn.Conv2d):
+        return module.weight.numel() * y[0, 0].numel()
+    if isinstance(module, nn.Linear):
+        return module.weight.numel() * (y.numel() // module.out_features)
+    return 0
+
+
+def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    once = _macs(module, x, y)
+    if isinstance(module, nn.Conv2d) and module.bias is not None:
+        once += y.numel()
+    if isinstance(module, NORMS):
+        once += 2 * x.numel()
+    return once * len(list(module.parameters(recurse=False)))
+
+
+def _flops2(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        return 2 * _macs(module, x, y) + (y.numel() if module.bias is not None else 0)
+    if isinstance(module, NORMS):
+        return 4 * x.numel()
+    return x.numel() if isinstance(module, ACTIVATIONS + POOLS) else 0
+
+
+_COUNT: dict[str, Callable[[nn.Module, torch.Tensor, torch.Tensor], int]] = {
+    "heterofl_official": _heterofl_official,
+    "macs": _macs,
+    "flops2": _flops2,
+}
+CONVENTIONS = tuple(_COUNT)

@@ -1,0 +1,74 @@
+"""MNIST, with its writers where QMNIST's label file is there, and Fashion-MNIST."""
+
+import gzip
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from rayfl.data.base import Arrays, Downloaded
+from rayfl.training import Preprocessing
+
+PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+WRITERS = "QMNIST/raw/qmnist-train-labels-idx2-int.gz"
+
+
+class MNIST(Downloaded):
+    """60,000 + 10,000 handwritten digits, 28 x 28 (LeCun et al. 1998). No augmentation.
+
+    Its users are the 539 writers of the training images, if the folder holds QMNIST's training labels
+    (Yadav and Bottou 2019), QMNIST/raw/qmnist-train-labels-idx2-int.gz. The test images are other writers'.
+    """
+
+    name: Literal["mnist"] = "mnist"
+    shape: ClassVar = (1, 28, 28)
+    classes: ClassVar = 10
+    files: ClassVar = tuple(f"MNIST/raw/{part}-ubyte.gz" for part in PARTS)
+
+    def load(self) -> Arrays:
+        from torchvision import datasets
+
+        return _load(self, datasets.MNIST, users=_writers(self.folder / WRITERS))
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing(mean=(0.1307,), std=(0.3081,))
+
+
+class FashionMNIST(Downloaded):
+    """60,000 + 10,000 pictures of clothes, 28 x 28 (Xiao et al. 2017). No augmentation."""
+
+    name: Literal["fashion_mnist"] = "fashion_mnist"
+    shape: ClassVar = (1, 28, 28)
+    classes: ClassVar = 10
+    files: ClassVar = tuple(f"FashionMNIST/raw/{part}-ubyte.gz" for part in PARTS)
+
+    def load(self) -> Arrays:
+        from torchvision import datasets
+
+        return _load(self, datasets.FashionMNIST, users=None)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing(mean=(0.2860,), std=(0.3530,))
+
+
+def _load(data: Downloaded, source, users: np.ndarray | None) -> Arrays:
+    train, test = data.fetch(
+        lambda root, download: [source(root, train=part, download=download) for part in (True, False)]
+    )
+    return Arrays(
+        train.data[:, None].numpy(),
+        train.targets.numpy(),
+        test.data[:, None].numpy(),
+        test.targets.numpy(),
+        users,
+    )
+
+
+def _writers(path: Path) -> np.ndarray | None:
+    """The NIST writer of each training image [60000]: column 2 of 8, after a header of 12 bytes."""
+    if not path.exists():
+        return None
+    table = np.frombuffer(gzip.decompress(path.read_bytes()), ">i4", offset=12)
+    return table.reshape(-1, 8)[:, 2].astype(np.int64)

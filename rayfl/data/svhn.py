@@ -1,0 +1,38 @@
+"""Street View House Numbers (Netzer et al. 2011), cropped digits."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from rayfl.data.base import Arrays, Downloaded
+from rayfl.training import Preprocessing
+
+
+class SVHN(Downloaded):
+    """73,257 + 26,032 colour images of 32 x 32, digits of unequal frequency; without the `extra` part."""
+
+    name: Literal["svhn"] = "svhn"
+    shape: ClassVar = (3, 32, 32)
+    classes: ClassVar = 10
+    files: ClassVar = ("train_32x32.mat", "test_32x32.mat")
+    augment: bool = True
+    """Train on random crops (2 pixels of padding), as NeFL does; its colour jitter is left out, and a flipped
+    digit is no digit."""
+
+    def load(self) -> Arrays:
+        from torchvision import datasets
+
+        train, test = self.fetch(
+            lambda root, download: [
+                datasets.SVHN(root, split=part, download=download) for part in ("train", "test")
+            ]
+        )
+        return Arrays(
+            np.ascontiguousarray(train.data), train.labels, np.ascontiguousarray(test.data), test.labels
+        )
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing(
+            mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), crop=2 if self.augment else 0
+        )

@@ -1,0 +1,219 @@
+"""The Ray executor: client actors in a placement group, and the supervisor that outlives them.
+
+Jobs go out longest expected first, two in flight an actor; what they share is put into the object store once a
+key. An actor that dies, or does not answer in time, is taken out at once; its jobs go to the front of the queue
+and run again on the others, and a replacement is admitted when it answers a ping. Answers come back in the order
+of the jobs, so the result is the same to the bit however many actors there are and whatever happened to them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import ray
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayfl.executors.base import Executor, Job, Message, Verb
+from rayfl.executors.clients import ClientActor
+from rayfl.tensors import pack, unpack
+
+LOST = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError, ObjectLostError, GetTimeoutError)
+"""The worker is at fault, not the job. OutOfMemoryError is not a RayActorError, and a dead node shows first
+as ActorUnavailableError."""
+
+IN_FLIGHT = 2
+ATTEMPTS = 3
+START_FAILURES = 3
+
+
+class JobFailed(RuntimeError):
+    """A job kept failing: says which clients, how much data, and the original traceback."""
+
+
+@dataclass
+class _Slot:
+    """A place for one actor; a dead actor's place is taken by its replacement."""
+
+    options: dict
+    actor: "ray.actor.ActorHandle | None" = None
+    ping: ray.ObjectRef | None = None
+    ready: bool = False
+    running: deque[int] = field(default_factory=deque)
+    failures: int = 0
+
+
+class RayPool(Executor):
+    def __init__(
+        self,
+        refs: list[ray.ObjectRef],
+        group: PlacementGroup,
+        bundles: Sequence[int],
+        *,
+        cpus: float,
+        gpus: float,
+        threads: int,
+        deadline: float = 120.0,
+    ):
+        """`bundles`: the placement group's bundle of every actor. `deadline`: seconds after which a job is
+        given to somebody else, if it also takes ten times as long as any of its kind before."""
+        self.refs, self.threads, self.deadline = refs, threads, deadline
+        self.slots = [
+            _Slot(
+                dict(
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
+                )
+            )
+            for bundle in bundles
+        ]
+        self.slowest: dict[str, float] = {}
+        self.deaths = 0
+        for slot in self.slots:
+            self._start(slot)
+
+    def map(
+        self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Message]
+    ) -> Iterator[Message]:
+        batch = _Batch(self, verb, jobs, shared)
+        try:
+            yield from batch.answers()
+        finally:
+            for slot in self.slots:
+                slot.running.clear()
+
+    def close(self) -> None:
+        for slot in self.slots:
+            if slot.actor is not None:
+                ray.kill(slot.actor)
+                slot.actor = None
+
+    def _start(self, slot: _Slot) -> None:
+        slot.actor = ClientActor.options(**slot.options).remote(self.refs, self.threads)
+        slot.ping, slot.ready = slot.actor.ping.remote(), False
+
+    def _replace(self, slot: _Slot, error: Exception) -> None:
+        """Takes a slot's actor out and starts another."""
+        self.deaths += 1
+        slot.failures += not slot.ready
+        if slot.failures >= START_FAILURES:
+            raise JobFailed(f"a client actor failed to start {START_FAILURES} times in a row: {error}")
+        ray.kill(slot.actor)
+        self._start(slot)
+
+
+class _Batch:
+    """One call of `map`."""
+
+    def __init__(self, pool: RayPool, verb: Verb, jobs: Sequence[Job], shared):
+        self.pool, self.verb, self.jobs, self.make_shared = pool, verb, jobs, shared
+        self.queue = deque(sorted(range(len(jobs)), key=lambda i: -jobs[i].cost))
+        self.left = {}
+        for job in jobs:
+            self.left[job.key] = self.left.get(job.key, 0) + 1
+        self.shared: dict[Hashable, ray.ObjectRef] = {}
+        self.flying: dict[ray.ObjectRef, tuple[int, _Slot, float]] = {}
+        self.done: dict[int, tuple] = {}
+        self.attempts = [0] * len(jobs)
+
+    def answers(self) -> Iterator[Message]:
+        for index in range(len(self.jobs)):
+            self._dispatch()
+            while index not in self.done:
+                self._wait()
+                self._dispatch()
+            packed, rest = self.done.pop(index)
+            yield unpack(packed), rest
+
+    def _dispatch(self) -> None:
+        """Keeps every ready actor at `IN_FLIGHT` jobs, the emptiest first."""
+        while self.queue:
+            ready = [s for s in self.pool.slots if s.ready and len(s.running) < IN_FLIGHT]
+            if not ready:
+                return
+            slot = min(ready, key=lambda s: len(s.running))
+            index = self.queue.popleft()
+            job = self.jobs[index]
+            if job.key not in self.shared:
+                tensors, rest = self.make_shared(job.key)
+                self.shared[job.key] = ray.put((pack(tensors), rest))
+            tensors, rest = job.message()
+            ref = slot.actor.run.remote(self.verb, self.shared[job.key], (pack(tensors), rest))
+            self.flying[ref] = (index, slot, time.monotonic())
+            slot.running.append(index)
+
+    def _wait(self) -> None:
+        pings = {slot.ping: slot for slot in self.pool.slots if slot.ping is not None}
+        ready, _ = ray.wait([*self.flying, *pings], timeout=5.0)
+        if not ready:
+            self._check_deadlines()
+        for ref in ready:
+            if ref in pings:
+                self._admit(pings[ref])
+            elif ref in self.flying:
+                self._receive(ref)
+
+    def _admit(self, slot: _Slot) -> None:
+        ping, slot.ping = slot.ping, None
+        try:
+            ray.get(ping)
+            slot.ready, slot.failures = True, 0
+        except (*LOST, RayTaskError) as error:
+            self.pool._replace(slot, error)
+
+    def _receive(self, ref: ray.ObjectRef) -> None:
+        index, slot, started = self.flying[ref]
+        job = self.jobs[index]
+        try:
+            answer = ray.get(ref)
+        except RayTaskError as error:
+            del self.flying[ref]
+            slot.running.remove(index)
+            self._retry(index, str(error.cause), attempts=2)
+            return
+        except LOST as error:
+            self._lose(slot, error)
+            return
+        del self.flying[ref]
+        slot.running.remove(index)
+        took = time.monotonic() - started
+        self.pool.slowest[self.verb] = max(took, self.pool.slowest.get(self.verb, 0.0))
+        self.done[index] = answer
+        self.left[job.key] -= 1
+        if not self.left[job.key]:
+            del self.shared[job.key]
+
+    def _lose(self, slot: _Slot, error: Exception) -> None:
+        """Everything that the slot's actor had runs again; only what it was working on counts as failed."""
+        lost = list(slot.running)
+        self.flying = {ref: flight for ref, flight in self.flying.items() if flight[1] is not slot}
+        slot.running.clear()
+        self.pool._replace(slot, error)
+        self.queue.extendleft(reversed(lost[1:]))
+        if lost:
+            self._retry(lost[0], f"{type(error).__name__}: {error}", attempts=ATTEMPTS)
+
+    def _retry(self, index: int, reason: str, attempts: int) -> None:
+        self.attempts[index] += 1
+        if self.attempts[index] >= attempts:
+            raise JobFailed(
+                f"{self.verb}: {self.jobs[index].about}: failed {attempts} times; the last time:\n{reason}"
+            )
+        self.queue.appendleft(index)
+
+    def _check_deadlines(self) -> None:
+        limit = max(self.pool.deadline, 10 * self.pool.slowest.get(self.verb, float("inf")))
+        for _, slot, started in list(self.flying.values()):
+            if slot.running and time.monotonic() - started > limit:
+                self._lose(slot, GetTimeoutError(f"no answer within {limit:.0f} s"))

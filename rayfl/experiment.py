@@ -1,0 +1,219 @@
+"""An experiment: what a YAML file says, checked, and the simulation that it describes.
+
+    seed, rounds                                            what is run
+    data, partition, clients, model, training, method       the learning problem, and the method
+    evaluation, updates                                     what is measured, and what is refused
+    run                                                     where and on what: changes nothing but the speed,
+                                                            but for `chunk` and `threads`
+"""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from rayfl import costs
+from rayfl.axes import check_axes
+from rayfl.config import Config, ConfigError, choose, load_yaml, nearest, parse, parse_setting, set_path
+from rayfl.data import DATASETS, Arrays, DataSet
+from rayfl.data.federation import Federation, federate
+from rayfl.data.partition import PARTITIONS, Partition
+from rayfl.executors.base import Executor
+from rayfl.executors.serial import Serial
+from rayfl.methods import METHODS, Client, Method, Task
+from rayfl.models import MODELS, Model
+from rayfl.population import Population
+from rayfl.simulation import Evaluation, Simulation, Updates
+from rayfl.training import Training
+from rayfl.worker import Limits, Worker
+
+MakeExecutor = Callable[[Method, Federation, Limits], Executor]
+
+
+class Run(Config):
+    """The `run:` section: on what it runs."""
+
+    executor: Literal["ray", "serial"] = "ray"
+    """ray: a server actor and client actors. serial: one process, in order; the same bits."""
+    actors: int | Literal["auto"] = "auto"
+    """Client actors; auto: as many as the machine, or the trial's share of it, has room for."""
+    cpus: float = Field(1.0, gt=0)
+    """CPUs of a client actor."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs of a client actor: 0.25 puts four on a GPU."""
+    server_cpus: float = Field(0.0, ge=0)
+    """CPUs that are kept for the server actor. It works while clients wait, so 0 is right on small machines."""
+    threads: int = Field(1, ge=1)
+    """Torch threads of a client actor. Part of the result, to the bit."""
+    chunk: int | Literal["auto"] = "auto"
+    """Clients a job. Part of the result, to the bit; auto: a 32nd of the cohort."""
+
+
+class Experiment(Config):
+    """One federated run."""
+
+    seed: int = Field(0, ge=0)
+    """The run's seed: every random draw is addressed from it."""
+    rounds: int = Field(20, ge=1)
+    """Communication rounds."""
+    data: SerializeAsAny[DataSet]
+    partition: SerializeAsAny[Partition]
+    clients: Population = Population()
+    model: SerializeAsAny[Model]
+    training: Training = Training()
+    method: SerializeAsAny[Method]
+    evaluation: Evaluation = Evaluation()
+    updates: Updates = Updates()
+    run: Run = Run()
+
+    def plain(self) -> dict[str, Any]:
+        """As YAML would say it, with every default."""
+        return self.model_dump(mode="json")
+
+    def result_config(self) -> dict[str, Any]:
+        """What the result depends on, to the bit: a checkpoint is of this. Rounds may be added later."""
+        plain = self.plain()
+        plain["run"] = {"threads": self.run.threads, "chunk": self.chunk}
+        plain["data"].pop("root", None)
+        del plain["rounds"]
+        return plain
+
+    @property
+    def chunk(self) -> int:
+        return -(-self.clients.cohort // 32) if self.run.chunk == "auto" else self.run.chunk
+
+    @property
+    def task(self) -> Task:
+        population = self.clients
+        widths = {
+            c: costs.width_for(self.model, c, population.metric) for c in population.all_capacities
+        }
+        return Task(self.model, self.training, widths, max(widths), population.count)
+
+    def bound_method(self) -> Method:
+        return self.method.bind(self.task)
+
+    def check(self, where: str) -> None:
+        """What can be known without the data: the model at every capacity, the method's selections."""
+        try:
+            check_axes(self.model.build)
+            method = self.bound_method()
+            for capacity in self.clients.all_capacities:
+                method.select({}, 0, Client(0, capacity), self.seed)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+    def federate(self, arrays: Arrays) -> Federation:
+        """Which rows are whose."""
+        return federate(
+            self.data, arrays, self.partition, self.clients.count, self.evaluation.holdout, self.seed
+        )
+
+    def simulation(
+        self, arrays: Arrays, folder: Path, make_executor: MakeExecutor | None = None
+    ) -> Simulation:
+        """The run itself; in this process unless an executor is given. `folder` holds clients' carries."""
+        method, federation = self.bound_method(), self.federate(arrays)
+        limits = Limits(self.updates.growth)
+        make_executor = make_executor or self._serial
+        return Simulation(
+            method,
+            self.clients,
+            federation,
+            make_executor(method, federation, limits),
+            seed=self.seed,
+            rounds=self.rounds,
+            evaluation=self.evaluation,
+            updates=self.updates,
+            chunk=self.chunk,
+            folder=folder,
+        )
+
+    def _serial(self, method: Method, federation: Federation, limits: Limits) -> Executor:
+        return Serial(Worker(method, federation, self.seed, limits), self.run.threads)
+
+    def tags(self) -> dict[str, str]:
+        """What a run is found by."""
+        return {
+            "method": self.method.name,
+            "model": self.model.name,
+            "data": self.data.name,
+            "seed": str(self.seed),
+            "commit": git_commit(),
+        }
+
+
+NAMED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "data": (DATASETS, "data set"),
+    "partition": (PARTITIONS, "partition"),
+    "model": (MODELS, "model"),
+    "method": (METHODS, "method"),
+}
+"""Sections whose `name` chooses the class."""
+
+DEFAULTS = {"data": {"name": "digits"}, "partition": {"name": "iid"}, "method": {"name": "fedavg"}}
+
+
+def parse_experiment(given: Mapping[str, Any], where: str) -> Experiment:
+    """A checked experiment from what a YAML file held. `where`: the file, for errors."""
+    given = DEFAULTS | dict(given)
+    for section in given:
+        if section not in Experiment.model_fields:
+            raise ConfigError(f"{where}: unknown key {section!r}; {nearest(section, Experiment.model_fields)}")
+    if "model" not in given:
+        raise ConfigError(f"{where}: model: missing; known: {', '.join(sorted(MODELS))}")
+    sections: dict[str, Any] = {}
+    for section, value in given.items():
+        place = f"{where}: {section}"
+        if section in NAMED:
+            sections[section] = parse_named(section, value, place)
+        elif isinstance(kind := Experiment.model_fields[section].annotation, type) and issubclass(kind, Config):
+            sections[section] = parse(kind, value, place)
+        else:
+            sections[section] = value
+    data, model = sections["data"], sections["model"]
+    asked = given["model"] if isinstance(given["model"], Mapping) else {}
+    fits = {"input": data.shape, "classes": data.classes}
+    sections["model"] = model.model_copy(update={k: v for k, v in fits.items() if k not in asked})
+    experiment = parse(Experiment, sections, where)
+    experiment.check(where)
+    return experiment
+
+
+def parse_named(section: str, value: Any, place: str) -> Any:
+    """A section whose `name` chooses the class. A bare name stands for `{name: ...}`."""
+    registry, what = NAMED[section]
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping) or "name" not in value:
+        raise ConfigError(f"{place}: given {value!r}; allowed: a mapping with a name; {nearest('', registry)}")
+    return parse(choose(registry, value["name"], f"{place}.name", what), value, place)
+
+
+def load_experiment(path: str | Path, settings: list[str] | None = None) -> Experiment:
+    """The experiment of a YAML file, with `path=value` settings laid over it."""
+    given = load_yaml(path)
+    if "experiment" in given:
+        given = dict(given["experiment"])
+    for text in settings or []:
+        given = set_path(given, *parse_setting(text))
+    return parse_experiment(given, str(path))
+
+
+def git_commit() -> str:
+    """The commit of the working folder, "-dirty" if it has changes, "none" outside a repository."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return described.stdout.strip() or "none"

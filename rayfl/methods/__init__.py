@@ -1,0 +1,16 @@
+"""One published method a file. To add one: its file, and its line here."""
+
+from rayfl.methods.base import Client as Client
+from rayfl.methods.base import Deployment as Deployment
+from rayfl.methods.base import Method as Method
+from rayfl.methods.base import Task as Task
+from rayfl.methods.base import Update as Update
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.fedrolex import FedRolex
+from rayfl.methods.heterofl import HeteroFL
+
+METHODS: dict[str, type[Method]] = {
+    "fedavg": FedAvg,
+    "heterofl": HeteroFL,
+    "fedrolex": FedRolex,
+}

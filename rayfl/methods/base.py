@@ -1,0 +1,147 @@
+"""What every published way of doing model-heterogeneous federated learning has to say (DESIGN section 4).
+
+Which part does a client train (`select`, `extract`), how (`local_update`), how are the parts put together
+(`aggregate`), and what does a device run in the end (`deploy`). The verbs are pure: state comes in and goes
+out, nothing is stored on `self`, every random draw takes its address from `seed`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import ConfigDict, Field, SkipValidation
+
+from rayfl.axes import Layout, Net
+from rayfl.config import Config
+from rayfl.models.base import Model, layout
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, Tensors
+from rayfl.training import ClientData, Training
+
+State = dict
+"""Tensors and nested dicts of tensors: checkpointed as it is."""
+
+Payload = dict
+"""What travels down to a client, nested dicts of tensors: counted in bytes. Read only on the worker."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method is applied to; the same for all methods of a comparison."""
+
+    model: Model
+    training: Training
+    widths: Mapping[float, float]
+    """Capacity -> width of the network that a device of this capacity can run, largest first."""
+    server_capacity: float
+    """Capacity of the global model; the largest unless the server is wider than every client."""
+    clients: int
+    """Number of clients in the population."""
+
+    def net(self, capacity: float) -> Net:
+        return Net(width=self.widths[capacity])
+
+    @property
+    def server(self) -> Net:
+        return self.net(self.server_capacity)
+
+    def layout(self, net: Net) -> Layout:
+        return layout(self.model, net)
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client in one round."""
+
+    id: int
+    capacity: float
+    carry: Tensors | None = None
+    """What the client kept from its last round, or None; read only."""
+
+
+@dataclass
+class Update:
+    """What clients of one selection send back. Everything adds: workers fold before they answer."""
+
+    sums: dict[str, Params]
+    """Group ("params", ...) -> name -> sum of weight_k * value_k, in submodel coordinates."""
+    weight: float
+    """Sum of the clients' weights."""
+    held: Params = field(default_factory=dict)
+    """Where clients hold different rows: name -> sum of their weights, broadcastable to the submodel's tensor."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Sums over clients: train_loss, train_samples, ..."""
+    carries: dict[int, Tensors] = field(default_factory=dict)
+    """Client id -> what it keeps for its next round."""
+
+    def add(self, other: "Update") -> None:
+        """Folds another update of the same selection into this one, in place."""
+        for group, params in other.sums.items():
+            for name, t in params.items():
+                self.sums[group][name].add_(t)
+        for name, t in other.held.items():
+            self.held[name] = self.held[name] + t
+        self.weight += other.weight
+        for name, value in other.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0) + value
+        self.carries |= other.carries
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A network and its parameters, as a device runs it: `model.build(net)` with `params` loaded."""
+
+    key: Hashable
+    """Equal keys mean equal deployments of one state: what need not be evaluated twice."""
+    model: Model
+    net: Net
+    params: Params
+
+
+class Method(Config, ABC):
+    """Frozen hyper-parameters, documented each, and five pure verbs.
+
+    A subclass adds `name: Literal["..."] = "..."` and its fields. `task` is bound by `bind` before any
+    verb is called. Rounds count from 0.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    name: str
+    task: SkipValidation[Task] = Field(default=None, exclude=True, repr=False)
+
+    def bind(self, task: Task) -> "Method":
+        """The same method, applied to a task."""
+        return self.model_copy(update={"task": task})
+
+    @abstractmethod
+    def init(self, seed: int) -> State:
+        """The server's state before round 0."""
+
+    @abstractmethod
+    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+        """The coordinates that this client holds in this round. Cheap; equal keys mean equal selections."""
+
+    @abstractmethod
+    def extract(self, state: State, selection: Selection) -> Payload:
+        """What a client of this selection is sent. May be views of the state."""
+
+    @abstractmethod
+    def local_update(
+        self,
+        payload: Payload,
+        selection: Selection,
+        client: Client,
+        data: ClientData,
+        round: int,
+        seed: int,
+    ) -> Update:
+        """One client's work, on a worker. `seed` is the client's own in this round."""
+
+    @abstractmethod
+    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
+        """The next state, from partial sums in a fixed order. Does not change `state`."""
+
+    @abstractmethod
+    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
+        """What a device of this capacity runs after `round` rounds; a given client's own, if it carries."""

@@ -1,0 +1,20 @@
+"""One network family a file. To add one: its file, and its line here."""
+
+from rayfl.models.base import Model as Model
+from rayfl.models.base import layout as layout
+from rayfl.models.base import load as load
+from rayfl.models.base import params_of as params_of
+from rayfl.models.base import resident as resident
+from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
+from rayfl.models.resnet import PreActResNet18, PreActResNet18HeteroFL, ResNet18, ResNet34
+
+MODELS: dict[str, type[Model]] = {
+    "digits_cnn": DigitsCNN,
+    "mcmahan_cnn": McMahanCNN,
+    "lenet5_caffe": LeNet5Caffe,
+    "heterofl_cnn": HeteroFLCNN,
+    "preact_resnet18": PreActResNet18,
+    "preact_resnet18_heterofl": PreActResNet18HeteroFL,
+    "resnet18": ResNet18,
+    "resnet34": ResNet34,
+}

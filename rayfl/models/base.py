@@ -1,0 +1,69 @@
+"""A model family: one description from which the network of any width and depth is built."""
+
+import functools
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+
+from rayfl.axes import Axis, Layout, Net, layout_of, on_meta
+from rayfl.config import Config
+from rayfl.norms import static_norms
+from rayfl.tensors import Params
+
+
+class Model(Config, ABC):
+    """What a `model:` section says. A subclass adds its fields and `name: Literal["..."] = "..."`."""
+
+    name: str
+    input: tuple[int, int, int] = (3, 32, 32)
+    """Channels, height and width of one image. Taken from the data set unless given."""
+    classes: int = 10
+    """Number of classes. Taken from the data set unless given."""
+
+    @abstractmethod
+    def build(self, net: Net) -> nn.Module:
+        """The network, [B, *input] -> logits [B, classes], freshly initialised, made of rayfl.axes layers."""
+
+    @property
+    def image(self) -> Axis:
+        """The image channels: never cut."""
+        return Axis.fixed("image", self.input[0])
+
+    @property
+    def labels(self) -> Axis:
+        """The classes: never cut. Its name is what label-aware methods look for."""
+        return Axis.fixed("classes", self.classes)
+
+
+@functools.lru_cache(maxsize=256)
+def layout(model: Model, net: Net) -> Layout:
+    """Axes and shapes of a network, without memory for it."""
+    return layout_of(on_meta(model.build, net))
+
+
+@functools.lru_cache(maxsize=256)
+def has_static_norms(model: Model, net: Net) -> bool:
+    """Whether the network needs statistics before it is evaluated."""
+    return bool(static_norms(on_meta(model.build, net)))
+
+
+@functools.lru_cache(maxsize=16)
+def resident(model: Model, net: Net, device: torch.device) -> nn.Module:
+    """The one network of this kind that stays in this process: clients run in it one after another.
+
+    Its parameters and statistics are whatever was there last: always `load` before use.
+    """
+    return model.build(net).to(device)
+
+
+@torch.no_grad()
+def load(net: nn.Module, params: Params) -> None:
+    """Copies parameters into the network's own storage (never aliases: a payload is shared memory)."""
+    for name, parameter in net.named_parameters():
+        parameter.copy_(params[name])
+
+
+def params_of(net: nn.Module) -> Params:
+    """The network's parameters, detached; they share its memory."""
+    return {name: parameter.detach() for name, parameter in net.named_parameters()}

@@ -1,0 +1,55 @@
+"""Parts that the networks share: HeteroFL's Scaler, and helpers to string layers together."""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+from torch import nn
+
+from rayfl.axes import Axis, Net, linear
+from rayfl.config import nearest
+
+NormKind = Literal["static_bn", "group", "instance", "layer", "none"]
+"""As in HeteroFL's Table 4; see `rayfl.axes.norm`."""
+
+
+class Scaler(nn.Module):
+    """x / scale while training, x otherwise (HeteroFL section 3.3). Any shape."""
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / self.scale if self.training else x
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:g}"
+
+
+def scaler(scale: float) -> nn.Module:
+    """A Scaler, or nothing at all where the scale is 1."""
+    return nn.Identity() if scale == 1 else Scaler(scale)
+
+
+def sequential(**layers: nn.Module) -> nn.Sequential:
+    """The layers one after another, by name; identities are left out, so that they cost nothing."""
+    return nn.Sequential(OrderedDict((n, m) for n, m in layers.items() if not isinstance(m, nn.Identity)))
+
+
+def heterofl_head(features: Axis, classes: Axis) -> nn.Linear:
+    """The classifier of HeteroFL's networks: its bias starts at 0."""
+    head = linear(features, classes)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def check_without(net: Net, blocks: Collection[str]) -> None:
+    """`net.without` names only `blocks`, or a ValueError."""
+    for path in net.without:
+        if path not in blocks:
+            raise ValueError(
+                f"no block {path!r} can be left out of this network; "
+                f"{nearest(path, blocks) if blocks else 'it has none'}"
+            )

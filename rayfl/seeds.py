@@ -1,0 +1,40 @@
+"""Every random draw has an address.
+
+`stream(seed, "cohort", round)` is a number that depends on nothing but its arguments, so a draw is the
+same for any number of actors, in any order, and after a resume. Numbers are hashed, never added: seed 0
+round 1 and seed 1 round 0 are unrelated.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+
+def stream(seed: int, purpose: str, *address: int | str) -> int:
+    """A 63-bit seed for one purpose at one address, e.g. `stream(0, "cohort", round)`."""
+    text = "/".join(map(str, (seed, purpose, *address)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def numpy_generator(seed: int, purpose: str, *address: int | str) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(stream(seed, purpose, *address)))
+
+
+def torch_generator(seed: int, purpose: str, *address: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(stream(seed, purpose, *address))
+
+
+@contextlib.contextmanager
+def torch_scope(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seeds torch's global generators inside the block and puts the old state back after it.
+
+    For what takes no generator: initialisation by layer constructors, dropout.
+    """
+    device = torch.device(device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

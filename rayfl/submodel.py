@@ -1,0 +1,290 @@
+"""A submodel is a selection S of coordinates of the global parameters x (DESIGN: the one idea).
+
+    take   S x       what the client gets
+    put    S^T y     where its answer goes
+    cover  S^T 1     who held what
+
+`Slice` keeps positions of named axes and gives a really small dense network; `Mask` keeps single coordinates of
+a network of full shape. `NestedMean` is the aggregation of the whole family, streaming:
+
+    x_new = sum_k w_k S_k^T y_k / sum_k w_k S_k^T 1;    a coordinate that nobody held keeps its value, to the bit
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from rayfl.axes import Axis, Layout, Net
+from rayfl.tensors import Params
+
+
+@dataclass(frozen=True)
+class Window:
+    """Positions start, start + 1, ..., wrapping at `size`: `count` of them."""
+
+    start: int
+    count: int
+    size: int
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple((self.start + u) % self.size for u in range(self.count))
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(start in the whole, start in the part, length): one, or two where the window wraps."""
+        first = min(self.count, self.size - self.start)
+        runs = [(self.start, 0, first)]
+        return runs if first == self.count else [*runs, (0, first, self.count - first)]
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Any positions, in any order, each once."""
+
+    positions: tuple[int, ...]
+    size: int
+
+    @property
+    def count(self) -> int:
+        return len(self.positions)
+
+
+Positions = Window | Picks
+
+
+class Selection(ABC):
+    """The coordinates that one client holds. Equal `key`s mean equal selections."""
+
+    net: Net
+    """The network that runs on the selected parameters."""
+    key: Hashable
+
+    @abstractmethod
+    def take(self, params: Params) -> Params:
+        """S x. May be views of `params`: read only."""
+
+    @abstractmethod
+    def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
+        """whole += alpha * S^T part, in place. A name that `part` lacks is passed over."""
+
+    @abstractmethod
+    def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
+        """whole += value * S^T 1 for one tensor, in place. `value`: a number, or broadcastable to the part."""
+
+    @abstractmethod
+    def covers(self, name: str) -> bool:
+        """Whether every coordinate of the tensor is held."""
+
+    def cover(self, params: Params) -> Params:
+        """S^T 1: 1 where held, else 0, in the shapes of `params`."""
+        cover = {name: torch.zeros_like(t) for name, t in params.items()}
+        for name, t in cover.items():
+            self.mark(name, 1.0, t)
+        return cover
+
+
+@dataclass(frozen=True)
+class Slice(Selection):
+    """Positions of every cuttable axis of `whole`; what `part` (the layout of `net`) lacks is left out.
+
+    A contiguous window is taken as a view; one that wraps is copied in at most two pieces a dimension.
+    """
+
+    net: Net
+    whole: Layout = field(repr=False)
+    part: Layout = field(repr=False)
+    positions: Mapping[str, Positions]
+
+    def __post_init__(self) -> None:
+        sizes = {name: axis.size for name, axis in self.part.axes.items()}
+        given = {name: self.positions[name].count for name in sizes}
+        if sizes != given:
+            wrong = {n: (given[n], sizes[n]) for n in sizes if given[n] != sizes[n]}
+            raise ValueError(f"positions and network disagree, axis: (positions, network) {wrong}")
+
+    @property
+    def key(self) -> Hashable:
+        return (self.net, *sorted(self.positions.items()))
+
+    def take(self, params: Params) -> Params:
+        return {name: self._take(name, params[name]) for name in self.part.dims if name in params}
+
+    def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
+        for name, t in part.items():
+            self._add(name, t, whole[name], alpha)
+
+    def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
+        if name in self.part.dims:
+            value = torch.as_tensor(value, dtype=whole.dtype, device=whole.device)
+            self._add(name, value.expand(self.part.shapes[name]), whole, 1.0)
+
+    def covers(self, name: str) -> bool:
+        return self.part.shapes.get(name) == self.whole.shapes[name]
+
+    def _take(self, name: str, t: torch.Tensor) -> torch.Tensor:
+        if (grid := self._grid(name, t)) is not None:
+            return t[grid]
+        whole = _grouped(t, self.whole.dims[name])
+        blocks = self._blocks(name)
+        if len(blocks) == 1:
+            return whole[blocks[0][0]].reshape(self.part.shapes[name])
+        part = t.new_empty(self.part.shapes[name])
+        grouped = _grouped(part, self.part.dims[name])
+        for source, target in blocks:
+            grouped[target] = whole[source]
+        return part
+
+    def _add(self, name: str, part: torch.Tensor, t: torch.Tensor, alpha: float) -> None:
+        if (grid := self._grid(name, t)) is not None:
+            t[grid] = t[grid].add_(part, alpha=alpha)
+            return
+        whole = _grouped(t, self.whole.dims[name])
+        part = _grouped(part, self.part.dims[name])
+        for target, source in self._blocks(name):
+            whole[target].add_(part[source], alpha=alpha)
+
+    def _grid(self, name: str, t: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """Index tensors whose product is the selection, if any axis has single positions."""
+        axes = [axis if _is_cut(axis) else None for axis in self.whole.dims[name]]
+        if not any(axis and isinstance(self.positions[axis.name], Picks) for axis in axes):
+            return None
+        grid = []
+        for d, (axis, size) in enumerate(zip(axes, t.shape)):
+            index = _index(axis, self.positions[axis.name]) if axis else torch.arange(size)
+            grid.append(index.view([-1 if i == d else 1 for i in range(t.dim())]))
+        return tuple(grid)
+
+    def _blocks(self, name: str) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """(index in the whole, index in the part) of every contiguous block, in `_grouped` shape."""
+        everything = [(slice(None), slice(None))]
+        options = []
+        for axis in self.whole.dims[name]:
+            if axis is None or not _is_cut(axis):
+                options.append(everything)
+                continue
+            if axis.groups > 1:
+                options.append(everything)
+            window = self.positions[axis.name]
+            assert isinstance(window, Window)
+            runs = [tuple(n * axis.copies for n in run) for run in window.runs()]
+            options.append([(slice(w, w + n), slice(p, p + n)) for w, p, n in runs])
+        return [
+            (tuple(w for w, _ in block), tuple(p for _, p in block)) for block in itertools.product(*options)
+        ]
+
+
+def _is_cut(axis: Axis | None) -> bool:
+    return axis is not None and not axis.is_fixed
+
+
+def _index(axis: Axis, positions: Positions) -> torch.Tensor:
+    """The indices of `positions` along a tensor dimension of this axis."""
+    inside = torch.tensor(positions.positions)[:, None] * axis.copies + torch.arange(axis.copies)
+    groups = torch.arange(axis.groups)[:, None] * (axis.size * axis.copies)
+    return (groups + inside.flatten()).flatten()
+
+
+def _grouped(t: torch.Tensor, dims) -> torch.Tensor:
+    """A view with a dimension of its own for the groups of every grouped axis."""
+    shape: list[int] = []
+    for axis, size in zip(dims, t.shape):
+        grouped = _is_cut(axis) and axis.groups > 1
+        shape += [axis.groups, size // axis.groups] if grouped else [size]
+    return t.view(shape) if len(shape) != t.dim() else t
+
+
+@dataclass(frozen=True)
+class Mask(Selection):
+    """Single coordinates of a network of full shape: `take` is zero outside the mask.
+
+    `masks` holds a bool tensor for every masked name; a name without one is held whole.
+    """
+
+    net: Net
+    key: Hashable
+    masks: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
+
+    def take(self, params: Params) -> Params:
+        return {n: t * self.masks[n] if n in self.masks else t for n, t in params.items()}
+
+    def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
+        for name, t in self.take(part).items():
+            whole[name].add_(t, alpha=alpha)
+
+    def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
+        whole.add_(self.masks[name] * value if name in self.masks else value)
+
+    def covers(self, name: str) -> bool:
+        return name not in self.masks
+
+
+def prefix(whole: Layout, part: Layout, net: Net) -> Slice:
+    """The first positions of every axis (HeteroFL Algorithm 1)."""
+    return rolling(whole, part, net, 0)
+
+
+def rolling(whole: Layout, part: Layout, net: Net, offset: int) -> Slice:
+    """Positions offset, offset + 1, ... modulo every axis's own size (FedRolex)."""
+    offsets = dict.fromkeys(part.axes, offset)
+    return windows(whole, part, net, offsets)
+
+
+def windows(whole: Layout, part: Layout, net: Net, offsets: Mapping[str, int]) -> Slice:
+    """A window of every axis that starts at its own offset, modulo its size."""
+    positions = {
+        name: Window(offsets[name] % whole.axes[name].size, axis.size, whole.axes[name].size)
+        for name, axis in part.axes.items()
+    }
+    return Slice(net, whole, part, positions)
+
+
+def random_subset(whole: Layout, part: Layout, net: Net, generator: torch.Generator) -> Slice:
+    """A uniform random subset of every axis, one draw an axis, sorted (Federated Dropout)."""
+    positions = {}
+    for name, axis in sorted(part.axes.items()):
+        size = whole.axes[name].size
+        drawn = torch.randperm(size, generator=generator)[: axis.size]
+        positions[name] = Picks(tuple(sorted(drawn.tolist())), size)
+    return Slice(net, whole, part, positions)
+
+
+class NestedMean:
+    """The streaming holder mean. Feed it sums in a fixed order: floating point addition is not associative.
+
+    `weight` is the sum of the weights of the clients in `sums`. `held` replaces it where clients of one
+    selection hold different rows (HeteroFL's label rows): name -> sum of weights, broadcastable to the part.
+    """
+
+    def __init__(self, old: Params):
+        self.old = old
+        self.totals = {name: torch.zeros_like(t) for name, t in old.items()}
+        self.covers: Params = {}
+        self.weights: dict[Hashable, tuple[Selection, float]] = {}
+
+    def add(self, selection: Selection, sums: Params, weight: float, held: Params | None = None) -> None:
+        selection.put(sums, self.totals)
+        _, before = self.weights.get(selection.key, (selection, 0.0))
+        self.weights[selection.key] = (selection, before + weight)
+        for name, rows in (held or {}).items():
+            if name not in self.covers:
+                self.covers[name] = torch.zeros_like(self.old[name])
+            selection.mark(name, rows, self.covers[name])
+
+    def mean(self) -> Params:
+        """x_new, in fresh tensors."""
+        return {name: self._mean(name) for name in self.old}
+
+    def _mean(self, name: str) -> torch.Tensor:
+        old, total = self.old[name], self.totals[name]
+        cover = self.covers.get(name)
+        if cover is None:
+            holders = self.weights.values()
+            if self.weights and all(selection.covers(name) for selection, _ in holders):
+                return total.div_(sum(weight for _, weight in holders))
+            cover = torch.zeros_like(old)
+            for selection, weight in holders:
+                selection.mark(name, weight, cover)
+        return torch.where(cover > 0, total.div_(cover), old)

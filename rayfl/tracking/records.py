@@ -1,0 +1,253 @@
+"""The folder of a run: the truth about it on disk. MLflow and the tables are made from it.
+
+    run.json        who it is and how it ended: the fields of `Run`
+    config.json     the experiment
+    metrics.jsonl   one line a round; rounds count from 1, the round after which the numbers hold
+    result.json     the summary of a finished run
+    plots/  checkpoints/
+
+A sweep is a run too (`kind: sweep`), without rounds of its own; its trials name its id in `sweep`. Only the
+driver process writes.
+"""
+
+import errno
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rayfl.config import ConfigError
+
+Status = Literal["running", "finished", "failed", "stopped"]
+Line = dict[str, Any]
+"""What one round measured: `round`, `seconds`, `train_loss`, ..., and the accuracies if it was evaluated."""
+
+TOTALS = ("bytes_down", "bytes_up", "train_flops", "seconds")
+"""Amounts of a round that a run's summary adds up."""
+
+
+@dataclass
+class Run:
+    """One run and its folder."""
+
+    path: Path
+    id: str
+    label: str
+    """The row of a table that it belongs to, e.g. "fedavg-largest"."""
+    kind: Literal["run", "sweep"]
+    tags: dict[str, str]
+    """method, model, data, seed, commit, point (what the search chose), ..."""
+    sweep: str | None
+    """Id of the sweep that it is a trial of."""
+    started: float
+    """Unix time in seconds."""
+    status: Status = "running"
+    error: str | None = None
+    pending: list[Line] = field(default_factory=list, repr=False)
+    """Lines that the disk did not take yet."""
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        label: str,
+        config: Mapping[str, Any],
+        tags: Mapping[str, Any],
+        sweep: str | None = None,
+        kind: Literal["run", "sweep"] = "run",
+    ) -> "Run":
+        """A new run in a folder that holds none; `config` is plain JSON."""
+        run = cls(
+            path=Path(path),
+            id=uuid.uuid4().hex,
+            label=label,
+            kind=kind,
+            tags={key: str(value) for key, value in tags.items()},
+            sweep=sweep,
+            started=time.time(),
+        )
+        if cls.exists(path):
+            raise ConfigError(f"{path}: holds a run already; resume it, or give another folder")
+        run.path.mkdir(parents=True, exist_ok=True)
+        write_json(run.path / "config.json", config)
+        run._save()
+        return run
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        return (Path(path) / "run.json").exists()
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """The run in a folder; a ConfigError where there is none."""
+        try:
+            return cls(path=Path(path), **json.loads((Path(path) / "run.json").read_text()))
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: holds no run; allowed: a folder with a run.json") from None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.path / "config.json")
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The summary, or {} while there is none."""
+        return read_json(self.path / "result.json")
+
+    def append(self, lines: list[Line]) -> None:
+        """Adds lines durably. A disk that takes none keeps them `pending` for the next call."""
+        self.pending += lines
+        try:
+            _append(self.path / "metrics.jsonl", _jsonl(self.pending))
+        except OSError:
+            return
+        self.pending.clear()
+
+    def rounds(self) -> list[Line]:
+        """All lines, in order; one that a crash tore is left out."""
+        try:
+            text = (self.path / "metrics.jsonl").read_text()
+        except FileNotFoundError:
+            text = ""
+        whole, _, _ = text.rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()] + self.pending
+
+    def truncate_after(self, round: int) -> None:
+        """Forgets the rounds after `round`, which a resumed run makes again."""
+        kept = [line for line in self.rounds() if line["round"] <= round]
+        _replace(self.path / "metrics.jsonl", _jsonl(kept))
+        self.pending.clear()
+
+    def resume(self) -> None:
+        """Marks an ended run as running again."""
+        self.status, self.error = "running", None
+        self._save()
+
+    def finish(self, status: Status, result: Mapping[str, Any], error: str | None = None) -> None:
+        """Writes what is pending, the summary, and how it ended, in this order."""
+        self.append([])
+        write_json(self.path / "result.json", result)
+        self.status, self.error = status, error
+        self._save()
+
+    def record(self) -> dict[str, Any]:
+        """The run as one flat row: id, label, status, error, sweep, seed, path, params, and its result."""
+        return {
+            "id": self.id,
+            "label": self.label,
+            "status": self.status,
+            "error": self.error,
+            "sweep": self.sweep,
+            "seed": int(self.tags.get("seed", 0)),
+            "path": str(self.path),
+            "params": flatten(self.config),
+        } | self.result
+
+    def _save(self) -> None:
+        info = asdict(self)
+        del info["path"], info["pending"]
+        write_json(self.path / "run.json", info)
+
+
+def runs(folder: str | Path) -> Iterator[Run]:
+    """Every run and sweep in or below a folder, by path."""
+    for path in sorted(file.parent for file in Path(folder).rglob("run.json")):
+        yield Run.open(path)
+
+
+def records(folder: str | Path, sweep: str | None = None) -> list[dict[str, Any]]:
+    """The rows (`Run.record`) of the runs below a folder, or of one sweep's."""
+    return [
+        run.record() for run in runs(folder) if run.kind == "run" and (sweep is None or run.sweep == sweep)
+    ]
+
+
+def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
+    """result.json from the lines of a run.
+
+    The accuracies are those of the last evaluated round. With them: `best_accuracy_mean` and its
+    `best_round` (the first of equals), and `last5_accuracy_mean`, the mean of the last five evaluations.
+    """
+    result: dict[str, Any] = {"method": method, "seed": seed}
+    result["rounds"] = lines[-1]["round"] if lines else 0
+    evaluated = [line for line in lines if "accuracy_mean" in line]
+    if evaluated:
+        best = max(evaluated, key=lambda line: line["accuracy_mean"])
+        last = [line["accuracy_mean"] for line in evaluated[-5:]]
+        result |= {key: value for key, value in evaluated[-1].items() if "accuracy_" in key}
+        result["best_accuracy_mean"], result["best_round"] = best["accuracy_mean"], best["round"]
+        result["last5_accuracy_mean"] = sum(last) / len(last)
+    return result | {key: sum(line.get(key, 0) for line in lines) for key in TOTALS}
+
+
+def flatten(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Nested sections as dotted paths; lists stay values."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{at}{key}.")
+        else:
+            flat[f"{at}{key}"] = value
+    return flat
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, {} where there is none."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON that is there wholly or not at all."""
+    _replace(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def _jsonl(lines: list[Line]) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _append(path: Path, data: bytes) -> None:
+    """`data` after the last whole line, all of it or (OSError) nothing."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        end = _cut_torn_line(fd)
+        try:
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, end)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _cut_torn_line(fd: int, block: int = 1 << 16) -> int:
+    """Cuts what stands after the last newline, and returns the size that is left."""
+    size = end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - block)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(fd, end)
+    return end
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,205 @@
+"""Local training and evaluation: plain functions on tensors and networks, shared by all methods."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import nn
+
+from rayfl.config import Config
+from rayfl.tensors import Params
+
+
+class Training(Config):
+    """How a client trains. The optimiser is new every round; its state dies with the round."""
+
+    epochs: int = Field(1, ge=0)
+    """Passes over the client's data a round. 0 with `steps` unset trains nothing."""
+    steps: int | None = Field(None, ge=1)
+    """Batches a round, instead of whole epochs; the data is reshuffled when it is used up."""
+    batch_size: int = Field(20, ge=1)
+    """Samples a step; the last incomplete batch of an epoch is kept."""
+    lr: float = Field(0.05, gt=0)
+    """Learning rate in round 0."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """SGD momentum."""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 on every parameter, norms and biases too."""
+    clip: float | None = Field(None, gt=0)
+    """Largest global L2 norm of the gradient, at every step."""
+    milestones: tuple[int, ...] = ()
+    """Rounds from which the rate is multiplied by `decay` once more: felt in the first round after the
+    milestone's (HeteroFL steps its schedule after a round)."""
+    decay: float = Field(0.1, gt=0)
+    """Factor of a milestone."""
+    round_decay: float = Field(1.0, gt=0)
+    """Factor of every round (DepthFL 0.998, SpaFL 0.993)."""
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round, counted from 0."""
+        passed = sum(round >= milestone for milestone in self.milestones)
+        return self.lr * self.decay**passed * self.round_decay**round
+
+    def batches_of(self, samples: int) -> int:
+        """Steps that a client with so many samples makes in a round."""
+        return self.steps or self.epochs * -(-samples // self.batch_size)
+
+    def samples_of(self, samples: int) -> int:
+        """Samples that such a client processes in a round."""
+        if self.steps is None:
+            return self.epochs * samples
+        per_epoch = -(-samples // self.batch_size)
+        full, rest = divmod(self.steps, per_epoch)
+        return full * samples + min(rest * self.batch_size, samples)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From stored pixels [.., C, H, W] to what a network sees: x / scale, normalised, perhaps augmented."""
+
+    scale: float = 255.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    crop: int = 0
+    """Random crops after zero padding of so many pixels a side; zero is the stored pixel 0, normalised."""
+    flip: bool = False
+    """Random horizontal flips."""
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] float32, normalised, not augmented; channels last where that is faster."""
+        mean = torch.tensor(self.mean, device=pixels.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=pixels.device).view(-1, 1, 1)
+        x = pixels.float().div_(self.scale).sub_(mean).div_(std)
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def augment(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """A random crop and flip of every image of a normalised batch; the padding is zero."""
+        if self.crop:
+            x = _random_crop(x, self.crop, generator)
+        if self.flip:
+            flipped = torch.rand(len(x), generator=generator).to(x.device) < 0.5
+            x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(-1), x)
+        return x
+
+
+def _random_crop(x: torch.Tensor, padding: int, generator: torch.Generator) -> torch.Tensor:
+    batch, _, height, width = x.shape
+    padded = F.pad(x, (padding,) * 4)
+    top, left = torch.randint(0, 2 * padding + 1, (2, batch), generator=generator).to(x.device)
+    rows = top[:, None] + torch.arange(height, device=x.device)
+    columns = left[:, None] + torch.arange(width, device=x.device)
+    image = torch.arange(batch, device=x.device)
+    cropped = padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return cropped.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client (or one piece of a test set) holds, on the device that computes.
+
+    `pixels` [n, C, H, W] as stored and `labels` [n] int64 are this process's own memory.
+    """
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    classes: int
+    preprocess: Preprocessing = field(default_factory=Preprocessing)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixels.device
+
+    @property
+    def present(self) -> torch.Tensor:
+        """The client's label set as [classes] bool."""
+        return torch.bincount(self.labels, minlength=self.classes) > 0
+
+    def batches(
+        self, training: Training, generator: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Shuffled, augmented training batches of one round: (x [B, C, H, W], y [B])."""
+        x, left = self.preprocess(self.pixels), training.batches_of(len(self))
+        while left:
+            order = torch.randperm(len(self), generator=generator).to(self.device)
+            for picked in order.split(training.batch_size)[:left]:
+                yield self.preprocess.augment(x[picked], generator), self.labels[picked]
+                left -= 1
+
+    def in_order(self, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """All samples once, in order, not augmented: for evaluation."""
+        for pixels, labels in zip(self.pixels.split(batch_size), self.labels.split(batch_size)):
+            yield self.preprocess(pixels), labels
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Fill = Literal["none", "zero", "neg_inf"]
+
+
+def mask_logits(logits: torch.Tensor, present: torch.Tensor, fill: Fill) -> torch.Tensor:
+    """logits [B, C] with those of absent classes (`present` [C] bool) replaced (HeteroFL section 4):
+    by 0 as its authors do, or by -inf; `none` leaves them."""
+    if fill == "none":
+        return logits
+    return logits.masked_fill(~present, 0.0 if fill == "zero" else float("-inf"))
+
+
+def sgd(
+    net: nn.Module,
+    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    loss: Loss,
+    training: Training,
+    lr: float,
+    adjust: Callable[[nn.Module], None] | None = None,
+) -> dict[str, float]:
+    """Trains `net` in place and returns sums: train_loss (over samples), train_samples, steps.
+
+    `loss` maps (logits [B, C], y [B]) to a mean over the batch. `adjust` may change the gradients after
+    the backward pass and before clipping (a proximal term, a control variate).
+    """
+    net.train()
+    parameters = list(net.parameters())
+    optimizer = torch.optim.SGD(
+        parameters, lr, training.momentum, weight_decay=training.weight_decay, fused=True
+    )
+    total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
+    for x, y in batches:
+        value = loss(net(x), y)
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        if adjust is not None:
+            adjust(net)
+        if training.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, training.clip)
+        optimizer.step()
+        total += value.detach() * len(y)
+        samples += len(y)
+        steps += 1
+    return {"train_loss": total.item(), "train_samples": samples, "steps": steps}
+
+
+@torch.no_grad()
+def evaluate(
+    net: nn.Module, data: ClientData, batch_size: int, fill: Fill = "none", present=None
+) -> dict[str, float]:
+    """Sums over `data`: correct, loss, count. `present` [C] with `fill` masks the logits of absent classes."""
+    net.eval()
+    correct = torch.zeros((), dtype=torch.int64, device=data.device)
+    loss = torch.zeros((), dtype=torch.float64, device=data.device)
+    for x, y in data.in_order(batch_size):
+        logits = net(x)
+        if fill != "none":
+            logits = mask_logits(logits, present, fill)
+        correct += (logits.argmax(1) == y).sum()
+        loss += F.cross_entropy(logits, y, reduction="sum")
+    return {"correct": int(correct), "loss": float(loss), "count": len(data)}
+
+
+def weighted(params: Params, weight: float) -> Params:
+    """weight * params, in fresh CPU tensors."""
+    return {name: (p * weight).cpu() if weight != 1 else p.cpu().clone() for name, p in params.items()}

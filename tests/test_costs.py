@@ -1,0 +1,239 @@
+"""Published counts, to the unit."""
+
+import pytest
+
+from rayfl.axes import Net
+from rayfl.config import ConfigError
+from rayfl.costs import (
+    CONVENTIONS,
+    describe,
+    flops,
+    parameters,
+    space_mb,
+    training_flops,
+    width_for,
+)
+from rayfl.models import MODELS
+
+LEVELS = dict(zip("abcde", (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16), strict=True))
+"""HeteroFL's capacity levels."""
+
+CIFAR = (557_656_064, 140_416_000, 35_604_992, 9_151_744, 2_413_184)
+CIFAR_MACS = (555_422_720, 139_299_328, 35_046_656, 8_872_576, 2_273_600)
+
+
+def of_levels(count, model, *args):
+    return tuple(count(model, Net(width), *args) for width in LEVELS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "params", "official", "macs"),
+    [
+        (
+            "heterofl_cnn",
+            10,
+            (1_556_874, 391_370, 98_922, 25_274, 6_594),
+            (80_504_320, 20_493_056, 5_306_752, 1_418_432, 400_480),
+            (39_974_912, 10_107_904, 2_584_064, 674_560, 182_912),
+        ),
+        (
+            "preact_resnet18_heterofl",
+            10,
+            (9_622_090, 2_408_746, 603_802, 151_762, 38_350),
+            (330_246_144, 83_334_144, 21_219_840, 5_498_112, 1_471_104),
+            (328_930_304, 82_676_224, 20_890_880, 5_333_632, 1_388_864),
+        ),
+        (
+            "preact_resnet18",
+            10,
+            (11_172_170, 2_796_714, 701_018, 176_178, 44_510),
+            CIFAR,
+            CIFAR_MACS,
+        ),
+    ],
+)
+def test_heterofl_tables_1_and_2(name, classes, params, official, macs):
+    model = MODELS[name](classes=classes)
+    assert of_levels(parameters, model) == params
+    assert of_levels(flops, model, "heterofl_official") == official
+    assert of_levels(flops, model, "macs") == macs
+
+
+def test_preact_resnet18_with_100_classes():
+    model = MODELS["preact_resnet18"](classes=100)
+    assert of_levels(parameters, model) == (11_218_340, 2_819_844, 712_628, 182_028, 47_480)
+    # a wider classifier: 90 more rows of 512, 256, ... each counted once, or twice with its bias
+    rows = tuple(90 * features for features in (512, 256, 128, 64, 32))
+    wider = zip(CIFAR_MACS, rows, strict=True)
+    assert of_levels(flops, model, "macs") == tuple(n + r for n, r in wider)
+    wider = zip(CIFAR, rows, strict=True)
+    assert of_levels(flops, model, "heterofl_official") == tuple(n + 2 * r for n, r in wider)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "params", "millions"),
+    [
+        ("heterofl_cnn", "ae", 781_734, 40.452),
+        ("heterofl_cnn", "abcde", 415_807, 21.625),
+        ("heterofl_cnn", "be", 198_982, None),
+        ("heterofl_cnn", "bcde", 130_540, None),
+        ("heterofl_cnn", "ce", 52_758, None),
+        ("heterofl_cnn", "cde", 43_597, None),
+        ("heterofl_cnn", "de", 15_934, None),
+        ("preact_resnet18_heterofl", "ae", 4_830_220, 165.859),
+        ("preact_resnet18_heterofl", "abcde", 2_564_950, 88.354),
+        ("preact_resnet18_heterofl", "be", 1_223_548, 42.403),
+        ("preact_resnet18_heterofl", "bcde", 800_665, 27.881),
+        ("preact_resnet18_heterofl", "ce", 321_076, 11.345),
+        ("preact_resnet18_heterofl", "cde", 264_638, 9.396),
+        ("preact_resnet18_heterofl", "de", 95_056, 3.485),
+    ],
+)
+def test_heterofl_mixtures_are_means_over_levels(name, mode, params, millions):
+    model, nets = MODELS[name](), [Net(LEVELS[level]) for level in mode]
+    assert sum(parameters(model, net) for net in nets) / len(nets) == pytest.approx(params, abs=0.5)
+    if millions is not None:
+        mean = sum(flops(model, net, "heterofl_official") for net in nets) / len(nets)
+        assert round(mean / 1e6, 3) == pytest.approx(millions, abs=1.1e-3)
+
+
+def test_space_as_heterofl_prints_it():
+    spaces = [space_mb(n) for n in of_levels(parameters, MODELS["heterofl_cnn"]())]
+    assert [round(s, 4) for s in spaces] == [5.9390, 1.4930, 0.3774, 0.0964, 0.0252]
+    spaces = [space_mb(n) for n in of_levels(parameters, MODELS["preact_resnet18_heterofl"]())]
+    assert [round(s, 4) for s in spaces] == [36.7054, 9.1886, 2.3033, 0.5789, 0.1463]
+
+
+@pytest.mark.parametrize(
+    ("width", "params", "macs"),
+    [
+        (0.2, 457_578, 23_106_102),
+        (0.4, 1_803_314, 91_085_522),
+        (0.6, 4_049_352, 202_961_160),
+        (0.8, 7_175_586, 360_362_820),
+        (1.0, 11_173_962, 555_422_720),
+    ],
+)
+def test_fjord_table_1b(width, params, macs):
+    model = MODELS["resnet18"]()
+    assert parameters(model, Net(width)) == params
+    assert flops(model, Net(width), "macs") == macs
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "params", "macs"),
+    [
+        ("resnet18", 0.2, 2_248_349, 28_941_638),
+        ("resnet18", 0.4, 4_480_350, 56_965_608),
+        ("resnet18", 0.6, 6_736_490, 85_379_894),
+        ("resnet18", 0.8, 8_951_340, 113_450_292),
+        ("resnet18", 1.0, 11_173_962, 140_186_624),
+        ("resnet34", 0.2, 4_284_065, 59_578_574),
+        ("resnet34", 0.4, 8_530_640, 117_619_560),
+        ("resnet34", 0.6, 12_835_496, 176_908_094),
+        ("resnet34", 0.8, 17_046_144, 234_937_044),
+        ("resnet34", 1.0, 21_282_122, 291_181_568),
+    ],
+)
+def test_nefl_width_submodels(name, ratio, params, macs):
+    model, net = MODELS[name](maxpool=True), Net(ratio**0.5)
+    assert (parameters(model, net), flops(model, net, "macs")) == (params, macs)
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "params", "macs"),
+    [
+        ("resnet18", "stage2.0 stage2.1 stage4.0 stage4.1", 2_395_210, 74_126_336),
+        ("resnet18", "stage3.0 stage3.1 stage4.1", 4_386_890, 88_282_112),
+        ("resnet18", "stage4.1", 6_453_322, 121_312_256),
+        ("resnet18", "stage1.1 stage3.0 stage3.1", 9_033_546, 88_282_112),
+        ("resnet34", "stage3.2 stage3.3 stage3.4 stage4.1", 13_019_466, 215_684_096),
+    ],
+)
+def test_nefl_depth_submodels(name, without, params, macs):
+    """NeFL's Tables XII and XIII: an omitted block that has a projection keeps it."""
+    model, net = MODELS[name](maxpool=True), Net(without=tuple(without.split()))
+    assert (parameters(model, net), flops(model, net, "macs")) == (params, macs)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "macs"),
+    [("mcmahan_cnn", 1_663_370, 12_273_152), ("lenet5_caffe", 430_500, 2_293_000)],
+)
+def test_mnist_networks(name, params, macs):
+    model = MODELS[name]()
+    assert (parameters(model, Net()), flops(model, Net(), "macs")) == (params, macs)
+
+
+def test_flops2_by_hand():
+    """digits_cnn with one channel everywhere: 8x8 -> 4x4 -> 2x2 -> 1 hidden -> 10 classes."""
+    model, net = MODELS["digits_cnn"](), Net(1 / 128)
+    conv1 = 2 * 9 * 64 + 64 + 4 * 64 + 64 + 16  # multiply-adds, bias, norm, pooling, activation
+    conv2 = 2 * 9 * 16 + 16 + 4 * 16 + 16 + 4
+    hidden = 2 * 4 + 1 + 1
+    head = 2 * 10 + 10
+    assert flops(model, net, "flops2") == conv1 + conv2 + hidden + head
+    assert flops(model, net, "macs") == 9 * 64 + 9 * 16 + 4 + 10
+
+
+def test_training_costs_three_forward_passes_of_two_operations_a_multiply_add():
+    assert training_flops(MODELS["lenet5_caffe"](), Net(), 600) == 6 * 2_293_000 * 600
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_counts_are_those_of_the_network(name):
+    model, net = MODELS[name](), Net(1 / 16, scale=0.5)
+    assert parameters(model, net) == sum(p.numel() for p in model.build(net).parameters())
+    assert all(flops(model, net, c) == flops(model, Net(1 / 16), c) for c in CONVENTIONS)
+
+
+@pytest.mark.parametrize("metric", ["params", "flops"])
+@pytest.mark.parametrize("name", ["digits_cnn", "lenet5_caffe", "mcmahan_cnn"])
+def test_width_for_is_the_largest_that_the_budget_buys(name, metric):
+    model = MODELS[name]()
+    cost = {"params": parameters, "flops": flops}[metric]
+    full = cost(model, Net())
+    for capacity in (0.04, 0.16, 0.5, 0.9):
+        width = width_for(model, capacity, metric)
+        assert cost(model, Net(width)) <= capacity * full < cost(model, Net(width + 1e-6))
+
+
+@pytest.mark.parametrize("metric", ["params", "flops"])
+def test_width_for_inverts_the_costs_of_the_levels(metric):
+    model = MODELS["preact_resnet18_heterofl"]()
+    cost = {"params": parameters, "flops": flops}[metric]
+    for level in LEVELS.values():
+        capacity = cost(model, Net(level)) / cost(model, Net())
+        assert width_for(model, capacity, metric) == level
+
+
+def test_width_is_its_own_metric():
+    assert width_for(MODELS["resnet18"](), 0.3, "width") == 0.3
+
+
+def test_a_budget_below_one_channel_is_refused():
+    model = MODELS["lenet5_caffe"]()
+    # 25 + 25 weights of the convolutions, 16 of the hidden layer, 10 of the classifier
+    smallest = (25 + 25 + 16 + 10) / 430_500
+    assert width_for(model, smallest, "params") == 1 / 500
+    with pytest.raises(ConfigError) as error:
+        width_for(model, 0.0001, "params")
+    assert str(error.value) == (
+        "capacity 0.0001 by params: given model lenet5_caffe, of which one channel in every layer "
+        "already is 0.000177; take capacities from 0.000177 to 1"
+    )
+
+
+def test_describe():
+    model = MODELS["mcmahan_cnn"]()
+    full, half = describe(model, (1, 0.5))
+    assert full == {
+        "capacity": 1,
+        "width": 1,
+        "parameters": 1_663_370,
+        "flops": 12_273_152,
+        "bytes_down": 6_653_480,
+        "bytes_up": 6_653_480,
+        "space_mb": 6_653_480 / 2**20,
+    }
+    assert (half["parameters"], half["flops"]) == (417_482, 3_226_368)

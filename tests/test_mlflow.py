@@ -1,0 +1,242 @@
+"""MLflow holds one run for each run folder, with every round once, whenever and by whomever it was sent."""
+
+import json
+import logging
+import shutil
+import socket
+
+import pytest
+
+from rayfl.config import ConfigError
+from rayfl.tracking.mlflow import Mlflow, Sender, default_uri
+from rayfl.tracking.records import Run, summary
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory):
+    """One store for the module: creating its tables takes seconds."""
+    return default_uri(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def mlflow(uri, request):
+    return Mlflow(uri, request.node.name, note=pytest.fail)
+
+
+def again(mlflow):
+    """As another process would see the same experiment."""
+    return Mlflow(mlflow.uri, mlflow.experiment_name, note=pytest.fail)
+
+
+def create(path, label="heterofl", sweep=None, **config):
+    tags = {"method": "heterofl", "seed": 1, "commit": "abc123", "point": "lr=0.1"}
+    return Run.create(path, label, {"training": {"lr": 0.1}, "seed": 1} | config, tags, sweep)
+
+
+def lines(first, last):
+    return [
+        {"round": r, "seconds": 1.5, "accuracy_mean": r / 100, "bytes_down": 10, "refusals": [[3, "nan"]]}
+        for r in range(first, last + 1)
+    ]
+
+
+def end(run, status="finished", error=None):
+    run.finish(status, summary(run.rounds(), run.label, 1), error)
+
+
+def stored(mlflow):
+    """All of MLflow's runs in the experiment."""
+    experiment = mlflow._client.get_experiment_by_name(mlflow.experiment_name)
+    return mlflow._client.search_runs([experiment.experiment_id])
+
+
+def history(mlflow, run, metric="accuracy_mean"):
+    found = mlflow._client.get_metric_history(run.info.run_id, metric)
+    return sorted((m.step, m.value) for m in found)
+
+
+def test_a_run_is_sent_once_over_processes_and_lost_memories(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    run.append(lines(1, 3))
+    assert mlflow.sync(run) and mlflow.sync(run)
+    run.append(lines(4, 5))
+    assert again(mlflow).sync(Run.open(run.path))
+    (run.path / "mlflow.json").unlink()
+    end(run)
+    assert again(mlflow).sync(Run.open(run.path))
+
+    (found,) = stored(mlflow)
+    assert history(mlflow, found) == [(r, r / 100) for r in range(1, 6)]
+    assert found.info.status == "FINISHED"
+    assert found.info.run_name == "heterofl lr=0.1"
+    assert found.data.params == {"training.lr": "0.1", "seed": "1"}
+    assert found.data.tags["mlflow.source.git.commit"] == "abc123"
+    assert found.data.metrics["result/bytes_down"] == 50
+    assert found.data.metrics["bytes_down"] == 10
+
+
+def test_a_rerun_of_rounds_after_a_resume_is_not_sent_twice(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    run.append(lines(1, 6))
+    end(run, "failed", "a node died")
+    assert mlflow.sync(run)
+    (failed,) = stored(mlflow)
+    assert (failed.info.status, failed.data.tags["error"]) == ("FAILED", "a node died")
+
+    run.resume()
+    run.truncate_after(4)
+    run.append([line | {"seconds": 9.0} for line in lines(5, 6)])
+    assert again(mlflow).sync(run)
+    assert stored(mlflow)[0].info.status == "RUNNING"
+    run.append(lines(7, 8))
+    end(run)
+    assert again(mlflow).sync(run)
+    (found,) = stored(mlflow)
+    assert found.info.status == "FINISHED"
+    assert history(mlflow, found) == [(r, r / 100) for r in range(1, 9)]
+
+
+def test_more_than_a_batch(mlflow, tmp_path):
+    run = create(tmp_path / "run", many={f"p{i:03}": "x" * 7000 for i in range(150)})
+    run.append([{"round": r} | {f"m{i}": float(r) for i in range(300)} for r in range(1, 6)])
+    assert mlflow.sync(run)
+    (found,) = stored(mlflow)
+    assert len(found.data.params) == 152
+    assert len(found.data.params["many.p149"]) == 6000
+    assert history(mlflow, found, "m299") == [(r, float(r)) for r in range(1, 6)]
+
+
+def test_a_sweep_is_the_parent_of_its_trials_and_reads_back(mlflow, tmp_path):
+    sweep = Run.create(tmp_path / "sweep", "digits", {"trials": 2}, {}, kind="sweep")
+    one = create(sweep.path / "one", "fedavg", sweep.id)
+    two = create(sweep.path / "two", "heterofl", sweep.id)
+    alone = create(tmp_path / "alone")
+    one.append(lines(1, 2))
+    end(one)
+    end(two, "stopped")
+    assert mlflow.sync(one), "a trial may come before its sweep"
+    (sweep.path / "results.csv").write_text("method\n")
+    (sweep.path / "plots").mkdir()
+    (sweep.path / "plots" / "curves.png").write_bytes(b"png")
+    for round in (5, 10):
+        (one.path / "checkpoints" / f"round-{round:06}").mkdir(parents=True)
+    end(alone)
+    sweep.finish("finished", {"accuracy_mean": 0.5})
+    assert again(mlflow).sync_all(tmp_path) == 0
+
+    found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
+    assert len(found) == 4
+    parent = found[sweep.id].info.run_id
+    assert found[one.id].data.tags["mlflow.parentRunId"] == parent
+    assert found[two.id].data.tags["mlflow.parentRunId"] == parent
+    assert "mlflow.parentRunId" not in found[alone.id].data.tags
+    assert found[two.id].info.status == "KILLED"
+    assert found[sweep.id].info.run_name == "digits"
+    files = {file.path for file in mlflow._client.list_artifacts(parent)}
+    assert files == {"config.json", "plots", "result.json", "results.csv"}
+
+    rows = {row["label"]: row for row in again(mlflow).read(sweep.id)}
+    assert set(rows) == {"fedavg", "heterofl"}
+    ours = one.record()
+    del ours["path"]
+    ours["params"] = {"training.lr": "0.1", "seed": "1"}
+    assert rows["fedavg"] == ours
+    assert {row["id"] for row in mlflow.read()} == {one.id, two.id, alone.id}
+
+
+def test_only_the_last_checkpoint_is_stored(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    for round in (5, 10):
+        folder = run.path / "checkpoints" / f"round-{round:06}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    end(run)
+    assert mlflow.sync(run)
+    run_id = stored(mlflow)[0].info.run_id
+    kept = mlflow._client.list_artifacts(run_id, "checkpoints")
+    assert [file.path for file in kept] == ["checkpoints/round-000010"]
+
+
+def test_a_server_that_is_away_is_said_once_and_gets_everything_later(uri, tmp_path):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    said = []
+    mlflow = Mlflow(f"http://me:secret@127.0.0.1:{port}", "away", note=said.append)
+    first, second = create(tmp_path / "1"), create(tmp_path / "2")
+    first.append(lines(1, 2))
+    assert not mlflow.sync(first)
+    end(first)
+    assert mlflow.sync_all(tmp_path) == 2
+    assert len(said) == 1
+    assert said[0].startswith(f"MLflow at http://127.0.0.1:{port} fails: ")
+    assert "secret" not in said[0]
+
+    mlflow.uri = uri
+    del mlflow.__dict__["_client"]
+    assert mlflow.sync_all(tmp_path) == 0
+    assert said[1:] == [f"MLflow at {uri} is back"]
+    assert len(stored(mlflow)) == 2
+    assert {row["status"] for row in mlflow.read()} == {"finished", "running"}
+    assert second.id in {row["id"] for row in mlflow.read()}
+
+
+def test_a_refused_run_does_not_hold_up_the_others(mlflow, tmp_path):
+    said = []
+    mlflow.note = said.append
+    bad, good = create(tmp_path / "bad"), create(tmp_path / "good")
+    bad.append([{"round": 1, "not a name!": 1.0}])
+    good.append(lines(1, 1))
+    assert mlflow.sync_all(tmp_path) == 1
+    assert mlflow.sync_all(tmp_path) == 1
+    assert len(said) == 1 and f"refuses {bad.path}" in said[0]
+    assert [len(history(mlflow, run)) for run in stored(mlflow)] == [1, 0]
+    assert good.rounds() == lines(1, 1)
+
+
+def test_a_run_deleted_in_mlflow_stays_deleted(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    end(run)
+    assert mlflow.sync(run)
+    mlflow._client.delete_run(stored(mlflow)[0].info.run_id)
+    assert again(mlflow).sync(run)
+    assert stored(mlflow) == []
+
+
+def test_a_memory_of_another_store_is_not_believed(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    run.append(lines(1, 2))
+    memory = {"run_id": "0" * 32, "round": 2, "status": "finished"}
+    (run.path / "mlflow.json").write_text(json.dumps(memory))
+    assert mlflow.sync(run)
+    assert len(history(mlflow, stored(mlflow)[0])) == 2
+
+
+def test_the_sender_flushes_at_its_end(mlflow, tmp_path):
+    runs = [create(tmp_path / name) for name in "abc"]
+    with Sender(mlflow, seconds=0.01) as sender:
+        for run in runs:
+            sender.add(run.path)
+            run.append(lines(1, 4))
+        end(runs[0])
+        shutil.rmtree(runs[1].path)
+    found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
+    assert found[runs[0].id].info.status == "FINISHED"
+    assert found[runs[2].id].info.status == "RUNNING"
+    assert len(history(mlflow, found[runs[0].id])) == len(history(mlflow, found[runs[2].id])) == 4
+
+
+def test_reading_what_is_not_there(mlflow, tmp_path):
+    with pytest.raises(ConfigError, match="there is no such file; run a sweep first"):
+        Mlflow(default_uri(tmp_path), "x").read()
+    assert list(tmp_path.iterdir()) == []
+    mlflow.sync(create(tmp_path / "run"))
+    wrong = Mlflow(mlflow.uri, mlflow.experiment_name[:-1])
+    with pytest.raises(ConfigError, match="no experiment is called .*; did you mean 'test_reading"):
+        wrong.read()
+
+
+def test_nothing_is_logged_to_the_terminal(mlflow):
+    mlflow._client  # noqa: B018 (the connection is what configures logging)
+    assert logging.getLogger("mlflow").level == logging.ERROR
+    assert logging.getLogger("alembic").level == logging.ERROR
