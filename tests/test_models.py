@@ -149,7 +149,7 @@ def test_scaler_divides_while_training_and_is_the_identity_in_evaluation():
 def test_a_scale_of_one_adds_no_module():
     assert isinstance(scaler(1.0), nn.Identity)
     for name in MODELS:
-        kinds = {type(module) for module in make(name, **{}).build(Net()).modules()}
+        kinds = {type(module) for module in make(name).build(Net()).modules()}
         assert not kinds & {Scaler, nn.Identity}
 
 

@@ -92,7 +92,7 @@ def test_a_replaced_file_is_whole_or_old(run, monkeypatch):
     assert Run.open(run.path).status == "running"
     assert Run.open(run.path).result == {}
     names = sorted(file.name for file in run.path.iterdir())
-    assert names == ["config.json", "metrics.jsonl", "run.json"]
+    assert names == ["config.json", "run.json"]
 
 
 def test_finish_writes_what_is_pending_and_how_it_ended(run, monkeypatch):

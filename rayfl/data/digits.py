@@ -23,9 +23,9 @@ class Digits(DataSet):
     def load(self) -> Arrays:
         from sklearn.datasets import load_digits
 
-        digits = load_digits()
-        x = digits.images.astype(np.uint8)[:, None]
-        y = digits.target.astype(np.int64)
+        pixels, labels = load_digits(return_X_y=True)
+        x = np.asarray(pixels, np.uint8).reshape(-1, *self.shape)
+        y = np.asarray(labels, np.int64)
         train, test = hold_out(y, 0.2, seed=0)
         return Arrays(x[train], y[train], x[test], y[test])
 

@@ -330,7 +330,8 @@ def _deal(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def _apportion(shares: np.ndarray, totals) -> np.ndarray:
     """Whole numbers in proportion to shares [..., clients] that sum to totals [...] over the last axis."""
     cumulated = np.cumsum(shares, -1, dtype=np.float64)
-    bounds = np.floor(cumulated / cumulated[..., -1:] * np.expand_dims(totals, -1))
+    # without the millionth, float noise moves a sample of equal shares
+    bounds = np.floor(cumulated / cumulated[..., -1:] * np.expand_dims(totals, -1) + 1e-6)
     return np.diff(bounds, prepend=0, axis=-1).astype(np.int64)
 
 

@@ -108,20 +108,20 @@ class PreActResNet18HeteroFL(PreActResNet):
 
 
 class BasicBlock(nn.Module):
-    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H / stride, W / stride]."""
+    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H', W']."""
 
     def __init__(
         self,
         cin: Axis,
         inner: Axis,
         cout: Axis,
-        stride: int,
         is_whole: bool,
         *,
         norm_kind: NormKind,
         scale: float,
     ):
         super().__init__()
+        projects, stride = _changes(cin, cout)
         self.residual = self.projection = None
         if is_whole:
             self.residual = sequential(
@@ -133,7 +133,7 @@ class BasicBlock(nn.Module):
                 scaler2=scaler(scale),
                 norm2=norm(norm_kind, cout),
             )
-        if _projects(cin, cout, stride):
+        if projects:
             self.projection = sequential(
                 conv=conv(cin, cout, 1, stride=stride, bias=False),
                 scaler=scaler(scale),
@@ -147,7 +147,7 @@ class BasicBlock(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """residual(a) + skip, a = relu(norm(x)): [B, cin, H, W] -> [B, cout, H / stride, W / stride].
+    """residual(a) + skip, a = relu(norm(x)): [B, cin, H, W] -> [B, cout, H', W'].
 
     The skip is x itself, or a projection of a. `pre` and `post` are what the Scaler divides by
     before a norm and behind a convolution.
@@ -158,7 +158,6 @@ class PreActBlock(nn.Module):
         cin: Axis,
         inner: Axis,
         cout: Axis,
-        stride: int,
         is_whole: bool,
         *,
         norm_kind: NormKind,
@@ -166,8 +165,9 @@ class PreActBlock(nn.Module):
         post: float,
     ):
         super().__init__()
+        projects, stride = _changes(cin, cout)
         self.activate = self.residual = self.projection = None
-        if is_whole or _projects(cin, cout, stride):
+        if is_whole or projects:
             self.activate = sequential(scaler=scaler(pre), norm=norm(norm_kind, cin), relu=nn.ReLU())
         if is_whole:
             self.residual = sequential(
@@ -178,7 +178,7 @@ class PreActBlock(nn.Module):
                 conv2=conv(inner, cout, 3, padding=1, bias=False),
                 scaler2=scaler(post),
             )
-        if _projects(cin, cout, stride):
+        if projects:
             self.projection = sequential(
                 conv=conv(cin, cout, 1, stride=stride, bias=False), scaler=scaler(post)
             )
@@ -196,16 +196,18 @@ def _sites(site: ScalerSite, scale: float) -> tuple[float, float]:
     return (scale, 1.0) if site == "pre_norm" else (1.0, scale)
 
 
-def _projects(cin: Axis, cout: Axis, stride: int) -> bool:
-    return stride != 1 or cin.name != cout.name
+def _changes(cin: Axis, cout: Axis) -> tuple[bool, int]:
+    """Whether a block projects, and its stride: where the stream changes its axis, its image is halved."""
+    projects = cin.name != cout.name
+    return projects, 2 if projects else 1
 
 
 def _stages(
-    net: Net, depth: tuple[int, ...], block: Callable[[Axis, Axis, Axis, int, bool], nn.Module]
+    net: Net, depth: tuple[int, ...], block: Callable[[Axis, Axis, Axis, bool], nn.Module]
 ) -> tuple[dict[str, nn.Module], Axis]:
     """The stages by name, and the axis of the last. The stem before them has the axis of the first.
 
-    `block(cin, inner, cout, stride, is_whole)` makes one block.
+    `block(cin, inner, cout, is_whole)` makes one block.
     """
     check_without(net, [f"stage{s}.{b}" for s, n in enumerate(depth, start=1) for b in range(n)])
     stages: dict[str, nn.Module] = {}
@@ -213,9 +215,9 @@ def _stages(
     for s, (channels, count) in enumerate(zip(CHANNELS, depth, strict=True), start=1):
         cout, blocks = net.axis(f"stage{s}", channels), []
         for b in range(count):
-            path, stride = f"stage{s}.{b}", 2 if s > 1 and b == 0 else 1
+            path = f"stage{s}.{b}"
             inner = net.axis(f"{path}.inner", channels)
-            blocks.append(block(cin, inner, cout, stride, path not in net.without))
+            blocks.append(block(cin, inner, cout, path not in net.without))
             cin = cout
         stages[f"stage{s}"] = nn.Sequential(*blocks)
     return stages, cin

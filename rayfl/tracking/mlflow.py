@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """Set before mlflow is imported, where the user did not. The next sync is what retries a request."""
 
@@ -108,7 +109,7 @@ class Mlflow:
                     f"{_public(self.uri)}: no experiment is called {self.experiment_name!r}; "
                     f"{nearest(self.experiment_name, names)}"
                 )
-            found = self._search(experiment.experiment_id, wanted, "ACTIVE_ONLY")
+            found = self._search(experiment.experiment_id, wanted, "active_only")
             return [_record(run) for run in found]
         except MlflowException as error:
             raise ConfigError(f"{_public(self.uri)}: MLflow cannot be read: {_first_line(error)}") from None
@@ -165,7 +166,7 @@ class Mlflow:
         if rayfl_id not in self._ids:
             # a run that the user deleted in MLflow is not made again
             wanted = f"tags.`rayfl.run_id` = '{rayfl_id}'"
-            found = next(self._search(self._experiment, wanted, "ALL"), None)
+            found = next(self._search(self._experiment, wanted, "all"), None)
             if found is None:
                 start = None if started is None else _milliseconds(started)
                 found = self._client.create_run(self._experiment, start, tags={"rayfl.run_id": rayfl_id})

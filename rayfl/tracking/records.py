@@ -129,7 +129,8 @@ class Run:
 
     def finish(self, status: Status, result: Mapping[str, Any], error: str | None = None) -> None:
         """Writes what is pending, the summary, and how it ended, in this order."""
-        self.append([])
+        if self.pending:
+            self.append([])
         write_json(self.path / "result.json", result)
         self.status, self.error = status, error
         self._save()

@@ -1,0 +1,361 @@
+"""Tables and plots from rows of runs (`Run.record`, or the same read back from MLflow).
+
+A row is one run: `label`, `seed`, `params`, and the numbers of its result.json. Rows of a label are seeds of
+one method; tables show mean ± sample standard deviation over them.
+"""
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rayfl.tracking.records import Line, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table as RichTable
+
+Record = Mapping[str, Any]
+
+# Okabe and Ito's palette, darkest first; then the same with another line
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX"
+
+
+# which rows
+
+
+def best_trials(records: Iterable[Record], metric: str, mode: Literal["max", "min"] = "max") -> list[Record]:
+    """The rows of each label's best point: the parameters, but the seed, with the best mean of `metric`.
+
+    Rows without a finite `metric` (failed, stopped early) count for no point. Of equals, the first.
+    """
+    points: dict[str, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        if math.isfinite(record.get(metric, math.nan)):
+            points[record["label"]][_point(record)].append(record)
+    choose = max if mode == "max" else min
+    return [
+        record
+        for of_label in points.values()
+        for record in choose(of_label.values(), key=lambda rows: _mean(rows, metric))
+    ]
+
+
+def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The rows of each label by seed; labels by falling mean accuracy, those without any last."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record["label"]].append(record)
+    ranked = sorted(groups, key=lambda label: (-_mean(groups[label], "accuracy_mean"), label))
+    return {label: sorted(groups[label], key=lambda r: r["seed"]) for label in ranked}
+
+
+def capacities(records: Iterable[Record]) -> list[float]:
+    """The capacities of which a row has an accuracy, largest first."""
+    found = {
+        float(match[1])
+        for record in records
+        for key in record
+        if (match := re.fullmatch(r"accuracy_(\d.*)", key))
+    }
+    return sorted(found, reverse=True)
+
+
+def _point(record: Record) -> tuple:
+    return tuple(sorted((k, str(v)) for k, v in record["params"].items() if k != "seed"))
+
+
+def _values(records: Iterable[Record], key: str) -> list[float]:
+    return [record[key] for record in records if key in record]
+
+
+def _mean(records: Iterable[Record], key: str) -> float:
+    values = _values(records, key)
+    return statistics.fmean(values) if values else -math.inf
+
+
+# tables
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are printed."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        rule = ["---"] + ["---:"] * (len(self.header) - 1)
+        lines = [self.header, rule, *self.rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def latex(self) -> str:
+        """A tabular in booktabs style."""
+        lines = [" & ".join(map(_tex, line)) + r" \\" for line in (self.header, *self.rows)]
+        columns = "l" + "r" * (len(self.header) - 1)
+        return "\n".join(
+            [
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                lines[0],
+                r"\midrule",
+                *lines[1:],
+                r"\bottomrule",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+    def rich(self) -> "RichTable":
+        """For the terminal: ± only where methods are ranked by it; a narrow one cuts the last columns."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
+        shown = [self.header]
+        shown += [row[:3] + [cell.partition(" ±")[0] for cell in row[3:]] for row in self.rows]
+        for i, cells in enumerate(zip(*shown, strict=True)):
+            width = max(map(len, cells))
+            table.add_column(cells[0], justify="right" if i else "left", min_width=width)
+        for row in shown[1:]:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def table(records: Sequence[Record]) -> Table:
+    """One line a label, best mean accuracy first: accuracies in per cent, then what the training cost."""
+    columns = ["accuracy_mean", *map(_accuracy, capacities(records)), "accuracy_worst"]
+    header = ["method", "seeds", "accuracy %"]
+    header += [f"@{capacity:g}" for capacity in capacities(records)]
+    header += ["worst", "down", "up", "FLOPs", "time"]
+    costs = {
+        "bytes_down": human_bytes,
+        "bytes_up": human_bytes,
+        "train_flops": human_flops,
+        "seconds": human_time,
+    }
+    rows = []
+    for label, runs in by_label(records).items():
+        cells = [percent(_values(runs, column)) for column in columns]
+        cells += [_cost(_values(runs, key), human) for key, human in costs.items()]
+        if not _values(runs, "accuracy_mean"):
+            cells[0] = runs[0]["status"]
+        rows.append([label, str(len(runs)), *cells])
+    return Table(header, rows)
+
+
+def results_csv(records: Sequence[Record]) -> str:
+    """Plain numbers, one line a row with an accuracy, in the order of `table` and by seed."""
+    columns = ["seed", "accuracy_mean", "accuracy_worst", *map(_accuracy, capacities(records))]
+    columns += ["bytes_down", "bytes_up", "train_flops", "seconds"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", *columns])
+    for label, runs in by_label(records).items():
+        for run in runs:
+            if "accuracy_mean" in run:
+                writer.writerow([label, *(run.get(column, "") for column in columns)])
+    return text.getvalue()
+
+
+def write_results_csv(path: str | Path, records: Sequence[Record]) -> None:
+    Path(path).write_text(results_csv(records))
+
+
+def percent(values: Sequence[float]) -> str:
+    """Shares as "81.20 ± 0.35", in per cent; one value has no ±, none is a dash."""
+    if not values:
+        return "–"
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
+
+
+def human_bytes(amount: float) -> str:
+    """Decimal units: "1.23 GB"."""
+    return _scaled(amount, "B")
+
+
+def human_flops(amount: float) -> str:
+    """ "1.23 T" for 1.23e12."""
+    return _scaled(amount, "").rstrip()
+
+
+def human_time(seconds: float) -> str:
+    """ "9.5 s", "3 min 05 s" or "2 h 07 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _scaled(amount: float, unit: str) -> str:
+    prefixes = " kMGTPE"
+    while amount >= 999.5 and len(prefixes) > 1:
+        amount, prefixes = amount / 1000, prefixes[1:]
+    return f"{amount:.3g} {prefixes[0].strip()}{unit}"
+
+
+def _cost(values: Sequence[float], human: Any) -> str:
+    return human(statistics.fmean(values)) if values else "–"
+
+
+def _accuracy(capacity: float) -> str:
+    return f"accuracy_{capacity:g}"
+
+
+def _tex(cell: str) -> str:
+    special = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$", "–": "--"}
+    return "".join(special.get(letter, letter) for letter in cell)
+
+
+# plots: each writes one PNG
+
+
+def write_report(folder: str | Path, records: Sequence[Record]) -> None:
+    """results.csv, .md, .tex and the plots of a comparison into a folder; rows are of runs on disk."""
+    folder = Path(folder)
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    write_results_csv(folder / "results.csv", records)
+    (folder / "results.md").write_text(table(records).markdown())
+    (folder / "results.tex").write_text(table(records).latex())
+    ranked = [record for runs in by_label(records).values() for record in runs]
+    curves: dict[str, list[list[Line]]] = defaultdict(list)
+    for record in ranked:
+        curves[record["label"]].append(Run.open(record["path"]).rounds())
+    learning_curves(folder / "plots" / "learning_curves.png", curves)
+    accuracy_by_capacity(folder / "plots" / "accuracy_by_capacity.png", ranked)
+
+
+def learning_curves(
+    path: str | Path, curves: Mapping[str, Sequence[Sequence[Line]]], metric: str = "accuracy_mean"
+) -> None:
+    """`metric` over rounds: for each label its runs' lines; mean and ± standard deviation over the runs."""
+    figure, axes = _figure()
+    for label, style in _styles(curves).items():
+        rounds, values = _common(curves[label], metric)
+        if not len(rounds):
+            continue
+        mean = values.mean(0)
+        marker = {"marker": style["marker"], "markersize": 4} if len(rounds) <= 12 else {}
+        line = {"color": style["color"], "linestyle": style["linestyle"]} | marker
+        axes.plot(rounds, mean, label=label, linewidth=1.8, **line)
+        if len(values) > 1:
+            std = values.std(0, ddof=1)
+            axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel(metric.replace("_", " "))
+    _legend(axes)
+    _save(figure, path)
+
+
+def accuracy_by_capacity(path: str | Path, records: Sequence[Record]) -> None:
+    """Test accuracy of the submodel of every capacity (log2), mean and standard deviation over seeds."""
+    figure, axes = _figure()
+    groups = by_label(records)
+    known = capacities(records)
+    for label, style in _styles(groups).items():
+        values = {c: v for c in known if (v := _values(groups[label], _accuracy(c)))}
+        mean = [statistics.fmean(v) for v in values.values()]
+        std = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values.values()]
+        axes.errorbar(list(values), mean, std, label=label, capsize=3, markersize=5, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(known, [f"{c:g}" for c in known])
+    axes.minorticks_off()
+    axes.set_xlabel("capacity of the client")
+    axes.set_ylabel("accuracy")
+    _legend(axes)
+    _save(figure, path)
+
+
+def label_distribution(path: str | Path, counts: np.ndarray) -> None:
+    """Samples of every class at every client: counts [clients, classes]; above it, samples a client."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = counts.shape
+    figure = Figure(figsize=(8, 1.8 + min(4.5, 0.28 * classes)), dpi=150, layout="constrained")
+    top, axes = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1, max(2, 0.28 * classes)]})
+    top.bar(range(clients), counts.sum(1), width=1.0 if clients > 60 else 0.85, color="#0072B2")
+    top.set_ylabel("samples")
+    top.spines[["top", "right"]].set_visible(False)
+    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
+    axes.set_xlabel("client")
+    axes.set_ylabel("class")
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
+    figure.colorbar(image, ax=axes, label="samples of the class", pad=0.01)
+    _save(figure, path)
+
+
+def accuracy_histogram(path: str | Path, accuracies: Mapping[str, np.ndarray]) -> None:
+    """How many clients reach which accuracy: for each label the accuracies [clients]; dashes are means."""
+    figure, axes = _figure()
+    for label, style in _styles(accuracies).items():
+        values = np.asarray(accuracies[label])
+        color = style["color"]
+        axes.hist(values, bins=20, range=(0, 1), histtype="stepfilled", color=color, alpha=0.15)
+        axes.hist(values, bins=20, range=(0, 1), histtype="step", color=color, label=label)
+        axes.axvline(values.mean(), color=color, linestyle="--", linewidth=1)
+    axes.set_xlabel("accuracy of a client on its own test data")
+    axes.set_ylabel("clients")
+    _legend(axes)
+    _save(figure, path)
+
+
+def _common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
+    """The rounds in which all runs have the metric [R], and its values [runs, R]."""
+    series = [{line["round"]: line[metric] for line in lines if metric in line} for lines in runs]
+    rounds = sorted(set.intersection(*map(set, series)))
+    return rounds, np.array([[one[round] for round in rounds] for one in series])
+
+
+def _styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Color, line and marker of each label: the same in all plots of the same labels, however ranked."""
+    places = {label: i for i, label in enumerate(sorted(labels))}
+    return {
+        label: {
+            "color": COLORS[i % len(COLORS)],
+            "linestyle": LINES[i // len(COLORS) % len(LINES)],
+            "marker": MARKERS[i % len(MARKERS)],
+        }
+        for label in labels
+        for i in [places[label]]
+    }
+
+
+def _figure() -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _legend(axes: "Axes") -> None:
+    """Inside while it is short, to the right of the axes when it is not."""
+    _, labels = axes.get_legend_handles_labels()
+    if len(labels) > 5:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    elif labels:
+        axes.legend(frameon=False)
+
+
+def _save(figure: "Figure", path: str | Path) -> None:
+    figure.savefig(path)

@@ -1,0 +1,180 @@
+"""Live progress on the terminal; plain lines where there is none (a pipe, CI)."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+ENDED_IN_VIEW = 3
+COLORS = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow"}
+
+
+class Progress(ABC):
+    """A live area, notes above it, and the time that is left."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console()
+        self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4)
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    @abstractmethod
+    def picture(self) -> RenderableType:
+        """What the live area shows now."""
+
+    def note(self, text: str) -> None:
+        """A message above the live area; from any thread."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _plain(self, text: str) -> None:
+        if not self.console.is_terminal:
+            self.note(text)
+
+    def _times(self, share: float) -> str:
+        """ "1:02 elapsed, 3:04 left" when a share of the work was done in this time."""
+        elapsed = time.monotonic() - self._began
+        left = f", {clock(elapsed * (1 - share) / share)} left" if 0 < share < 1 else ""
+        return f"{clock(elapsed)} elapsed{left}"
+
+
+class RunProgress(Progress):
+    """One run: a bar over its rounds. `first` is the round that a resumed run goes on from."""
+
+    def __init__(self, label: str, rounds: int, first: int = 0, console: Console | None = None):
+        super().__init__(console)
+        self.label, self.rounds, self.first, self.round = label, rounds, first, first
+        self.shown: dict[str, float] = {}
+
+    def update(self, round: int, metrics: Mapping[str, Any]) -> None:
+        """After a round, with its line; an accuracy stays in view until the next evaluation."""
+        before, self.round = self.round, round
+        for key in ("train_loss", "accuracy_mean", "seconds"):
+            if key in metrics:
+                self.shown[key] = metrics[key]
+        tenth = max(1, self.rounds // 10)
+        if before // tenth < round // tenth or round == self.rounds:
+            self._plain(f"{self.label}: {self._text()}")
+
+    def picture(self) -> RenderableType:
+        return Group(
+            Text(f"{self.label}: {self._text()}"),
+            ProgressBar(self.rounds, self.round, width=60),
+        )
+
+    def _text(self) -> str:
+        parts = [f"round {self.round}/{self.rounds}"]
+        if "train_loss" in self.shown:
+            parts.append(f"loss {self.shown['train_loss']:.4f}")
+        if "accuracy_mean" in self.shown:
+            parts.append(f"accuracy {self.shown['accuracy_mean']:.4f}")
+        if "seconds" in self.shown:
+            parts.append(f"{self.shown['seconds']:.2f} s/round")
+        made, all = self.round - self.first, self.rounds - self.first
+        return ", ".join([*parts, self._times(made / all if all else 1.0)])
+
+
+@dataclass
+class _Trial:
+    label: str
+    point: str
+    round: int = 0
+    value: float | None = None
+    status: str = "running"
+
+    @property
+    def score(self) -> str:
+        return "" if self.value is None else f"{self.value:.4f}"
+
+
+class SweepProgress(Progress):
+    """A sweep: the running trials, those that ended last, the best of each method, one bar over all rounds."""
+
+    def __init__(
+        self,
+        total_trials: int,
+        rounds: int,
+        metric: str = "accuracy_mean",
+        console: Console | None = None,
+    ):
+        super().__init__(console)
+        self.total_trials, self.rounds, self.metric = total_trials, rounds, metric
+        self.trials: dict[str, _Trial] = {}
+        self.ended: list[_Trial] = []
+
+    def start(self, trial_id: str, label: str, point: str) -> None:
+        """A trial runs: the method's label, and what the search chose, "lr=0.03"."""
+        self.trials[trial_id] = _Trial(label, point)
+
+    def update(self, trial_id: str, round: int, metrics: Mapping[str, Any]) -> None:
+        """After a trial's round, with its line."""
+        trial = self.trials[trial_id]
+        trial.round = round
+        trial.value = metrics.get(self.metric, trial.value)
+
+    def done(self, trial_id: str, status: str) -> None:
+        """A trial ended: finished, stopped (by the scheduler or the user) or failed."""
+        trial = self.trials[trial_id]
+        trial.status = status
+        self.ended.append(trial)
+        what = f"{trial.label} {trial.point}: {status}, round {trial.round}/{self.rounds}"
+        score = f", {self.metric} {trial.score}" if trial.score else ""
+        self._plain(f"[{len(self.ended)}/{self.total_trials}] {what}{score}; {self._times(self._share)}")
+
+    @property
+    def best(self) -> dict[str, _Trial]:
+        """Label -> its best trial so far by the metric."""
+        best: dict[str, _Trial] = {}
+        for trial in self.trials.values():
+            if trial.value is not None:
+                leader = best.get(trial.label)
+                if leader is None or leader.value is None or trial.value > leader.value:
+                    best[trial.label] = trial
+        return best
+
+    def picture(self) -> RenderableType:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in ("method", "point", "round", self.metric, "state"):
+            table.add_column(name, header_style="bold", no_wrap=True)
+        running = [trial for trial in list(self.trials.values()) if trial.status == "running"]
+        for trial in self.ended[-ENDED_IN_VIEW:] + running:
+            state = Text(trial.status, COLORS[trial.status])
+            place = f"{trial.round}/{self.rounds}"
+            table.add_row(Text(trial.label), Text(trial.point), place, trial.score, state)
+        made = sum(trial.round for trial in self.trials.values())
+        total = (
+            f"trials {len(self.ended)}/{self.total_trials}, "
+            f"rounds {made}/{self.total_trials * self.rounds}, {self._times(self._share)}"
+        )
+        ranked = sorted(self.best.items(), key=lambda item: -(item[1].value or 0))
+        best = [Text(f"best {label}: {t.score} ({t.point})", "dim") for label, t in ranked]
+        bar = ProgressBar(1.0, self._share, width=60)
+        return Group(table, *best, Text(total), bar)
+
+    @property
+    def _share(self) -> float:
+        """Of all rounds, with those that ended trials will not make."""
+        running = sum(t.round for t in list(self.trials.values()) if t.status == "running")
+        return (len(self.ended) * self.rounds + running) / (self.total_trials * self.rounds)
+
+
+def clock(seconds: float) -> str:
+    """ "0:09", "12:34" or "1:02:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

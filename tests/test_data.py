@@ -1,0 +1,227 @@
+"""Data sets: shapes known before loading, arrays as promised, errors that name the missing files."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import urllib.error
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.config import ConfigError, parse
+from rayfl.data import DATASETS
+from rayfl.data.cifar import CIFAR10, CIFAR100
+from rayfl.data.digits import Digits
+from rayfl.data.mnist import MNIST, FashionMNIST
+from rayfl.data.svhn import SVHN
+from rayfl.data.synthetic import Synthetic
+
+needs_data = pytest.mark.skipif(
+    "RAYFL_DATA" not in os.environ, reason="RAYFL_DATA names no folder with the real data sets"
+)
+
+
+def check(data, arrays):
+    """What every worker relies on."""
+    for x, y in ((arrays.x, arrays.y), (arrays.x_test, arrays.y_test)):
+        assert x.dtype == np.uint8 and y.dtype == np.int64
+        assert x.flags.c_contiguous and y.flags.c_contiguous
+        assert x.shape == (len(y), *data.shape)
+        assert set(np.unique(y)) <= set(range(data.classes))
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_name_shape_and_classes_are_known_without_loading(name):
+    data = parse(DATASETS[name], {}, "exp.yaml: data")
+    assert data.name == name
+    channels = data.shape[0]
+    assert len(data.preprocessing.mean) == len(data.preprocessing.std) == channels
+    assert data.classes in (10, 100)
+
+
+def test_shape_is_no_setting_of_a_real_data_set():
+    with pytest.raises(ConfigError, match="unknown key 'shape'"):
+        parse(MNIST, {"shape": [3, 32, 32]}, "exp.yaml: data")
+
+
+def test_workers_need_neither_torchvision_nor_scikit_learn():
+    code = "import sys, rayfl.data; print(*{'torchvision', 'sklearn', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_digits():
+    data = Digits()
+    arrays = data.load()
+    check(data, arrays)
+    assert (len(arrays.y), len(arrays.y_test)) == (1438, 359)
+    assert arrays.x.max() == 16
+    # scikit-learn's 178 zeros, 182 ones, ...: a fifth of each, rounded
+    assert np.bincount(arrays.y_test).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
+    assert np.array_equal(arrays.x, data.load().x)
+
+
+def test_digits_are_normalised():
+    x = Digits().preprocessing(torch.from_numpy(Digits().load().x))
+    assert float(x.mean()) == pytest.approx(0, abs=2e-3)
+    assert float(x.std()) == pytest.approx(1, abs=2e-3)
+
+
+def test_synthetic_has_the_asked_shape_and_is_always_the_same():
+    data = Synthetic(samples=53, test_samples=7, shape=(3, 4, 5), classes=6)
+    arrays = data.load()
+    check(data, arrays)
+    assert (len(arrays.y), len(arrays.y_test)) == (53, 7)
+    assert np.bincount(arrays.y).tolist() == [9, 9, 9, 9, 9, 8]
+    assert np.array_equal(arrays.x, data.load().x)
+
+
+def test_synthetic_is_learnable_but_not_trivial():
+    arrays = Synthetic().load()
+    x, x_test = (a.reshape(len(a), -1).astype(float) for a in (arrays.x, arrays.x_test))
+    means = np.stack([x[arrays.y == c].mean(0) for c in range(10)])
+    nearest = np.square(x_test[:, None] - means).sum(-1).argmin(1)
+    assert 0.75 < (nearest == arrays.y_test).mean() < 0.95
+
+
+def test_cifar_augments_by_crop_and_flip_svhn_by_crop_alone():
+    assert (CIFAR10().preprocessing.crop, CIFAR10().preprocessing.flip) == (4, True)
+    assert (SVHN().preprocessing.crop, SVHN().preprocessing.flip) == (2, False)
+    assert CIFAR100(augment=False).preprocessing.crop == 0
+    assert CIFAR100(augment=False).preprocessing.flip is False
+
+
+def test_missing_files_are_named(tmp_path, offline):
+    with pytest.raises(ConfigError) as error:
+        MNIST(root=str(tmp_path)).load()
+    message = str(error.value)
+    assert message.startswith(f"data: mnist is not in {tmp_path} and cannot be downloaded (")
+    assert "no network" in message
+    assert message.endswith(
+        f"). Put there\n"
+        f"  {tmp_path}/MNIST/raw/train-images-idx3-ubyte.gz\n"
+        f"  {tmp_path}/MNIST/raw/train-labels-idx1-ubyte.gz\n"
+        f"  {tmp_path}/MNIST/raw/t10k-images-idx3-ubyte.gz\n"
+        f"  {tmp_path}/MNIST/raw/t10k-labels-idx1-ubyte.gz\n"
+        "or name another folder by data.root or the environment variable RAYFL_DATA"
+    )
+
+
+@pytest.mark.parametrize("kind", [FashionMNIST, CIFAR10, CIFAR100, SVHN])
+def test_every_downloaded_set_names_its_files(kind, tmp_path, offline):
+    with pytest.raises(ConfigError) as error:
+        kind(root=str(tmp_path)).load()
+    for file in kind.files:
+        assert str(tmp_path / file) in str(error.value)
+
+
+def test_a_folder_that_is_given_must_exist(tmp_path, monkeypatch):
+    missing = str(tmp_path / "nowhere")
+    expected = f"data.root: given {missing!r}; allowed: an existing folder. Make it, or leave both"
+    with pytest.raises(ConfigError) as error:
+        CIFAR10(root=missing).load()
+    assert str(error.value).startswith(expected)
+    monkeypatch.setenv("RAYFL_DATA", missing)
+    with pytest.raises(ConfigError) as error:
+        CIFAR10().load()
+    assert str(error.value).startswith(expected)
+
+
+def test_a_silent_server_is_given_up_and_the_timeout_put_back(tmp_path):
+    def read(root, download):
+        if not download:
+            raise RuntimeError("not found")
+        return socket.getdefaulttimeout()
+
+    assert SVHN(root=str(tmp_path)).fetch(read) == 10.0
+    assert socket.getdefaulttimeout() is None
+
+
+def test_cifar100_reads_channels_first_and_fine_labels(tmp_path, monkeypatch):
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    pixels = np.arange(2 * 3072).reshape(2, 3072).astype(np.uint8)
+    for part in ("train", "test"):
+        (folder / part).write_bytes(pickle.dumps({"data": pixels, "fine_labels": [99, 0]}))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["a"]}))
+    monkeypatch.setattr(
+        "torchvision.datasets.cifar.check_integrity", lambda path, md5=None: os.path.isfile(path)
+    )
+    data = CIFAR100(root=str(tmp_path))
+    arrays = data.load()
+    check(data, arrays)
+    assert arrays.y.tolist() == [99, 0]
+    # the stored order is all red, all green, all blue
+    assert np.array_equal(arrays.x, pixels.reshape(2, 3, 32, 32))
+
+
+def test_svhn_calls_the_digit_zero_0(tmp_path, monkeypatch):
+    from scipy.io import savemat
+
+    x = np.arange(32 * 32 * 3 * 2).reshape(32, 32, 3, 2).astype(np.uint8)
+    for part in ("train", "test"):
+        savemat(tmp_path / f"{part}_32x32.mat", {"X": x, "y": np.array([[10], [3]], np.uint8)})
+    monkeypatch.setattr("torchvision.datasets.SVHN._check_integrity", lambda self: True)
+    data = SVHN(root=str(tmp_path))
+    arrays = data.load()
+    check(data, arrays)
+    assert arrays.y.tolist() == [0, 3]
+    assert arrays.x[1, 2, 5, 7] == x[5, 7, 2, 1]
+
+
+@pytest.mark.data
+@needs_data
+def test_mnist_and_its_writers():
+    data = MNIST()
+    arrays = data.load()
+    check(data, arrays)
+    assert (len(arrays.y), len(arrays.y_test)) == (60_000, 10_000)
+    assert arrays.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert arrays.users is not None
+    sizes = np.unique(arrays.users, return_counts=True)[1]
+    assert (len(arrays.users), len(sizes), sizes.min(), sizes.max()) == (60_000, 539, 19, 131)
+    pixels = arrays.x / 255
+    assert (pixels.mean(), pixels.std()) == pytest.approx((0.1307, 0.3081), abs=1e-4)
+
+
+@pytest.mark.data
+@needs_data
+def test_mnist_without_the_writers_file_has_no_users(tmp_path):
+    (tmp_path / "MNIST").symlink_to(os.path.join(os.environ["RAYFL_DATA"], "MNIST"))
+    assert MNIST(root=str(tmp_path)).load().users is None
+
+
+@pytest.mark.data
+@needs_data
+def test_fashion_mnist():
+    data = FashionMNIST()
+    arrays = data.load()
+    check(data, arrays)
+    assert np.bincount(arrays.y).tolist() == [6000] * 10
+    assert np.bincount(arrays.y_test).tolist() == [1000] * 10
+    assert arrays.users is None
+    pixels = arrays.x / 255
+    assert (pixels.mean(), pixels.std()) == pytest.approx((0.2860, 0.3530), abs=1e-4)
+
+
+@pytest.mark.data
+@needs_data
+def test_cifar10():
+    data = CIFAR10()
+    arrays = data.load()
+    check(data, arrays)
+    assert np.bincount(arrays.y).tolist() == [5000] * 10
+    assert np.bincount(arrays.y_test).tolist() == [1000] * 10
+    means = (arrays.x / np.float32(255)).mean((0, 2, 3), dtype=np.float64)
+    assert means == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)
