@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,18 +23,23 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    if TYPE_CHECKING:  # pydantic makes it for frozen models, out of the type checker's sight
+
+        def __hash__(self) -> int: ...
+
 
 C = TypeVar("C", bound=BaseModel)
 
 
 def parse(cls: type[C], given: Any, where: str) -> C:
     """`given` (what YAML held) as a `cls`. `where` is the file and path for the error, "exp.yaml: model"."""
+    keys = _keys(cls)
     if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{where}: given {given!r}; allowed: a mapping with the keys {_names(cls.model_fields)}"
-        )
+        raise ConfigError(f"{where}: given {given!r}; allowed: a mapping with the keys {_names(keys)}")
+    if internal := [key for key in given if key in cls.model_fields and key not in keys]:
+        raise ConfigError(_unknown(_join(where, internal), internal[0], cls))
     try:
-        return cls(**given)
+        return cls.model_validate(dict(given))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(cls, where, e) for e in error.errors())) from None
 
@@ -105,19 +110,34 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") ->
 
 
 def _explain(cls: type[BaseModel], where: str, error: Any) -> str:
-    path = ".".join(str(part) for part in error["loc"])
-    place = f"{where}.{path}" if path else where
-    if error["type"] == "extra_forbidden":
-        *_, key = error["loc"]
-        owner = _owner(cls, error["loc"][:-1])
-        return f"{place}: unknown key {str(key)!r}; {nearest(key, owner.model_fields)}"
+    place = _join(where, error["loc"])
+    if error["type"] in ("extra_forbidden", "invalid_key"):
+        *above, key = error["loc"]
+        return _unknown(place, key, _owner(cls, above))
     if error["type"] == "missing":
         return f"{place}: missing; it has no default"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return f"{place}: given {error['input']!r}; allowed: {message}"
 
 
-def _owner(cls: type[BaseModel], loc: tuple) -> type[BaseModel]:
+def _unknown(place: str, key: Any, cls: type[BaseModel]) -> str:
+    return f"{place}: unknown key {key!r}; {nearest(key, _keys(cls))}"
+
+
+def _join(where: str, path: Iterable[Any]) -> str:
+    """ "exp.yaml: training.lr": only the file is set off by a colon."""
+    path = ".".join(map(str, path))
+    if not path:
+        return where
+    return f"{where}.{path}" if ": " in where else f"{where}: {path}"
+
+
+def _keys(cls: type[BaseModel]) -> list[str]:
+    """The fields that a user may give; excluded ones are filled in by rayfl."""
+    return [name for name, field in cls.model_fields.items() if not field.exclude]
+
+
+def _owner(cls: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel]:
     for part in loc:
         field = cls.model_fields.get(str(part))
         if field is not None and isinstance(field.annotation, type):
@@ -146,9 +166,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
     keys = [loader.construct_object(key) for key, _ in node.value]
     for key in keys:
         if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} stands twice", node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
     return {loader.construct_object(k): loader.construct_object(v, deep=True) for k, v in node.value}
 
 

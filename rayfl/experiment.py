@@ -1,18 +1,18 @@
 """An experiment: what a YAML file says, checked, and the simulation that it describes.
 
-    seed, rounds                                            what is run
-    data, partition, clients, model, training, method       the learning problem, and the method
-    evaluation, updates                                     what is measured, and what is refused
-    run                                                     where and on what: changes nothing but the speed,
-                                                            but for `chunk` and `threads`
+seed, rounds                                            what is run
+data, partition, clients, model, training, method       the learning problem, and the method
+evaluation, updates                                     what is measured, and what is refused
+run                                                     where and on what: changes nothing but the speed,
+                                                        but for `chunk` and `threads`
 """
 
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, SerializeAsAny
 
 from rayfl import costs
@@ -27,7 +27,8 @@ from rayfl.methods import METHODS, Client, Method, Task
 from rayfl.models import MODELS, Model
 from rayfl.population import Population
 from rayfl.simulation import Evaluation, Simulation, Updates
-from rayfl.training import Training
+from rayfl.tensors import nbytes
+from rayfl.training import ClientData, Training
 from rayfl.worker import Limits, Worker
 
 MakeExecutor = Callable[[Method, Federation, Limits], Executor]
@@ -88,9 +89,7 @@ class Experiment(Config):
     @property
     def task(self) -> Task:
         population = self.clients
-        widths = {
-            c: costs.width_for(self.model, c, population.metric) for c in population.all_capacities
-        }
+        widths = {c: costs.width_for(self.model, c, population.metric) for c in population.all_capacities}
         return Task(self.model, self.training, widths, max(widths), population.count)
 
     def bound_method(self) -> Method:
@@ -103,20 +102,14 @@ class Experiment(Config):
             method = self.bound_method()
             for capacity in self.clients.all_capacities:
                 method.select({}, 0, Client(0, capacity), self.seed)
-        except ConfigError:
-            raise
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
 
     def federate(self, arrays: Arrays) -> Federation:
         """Which rows are whose."""
-        return federate(
-            self.data, arrays, self.partition, self.clients.count, self.evaluation.holdout, self.seed
-        )
+        return federate(self.data, arrays, self.partition, self.clients.count, self.evaluation.holdout, self.seed)
 
-    def simulation(
-        self, arrays: Arrays, folder: Path, make_executor: MakeExecutor | None = None
-    ) -> Simulation:
+    def simulation(self, arrays: Arrays, folder: Path, make_executor: MakeExecutor | None = None) -> Simulation:
         """The run itself; in this process unless an executor is given. `folder` holds clients' carries."""
         method, federation = self.bound_method(), self.federate(arrays)
         limits = Limits(self.updates.growth)
@@ -132,6 +125,7 @@ class Experiment(Config):
             updates=self.updates,
             chunk=self.chunk,
             folder=folder,
+            config=self.result_config(),
         )
 
     def _serial(self, method: Method, federation: Federation, limits: Limits) -> Executor:
@@ -203,6 +197,22 @@ def load_experiment(path: str | Path, settings: list[str] | None = None) -> Expe
     for text in settings or []:
         given = set_path(given, *parse_setting(text))
     return parse_experiment(given, str(path))
+
+
+def describe_experiment(experiment: Experiment, convention: costs.Convention) -> list[dict[str, Any]]:
+    """What every capacity costs: `costs.describe`, with the bytes that the method really sends: those of
+    one client's round on two made-up samples."""
+    method, model = experiment.bound_method(), experiment.model
+    state = method.init(experiment.seed)
+    data = ClientData(torch.zeros(2, *model.input, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), model.classes)
+    records = costs.describe(model, experiment.clients.all_capacities, experiment.clients.metric, convention)
+    for record in records:
+        client = Client(0, record["capacity"])
+        selection = method.select(state, 0, client, experiment.seed)
+        payload = method.extract(state, selection)
+        update = method.local_update(payload, selection, client, data, 0, experiment.seed)
+        record["bytes_down"], record["bytes_up"] = nbytes(payload), nbytes(update.sums)
+    return records
 
 
 def git_commit() -> str:

@@ -49,9 +49,7 @@ class StaticBatchNorm(nn.Module):
         if by_batch:
             # F.batch_norm refuses a single value a channel, which a batch of one image may leave
             return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, cudnn.enabled)
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-        )
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
     def _collect(self, x: torch.Tensor) -> None:
         dims = [d for d in range(x.dim()) if d != 1]

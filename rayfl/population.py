@@ -58,9 +58,7 @@ class Population(Config):
         if min(weights) < 0 or sum(weights) == 0:
             raise ValueError("weights of at least 0, not all 0")
         if self.assignment == "fixed" and sum(weights) > self.count:
-            raise ValueError(
-                f"fixed weights that sum to at most count = {self.count}; they sum to {sum(weights)}"
-            )
+            raise ValueError(f"fixed weights that sum to at most count = {self.count}; they sum to {sum(weights)}")
         return self
 
     @property
@@ -77,9 +75,7 @@ class Population(Config):
 
     def sample(self, seed: int, round: int) -> list[int]:
         """The ids of a round's cohort, ascending. Its cost does not grow with the idle clients."""
-        drawn = numpy_generator(seed, "cohort", round).choice(
-            self.count, self.cohort, replace=False, shuffle=False
-        )
+        drawn = numpy_generator(seed, "cohort", round).choice(self.count, self.cohort, replace=False, shuffle=False)
         return sorted(drawn.tolist())
 
     def capacity(self, client: int, seed: int, round: int) -> float:

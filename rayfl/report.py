@@ -64,10 +64,7 @@ def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
 def capacities(records: Iterable[Record]) -> list[float]:
     """The capacities of which a row has an accuracy, largest first."""
     found = {
-        float(match[1])
-        for record in records
-        for key in record
-        if (match := re.fullmatch(r"accuracy_(\d.*)", key))
+        float(match[1]) for record in records for key in record if (match := re.fullmatch(r"accuracy_(\d.*)", key))
     }
     return sorted(found, reverse=True)
 
@@ -194,7 +191,7 @@ def human_flops(amount: float) -> str:
 
 def human_time(seconds: float) -> str:
     """ "9.5 s", "3 min 05 s" or "2 h 07 min"."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

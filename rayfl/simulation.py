@@ -60,6 +60,9 @@ class Updates(Config):
     """An update explodes if its norm is over growth * (1 + norm of what the client was sent)."""
 
 
+STEP_SECONDS = 1.0
+
+
 class RefusedUpdate(RuntimeError):
     """A client's update was not finite or exploded, and the policy is to stop."""
 
@@ -80,15 +83,18 @@ class Simulation:
         updates: Updates,
         chunk: int,
         folder: Path,
+        config: dict[str, Any],
     ):
+        """`folder` is for what clients keep; `config` is what the result depends on: a checkpoint is of it."""
         self.method, self.population, self.data, self.executor = method, population, data, executor
         self.seed, self.rounds = seed, rounds
         self.evaluation, self.updates = evaluation, updates
         self.chunk = chunk
+        self.config = config
         self.carries = Carries(folder / "carries")
         self.state = method.init(seed)
         self.round = 0
-        self.client_accuracy: dict[int, float] = {}
+        self._client_accuracy: dict[int, float] = {}
 
     @property
     def done(self) -> bool:
@@ -102,6 +108,14 @@ class Simulation:
         if self.round % self.evaluation.every == 0 or self.done:
             metrics |= self.evaluate()
         return {"round": self.round, "seconds": time.perf_counter() - started} | metrics
+
+    def step(self) -> list[dict[str, Any]]:
+        """Rounds up to the next evaluation, or for about a second: their lines; none when it is done."""
+        lines: list[dict[str, Any]] = []
+        until = time.monotonic() + STEP_SECONDS
+        while not self.done and (not lines or "accuracy_mean" not in lines[-1] and time.monotonic() < until):
+            lines.append(self.run_round())
+        return lines
 
     # training
 
@@ -134,8 +148,9 @@ class Simulation:
                     )
                 for client, carry in tensors.get("carry", {}).items():
                     self.carries.put(int(client), self.round, carry)
-                if tensors:
-                    update = Update(tensors["sums"], weight, tensors["held"], metrics)
+                if metrics:
+                    # an empty dict does not survive the wire
+                    update = Update(tensors.get("sums", {}), weight, tensors.get("held", {}), metrics)
                     yield cohort[key][0], update
 
         self.state = self.method.aggregate(self.state, self.round, updates())
@@ -273,9 +288,7 @@ class Simulation:
         """
         sizes = self.data.test.sizes
         able = {
-            id: self.population.capacity(id, self.seed, self.round)
-            for id in range(self.population.count)
-            if sizes[id]
+            id: self.population.capacity(id, self.seed, self.round) for id in range(self.population.count) if sizes[id]
         }
         if not able:
             return {}
@@ -310,15 +323,14 @@ class Simulation:
         ]
         fill, all_nets = self.evaluation.label_mask, nets | own_nets
         jobs = [
-            self._evaluation_job(key, all_nets[key], "clients", group, samples, fill)
-            for key, samples, group in groups
+            self._evaluation_job(key, all_nets[key], "clients", group, samples, fill) for key, samples, group in groups
         ]
         answers = self.executor.map("evaluate", jobs, shared_or_own)
-        self.client_accuracy = {}
+        self._client_accuracy = {}
         for (_, _, group), (_, results) in zip(groups, answers, strict=True):
             for id, result in zip(group, results, strict=True):
-                self.client_accuracy[id] = result["correct"] / result["count"]
-        accuracies = np.array([self.client_accuracy[id] for id in able])
+                self._client_accuracy[id] = result["correct"] / result["count"]
+        accuracies = np.array([self._client_accuracy[id] for id in able])
         capacities = np.array(list(able.values()))
         metrics = {
             f"local_accuracy_{label(c)}": float(accuracies[capacities == c].mean())
@@ -328,6 +340,10 @@ class Simulation:
         metrics["local_accuracy_mean"] = float(accuracies.mean())
         metrics["local_accuracy_worst"] = float(accuracies.min())
         return metrics
+
+    def client_accuracy(self) -> dict[int, float]:
+        """Every client's accuracy on its own test split, at the last evaluation."""
+        return self._client_accuracy
 
     def _evaluation_job(
         self,
@@ -343,16 +359,18 @@ class Simulation:
 
     # checkpoints
 
-    def save(self, folder: Path, config: dict[str, Any]) -> Path:
+    def save(self, folder: Path) -> None:
         """Writes a checkpoint of this moment below `folder`."""
-        return checkpoints.write(folder, self.round, config, self.state, self.carries.files)
+        checkpoints.write(folder, self.round, self.config, self.state, self.carries.files)
 
-    def restore_latest(self, folder: Path, config: dict[str, Any], say: Callable[[str], None]) -> None:
-        """Goes to the newest good checkpoint below `folder`, if there is one."""
-        found = checkpoints.latest(folder, config, say)
+    def restore(self, folder: Path) -> tuple[int, list[str]]:
+        """Goes to the newest good checkpoint below `folder`: its round (0 if there is none), what to say."""
+        said: list[str] = []
+        found = checkpoints.latest(folder, self.config, said.append)
         if found is not None:
             self.round, self.state, carries = found
             self.carries.restore(carries)
+        return self.round, said
 
 
 def _as_message(d: Deployment, statistics: Params | None = None) -> Message:

@@ -171,9 +171,7 @@ class Slice(Selection):
             assert isinstance(window, Window)
             runs = [tuple(n * axis.copies for n in run) for run in window.runs()]
             options.append([(slice(w, w + n), slice(p, p + n)) for w, p, n in runs])
-        return [
-            (tuple(w for w, _ in block), tuple(p for _, p in block)) for block in itertools.product(*options)
-        ]
+        return [(tuple(w for w, _ in block), tuple(p for _, p in block)) for block in itertools.product(*options)]
 
 
 def _is_cut(axis: Axis | None) -> bool:
@@ -233,11 +231,15 @@ def rolling(whole: Layout, part: Layout, net: Net, offset: int) -> Slice:
 
 
 def windows(whole: Layout, part: Layout, net: Net, offsets: Mapping[str, int]) -> Slice:
-    """A window of every axis that starts at its own offset, modulo its size."""
-    positions = {
-        name: Window(offsets[name] % whole.axes[name].size, axis.size, whole.axes[name].size)
-        for name, axis in part.axes.items()
-    }
+    """A window of every axis that starts at its own offset, modulo its size.
+
+    One that holds the whole axis starts at 0: then it is a view, and training it is FedAvg, to the bit.
+    """
+    positions = {}
+    for name, axis in part.axes.items():
+        size = whole.axes[name].size
+        start = offsets[name] % size if axis.size < size else 0
+        positions[name] = Window(start, axis.size, size)
     return Slice(net, whole, part, positions)
 
 

@@ -64,7 +64,7 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     crop: int = 0
-    """Random crops after zero padding of so many pixels a side; zero is the stored pixel 0, normalised."""
+    """Random crops after padding by so many pixels a side with the stored pixel 0."""
     flip: bool = False
     """Random horizontal flips."""
 
@@ -72,27 +72,32 @@ class Preprocessing:
         """[B, C, H, W] float32, normalised, not augmented; channels last where that is faster."""
         mean = torch.tensor(self.mean, device=pixels.device).view(-1, 1, 1)
         std = torch.tensor(self.std, device=pixels.device).view(-1, 1, 1)
-        x = pixels.float().div_(self.scale).sub_(mean).div_(std)
-        return x.contiguous(memory_format=torch.channels_last)
+        batch, channels, height, width = pixels.shape
+        # by its strides: `contiguous` leaves images of one channel as they are, and so pooling on its slow path
+        x = torch.empty(batch, height, width, channels, device=pixels.device).permute(0, 3, 1, 2)
+        return x.copy_(pixels).div_(self.scale).sub_(mean).div_(std)
 
     def augment(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """A random crop and flip of every image of a normalised batch; the padding is zero."""
+        """A random crop and flip of every image of a normalised batch [B, C, H, W]."""
         if self.crop:
-            x = _random_crop(x, self.crop, generator)
+            black = -torch.tensor(self.mean, device=x.device) / torch.tensor(self.std, device=x.device)
+            x = _random_crop(x, self.crop, black, generator)
         if self.flip:
             flipped = torch.rand(len(x), generator=generator).to(x.device) < 0.5
             x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(-1), x)
         return x
 
 
-def _random_crop(x: torch.Tensor, padding: int, generator: torch.Generator) -> torch.Tensor:
-    batch, _, height, width = x.shape
-    padded = F.pad(x, (padding,) * 4)
-    top, left = torch.randint(0, 2 * padding + 1, (2, batch), generator=generator).to(x.device)
+def _random_crop(x: torch.Tensor, border: int, fill: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A window of every image of x [B, C, H, W] inside a border of `fill` [C]."""
+    batch, channels, height, width = x.shape
+    padded = fill.view(1, -1, 1, 1).repeat(batch, 1, height + 2 * border, width + 2 * border)
+    padded[:, :, border : border + height, border : border + width] = x
+    top, left = torch.randint(0, 2 * border + 1, (2, batch), generator=generator).to(x.device)
     rows = top[:, None] + torch.arange(height, device=x.device)
     columns = left[:, None] + torch.arange(width, device=x.device)
-    image = torch.arange(batch, device=x.device)
-    cropped = padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]]
+    image = torch.arange(batch, device=x.device)[:, None, None]
+    cropped = padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
     return cropped.permute(0, 3, 1, 2)
 
 
@@ -120,9 +125,7 @@ class ClientData:
         """The client's label set as [classes] bool."""
         return torch.bincount(self.labels, minlength=self.classes) > 0
 
-    def batches(
-        self, training: Training, generator: torch.Generator
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self, training: Training, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Shuffled, augmented training batches of one round: (x [B, C, H, W], y [B])."""
         x, left = self.preprocess(self.pixels), training.batches_of(len(self))
         while left:
@@ -164,9 +167,7 @@ def sgd(
     """
     net.train()
     parameters = list(net.parameters())
-    optimizer = torch.optim.SGD(
-        parameters, lr, training.momentum, weight_decay=training.weight_decay, fused=True
-    )
+    optimizer = torch.optim.SGD(parameters, lr, training.momentum, weight_decay=training.weight_decay, fused=True)
     total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
     for x, y in batches:
         value = loss(net(x), y)
@@ -184,9 +185,7 @@ def sgd(
 
 
 @torch.no_grad()
-def evaluate(
-    net: nn.Module, data: ClientData, batch_size: int, fill: Fill = "none", present=None
-) -> dict[str, float]:
+def evaluate(net: nn.Module, data: ClientData, batch_size: int, fill: Fill = "none", present=None) -> dict[str, float]:
     """Sums over `data`: correct, loss, count. `present` [C] with `fill` masks the logits of absent classes."""
     net.eval()
     correct = torch.zeros((), dtype=torch.int64, device=data.device)

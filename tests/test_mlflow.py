@@ -11,7 +11,6 @@ from rayfl.config import ConfigError
 from rayfl.tracking.mlflow import Mlflow, Sender, default_uri
 from rayfl.tracking.records import Run, summary
 
-
 # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+
 from rayfl.data.base import Arrays, DataSet
 from rayfl.data.partition import Partition, Shards, hold_out, partition
-
 from rayfl.seeds import numpy_generator
 from rayfl.training import Preprocessing
 

@@ -27,9 +27,7 @@ class Job:
 
 class Executor(ABC):
     @abstractmethod
-    def map(
-        self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Message]
-    ) -> Iterator[Message]:
+    def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Message]) -> Iterator[Message]:
         """The answers, in the order of `jobs`, whatever order they were worked out in. A failure is raised
         where its answer would have come. `shared` is called once a key."""
 

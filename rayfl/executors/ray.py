@@ -2,7 +2,7 @@
 
 Jobs go out longest expected first, two in flight an actor; what they share is put into the object store once a
 key. An actor that dies, or does not answer in time, is taken out at once; its jobs go to the front of the queue
-and run again on the others, and a replacement is admitted when it answers a ping. Answers come back in the order
+and run again on the others, and a replacement is admitted when it has loaded the run. Answers come back in the order
 of the jobs, so the result is the same to the bit however many actors there are and whatever happened to them.
 """
 
@@ -35,6 +35,7 @@ as ActorUnavailableError."""
 IN_FLIGHT = 2
 ATTEMPTS = 3
 START_FAILURES = 3
+START_SECONDS = 300.0
 
 
 class JobFailed(RuntimeError):
@@ -47,7 +48,7 @@ class _Slot:
 
     options: dict
     actor: "ray.actor.ActorHandle | None" = None
-    ping: ray.ObjectRef | None = None
+    loading: ray.ObjectRef | None = None
     ready: bool = False
     running: deque[int] = field(default_factory=deque)
     failures: int = 0
@@ -80,12 +81,11 @@ class RayPool(Executor):
         ]
         self.slowest: dict[str, float] = {}
         self.deaths = 0
+        self.idle_since = time.monotonic()
         for slot in self.slots:
             self._start(slot)
 
-    def map(
-        self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Message]
-    ) -> Iterator[Message]:
+    def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Message]) -> Iterator[Message]:
         batch = _Batch(self, verb, jobs, shared)
         try:
             yield from batch.answers()
@@ -99,9 +99,19 @@ class RayPool(Executor):
                 ray.kill(slot.actor)
                 slot.actor = None
 
+    def load(self, refs: list[ray.ObjectRef]) -> None:
+        """Another run for the same actors: what they imported and built stays."""
+        self.refs = refs
+        for slot in self.slots:
+            self._load(slot)
+
     def _start(self, slot: _Slot) -> None:
-        slot.actor = ClientActor.options(**slot.options).remote(self.refs, self.threads)
-        slot.ping, slot.ready = slot.actor.ping.remote(), False
+        slot.actor = ClientActor.options(**slot.options).remote(self.threads)
+        self._load(slot)
+
+    def _load(self, slot: _Slot) -> None:
+        """The actor is admitted when it has loaded the run."""
+        slot.loading, slot.ready = slot.actor.load.remote(self.refs), False
 
     def _replace(self, slot: _Slot, error: Exception) -> None:
         """Takes a slot's actor out and starts another."""
@@ -154,20 +164,20 @@ class _Batch:
             slot.running.append(index)
 
     def _wait(self) -> None:
-        pings = {slot.ping: slot for slot in self.pool.slots if slot.ping is not None}
-        ready, _ = ray.wait([*self.flying, *pings], timeout=5.0)
+        loading = {slot.loading: slot for slot in self.pool.slots if slot.loading is not None}
+        ready, _ = ray.wait([*self.flying, *loading], timeout=5.0)
         if not ready:
             self._check_deadlines()
         for ref in ready:
-            if ref in pings:
-                self._admit(pings[ref])
+            if ref in loading:
+                self._admit(loading[ref])
             elif ref in self.flying:
                 self._receive(ref)
 
     def _admit(self, slot: _Slot) -> None:
-        ping, slot.ping = slot.ping, None
+        loading, slot.loading = slot.loading, None
         try:
-            ray.get(ping)
+            ray.get(loading)
             slot.ready, slot.failures = True, 0
         except (*LOST, RayTaskError) as error:
             self.pool._replace(slot, error)
@@ -187,7 +197,8 @@ class _Batch:
             return
         del self.flying[ref]
         slot.running.remove(index)
-        took = time.monotonic() - started
+        now = self.pool.idle_since = time.monotonic()
+        took = now - started
         self.pool.slowest[self.verb] = max(took, self.pool.slowest.get(self.verb, 0.0))
         self.done[index] = answer
         self.left[job.key] -= 1
@@ -207,12 +218,12 @@ class _Batch:
     def _retry(self, index: int, reason: str, attempts: int) -> None:
         self.attempts[index] += 1
         if self.attempts[index] >= attempts:
-            raise JobFailed(
-                f"{self.verb}: {self.jobs[index].about}: failed {attempts} times; the last time:\n{reason}"
-            )
+            raise JobFailed(f"{self.verb}: {self.jobs[index].about}: failed {attempts} times; the last time:\n{reason}")
         self.queue.appendleft(index)
 
     def _check_deadlines(self) -> None:
+        if not self.flying and time.monotonic() - self.pool.idle_since > START_SECONDS:
+            raise JobFailed(f"no client actor could be started within {START_SECONDS:.0f} s")
         limit = max(self.pool.deadline, 10 * self.pool.slowest.get(self.verb, float("inf")))
         for _, slot, started in list(self.flying.values()):
             if slot.running and time.monotonic() - started > limit:

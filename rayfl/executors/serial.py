@@ -11,9 +11,7 @@ class Serial(Executor):
     def __init__(self, worker, threads: int = 1):
         self.worker, self.threads = worker, threads
 
-    def map(
-        self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Message]
-    ) -> Iterator[Message]:
+    def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Message]) -> Iterator[Message]:
         run = getattr(self.worker, verb)
         key, message = None, None
         for job in jobs:

@@ -1,6 +1,5 @@
 """ServerActor: holds the state of one run, selects, extracts, and folds the answers of its client actors."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,70 +8,63 @@ import ray
 import torch
 from ray.util.placement_group import PlacementGroup
 
-from rayfl.executors.clients import without_arrays
+from rayfl.data.federation import Federation
+from rayfl.executors.clients import recipe
 from rayfl.executors.ray import RayPool
+from rayfl.methods.base import Method
 from rayfl.simulation import Simulation
-
-STEP_SECONDS = 1.0
+from rayfl.worker import Limits
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"io": 1})
 class ServerActor:
-    """`step()` until it says done. `status()` answers while a step runs."""
+    """A `Simulation` in a process of its own, with its verbs. `status()` answers while a step runs."""
 
-    def __init__(
-        self, experiment, refs: list[ray.ObjectRef], folder: str, group: PlacementGroup, bundles: Sequence[int]
-    ):
-        """`experiment` builds the simulation; `refs` holds the data set's arrays; clients start in `bundles`."""
+    def __init__(self, group: PlacementGroup, bundles: Sequence[int]):
+        """Client actors start in these bundles of `group`."""
         torch.set_num_threads(1)
-        self.experiment = experiment
+        self.group, self.bundles = group, bundles
+        self.pool: RayPool | None = None
 
-        def pool(method, federation, limits) -> RayPool:
-            parts = ray.put((method, without_arrays(federation), experiment.seed, limits))
+    def load(self, experiment, refs: list[ray.ObjectRef], folder: str) -> None:
+        """Takes up a run, in the client actors of the last one if there was one. `experiment` builds its
+        simulation, `refs` holds the data set's arrays, `folder` is for what clients keep."""
+
+        def executor(method: Method, federation: Federation, limits: Limits) -> RayPool:
+            parts = [refs[0], recipe(method, federation, experiment.seed, limits)]
+            if self.pool is not None:
+                self.pool.load(parts)
+                return self.pool
             run = experiment.run
-            return RayPool(
-                [refs[0], parts], group, bundles, cpus=run.cpus, gpus=run.gpus, threads=run.threads
-            )
+            self.pool = RayPool(parts, self.group, self.bundles, cpus=run.cpus, gpus=run.gpus, threads=run.threads)
+            return self.pool
 
-        self.simulation: Simulation = experiment.simulation(ray.get(refs[0]), Path(folder), pool)
+        self.simulation: Simulation = experiment.simulation(ray.get(refs[0]), Path(folder), executor)
 
     def step(self) -> list[dict[str, Any]]:
-        """Rounds up to the next evaluation, or for about a second: their lines."""
-        lines: list[dict[str, Any]] = []
-        until = time.monotonic() + STEP_SECONDS
-        while not self.simulation.done:
-            lines.append(self.simulation.run_round())
-            if "accuracy_mean" in lines[-1] or time.monotonic() > until:
-                break
-        return lines
+        return self.simulation.step()
 
     @ray.method(concurrency_group="io")
     def status(self) -> dict[str, Any]:
         """Where the run is, at once."""
-        pool = self.simulation.executor
-        ready = [slot.ready for slot in pool.slots]
+        ready = [slot.ready for slot in self.pool.slots] if self.pool else []
         return {
             "round": self.simulation.round,
             "actors": sum(ready),
             "starting": len(ready) - sum(ready),
-            "deaths": pool.deaths,
+            "deaths": self.pool.deaths if self.pool else 0,
         }
 
     def client_accuracy(self) -> dict[int, float]:
-        """Every client's accuracy on its own test split, at the last evaluation."""
-        return self.simulation.client_accuracy
+        return self.simulation.client_accuracy()
 
-    def save(self, folder: str) -> int:
-        """Writes a checkpoint below `folder` and returns its round."""
-        self.simulation.save(Path(folder), self.experiment.result_config())
-        return self.simulation.round
+    def save(self, folder: str) -> None:
+        self.simulation.save(Path(folder))
 
     def restore(self, folder: str) -> tuple[int, list[str]]:
-        """Goes to the newest good checkpoint below `folder`: its round (0: none there), and what to say."""
-        said: list[str] = []
-        self.simulation.restore_latest(Path(folder), self.experiment.result_config(), said.append)
-        return self.simulation.round, said
+        return self.simulation.restore(Path(folder))
 
     def close(self) -> None:
         """Stops the client actors."""
-        self.simulation.executor.close()
+        if self.pool is not None:
+            self.pool.close()

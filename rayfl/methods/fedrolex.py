@@ -19,9 +19,10 @@ Departures:
    shuffles the axes; here `overlap` is what the paper means by it.
 3. Attention heads roll inside each head; the code rolls the flattened axis, which mixes heads.
 4. A plain mean over holders; the code's `updates` weights depend on the order of the cohort.
-5. `axis_phase`, `coprime_stride` and `capacity_phase` are not the paper's defaults. The first two mend that all
-   axes of a width share one offset, so that weight (o, i) is only ever trained by a client of k channels
-   if o and i are less than k apart (circularly); the third is the poster's Figure 1.
+5. `axis_phase`, `coprime_stride` and `capacity_phase` are not the paper's defaults. All axes of a width share
+   one offset, so that weight (o, i) is only ever trained by a client of k channels if o and i are less than
+   k apart (circularly): 2 k - 1 of K pairs. `axis_phase` moves that band, `coprime_stride` sweeps all pairs;
+   `capacity_phase` is the poster's Figure 1.
 6. A device runs the window of the last round (`deploys: window`), or the prefix; the paper evaluates only the
    server's network.
 """
@@ -50,7 +51,9 @@ class FedRolex(WidthMethod):
     axis_phase: bool = False
     """Give every axis its own constant offset (a hash of its name), so that axes of a width differ."""
     coprime_stride: bool = False
-    """Give every axis its own stride, coprime with its size, so that its offset meets every other's."""
+    """Give every axis its own stride, coprime with its size K, and one position more after every K rounds.
+    It still trains every position equally often; two axes meet in all pairs of positions, up to k^2 / K
+    of them in the first K rounds (unless their names happen to give one stride)."""
     capacity_phase: int = Field(0, ge=0)
     """Positions by which each next smaller capacity starts later (the poster's figure: 2)."""
     deploys: Literal["window", "prefix"] = "window"
@@ -72,11 +75,11 @@ class FedRolex(WidthMethod):
         late = self.capacity_phase * list(self.task.widths).index(capacity)
 
         def offset(name: str, kept: int, size: int) -> int:
-            stride = self.stride(kept, size)
+            moved = self.stride(kept, size) * round
             if self.coprime_stride:
-                stride = _coprime(_hash(name) % size + 1, size)
+                moved = _coprime(_hash(name) % size + 1, size) * round + round // size
             phase = late + (_hash(name) if self.axis_phase else 0)
-            return self.direction * (stride * round + phase)
+            return self.direction * (moved + phase)
 
         return self._slice(capacity, offset)
 

@@ -21,16 +21,17 @@ class Progress(ABC):
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console()
-        self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4)
+        self._live: Live | None = None
         self._began = time.monotonic()
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
+            self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
+        if self._live is not None:
             self._live.stop()
 
     @abstractmethod
@@ -71,10 +72,7 @@ class RunProgress(Progress):
             self._plain(f"{self.label}: {self._text()}")
 
     def picture(self) -> RenderableType:
-        return Group(
-            Text(f"{self.label}: {self._text()}"),
-            ProgressBar(self.rounds, self.round, width=60),
-        )
+        return _bar(self.round / self.rounds, f"{self.label}: {self._text()}")
 
     def _text(self) -> str:
         parts = [f"round {self.round}/{self.rounds}"]
@@ -88,7 +86,7 @@ class RunProgress(Progress):
         return ", ".join([*parts, self._times(made / all if all else 1.0)])
 
 
-@dataclass
+@dataclass(eq=False)
 class _Trial:
     label: str
     point: str
@@ -102,7 +100,7 @@ class _Trial:
 
 
 class SweepProgress(Progress):
-    """A sweep: the running trials, those that ended last, the best of each method, one bar over all rounds."""
+    """A sweep: a bar over all rounds, the best of each method, what runs and what ended last."""
 
     def __init__(
         self,
@@ -117,7 +115,9 @@ class SweepProgress(Progress):
         self.ended: list[_Trial] = []
 
     def start(self, trial_id: str, label: str, point: str) -> None:
-        """A trial runs: the method's label, and what the search chose, "lr=0.03"."""
+        """A trial runs, perhaps again: the method's label, and what the search chose, "lr=0.03"."""
+        before = self.trials.get(trial_id)
+        self.ended = [trial for trial in self.ended if trial is not before]
         self.trials[trial_id] = _Trial(label, point)
 
     def update(self, trial_id: str, round: int, metrics: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ class SweepProgress(Progress):
     def best(self) -> dict[str, _Trial]:
         """Label -> its best trial so far by the metric."""
         best: dict[str, _Trial] = {}
-        for trial in self.trials.values():
+        for trial in list(self.trials.values()):
             if trial.value is not None:
                 leader = best.get(trial.label)
                 if leader is None or leader.value is None or trial.value > leader.value:
@@ -150,26 +150,33 @@ class SweepProgress(Progress):
         table = Table(box=None, padding=(0, 2, 0, 0))
         for name in ("method", "point", "round", self.metric, "state"):
             table.add_column(name, header_style="bold", no_wrap=True)
-        running = [trial for trial in list(self.trials.values()) if trial.status == "running"]
+        trials = list(self.trials.values())
+        running = [trial for trial in trials if trial.status == "running"]
         for trial in self.ended[-ENDED_IN_VIEW:] + running:
             state = Text(trial.status, COLORS[trial.status])
             place = f"{trial.round}/{self.rounds}"
             table.add_row(Text(trial.label), Text(trial.point), place, trial.score, state)
-        made = sum(trial.round for trial in self.trials.values())
+        made = sum(trial.round for trial in trials)
         total = (
             f"trials {len(self.ended)}/{self.total_trials}, "
             f"rounds {made}/{self.total_trials * self.rounds}, {self._times(self._share)}"
         )
         ranked = sorted(self.best.items(), key=lambda item: -(item[1].value or 0))
         best = [Text(f"best {label}: {t.score} ({t.point})", "dim") for label, t in ranked]
-        bar = ProgressBar(1.0, self._share, width=60)
-        return Group(table, *best, Text(total), bar)
+        # a terminal that is too low cuts the end
+        return Group(_bar(self._share, total), *best, table)
 
     @property
     def _share(self) -> float:
         """Of all rounds, with those that ended trials will not make."""
         running = sum(t.round for t in list(self.trials.values()) if t.status == "running")
         return (len(self.ended) * self.rounds + running) / (self.total_trials * self.rounds)
+
+
+def _bar(share: float, text: str) -> Table:
+    row = Table.grid(padding=(0, 1))
+    row.add_row(ProgressBar(1.0, share, width=24), Text(text))
+    return row
 
 
 def clock(seconds: float) -> str:

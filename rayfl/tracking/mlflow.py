@@ -88,12 +88,13 @@ class Mlflow:
             self.note(f"MLflow at {_public(self.uri)} is back")
         return failed
 
-    def read(self, sweep: str | None = None) -> list[dict[str, Any]]:
-        """The experiment's runs, or those of the sweep with this id, as rows like `Run.record`; newest first.
+    def read(self, sweep: str | None = None, kind: str = "run") -> list[dict[str, Any]]:
+        """The experiment's runs (or sweeps: `kind`), or those of the sweep with this id, as rows like
+        `Run.record`; newest first.
 
         `params` are text and there is no `path`. A ConfigError if there is no such server or experiment.
         """
-        wanted = "tags.`rayfl.kind` = 'run'"
+        wanted = f"tags.`rayfl.kind` = '{kind}'"
         if sweep is not None:
             wanted += f" AND tags.`rayfl.sweep` = '{sweep}'"
         database = _database(self.uri)
@@ -252,10 +253,10 @@ class Mlflow:
 
 
 class Sender:
-    """Syncs runs in a thread, every few seconds and once more at the end.
+    """Syncs runs in a thread, every few seconds and once more at the end:
 
-    >>> with Sender(mlflow) as sender:
-    ...     sender.add(run.path)
+        with Sender(mlflow) as sender:
+            sender.add(run.path)
     """
 
     def __init__(self, mlflow: Mlflow, seconds: float = 5.0):

@@ -4,6 +4,7 @@
     config.json     the experiment
     metrics.jsonl   one line a round; rounds count from 1, the round after which the numbers hold
     result.json     the summary of a finished run
+    clients.json    every client's accuracy on its own test split, at the end
     plots/  checkpoints/
 
 A sweep is a run too (`kind: sweep`), without rounds of its own; its trials name its id in `sweep`. Only the
@@ -134,6 +135,10 @@ class Run:
         write_json(self.path / "result.json", result)
         self.status, self.error = status, error
         self._save()
+
+    def save_clients(self, accuracy: Mapping[int, float]) -> None:
+        """clients.json: every client's accuracy on its own test split, at the end."""
+        write_json(self.path / "clients.json", {str(id): value for id, value in accuracy.items()})
 
     def record(self) -> dict[str, Any]:
         """The run as one flat row: id, label, status, error, sweep, seed, path, params, and its result."""

@@ -1,0 +1,445 @@
+"""The command line: run | sweep | compare | report | describe | check | list | export.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input (nothing is left behind), 130 stopped by the user.
+Heavy imports stand inside the commands, so that `--help` and an error in a YAML file come at once.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rayfl.config import ConfigError
+
+if TYPE_CHECKING:
+    from rayfl.experiment import Experiment
+    from rayfl.tracking.mlflow import Mlflow
+    from rayfl.tracking.records import Run
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+console = Console()
+errors = Console(stderr=True)
+
+QUICKSTART = Path("tune_configs/quickstart.yaml")
+CHECKPOINT_SECONDS = 30.0
+MLFLOW_EXPERIMENT = "rayfl"
+
+ConfigPath = Annotated[Path, typer.Argument(help="A YAML file of tune_configs/, or your own.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change the experiment: training.lr=0.1"),
+]
+Output = Annotated[Path, typer.Option(help="Folder of all runs, of mlflow.db and its artifacts.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="A running Ray cluster; unless given RAY_ADDRESS, else a local one of its own."),
+]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(help="An MLflow server; unless given MLFLOW_TRACKING_URI, else sqlite in --output."),
+]
+Name = Annotated[str | None, typer.Option(help="Name of its folder below --output; unless given the file's.")]
+
+
+def main() -> None:
+    """Runs the command line with the exit codes of this module."""
+    try:
+        app(standalone_mode=False)
+    except ConfigError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
+        errors.print("stopped; the same command with --resume goes on from the last checkpoint")
+        sys.exit(130)
+    except Exception as error:
+        if hasattr(error, "show"):  # typer's own: a wrong option
+            error.show()
+            sys.exit(2)
+        errors.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    settings: Settings = None,
+    output: Output = Path("runs"),
+    name: Name = None,
+    resume: Resume = False,
+    address: Address = None,
+    tracking_uri: TrackingUri = None,
+) -> None:
+    """One federated run: config, metrics, result, plots and checkpoints in a folder, and in MLflow."""
+    from rayfl.experiment import load_experiment
+    from rayfl.report import label_distribution, write_report
+    from rayfl.tracking.console import RunProgress
+    from rayfl.tracking.records import summary
+
+    experiment = load_experiment(config, settings)
+    folder = output / (name or config.stem)
+    arrays = _load_data(experiment)
+    record = _open_run(folder, experiment.method.name, experiment.plain(), experiment.tags(), resume)
+    status, error = "stopped", None
+    with (
+        RunProgress(record.label, experiment.rounds) as progress,
+        _mlflow(output, tracking_uri, progress.note) as sender,
+    ):
+        sender.add(record.path)
+        try:
+            with _opened(experiment, arrays, record, address) as simulation:
+                _go_on(simulation, record, progress)
+                for lines in _rounds(simulation, record.path / "checkpoints"):
+                    record.append(lines)
+                    for line in lines:
+                        progress.update(line["round"], line)
+                        if "refusals" in line:
+                            progress.note(f"round {line['round']}: refused {line['refusals']}")
+                record.save_clients(simulation.client_accuracy())
+            status = "finished"
+        except Exception as failure:
+            status, error = "failed", str(failure)
+            raise
+        finally:
+            record.finish(status, summary(record.rounds(), record.label, experiment.seed), error)
+            if status == "finished":
+                write_report(record.path, [record.record()])
+                label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
+    _show_table([record.record()])
+    console.print(f"results in {record.path}", soft_wrap=True)
+    _say_mlflow(output, tracking_uri)
+
+
+@app.command()
+def sweep(
+    config: ConfigPath = QUICKSTART,
+    settings: Settings = None,
+    rows: Annotated[str | None, typer.Option(help="Only these rows, e.g. heterofl,fedrolex.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Shorten or lengthen every run.")] = None,
+    output: Output = Path("runs"),
+    name: Name = None,
+    resume: Resume = False,
+    address: Address = None,
+    tracking_uri: TrackingUri = None,
+) -> None:
+    """Tunes every row of a comparison with the same budget and ranks the tuned methods."""
+    settings = [*(settings or []), *([f"rounds={rounds}"] if rounds else [])]
+    from rayfl.executors.cluster import cluster
+    from rayfl.report import label_distribution, write_report
+    from rayfl.tracking.console import SweepProgress
+    from rayfl.tuning import Interrupted, expected_trials, load_sweep, run_sweep
+
+    plan = load_sweep(config, settings, rows)
+    example = plan.experiment(next(iter(plan.rows)), plan.search.points(0)[0], plan.search.seeds[0])
+    arrays = _load_data(example)
+    folder = output / (name or plan.name)
+    tags = {"config": config, "rows": ", ".join(plan.rows), "commit": example.tags()["commit"]}
+    record = _open_run(folder, plan.name, plan.plain(), tags, resume, kind="sweep")
+    console.print(
+        f"{plan.name}: {len(plan.rows)} methods, {expected_trials(plan)} trials of {example.rounds} rounds, "
+        f"{example.clients.count} clients on {example.data.name}; results in {folder}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    status, error = "stopped", None
+    progress = SweepProgress(expected_trials(plan), example.rounds, plan.search.metric)
+    with progress, _mlflow(output, tracking_uri, progress.note) as sender:
+        sender.add(record.path)
+        try:
+            with cluster(address):
+                best = run_sweep(plan, record, arrays, progress, sender.add)
+            write_report(folder, best)
+            label_distribution(folder / "plots" / "labels.png", _label_counts(example, arrays))
+            status = "finished"
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        except Exception as failure:
+            status, error = "failed", str(failure)
+            raise
+        finally:
+            record.finish(status, {}, error)
+    _show_table(best)
+    console.print(f"results.csv, results.md and plots in {folder}", soft_wrap=True, highlight=False)
+    _say_mlflow(output, tracking_uri)
+
+
+@app.command()
+def compare(
+    name: Annotated[str | None, typer.Argument(help="A sweep's name; unless given the newest sweep.")] = None,
+    output: Output = Path("runs"),
+    tracking_uri: TrackingUri = None,
+    metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
+    format: Annotated[str, typer.Option(help="table, markdown, csv or latex.")] = "table",
+) -> None:
+    """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
+    from rayfl.config import choose
+    from rayfl.report import results_csv
+
+    renderers: dict[str, Callable[[list], Any]] = {
+        "table": _show_table,
+        "markdown": lambda records: print(_table(records).markdown()),
+        "csv": lambda records: print(results_csv(records), end=""),
+        "latex": lambda records: print(_table(records).latex()),
+    }
+    render = choose(renderers, format, "--format", "format")
+    client = _client(output, tracking_uri, lambda text: errors.print(text, soft_wrap=True))
+    if output.is_dir():
+        client.sync_all(output)
+    render(_best_of(client, name, metric))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a sweep or of a run.")],
+    metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
+) -> None:
+    """Tables and plots again, from a folder of runs."""
+    from rayfl.report import write_report
+    from rayfl.tracking.records import Run, records
+
+    found = [record for record in records(folder) if "accuracy_mean" in record]
+    if not found:
+        raise ConfigError(f"{folder}: holds no run with an accuracy; allowed: the folder of a sweep or a run")
+    own = Run.open(folder).config if Run.exists(folder) else {}
+    best = _choose_best(found, own, metric)
+    write_report(folder, best)
+    _show_table(best)
+    console.print(f"results.csv, results.md, results.tex and plots in {folder}", soft_wrap=True)
+
+
+@app.command()
+def describe(
+    config: Annotated[Path | None, typer.Argument(help="A YAML file, in place of --model.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model by name.")] = None,
+    capacities: Annotated[str, typer.Option(help="Shares, or HeteroFL's letters.")] = "1,0.5,0.25,0.125,0.0625",
+    convention: Annotated[str, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
+    metric: Annotated[str, typer.Option(help="What a capacity is a share of: width, params, flops.")] = "width",
+    method: Annotated[str | None, typer.Option(help="The method whose bytes are counted; a plain narrow network unless given.")] = None,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of records.")] = False,
+) -> None:
+    """What every capacity costs: parameters, FLOPs of one forward pass, bytes a round, size."""
+    from rayfl import costs
+    from rayfl.config import choose
+    from rayfl.experiment import describe_experiment, load_experiment, parse_experiment
+
+    choose(dict.fromkeys(costs.CONVENTIONS), convention, "--convention", "convention")
+    if (config is None) == (model is None):
+        raise ConfigError("describe: allowed: either a CONFIG or --model NAME")
+    if config is not None:
+        experiment = load_experiment(config)
+    else:
+        levels = capacities if capacities[:1].isalpha() else _floats(capacities)
+        clients = {"count": 1000, "capacities": levels, "metric": metric, "assignment": "dynamic"}
+        given = {"model": _native(model, classes), "clients": clients, "method": method or "heterofl"}
+        experiment = parse_experiment(given, "describe")
+    records = describe_experiment(experiment, convention)
+    if as_json:
+        print(json.dumps(records, indent=1))
+        return
+    table = Table(title=f"{experiment.model.name}, FLOPs by {convention}")
+    for column in records[0]:
+        table.add_column(column, justify="right")
+    for record in records:
+        cells = [f"{v:,}" if isinstance(v, int) else f"{v:.4f}" for k, v in record.items() if k != "capacity"]
+        table.add_row(f"{record['capacity']:g}", *cells)
+    console.print(table)
+
+
+@app.command()
+def check(configs: Annotated[list[Path], typer.Argument(help="YAML files.")]) -> None:
+    """Validates files without starting Ray: keys, types, ranges, models at every capacity, search spaces."""
+    from rayfl.config import load_yaml
+    from rayfl.experiment import load_experiment
+    from rayfl.tuning import load_sweep
+
+    for path in configs:
+        if "experiment" in load_yaml(path):
+            plan = load_sweep(path)
+            console.print(f"{path}: a sweep of {len(plan.rows)} rows: {', '.join(plan.rows)}", soft_wrap=True)
+        else:
+            experiment = load_experiment(path)
+            console.print(f"{path}: a run of {experiment.method.name}", soft_wrap=True)
+
+
+@app.command(name="list")
+def list_() -> None:
+    """The methods, models, data sets and partitions, with their options."""
+    from rayfl.experiment import NAMED
+
+    for section, (registry, _) in NAMED.items():
+        table = Table(title=f"{section}: name", title_justify="left", show_header=False, box=None)
+        for name, cls in registry.items():
+            options = ", ".join(
+                f"{key}={field.default!r}"
+                for key, field in cls.model_fields.items()
+                if key not in ("name", "task", "input", "classes")
+            )
+            table.add_row(f"[bold]{name}[/]", (cls.__doc__ or "").split("\n")[0], options)
+        console.print(table)
+        console.print()
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run with checkpoints.")],
+    capacity: Annotated[float, typer.Option(help="Which submodel.")],
+    to: Annotated[Path, typer.Option(help="Folder to write.")],
+    client: Annotated[int | None, typer.Option(help="That client's own, if it keeps something.")] = None,
+) -> None:
+    """The submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load."""
+    from rayfl.export import export_submodel
+
+    export_submodel(run, capacity, to, client, lambda text: errors.print(text, soft_wrap=True))
+    console.print(f"model.safetensors, config.json and model.pt2 in {to}", soft_wrap=True)
+
+
+# what the commands share
+
+
+def _load_data(experiment: "Experiment"):
+    """The arrays, and every error that only they can show, before Ray starts."""
+    arrays = experiment.data.load()
+    experiment.federate(arrays)
+    return arrays
+
+
+def _open_run(folder: Path, label: str, config: dict, tags: dict, resume: bool, kind: Any = "run") -> "Run":
+    """A new record, or with `resume` the one that is there, if it is of the same configuration."""
+    from rayfl.checkpoints import same_config
+    from rayfl.tracking.records import Run
+
+    if not resume:
+        if Run.exists(folder):
+            raise ConfigError(f"{folder}: holds a run already; --resume goes on with it, --name gives another folder")
+        return Run.create(folder, label, config, tags, kind=kind)
+    record = Run.open(folder)
+    old, new = ({k: v for k, v in c.items() if k not in ("rounds", "run")} for c in (record.config, config))
+    same_config(folder / "config.json", old, new)
+    record.resume()
+    return record
+
+
+@contextmanager
+def _opened(experiment: "Experiment", arrays, record: "Run", address: str | None) -> Iterator[Any]:
+    """The experiment's simulation, in this process or on Ray: the same verbs."""
+    if experiment.run.executor == "serial":
+        yield experiment.simulation(arrays, record.path)
+        return
+    from rayfl.executors.cluster import running
+
+    with running(experiment, arrays, record.path, address) as simulation:
+        yield simulation
+
+
+def _rounds(simulation, folder: Path) -> Iterator[list[dict[str, Any]]]:
+    """The lines of a run to its end, with a checkpoint every half minute and at the end."""
+    saved = time.monotonic()
+    while lines := simulation.step():
+        yield lines
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            simulation.save(folder)
+            saved = time.monotonic()
+    simulation.save(folder)
+
+
+def _go_on(simulation, record: "Run", progress) -> None:
+    """Restores the last checkpoint, if there is one, and forgets the rounds after it."""
+    round, said = simulation.restore(record.path / "checkpoints")
+    for text in said:
+        progress.note(text)
+    record.truncate_after(round)
+    progress.first = progress.round = round
+
+
+@contextmanager
+def _mlflow(output: Path, uri: str | None, note: Callable[[str], None]) -> Iterator[Any]:
+    """Sends to MLflow, in a thread, the runs that it is told of."""
+    from rayfl.tracking.mlflow import Sender
+
+    with Sender(_client(output, uri, note)) as sender:
+        yield sender
+
+
+def _client(output: Path, uri: str | None, note: Callable[[str], None]) -> "Mlflow":
+    from rayfl.tracking.mlflow import Mlflow
+
+    return Mlflow(_uri(output, uri), MLFLOW_EXPERIMENT, note)
+
+
+def _uri(output: Path, uri: str | None) -> str:
+    from rayfl.tracking.mlflow import default_uri
+
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri(output)
+
+
+def _say_mlflow(output: Path, uri: str | None) -> None:
+    console.print(f"open MLflow: mlflow ui --backend-store-uri {_uri(output, uri)}", soft_wrap=True, highlight=False)
+
+
+def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: str | None) -> list[dict[str, Any]]:
+    """The best trial of every method, by the sweep's own metric unless another is asked for."""
+    from rayfl.report import best_trials
+
+    search = config.get("search", {})
+    metric = metric or search.get("metric", "accuracy_mean")
+    if not all(metric in record for record in found):
+        raise ConfigError(f"--metric: given {metric!r}; allowed: a result of every run, e.g. accuracy_mean")
+    return best_trials(found, metric, search.get("mode", "max"))
+
+
+def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> list[dict[str, Any]]:
+    """The best trials of a sweep in MLflow, the newest unless it is named."""
+    from rayfl.config import nearest
+
+    sweeps = client.read(kind="sweep")
+    named = [sweep for sweep in sweeps if name in (None, sweep["label"])]
+    if not named:
+        known = nearest(name, {sweep["label"] for sweep in sweeps})
+        raise ConfigError(f"compare: no sweep is called {name!r}; {known}")
+    params = named[0]["params"]
+    search = {key: params[f"search.{key}"] for key in ("metric", "mode")}
+    found = [record for record in client.read(sweep=named[0]["id"]) if "accuracy_mean" in record]
+    return _choose_best(found, {"search": search}, metric)
+
+
+def _table(records: list[dict[str, Any]]):
+    from rayfl.report import table
+
+    return table(records)
+
+
+def _show_table(records: list[dict[str, Any]]) -> None:
+    console.print(_table(records).rich())
+
+
+def _label_counts(experiment: "Experiment", arrays):
+    from rayfl.data.partition import label_counts
+
+    return label_counts(experiment.federate(arrays).train, arrays.y, experiment.data.classes)
+
+
+def _floats(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--capacities: given {text!r}; allowed: shares such as 1,0.5 or letters such as a1-e1"
+        ) from None
+
+
+def _native(model: str | None, classes: int) -> dict[str, Any]:
+    """A model's section with the images that it was published for."""
+    from rayfl.config import choose
+    from rayfl.models import MODELS
+
+    shape = choose(MODELS, model, "--model", "model").model_fields["input"].default
+    return {"name": model, "input": list(shape), "classes": classes}

@@ -1,0 +1,122 @@
+"""Ray for a driver: a local cluster or a running one, and the room that a run takes in it."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.config import ConfigError
+from rayfl.executors.server import ServerActor
+
+ROOM_SECONDS = 120.0
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Ray in this process: the cluster at `address` (or RAY_ADDRESS), else one of its own that ends with it.
+
+    A plain `ray.init()` would join whatever cluster it finds on the machine.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {}
+    if address == "local":
+        options = {"include_dashboard": False}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
+            "if it uses token authentication, set RAY_AUTH_MODE=token here too"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float]], list[int]]:
+    """The client bundles of a placement group, and the bundle of every actor.
+
+    Actors that share a GPU share its bundle: {GPU: 1} for four actors of 0.25.
+    """
+    each = int(1 / gpus) if 0 < gpus < 1 else 1
+    places = [actor // each for actor in range(actors)]
+    groups = [places.count(place) for place in range(places[-1] + 1)]
+    resources = []
+    for count in groups:
+        bundle = {"CPU": count * cpus}
+        if gpus:
+            bundle["GPU"] = 1.0 if each > 1 else gpus
+        resources.append(bundle)
+    return resources, places
+
+
+def room(cpus: float, gpus: float) -> int:
+    """How many client actors fit into the whole cluster."""
+    total = ray.cluster_resources()
+    fit = int(total.get("CPU", 0) / cpus)
+    return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
+
+
+class Remote:
+    """A server actor with the verbs of a `Simulation`, as plain calls."""
+
+    def __init__(self, server: "ray.actor.ActorHandle"):
+        self.server = server
+
+    def step(self) -> list[dict[str, Any]]:
+        return ray.get(self.server.step.remote())
+
+    def save(self, folder: Path) -> None:
+        ray.get(self.server.save.remote(str(folder)))
+
+    def restore(self, folder: Path) -> tuple[int, list[str]]:
+        return ray.get(self.server.restore.remote(str(folder)))
+
+    def client_accuracy(self) -> dict[int, float]:
+        return ray.get(self.server.client_accuracy.remote())
+
+
+@contextmanager
+def running(experiment, arrays, folder: Path, address: str | None) -> Iterator[Remote]:
+    """The experiment on Ray: a server actor on this node, its client actors in a placement group."""
+    with cluster(address), _room_for(experiment) as (group, places):
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here}
+        server = ServerActor.options(**options).remote(group, places)
+        ray.get(server.load.remote(experiment, [ray.put(arrays)], str(folder)))
+        yield Remote(server)
+        ray.get(server.close.remote())
+
+
+@contextmanager
+def _room_for(experiment) -> Iterator[tuple[PlacementGroup, list[int]]]:
+    """A placement group for the run's client actors, and the bundle of each."""
+    run = experiment.run
+    fit = room(run.cpus, run.gpus)
+    jobs = -(-experiment.clients.cohort // experiment.chunk)
+    actors = min(fit, jobs) if run.actors == "auto" else run.actors
+    if actors > fit or fit == 0:
+        raise ConfigError(
+            f"run: {max(actors, 1)} client actors of {run.cpus:g} CPUs and {run.gpus:g} GPUs do not fit: the "
+            f"cluster has {ray.cluster_resources().get('CPU', 0):g} CPUs and "
+            f"{ray.cluster_resources().get('GPU', 0):g} GPUs; lower run.actors, run.cpus or run.gpus"
+        )
+    resources, places = bundles(actors, run.cpus, run.gpus)
+    group = placement_group(resources)
+    try:
+        if not group.wait(ROOM_SECONDS):
+            raise ConfigError(f"run: no room for {resources} within {ROOM_SECONDS:.0f} s: other jobs hold the cluster")
+        yield group, places
+    finally:
+        with suppress(Exception):
+            remove_placement_group(group)

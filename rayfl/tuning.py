@@ -1,0 +1,507 @@
+"""Sweeps: every row of a comparison tuned with the same budget by Ray Tune, each trial one federated run.
+
+A sweep runs in stages, each one a Tuner: the search on the first seed, then the best point of every row on the
+other seeds. The driver alone writes records; a trial is a server actor and its client actors inside the trial's
+own placement group, and those processes are used again by the next trial.
+"""
+
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import ray
+from pydantic import Field, field_validator
+from ray import tune
+from ray.util import get_current_placement_group
+
+from rayfl.checkpoints import complete
+from rayfl.config import Config, ConfigError, load_yaml, nearest, parse, parse_setting, set_path
+from rayfl.data import Arrays
+from rayfl.executors import cluster
+from rayfl.executors.server import ServerActor
+from rayfl.experiment import NAMED, Experiment, parse_experiment
+from rayfl.report import best_trials
+from rayfl.seeds import numpy_generator, stream
+from rayfl.tracking.console import SweepProgress
+from rayfl.tracking.records import Run, records, summary
+
+CHECKPOINT_SECONDS = 30.0
+HEAD_BYTES = 64 * 2**20
+
+Point = dict[str, Any]
+"""Dotted path -> value: what a trial sets."""
+
+
+class Interrupted(Exception):
+    """The user stopped the sweep; `--resume` goes on."""
+
+
+class Search(Config):
+    """The `search:` section: the same for every row."""
+
+    space: dict[str, dict[str, Any]] = {}
+    """Dotted path -> {grid: [...]}, {choice: [...]}, {uniform: [a, b]}, {loguniform: [a, b]} or
+    {randint: [a, b]} (b excluded). Every combination of the grids is tried."""
+    trials: int = Field(1, ge=1)
+    """Draws of what is not a grid, for each combination of the grids: the budget of a row."""
+    metric: str = "validation_accuracy_mean"
+    """What is tuned by, at the last evaluation of a run."""
+    mode: Literal["max", "min"] = "max"
+    """Which end of the metric is best."""
+    searcher: str = "random"
+    """random: stratified draws, the same for every row. Or a searcher of Ray Tune by name, e.g. optuna."""
+    scheduler: str = "fifo"
+    """fifo: every trial runs its full rounds, so that the comparison is fair and repeatable. Or a scheduler of
+    Ray Tune by name (asha, hyperband, median, pbt): it stops trials early, among those of one row."""
+    options: dict[str, Any] = {}
+    """Arguments of the scheduler, e.g. {grace_period: 5}."""
+    seeds: tuple[int, ...] = (0,)
+    """The first seed is tuned on; then every row's best point runs on all of them."""
+    max_failures: int = Field(2, ge=0)
+    """How often a trial is started again from its checkpoint after it died."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _some(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ValueError("at least one seed, each once")
+        return seeds
+
+    @field_validator("space")
+    @classmethod
+    def _domains(cls, space: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for path, domain in space.items():
+            kinds = {"grid", "choice", "uniform", "loguniform", "randint"}
+            if len(domain) != 1 or not kinds >= set(domain):
+                raise ValueError(f"{path}: one of {', '.join(sorted(kinds))}; not {domain}")
+            [(kind, values)] = domain.items()
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"{path}.{kind}: a list of values; not {values!r}")
+            if kind not in ("grid", "choice") and not (len(values) == 2 and values[0] < values[1]):
+                raise ValueError(f"{path}.{kind}: [low, high] with low < high; not {values}")
+            if kind == "loguniform" and values[0] <= 0:
+                raise ValueError(f"{path}.loguniform: a low above 0; not {values[0]}")
+        return space
+
+    def points(self, seed: int) -> list[Point]:
+        """The points of every row, when nothing but chance and grids chooses them."""
+        points: list[Point] = [{}]
+        for path, domain in self.space.items():
+            if "grid" in domain:
+                points = [point | {path: value} for point in points for value in domain["grid"]]
+        drawn = {
+            path: _draw(domain, self.trials, numpy_generator(seed, "search", path))
+            for path, domain in self.space.items()
+            if "grid" not in domain
+        }
+        trials = self.trials if drawn else 1
+        return [point | {p: v[i] for p, v in drawn.items()} for point in points for i in range(trials)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep's YAML file says: one experiment, rows that change it, and a search."""
+
+    name: str
+    where: str
+    base: Mapping[str, Any]
+    rows: Mapping[str, Mapping[str, Any]]
+    search: Search
+
+    def experiment(self, row: str, point: Point, seed: int) -> Experiment:
+        given: dict[str, Any] = dict(self.base)
+        for section, value in self.rows[row].items():
+            old = given.get(section)
+            chosen = section in NAMED and isinstance(value, Mapping) and "name" in value
+            if isinstance(value, Mapping) and isinstance(old, Mapping) and not chosen:
+                value = dict(old) | dict(value)
+            given = set_path(given, section, value)
+        for path, value in point.items():
+            given = set_path(given, path, value)
+        return parse_experiment(given | {"seed": seed}, f"{self.where}: rows.{row}")
+
+    def check(self) -> None:
+        """Every row, at every value and every end of the search space."""
+        for row in self.rows:
+            middle = self.search.points(0)[0]
+            self.experiment(row, middle, self.search.seeds[0])
+            for path, domain in self.search.space.items():
+                for value in next(iter(domain.values())):
+                    self.experiment(row, middle | {path: value}, self.search.seeds[0])
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether all rows run the same points to the end, so that one Tuner can hold them all."""
+        return self.search.searcher == "random" and self.search.scheduler == "fifo"
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "experiment": dict(self.base),
+            "rows": {row: dict(changes) for row, changes in self.rows.items()},
+            "search": self.search.model_dump(mode="json"),
+        }
+
+
+def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | None = None) -> Sweep:
+    """A checked sweep from a YAML file; `settings` change the experiment, or the search where they begin so."""
+    where, given = str(path), load_yaml(path)
+    for text in settings or []:
+        at, value = parse_setting(text)
+        at = at if at.startswith(("search.", "experiment.")) else f"experiment.{at}"
+        given = set_path(given, at, value)
+    known = ("experiment", "rows", "search")
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
+    if not isinstance(given.get("experiment"), Mapping):
+        raise ConfigError(f"{where}: experiment: missing; a sweep file holds experiment, rows and search")
+    all_rows = given.get("rows") or {"run": {}}
+    chosen = rows.split(",") if rows else list(all_rows)
+    for row in chosen:
+        if row not in all_rows:
+            raise ConfigError(f"{where}: --rows: no row is called {row!r}; {nearest(row, all_rows)}")
+    search = parse(Search, given.get("search", {}), f"{where}: search")
+    sweep = Sweep(Path(path).stem, where, given["experiment"], {row: all_rows[row] or {} for row in chosen}, search)
+    sweep.check()
+    return sweep
+
+
+def _draw(domain: Mapping[str, Any], count: int, generator: np.random.Generator) -> list[Any]:
+    """Stratified draws: one from each of `count` equally likely parts of the domain, in random order."""
+    [(kind, values)] = domain.items()
+    shares = (generator.permutation(count) + generator.random(count)) / count
+    if kind == "choice":
+        return [values[int(share * len(values))] for share in shares]
+    low, high = values
+    if kind == "uniform":
+        return [float(low + share * (high - low)) for share in shares]
+    if kind == "loguniform":
+        return [float(low * (high / low) ** share) for share in shares]
+    return [int(low + share * (high - low)) for share in shares]
+
+
+def _domain(domain: Mapping[str, Any]) -> Any:
+    """A domain of the space as Ray Tune's."""
+    [(kind, values)] = domain.items()
+    if kind in ("grid", "choice"):
+        return tune.choice(values)
+    return getattr(tune, kind)(*values)
+
+
+# on the trial's node
+
+
+class FederatedTrial(tune.Trainable):
+    """One federated run as Ray Tune sees it. The next trial takes over its processes."""
+
+    def setup(self, config: dict[str, Any], sweep: Sweep, refs: dict[str, Any]) -> None:
+        self.sweep, self.refs = sweep, refs
+        self.folder = Path(tempfile.mkdtemp(prefix="rayfl-"))
+        group = get_current_placement_group()
+        _, places = cluster.bundles(*refs["actors"])
+        here = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
+        # bundle 0 holds this process and the server, the clients' bundles follow
+        self.server = ServerActor.options(scheduling_strategy=here).remote(group, [p + 1 for p in places])
+        self._load(config)
+
+    def _load(self, config: dict[str, Any]) -> None:
+        row, seed, point = trial_of(config)
+        experiment = self.sweep.experiment(row, point, seed)
+        self.rounds = experiment.rounds
+        self.saved = time.monotonic()
+        ray.get(self.server.load.remote(experiment, [self.refs["arrays"]], str(self.folder)))
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._load(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        lines = ray.get(self.server.step.remote())
+        result = {key: v for key, v in lines[-1].items() if isinstance(v, int | float)}
+        result |= {"lines": lines, "done": lines[-1]["round"] >= self.rounds}
+        if result["done"]:
+            result["client_accuracy"] = ray.get(self.server.client_accuracy.remote())
+        if time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+            self.saved = time.monotonic()
+            result["should_checkpoint"] = True
+        return result
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        ray.get(self.server.save.remote(checkpoint_dir))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        ray.get(self.server.restore.remote(checkpoint_dir))
+
+    def cleanup(self) -> None:
+        with suppress(ray.exceptions.RayError):
+            ray.get(self.server.close.remote())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def trial_of(config: Mapping[str, Any]) -> tuple[str, int, Point]:
+    """(row, seed, point) of a Tune configuration: a trial of a list, or one that a searcher chose."""
+    config = config.get("trial", config)
+    point = {key.removeprefix("point/"): v for key, v in config.items() if key.startswith("point/")}
+    return config["row"], config["seed"], point
+
+
+# on the driver
+
+
+class Recorder(tune.Callback):
+    """Writes the trials' records as their results come in."""
+
+    current: "Recorder | None" = None
+
+    def __init__(self, sweep: Sweep, run: Run, progress: SweepProgress, follow: Callable[[Path], None]):
+        self.sweep, self.run, self.progress, self.follow = sweep, run, progress, follow
+        self.trials: dict[str, Run] = {}
+        Recorder.current = self
+
+    def __reduce__(self):
+        # Tune stores its callbacks; a restored one is the one of the process that restores it
+        return _current_recorder, ()
+
+    def on_trial_start(self, iteration: int, trials: list, trial, **info) -> None:
+        row, seed, point = trial_of(trial.config)
+        name = "-".join([row, *(f"{k.rpartition('.')[2]}={_short(v)}" for k, v in point.items()), f"s{seed}"])
+        path = self.run.path / "trials" / f"{name}-{trial.trial_id}"
+        if Run.exists(path):
+            record = Run.open(path)
+            record.resume()
+        else:
+            experiment = self.sweep.experiment(row, point, seed)
+            text = ", ".join(f"{k}={_short(v)}" for k, v in point.items())
+            tags = experiment.tags() | {"point": text}
+            record = Run.create(path, row, experiment.plain(), tags, sweep=self.run.id)
+        self.trials[trial.trial_id] = record
+        self.progress.start(trial.trial_id, row, record.tags["point"])
+        self.follow(path)
+
+    def on_trial_result(self, iteration: int, trials: list, trial, result: dict, **info) -> None:
+        record, lines = self.trials[trial.trial_id], result.pop("lines")
+        accuracies = result.pop("client_accuracy", None)
+        known = record.rounds()
+        if known and known[-1]["round"] >= lines[0]["round"]:
+            record.truncate_after(lines[0]["round"] - 1)
+        record.append(lines)
+        if accuracies:
+            record.save_clients(accuracies)
+        for line in lines:
+            self.progress.update(trial.trial_id, line["round"], line)
+            if "refusals" in line:
+                self.progress.note(f"{record.label}: round {line['round']}: refused {line['refusals']}")
+
+    def on_trial_complete(self, iteration: int, trials: list, trial, **info) -> None:
+        record = self.trials[trial.trial_id]
+        if trial.checkpoint is not None:
+            with trial.checkpoint.as_directory() as folder:
+                for checkpoint in complete(Path(folder)):
+                    shutil.copytree(checkpoint, record.path / "checkpoints" / checkpoint.name, dirs_exist_ok=True)
+        done = record.rounds()[-1]["round"] >= record.config["rounds"]
+        self._end(trial, "finished" if done else "stopped")
+
+    def on_trial_error(self, iteration: int, trials: list, trial, **info) -> None:
+        error = trial.get_error()
+        self.progress.note(f"{self.trials[trial.trial_id].label} failed: {error}")
+        self._end(trial, "failed", str(error))
+
+    def _end(self, trial, status: str, error: str | None = None) -> None:
+        record = self.trials[trial.trial_id]
+        result = summary(record.rounds(), record.label, int(record.tags["seed"]))
+        record.finish(status, result, error)
+        self.progress.done(trial.trial_id, status)
+
+
+def _current_recorder() -> Recorder | None:
+    return Recorder.current
+
+
+def run_sweep(
+    sweep: Sweep,
+    run: Run,
+    arrays: Arrays,
+    progress: SweepProgress,
+    follow: Callable[[Path], None],
+) -> list[dict[str, Any]]:
+    """All stages of a sweep, those that are done passed over. Returns the records of the best points, all seeds.
+
+    `run` is the sweep's own folder; `follow` is told the folder of every trial. Ray is running.
+    """
+    recorder = Recorder(sweep, run, progress, follow)
+    data = ray.put(arrays)
+    search, first = sweep.search, sweep.search.seeds[0]
+    stages = [[row] for row in sweep.rows] if not sweep.is_fair else [list(sweep.rows)]
+    points = search.points(first)
+    for stage in stages:
+        name = "search" if sweep.is_fair else f"search-{stage[0]}"
+        if search.searcher == "random":
+            trials = [_trial(row, first, point) for point in points for row in stage]
+            space: dict[str, Any] = {"trial": tune.grid_search(trials)}
+        else:
+            space = {f"point/{path}": _domain(domain) for path, domain in search.space.items()}
+            space |= {"row": stage[0], "seed": first}
+        _run_stage(sweep, run, name, space, data, recorder)
+    best = best_trials(_finished(run), search.metric, search.mode)
+    confirm = [
+        _trial(record["label"], seed, {path: record["params"][path] for path in search.space})
+        for seed in search.seeds[1:]
+        for record in best
+    ]
+    if confirm:
+        _run_stage(sweep, run, "confirm", {"trial": tune.grid_search(confirm)}, data, recorder, fair=True)
+        points = {record["label"]: [record["params"][path] for path in search.space] for record in best}
+        best = [
+            record
+            for record in _finished(run)
+            if [record["params"][path] for path in search.space] == points[record["label"]]
+        ]
+    return best
+
+
+def expected_trials(sweep: Sweep) -> int:
+    """How many trials all stages have."""
+    points = sweep.search.points(0)
+    count = len(points) if sweep.search.searcher == "random" else sweep.search.trials
+    return len(sweep.rows) * (count + len(sweep.search.seeds) - 1)
+
+
+def _finished(run: Run) -> list[dict[str, Any]]:
+    return [record for record in records(run.path, run.id) if "accuracy_mean" in record]
+
+
+def _trial(row: str, seed: int, point: Point) -> dict[str, Any]:
+    return {"row": row, "seed": seed} | {f"point/{path}": value for path, value in point.items()}
+
+
+def _run_stage(
+    sweep: Sweep,
+    run: Run,
+    name: str,
+    space: dict[str, Any],
+    arrays: ray.ObjectRef,
+    recorder: Recorder,
+    fair: bool = False,
+) -> None:
+    """One Tuner, from its start, from where it was stopped, or not at all if it is done."""
+    search, folder = sweep.search, run.path / "tune"
+    marker = folder / name / "done"
+    if marker.exists():
+        return
+    actors = _actors(sweep, expected_trials(sweep))
+    trainable = tune.with_resources(
+        tune.with_parameters(FederatedTrial, sweep=sweep, refs={"arrays": arrays, "actors": actors}),
+        tune.PlacementGroupFactory(_trial_bundles(sweep, actors)),
+    )
+    fair = fair or sweep.is_fair
+    path = folder / name
+    if tune.Tuner.can_restore(str(path)):
+        tuner = tune.Tuner.restore(str(path), trainable, resume_errored=True, param_space=space)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+        tuner = tune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                metric=search.metric,
+                mode=search.mode,
+                num_samples=search.trials if "trial" not in space else 1,
+                scheduler=None if fair else _scheduler(sweep),
+                search_alg=_searcher(search) if "trial" not in space else None,
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name=name,
+                storage_path=str(folder),
+                callbacks=[recorder],
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=search.max_failures),
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=2, checkpoint_at_end=True),
+            ),
+        )
+    with _interrupts() as interrupted:
+        results = tuner.fit()
+    if interrupted.is_set():
+        raise Interrupted
+    failed = [result for result in results if result.error is not None]
+    if failed:
+        raise RuntimeError(
+            f"{len(failed)} of {len(results)} trials failed; --resume tries them again. The first:\n{failed[0].error}"
+        )
+    marker.touch()
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Sees a Ctrl-C that Tune handles itself: its `fit` then returns as if all were well."""
+    seen = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler(number, frame):
+        seen.set()
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield seen
+    except KeyboardInterrupt:
+        seen.set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _actors(sweep: Sweep, trials: int) -> tuple[int, float, float]:
+    """(client actors of a trial, CPUs and GPUs of each). auto: trials side by side first."""
+    first = next(iter(sweep.rows))
+    experiment = sweep.experiment(first, sweep.search.points(0)[0], sweep.search.seeds[0])
+    run = experiment.run
+    fit = cluster.room(run.cpus, run.gpus)
+    jobs = -(-experiment.clients.cohort // experiment.chunk)
+    actors = min(max(1, fit // trials), jobs) if run.actors == "auto" else run.actors
+    if actors > fit:
+        raise ConfigError(
+            f"{sweep.where}: run.actors: {actors} actors of {run.cpus:g} CPUs and {run.gpus:g} GPUs do not fit; "
+            f"the cluster has room for {fit}"
+        )
+    return actors, run.cpus, run.gpus
+
+
+def _trial_bundles(sweep: Sweep, actors: tuple[int, float, float]) -> list[dict[str, float]]:
+    """The trial and its server in the first bundle, clients in the others."""
+    clients, _ = cluster.bundles(*actors)
+    return [{"memory": HEAD_BYTES}, *clients]
+
+
+def _scheduler(sweep: Sweep) -> Any:
+    search = sweep.search
+    known = {"asha": "async_hyperband", "median": "median_stopping_rule"}
+    rounds = sweep.experiment(next(iter(sweep.rows)), {}, 0).rounds
+    options: dict[str, Any] = {"time_attr": "round"}
+    if search.scheduler in ("asha", "hyperband"):
+        options["max_t"] = rounds
+    try:
+        return tune.create_scheduler(known.get(search.scheduler, search.scheduler), **options | search.options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{sweep.where}: search.scheduler: given {search.scheduler!r}: {error}") from None
+
+
+def _searcher(search: Search) -> Any:
+    seed = stream(search.seeds[0], "searcher") % 2**31
+    try:
+        return tune.create_searcher(search.searcher, metric=search.metric, mode=search.mode, seed=seed)
+    except (ValueError, TypeError, ImportError, AssertionError) as error:
+        raise ConfigError(f"search.searcher: given {search.searcher!r}: {error}") from None
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

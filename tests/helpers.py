@@ -1,0 +1,133 @@
+"""What several test files share: tiny experiments, an executor that makes trouble, methods made for tests."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from rayfl.executors.base import Executor
+from rayfl.experiment import Experiment, parse_experiment
+from rayfl.methods.width import WidthMethod
+from rayfl.seeds import numpy_generator, torch_generator
+from rayfl.simulation import Simulation
+from rayfl.submodel import prefix
+from rayfl.tensors import leaves, pack, unpack
+from rayfl.worker import Worker
+
+TINY = {
+    "rounds": 2,
+    "data": {"name": "synthetic", "samples": 80, "test_samples": 24, "classes": 4},
+    "partition": {"name": "shards", "labels": 2},
+    "clients": {"count": 6, "cohort": 4, "capacities": [0.3, 0.2, 0.1]},
+    "model": {"name": "digits_cnn"},
+    "training": {"batch_size": 5, "steps": 2},
+    "evaluation": {"batch_size": 7},
+    "run": {"executor": "serial", "chunk": 1},
+}
+
+
+def tiny(**sections) -> Experiment:
+    """A tiny experiment; what a section says is laid over TINY's."""
+    given = dict(TINY)
+    for name, section in sections.items():
+        below = given.get(name)
+        given[name] = below | section if isinstance(below, dict) and isinstance(section, dict) else section
+    return parse_experiment(given, "test")
+
+
+def simulate(experiment: Experiment, folder: Path, make_executor=None) -> Simulation:
+    return experiment.simulation(experiment.data.load(), folder, make_executor)
+
+
+def run(simulation: Simulation, rounds: int | None = None) -> list[dict]:
+    """The lines of the next `rounds` rounds, or of all that are left, without their seconds."""
+    lines = []
+    while not simulation.done and (rounds is None or len(lines) < rounds):
+        line = simulation.run_round()
+        del line["seconds"]
+        lines.append(line)
+    return lines
+
+
+def assert_same(actual, expected) -> None:
+    """Nested tensors are equal, to the bit. Names come first: they say most."""
+    a, b = dict(leaves(actual)), dict(leaves(expected))
+    assert list(a) == list(b)
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def drawn_like(tensors: dict[str, torch.Tensor], purpose: str) -> dict[str, torch.Tensor]:
+    """Random whole numbers in float64: their sums and products are exact."""
+    generator = torch_generator(0, purpose)
+    return {
+        name: torch.randint(-9, 10, t.shape, generator=generator, dtype=torch.float64)
+        for name, t in tensors.items()
+    }
+
+
+class Shuffled(Executor):
+    """Works jobs out in a random order, and sends every message through flat buffers, as Ray does."""
+
+    def __init__(self, worker: Worker, seed: int = 0):
+        self.worker, self.seed = worker, seed
+
+    def map(self, verb, jobs, shared):
+        messages = {key: _sent(shared(key)) for key in dict.fromkeys(job.key for job in jobs)}
+        answers = {}
+        for i in numpy_generator(self.seed, "order").permutation(len(jobs)).tolist():
+            job = jobs[i]
+            answers[i] = _sent(getattr(self.worker, verb)(messages[job.key], _sent(job.message())))
+        for i in range(len(jobs)):
+            yield answers[i]
+
+
+def _sent(message):
+    tensors, rest = message
+    return unpack(pack(tensors)), rest
+
+
+class PersonalHead(WidthMethod):
+    """FedPer (Arivazhagan et al., arXiv 1912.00818): clients average all layers below the classifier, and
+    everyone keeps its own. A new client starts from the server's, which is never trained. The capacities
+    are fixed, as a head is as wide as its network."""
+
+    name: Literal["personal_head"] = "personal_head"
+
+    def select(self, state, round, client, seed):
+        return self.window(round, client.capacity)
+
+    def window(self, round, capacity):
+        net, task = self.net_at(capacity), self.task
+        return prefix(task.layout(task.server), task.layout(net), net)
+
+    def local_update(self, payload, selection, client, data, round, seed):
+        own = {"params": payload["params"] | (client.carry or {})}
+        update = super().local_update(own, selection, client, data, round, seed)
+        head = [n for n, d in self.task.layout(selection.net).dims.items() if d[0] == self.task.model.labels]
+        update.carries[client.id] = {n: update.sums["params"].pop(n) / update.weight for n in head}
+        update.held = {n: torch.zeros(1) for n in head}
+        return update
+
+    def deploy(self, state, round, capacity, client=None):
+        deployed = super().deploy(state, round, capacity)
+        if client is None or client.carry is None:
+            return deployed
+        return replace(deployed, key=(deployed.key, client.id), params=deployed.params | client.carry)
+
+
+class Troubled(PersonalHead):
+    """One client's work goes wrong, on purpose."""
+
+    name: Literal["troubled"] = "troubled"
+    client: int
+    trouble: Literal["raise", "nan", "inf", "explode"]
+
+    def local_update(self, payload, selection, client, data, round, seed):
+        update = super().local_update(payload, selection, client, data, round, seed)
+        if client.id == self.client:
+            if self.trouble == "raise":
+                raise ArithmeticError("on purpose")
+            factor = {"nan": float("nan"), "inf": float("inf"), "explode": 1e6}[self.trouble]
+            next(iter(update.sums["params"].values())).mul_(factor)
+        return update

@@ -1,0 +1,118 @@
+"""Progress shows the right numbers, live on a terminal and in few lines elsewhere."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rayfl.tracking.console import RunProgress, SweepProgress, clock
+
+
+@pytest.fixture
+def pipe():
+    return Console(file=io.StringIO(), force_terminal=False, width=100)
+
+
+@pytest.fixture
+def terminal():
+    return Console(file=io.StringIO(), force_terminal=True, width=100, height=40)
+
+
+def text(console):
+    return console.file.getvalue()
+
+
+def picture(progress):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(progress.picture())
+    return console.file.getvalue()
+
+
+def test_a_pipe_gets_a_line_every_tenth_of_a_run(pipe):
+    with RunProgress("heterofl", 40, console=pipe) as progress:
+        for round in range(1, 41):
+            evaluated = {"accuracy_mean": round / 100} if round % 20 == 0 else {}
+            progress.update(round, {"round": round, "seconds": 1.5, "train_loss": 0.5} | evaluated)
+    lines = text(pipe).splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith("heterofl: round 4/40, loss 0.5000, 1.50 s/round, 0:00 elapsed")
+    assert lines[6].startswith("heterofl: round 28/40, loss 0.5000, accuracy 0.2000, 1.50 s/round")
+    assert lines[9].endswith("accuracy 0.4000, 1.50 s/round, 0:00 elapsed")
+    assert "\x1b" not in text(pipe)
+
+
+def test_a_short_run_gets_a_line_each_round(pipe):
+    with RunProgress("fedavg", 3, console=pipe) as progress:
+        for round in (1, 2, 3):
+            progress.update(round, {"seconds": 1.0})
+    assert len(text(pipe).splitlines()) == 3
+
+
+def test_a_terminal_shows_the_run(terminal):
+    with RunProgress("fedavg", 8, first=4, console=terminal) as progress:
+        progress.update(6, {"seconds": 2.0, "train_loss": 0.25, "accuracy_mean": 0.75})
+        progress.note("MLflow is away [again]")
+    shown = text(terminal)
+    assert "round 6/8, loss 0.2500, accuracy 0.7500, 2.00 s/round" in shown
+    assert "MLflow is away [again]" in shown
+
+
+def sweep(console):
+    progress = SweepProgress(6, 10, console=console)
+    for i, (label, point) in enumerate(
+        [("fedavg", "lr=0.1"), ("fedavg", "lr=0.03"), ("heterofl", "lr=0.1"), ("fjord", "lr=0.1")]
+    ):
+        progress.start(f"t{i}", label, point)
+    progress.update("t0", 10, {"accuracy_mean": 0.5})
+    progress.update("t1", 8, {"accuracy_mean": 0.625})
+    progress.update("t1", 9, {"train_loss": 1.0})
+    progress.update("t2", 4, {"accuracy_mean": 0.75})
+    progress.done("t0", "finished")
+    progress.done("t2", "stopped")
+    return progress
+
+
+def test_the_picture_of_a_sweep(pipe):
+    shown = [" ".join(line.split()) for line in picture(sweep(pipe)).splitlines()]
+    assert "trials 2/6, rounds 23/60, 0:00 elapsed" in shown[0]
+    assert shown[1:] == [
+        "best heterofl: 0.7500 (lr=0.1)",
+        "best fedavg: 0.6250 (lr=0.03)",
+        "method point round accuracy_mean state",
+        "fedavg lr=0.1 10/10 0.5000 finished",
+        "heterofl lr=0.1 4/10 0.7500 stopped",
+        "fedavg lr=0.03 9/10 0.6250 running",
+        "fjord lr=0.1 0/10 running",
+    ]
+
+
+def test_a_pipe_gets_a_line_for_every_ended_trial(pipe):
+    sweep(pipe)
+    first, second = text(pipe).splitlines()
+    assert first.startswith("[1/6] fedavg lr=0.1: finished, round 10/10, accuracy_mean 0.5000; 0:00 elapsed")
+    assert second.startswith("[2/6] heterofl lr=0.1: stopped, round 4/10, accuracy_mean 0.7500; 0:00 elapsed")
+
+
+def test_of_many_ended_trials_the_last_three_are_in_view(pipe):
+    progress = SweepProgress(50, 1, console=pipe)
+    for i in range(50):
+        progress.start(str(i), "fedavg", f"lr={i}")
+        progress.update(str(i), 1, {"accuracy_mean": i / 100})
+        progress.done(str(i), "finished")
+    rows = [line for line in picture(progress).splitlines() if "finished" in line]
+    assert [row.split()[1] for row in rows] == ["lr=47", "lr=48", "lr=49"]
+
+
+def test_a_trial_that_runs_again_counts_once(pipe):
+    progress = SweepProgress(1, 10, console=pipe)
+    for status in ("failed", "finished"):
+        progress.start("t", "fedavg", "lr=0.1")
+        progress.update("t", 10, {"accuracy_mean": 0.5})
+        progress.done("t", status)
+    shown = picture(progress)
+    assert "trials 1/1, rounds 10/10" in shown
+    assert "failed" not in shown
+
+
+def test_clock():
+    assert [clock(s) for s in (9, 62, 3599.6, 3723)] == ["0:09", "1:02", "1:00:00", "1:02:03"]
