@@ -222,7 +222,9 @@ def describe(
     capacities: Annotated[str, typer.Option(help="Shares, or HeteroFL's letters.")] = "1,0.5,0.25,0.125,0.0625",
     convention: Annotated[str, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
     metric: Annotated[str, typer.Option(help="What a capacity is a share of: width, params, flops.")] = "width",
-    method: Annotated[str | None, typer.Option(help="The method whose bytes are counted; a plain narrow network unless given.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method whose bytes are counted; a plain narrow network unless given.")
+    ] = None,
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of records.")] = False,
 ) -> None:

@@ -41,7 +41,7 @@ def parse(cls: type[C], given: Any, where: str) -> C:
     try:
         return cls.model_validate(dict(given))
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(cls, where, e) for e in error.errors())) from None
+        raise ConfigError(_explain(cls, given, where, error)) from None
 
 
 def choose(registry: Mapping[str, Any], name: Any, where: str, what: str) -> Any:
@@ -109,15 +109,37 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") ->
     return found
 
 
-def _explain(cls: type[BaseModel], where: str, error: Any) -> str:
-    place = _join(where, error["loc"])
+def _explain(cls: type[BaseModel], given: Any, where: str, error: ValidationError) -> str:
+    """A line for each thing that is wrong. Where one of several types is allowed, they share it."""
+    lines: dict[str, list[str]] = {}
+    for e in error.errors():
+        start, allowed = _line(cls, given, where, e)
+        lines.setdefault(start, []).append(allowed)
+    return "\n".join(start + ", or ".join(allowed) for start, allowed in lines.items())
+
+
+def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str, str]:
+    """What is wrong, and what would be right."""
+    path = _path(given, error)
+    place = _join(where, path)
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        *above, key = error["loc"]
-        return _unknown(place, key, _owner(cls, above))
+        return _unknown(place, path[-1], _owner(cls, path[:-1])), ""
     if error["type"] == "missing":
-        return f"{place}: missing; it has no default"
+        return f"{place}: missing; it has no default", ""
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{place}: given {error['input']!r}; allowed: {message}"
+    return f"{place}: given {error['input']!r}; allowed: ", message
+
+
+def _path(given: Any, error: Any) -> list[Any]:
+    """Where in `given` the error is. pydantic also names the type that it tried, of several."""
+    if error["type"] == "missing":
+        return list(error["loc"])
+    path = []
+    for part in error["loc"]:
+        if part in given if isinstance(given, Mapping) else isinstance(part, int):
+            path.append(part)
+            given = given[part]
+    return path
 
 
 def _unknown(place: str, key: Any, cls: type[BaseModel]) -> str:

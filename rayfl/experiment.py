@@ -10,7 +10,7 @@ run                                                     where and on what: chang
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, SerializeAsAny
@@ -39,7 +39,7 @@ class Run(Config):
 
     executor: Literal["ray", "serial"] = "ray"
     """ray: a server actor and client actors. serial: one process, in order; the same bits."""
-    actors: int | Literal["auto"] = "auto"
+    actors: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Client actors; auto: as many as the machine, or the trial's share of it, has room for."""
     cpus: float = Field(1.0, gt=0)
     """CPUs of a client actor."""
@@ -49,7 +49,7 @@ class Run(Config):
     """CPUs that are kept for the server actor. It works while clients wait, so 0 is right on small machines."""
     threads: int = Field(1, ge=1)
     """Torch threads of a client actor. Part of the result, to the bit."""
-    chunk: int | Literal["auto"] = "auto"
+    chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Clients a job. Part of the result, to the bit; auto: a 32nd of the cohort."""
 
 

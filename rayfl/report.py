@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rayfl.tracking.records import Line, Run
+from rayfl.tracking.records import Line, Run, read_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -235,6 +235,11 @@ def write_report(folder: str | Path, records: Sequence[Record]) -> None:
         curves[record["label"]].append(Run.open(record["path"]).rounds())
     learning_curves(folder / "plots" / "learning_curves.png", curves)
     accuracy_by_capacity(folder / "plots" / "accuracy_by_capacity.png", ranked)
+    clients: dict[str, list[float]] = defaultdict(list)
+    for record in ranked:
+        clients[record["label"]] += read_json(Path(record["path"]) / "clients.json").values()
+    if all(clients.values()):
+        accuracy_histogram(folder / "plots" / "client_accuracy.png", clients)
 
 
 def learning_curves(
@@ -298,7 +303,7 @@ def label_distribution(path: str | Path, counts: np.ndarray) -> None:
     _save(figure, path)
 
 
-def accuracy_histogram(path: str | Path, accuracies: Mapping[str, np.ndarray]) -> None:
+def accuracy_histogram(path: str | Path, accuracies: Mapping[str, Sequence[float]]) -> None:
     """How many clients reach which accuracy: for each label the accuracies [clients]; dashes are means."""
     figure, axes = _figure()
     for label, style in _styles(accuracies).items():

@@ -302,13 +302,10 @@ class Simulation:
             members.setdefault(key, []).append(id)
 
         def own(key: Hashable) -> Deployment:
-            client = owners[key]
-            client = replace(client, carry=self.carries.get(client.id))
-            return self.method.deploy(self.state, self.round, client.capacity, client)
+            return self._own(owners[key])
 
         def own_pieces(key: Hashable) -> list[tuple[int, Any]]:
-            id = owners[key].id
-            return [(int(self.data.train.sizes[id]), (None, [id], self.evaluation.batch_size))]
+            return self._own_pieces(owners[key].id)
 
         own_nets = {key: nets[keys[client.capacity]] for key, client in owners.items()}
         statistics = self._collect(own_nets, own_pieces, own)
@@ -340,6 +337,23 @@ class Simulation:
         metrics["local_accuracy_mean"] = float(accuracies.mean())
         metrics["local_accuracy_worst"] = float(accuracies.min())
         return metrics
+
+    def _own(self, client: Client) -> Deployment:
+        carry = self.carries.get(client.id)
+        return self.method.deploy(self.state, self.round, client.capacity, replace(client, carry=carry))
+
+    def _own_pieces(self, id: int) -> list[tuple[int, Any]]:
+        return [(int(self.data.train.sizes[id]), (None, [id], self.evaluation.batch_size))]
+
+    def deployment(self, capacity: float, client: int | None = None) -> tuple[Deployment, Params]:
+        """What a device of this capacity runs now, or a client's own, with its norms' statistics."""
+        if client is not None and client in self.carries.files:
+            deployed, pieces = self._own(Client(client, capacity)), self._own_pieces(client)
+        else:
+            deployed, pieces = self.method.deploy(self.state, self.round, capacity), self._statistics_pieces()
+        key, net = deployed.key, (deployed.model, deployed.net)
+        statistics = self._collect({key: net}, lambda _: pieces, lambda _: deployed)
+        return deployed, statistics.get(key, {})
 
     def client_accuracy(self) -> dict[int, float]:
         """Every client's accuracy on its own test split, at the last evaluation."""

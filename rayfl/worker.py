@@ -137,7 +137,7 @@ class Worker:
 
     def _rows(self, source: str, rows) -> ClientData:
         index = torch.from_numpy(rows.astype("int64")).to(self.device)
-        return self._data(self.pixels[source][index], self.labels[source][index])
+        return self._data(self.pixels[source].index_select(0, index), self.labels[source][index])
 
     def _span(self, source: str, span: slice) -> ClientData:
         return self._data(self.pixels[source][span], self.labels[source][span])

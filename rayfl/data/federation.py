@@ -31,9 +31,7 @@ class Federation:
         return numpy_generator(seed, "pooled").permutation(self.train.idx)
 
 
-def federate(
-    data: DataSet, arrays: Arrays, spec: Partition, clients: int, holdout: float, seed: int
-) -> Federation:
+def federate(data: DataSet, arrays: Arrays, spec: Partition, clients: int, holdout: float, seed: int) -> Federation:
     """Holds out the server's validation rows, then splits the rest over the clients."""
     kept, validation = hold_out(arrays.y, holdout, seed)
     users = None if arrays.users is None else arrays.users[kept]

@@ -192,9 +192,7 @@ class LabelShards(Partition):
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         if self.labels > labels.classes:
-            raise ConfigError(
-                f"partition.labels: given {self.labels}; allowed: at most the {labels.classes} classes"
-            )
+            raise ConfigError(f"partition.labels: given {self.labels}; allowed: at most the {labels.classes} classes")
         shards, rest = divmod(self.labels * clients, labels.classes)
         if rest:
             raise ConfigError(
@@ -207,14 +205,11 @@ class LabelShards(Partition):
         taken = ~repeated if self.duplicates == "merge" else np.ones_like(repeated)
         holder, label = np.nonzero(taken)[0], dealt[taken]
         train, test = (
-            _take_shards(y, holder, label, (labels.classes, shards), generator)
-            for y in (labels.train, labels.test)
+            _take_shards(y, holder, label, (labels.classes, shards), generator) for y in (labels.train, labels.test)
         )
         return train, test
 
-    def _deal_labels(
-        self, clients: int, classes: int, shards: int, generator: np.random.Generator
-    ) -> np.ndarray:
+    def _deal_labels(self, clients: int, classes: int, shards: int, generator: np.random.Generator) -> np.ndarray:
         """The labels of every client [clients, labels], each class `shards` times in all."""
         if self.duplicates != "resample":
             deck = np.repeat(np.arange(classes), shards)

@@ -23,16 +23,10 @@ class SVHN(Downloaded):
         from torchvision import datasets
 
         train, test = self.fetch(
-            lambda root, download: [
-                datasets.SVHN(root, split=part, download=download) for part in ("train", "test")
-            ]
+            lambda root, download: [datasets.SVHN(root, split=part, download=download) for part in ("train", "test")]
         )
-        return Arrays(
-            np.ascontiguousarray(train.data), train.labels, np.ascontiguousarray(test.data), test.labels
-        )
+        return Arrays(np.ascontiguousarray(train.data), train.labels, np.ascontiguousarray(test.data), test.labels)
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return Preprocessing(
-            mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), crop=2 if self.augment else 0
-        )
+        return Preprocessing(mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), crop=2 if self.augment else 0)

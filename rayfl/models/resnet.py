@@ -179,9 +179,7 @@ class PreActBlock(nn.Module):
                 scaler2=scaler(post),
             )
         if projects:
-            self.projection = sequential(
-                conv=conv(cin, cout, 1, stride=stride, bias=False), scaler=scaler(post)
-            )
+            self.projection = sequential(conv=conv(cin, cout, 1, stride=stride, bias=False), scaler=scaler(post))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.activate is None:

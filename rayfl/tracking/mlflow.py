@@ -142,9 +142,7 @@ class Mlflow:
 
         token = None
         while True:
-            page = self._client.search_runs(
-                [experiment], wanted, ViewType.from_string(view), page_token=token
-            )
+            page = self._client.search_runs([experiment], wanted, ViewType.from_string(view), page_token=token)
             yield from page
             if not (token := page.token):
                 return
@@ -212,11 +210,7 @@ class Mlflow:
         end = run.started + result.get("seconds", 0)
         self._log(
             run_id,
-            [
-                (f"result/{key}", value, end, result.get("rounds", 0))
-                for key, value in result.items()
-                if key != "seed"
-            ],
+            [(f"result/{key}", value, end, result.get("rounds", 0)) for key, value in result.items() if key != "seed"],
         )
         if run.error is not None:
             self._client.set_tag(run_id, "error", run.error[:TAG_LENGTH])
@@ -255,8 +249,8 @@ class Mlflow:
 class Sender:
     """Syncs runs in a thread, every few seconds and once more at the end:
 
-        with Sender(mlflow) as sender:
-            sender.add(run.path)
+    with Sender(mlflow) as sender:
+        sender.add(run.path)
     """
 
     def __init__(self, mlflow: Mlflow, seconds: float = 5.0):
@@ -323,11 +317,7 @@ def _record(found: Any) -> dict[str, Any]:
         "seed": int(tags.get("seed", 0)),
         "params": dict(found.data.params),
         "method": tags["label"],
-    } | {
-        key.removeprefix("result/"): _whole(value)
-        for key, value in metrics.items()
-        if key.startswith("result/")
-    }
+    } | {key.removeprefix("result/"): _whole(value) for key, value in metrics.items() if key.startswith("result/")}
 
 
 def _whole(value: float) -> float | int:

@@ -167,9 +167,7 @@ def runs(folder: str | Path) -> Iterator[Run]:
 
 def records(folder: str | Path, sweep: str | None = None) -> list[dict[str, Any]]:
     """The rows (`Run.record`) of the runs below a folder, or of one sweep's."""
-    return [
-        run.record() for run in runs(folder) if run.kind == "run" and (sweep is None or run.sweep == sweep)
-    ]
+    return [run.record() for run in runs(folder) if run.kind == "run" and (sweep is None or run.sweep == sweep)]
 
 
 def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""A submodel out of a run's checkpoint, for the world outside: plain torch runs it without rayfl."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from rayfl import norms
+from rayfl.checkpoints import complete
+from rayfl.config import ConfigError
+from rayfl.experiment import parse_experiment
+from rayfl.models import load
+from rayfl.population import label
+from rayfl.tracking.records import Run
+
+
+def export_submodel(
+    folder: Path, capacity: float, to: Path, client: int | None, say: Callable[[str], None]
+) -> nn.Module:
+    """Writes into `to` what a device of this capacity runs, and returns it, in evaluation mode.
+
+    model.safetensors   parameters and norm statistics, by the names of the network's state
+    model.pt2           the same as a program: `torch.export.load(...).module()(x)`, x [B, C, H, W] float32
+    config.json         capacity, network, parameters, and how pixels become x: (pixels / scale - mean) / std
+    """
+    run = Run.open(folder)
+    if not complete(folder / "checkpoints"):
+        raise ConfigError(f"{folder}: has no checkpoint; allowed: the folder of a run, below trials/ in a sweep's")
+    experiment = parse_experiment(run.config, str(folder / "config.json"))
+    levels = experiment.clients.all_capacities
+    if capacity not in levels:
+        raise ConfigError(f"--capacity: given {capacity:g}; allowed: {', '.join(map(label, levels))}")
+    if client is not None and not 0 <= client < experiment.clients.count:
+        raise ConfigError(f"--client: given {client}; allowed: 0 to {experiment.clients.count - 1}")
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(f"--to {to}: is not empty; give a new folder")
+    with tempfile.TemporaryDirectory() as scratch:
+        simulation = experiment.simulation(experiment.data.load(), Path(scratch))
+        round, said = simulation.restore(folder / "checkpoints")
+        for text in said:
+            say(text)
+        deployed, statistics = simulation.deployment(capacity, client)
+    net = deployed.model.build(deployed.net)
+    load(net, deployed.params)
+    norms.load(net, statistics)
+    net.eval()
+    example = torch.zeros(2, *deployed.model.input)
+    program = torch.export.export(net, (example,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    to.mkdir(parents=True, exist_ok=True)
+    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
+    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, to / "model.safetensors")
+    torch.export.save(program, to / "model.pt2")
+    preprocessing = experiment.data.preprocessing
+    config = {
+        "capacity": capacity,
+        "client": client,
+        "round": round,
+        "method": experiment.method.name,
+        "model": deployed.model.model_dump(mode="json"),
+        "net": asdict(deployed.net),
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "pixels": {key: getattr(preprocessing, key) for key in ("scale", "mean", "std")},
+    }
+    (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return net
