@@ -138,7 +138,7 @@ def axes_of(net: nn.Module) -> dict[str, Dims]:
                     f"{type(module).__name__} declares no axes; build it with rayfl.axes "
                     "(conv, linear, norm, ...) or set `module.axes = {parameter: (Axis, ...)}`"
                 )
-            lengths = [axis.length if axis else size for axis, size in zip(dims, tensor.shape)]
+            lengths = [axis.length if axis else size for axis, size in zip(dims, tensor.shape, strict=False)]
             if len(dims) != tensor.dim() or lengths != list(tensor.shape):
                 raise ValueError(
                     f"{type(net).__name__}: the parameter {name!r} is {list(tensor.shape)} but its "
@@ -172,7 +172,7 @@ def check_axes(build, widths: tuple[float, float] = (1.0, 0.5)) -> None:
     if wide.keys() != narrow.keys():
         raise ValueError(f"parameters differ between widths: {sorted(wide.keys() ^ narrow.keys())}")
     for name, dims in wide.items():
-        for a, b in zip(dims, narrow[name]):
+        for a, b in zip(dims, narrow[name], strict=True):
             if a is None or b is None:
                 if a is not b:
                     raise ValueError(f"{name}: a dimension is an axis at one width only")

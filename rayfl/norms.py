@@ -10,7 +10,7 @@ How the sums are put together is `kind`:
 | kind | what it is |
 |---|---|
 | exact | count, sum of x, sum of x^2 over everything that the layer saw: the statistics of the pooled activations |
-| cumulative | the plain mean over batches of batch means and of unbiased batch variances, client by client (the paper's text) |
+| cumulative | the mean over batches of batch means and of unbiased variances, client by client (the paper's text) |
 | pooled | the same mean, over batches of the pooled and shuffled training set (the authors' code) |
 | batch | no statistics: every test batch is normalised by its own (FedRolex's code) |
 

@@ -66,7 +66,7 @@ class Population(Config):
         """(capacity, weight), as given."""
         if isinstance(self.capacities, str):
             return parse_mode(self.capacities)
-        return list(zip(self.capacities, self.weights or [1] * len(self.capacities)))
+        return list(zip(self.capacities, self.weights or [1] * len(self.capacities), strict=True))
 
     @property
     def all_capacities(self) -> list[float]:

@@ -152,7 +152,7 @@ class Slice(Selection):
         if not any(axis and isinstance(self.positions[axis.name], Picks) for axis in axes):
             return None
         grid = []
-        for d, (axis, size) in enumerate(zip(axes, t.shape)):
+        for d, (axis, size) in enumerate(zip(axes, t.shape, strict=True)):
             index = _index(axis, self.positions[axis.name]) if axis else torch.arange(size)
             grid.append(index.view([-1 if i == d else 1 for i in range(t.dim())]))
         return tuple(grid)
@@ -188,7 +188,7 @@ def _index(axis: Axis, positions: Positions) -> torch.Tensor:
 def _grouped(t: torch.Tensor, dims) -> torch.Tensor:
     """A view with a dimension of its own for the groups of every grouped axis."""
     shape: list[int] = []
-    for axis, size in zip(dims, t.shape):
+    for axis, size in zip(dims, t.shape, strict=True):
         grouped = _is_cut(axis) and axis.groups > 1
         shape += [axis.groups, size // axis.groups] if grouped else [size]
     return t.view(shape) if len(shape) != t.dim() else t

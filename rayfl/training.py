@@ -136,7 +136,7 @@ class ClientData:
 
     def in_order(self, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """All samples once, in order, not augmented: for evaluation."""
-        for pixels, labels in zip(self.pixels.split(batch_size), self.labels.split(batch_size)):
+        for pixels, labels in zip(self.pixels.split(batch_size), self.labels.split(batch_size), strict=True):
             yield self.preprocess(pixels), labels
 
 

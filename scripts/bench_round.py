@@ -218,9 +218,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def measure(rounds: int, server: bool) -> dict[str, Any]:
     import ray
 
-    ray.init(
-        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-    )
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     work = experiment(1)
     arrays = ray.put(work.data.load())
     two = Rayfl(2)

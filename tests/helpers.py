@@ -61,8 +61,7 @@ def drawn_like(tensors: dict[str, torch.Tensor], purpose: str) -> dict[str, torc
     """Random whole numbers in float64: their sums and products are exact."""
     generator = torch_generator(0, purpose)
     return {
-        name: torch.randint(-9, 10, t.shape, generator=generator, dtype=torch.float64)
-        for name, t in tensors.items()
+        name: torch.randint(-9, 10, t.shape, generator=generator, dtype=torch.float64) for name, t in tensors.items()
     }
 
 

@@ -54,9 +54,7 @@ def test_a_wrong_declaration_is_named():
         axes_of(layer)
 
 
-@pytest.mark.parametrize(
-    ("kind", "channels"), [("group", 6), ("group", 2)], ids=["no multiple", "fewer than groups"]
-)
+@pytest.mark.parametrize(("kind", "channels"), [("group", 6), ("group", 2)], ids=["no multiple", "fewer than groups"])
 def test_group_norm_that_does_not_divide_is_refused(kind, channels):
     with pytest.raises(ValueError, match=f"divide by 4, but axis 'a' has {channels} at this width"):
         norm(kind, Axis("a", channels))

@@ -155,9 +155,7 @@ def test_cifar100_reads_channels_first_and_fine_labels(tmp_path, monkeypatch):
     for part in ("train", "test"):
         (folder / part).write_bytes(pickle.dumps({"data": pixels, "fine_labels": [99, 0]}))
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["a"]}))
-    monkeypatch.setattr(
-        "torchvision.datasets.cifar.check_integrity", lambda path, md5=None: os.path.isfile(path)
-    )
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: os.path.isfile(path))
     data = CIFAR100(root=str(tmp_path))
     arrays = data.load()
     check(data, arrays)

@@ -1,0 +1,345 @@
+"""What every method promises, over all methods and models. A new method or model adds no line here."""
+
+import math
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from helpers import PersonalHead, Shuffled, Troubled, assert_same, drawn_like, run, simulate, tiny
+
+from rayfl import costs
+from rayfl.checkpoints import checksum
+from rayfl.experiment import parse_experiment
+from rayfl.methods import METHODS, Client, Update
+from rayfl.models import MODELS
+from rayfl.population import Population
+from rayfl.seeds import stream
+from rayfl.simulation import RefusedUpdate
+from rayfl.submodel import Slice
+from rayfl.tensors import leaves
+from rayfl.worker import ClientFailed, Worker
+
+ALL_METHODS = [*METHODS, "personal_head"]
+CAPACITIES = (0.3, 0.2, 0.1)
+"""Of 64 channels 20, 13 and 7: nothing divides."""
+IMAGES = {"lenet5_caffe": [1, 16, 16]}
+"""The smallest that a model takes, where 8x8 pixels are too few."""
+
+
+@pytest.fixture(autouse=True)
+def methods_for_tests(monkeypatch):
+    for method in (PersonalHead, Troubled):
+        monkeypatch.setitem(METHODS, method.model_fields["name"].default, method)
+
+
+@pytest.fixture(params=ALL_METHODS)
+def method_name(request):
+    return request.param
+
+
+@pytest.fixture(params=MODELS)
+def model_name(request):
+    return request.param
+
+
+def experiment(method_name, model_name="digits_cnn", **sections):
+    data = {"shape": IMAGES.get(model_name, [1, 8, 8])} | sections.pop("data", {})
+    return tiny(method=method_name, model=model_name, data=data, **sections)
+
+
+def cohort_of(simulation):
+    """(client, selection) of the next round's cohort."""
+    population, seed, round = simulation.population, simulation.seed, simulation.round
+    clients = [Client(id, population.capacity(id, seed, round)) for id in population.sample(seed, round)]
+    return [(c, simulation.method.select(simulation.state, round, c, seed)) for c in clients]
+
+
+def shared(state):
+    """What the server holds of the model that clients share."""
+    return state["params"]
+
+
+# selections
+
+
+def test_take_and_put_are_adjoint(method_name, model_name):
+    """<S x, y> = <x, S^T y>, and S S^T = I, in whole numbers: exact."""
+    method = experiment(method_name, model_name).bound_method()
+    state = method.init(0)
+    x = drawn_like(shared(state), "x")
+    for round in (0, 1, 70):
+        for capacity in CAPACITIES:
+            selection = method.select(state, round, Client(0, capacity), 0)
+            taken = selection.take(x)
+            y = drawn_like(taken, "y")
+            whole = {name: torch.zeros_like(t) for name, t in x.items()}
+            selection.put(y, whole)
+            inner = sum((taken[name] * y[name]).sum() for name in taken)
+            assert inner == sum((x[name] * whole[name]).sum() for name in x)
+            assert_same(selection.take(whole), y)
+
+
+def test_cover_is_put_of_ones(method_name, model_name):
+    method = experiment(method_name, model_name).bound_method()
+    state = method.init(0)
+    for round in (0, 1, 70):
+        selection = method.select(state, round, Client(0, 0.2), 0)
+        ones = {name: torch.ones_like(t) for name, t in selection.take(shared(state)).items()}
+        whole = {name: torch.zeros_like(t) for name, t in shared(state).items()}
+        selection.put(ones, whole)
+        cover = selection.cover(shared(state))
+        assert_same(cover, whole)
+        assert all(selection.covers(name) == bool(t.all()) for name, t in cover.items())
+
+
+def held_by_hand(selection: Slice, name: str, shape) -> torch.Tensor:
+    """Who holds what of a tensor, from the definition of its axes."""
+    held = torch.ones(shape, dtype=torch.bool)
+    for d, axis in enumerate(selection.whole.dims[name]):
+        if axis is None or axis.is_fixed:
+            continue
+        along = torch.zeros(axis.groups, axis.size, axis.copies, dtype=torch.bool)
+        along[:, list(selection.positions[axis.name].positions)] = True
+        held &= along.view([-1 if i == d else 1 for i in range(len(shape))])
+    return held
+
+
+def test_the_mean_is_over_holders(method_name, model_name):
+    """Client k answers k + 1 everywhere: the mean counts, coordinate by coordinate, who holds it."""
+    simulation_method = experiment(method_name, model_name).bound_method()
+    state = simulation_method.init(0)
+    selections = [simulation_method.select(state, 5, Client(k, c), 0) for k, c in enumerate(CAPACITIES)]
+    updates = [
+        (s, Update({"params": {n: torch.full(shape, k + 1.0) for n, shape in s.part.shapes.items()}}, 1.0))
+        for k, s in enumerate(selections)
+    ]
+    new = simulation_method.aggregate(state, 5, iter(updates))
+    for name, old in shared(state).items():
+        held = torch.stack([held_by_hand(s, name, old.shape) for s in selections])
+        values = torch.arange(1.0, 4).view(-1, *[1] * old.dim())
+        expected = torch.where(held.any(0), (held * values).sum(0) / held.sum(0), old)
+        torch.testing.assert_close(shared(new)[name], expected, rtol=0, atol=1e-6)
+        assert torch.equal(shared(new)[name][~held.any(0)], old[~held.any(0)])
+
+
+# a round
+
+
+def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, model_name, tmp_path):
+    simulation = simulate(experiment(method_name, model_name), tmp_path)
+    method, model = simulation.method, simulation.method.task.model
+    cohort, before = cohort_of(simulation), simulation.state
+    expected = Counter(refused=0, round=1, clients=len(cohort), steps=2 * len(cohort))
+    held = {name: torch.zeros(t.shape, dtype=torch.bool) for name, t in shared(before).items()}
+    for client, selection in cohort:
+        payload = method.extract(before, selection)
+        network = model.build(selection.net)
+        assert {n: p.shape for n, p in payload["params"].items()} == {n: p.shape for n, p in network.named_parameters()}
+        size = sum(p.numel() for p in network.parameters())
+        assert size == costs.parameters(model, selection.net)
+        head = sum(p.numel() for n, p in network.named_parameters() if "head" in n)
+        samples = min(10, len(simulation.data.train[client.id]))
+        expected += Counter(
+            bytes_down=4 * size,
+            bytes_up=4 * (size - head if method_name == "personal_head" else size),
+            train_flops=6 * samples * costs.flops(model, selection.net, "macs"),
+        )
+        for name in held:
+            held[name] |= held_by_hand(selection, name, held[name].shape)
+    line = simulation.run_round()
+    assert {name: line[name] for name in expected} == dict(expected)
+    after = shared(simulation.state)
+    assert any(not torch.equal(after[name], t) for name, t in shared(before).items())
+    for name, t in shared(before).items():
+        assert after[name].isfinite().all()
+        assert torch.equal(after[name][~held[name]], t[~held[name]])
+
+
+def test_every_capacity_is_deployed_as_its_own_network(method_name, model_name, tmp_path):
+    simulation = simulate(experiment(method_name, model_name, rounds=1), tmp_path)
+    [line] = run(simulation)
+    for capacity in CAPACITIES:
+        deployed = simulation.method.deploy(simulation.state, 1, capacity)
+        shapes = {name: p.shape for name, p in deployed.model.build(deployed.net).named_parameters()}
+        assert {name: t.shape for name, t in deployed.params.items()} == shapes
+        assert 0 <= line[f"accuracy_{capacity:g}"] <= 1
+    accuracies = [line[f"accuracy_{capacity:g}"] for capacity in CAPACITIES]
+    assert line["accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
+    assert line["accuracy_worst"] == min(accuracies)
+
+
+@pytest.mark.parametrize("method_name", sorted(METHODS))
+@pytest.mark.parametrize("model_name", ["digits_cnn", "heterofl_cnn", "preact_resnet18"])
+def test_at_full_capacity_every_method_is_fedavg(method_name, model_name, tmp_path):
+    """To the bit, where losses and weights are the same."""
+    same = {"mask": "none", "label_rows": "all", "weight": "uniform"}
+    states = []
+    for name in ("fedavg", method_name):
+        clients = {"capacities": [1.0], "count": 4, "cohort": 2}
+        simulation = simulate(experiment({"name": name} | same, model_name, clients=clients), tmp_path / name)
+        simulation._train()
+        simulation.round = 1
+        simulation._train()
+        states.append(simulation.state)
+    assert_same(*states)
+
+
+# the same bits
+
+
+def test_a_resumed_run_is_the_straight_run(method_name, tmp_path):
+    """To the bit: state, what clients keep, and every line of metrics."""
+    # a personal head is as wide as its network
+    assignment = "fixed" if method_name == "personal_head" else "dynamic"
+    spec = experiment(
+        method_name, rounds=4, clients={"assignment": assignment}, evaluation={"every": 2, "batch_size": 7}
+    )
+    straight = simulate(spec, tmp_path / "straight")
+    lines = run(straight)
+    first = simulate(spec, tmp_path / "first")
+    run(first, 3)
+    first.save(tmp_path / "checkpoints")
+    second = simulate(spec, tmp_path / "second")
+    assert second.restore(tmp_path / "checkpoints") == (3, [])
+    assert run(second) == lines[3:]
+    assert_same(second.state, straight.state)
+    assert second.carries.files.keys() == straight.carries.files.keys()
+    for client in straight.carries.files:
+        assert_same(second.carries.get(client), straight.carries.get(client))
+    assert second.client_accuracy() == straight.client_accuracy()
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_the_order_of_work_changes_no_bit(method_name, chunk, tmp_path):
+    """Jobs in a random order, and every message through flat buffers, as on Ray."""
+    spec = experiment(method_name, run={"chunk": chunk})
+    serial = simulate(spec, tmp_path / "serial")
+    shuffled = simulate(
+        spec, tmp_path / "shuffled", lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2]))
+    )
+    assert run(serial) == run(shuffled)
+    assert_same(shuffled.state, serial.state)
+
+
+def test_verbs_are_pure_and_travel_by_pickle(method_name, tmp_path):
+    """A local update changes neither what it was sent nor the state, and is a function of its inputs."""
+    simulation = simulate(experiment(method_name), tmp_path)
+    method, state = simulation.method, simulation.state
+    client, selection = cohort_of(simulation)[0]
+    data = simulation.executor.worker._rows("train", simulation.data.train[client.id])
+    payload = method.extract(state, selection)
+    before = checksum({"payload": payload, "state": state})
+    first = method.local_update(payload, selection, client, data, 0, stream(0, "local"))
+    assert checksum({"payload": payload, "state": state}) == before
+
+    copy, copied = pickle.loads(pickle.dumps((method, selection)))
+    assert (copy, copied.key) == (method, selection.key)
+    second = copy.local_update(payload, copied, client, data, 0, stream(0, "local"))
+    assert_same(second.sums, first.sums)
+    assert (second.weight, second.metrics) == (first.weight, first.metrics)
+
+    simulation.run_round()
+    assert checksum({"payload": payload, "state": state}) == before
+
+
+def test_equal_keys_are_equal_selections(method_name):
+    method = experiment(method_name).bound_method()
+    state, found = method.init(0), {}
+    for round in range(40):
+        for id, capacity in enumerate(CAPACITIES):
+            selection = method.select(state, round, Client(id, capacity), 0)
+            cover = checksum(selection.cover(shared(state)))
+            assert found.setdefault(selection.key, cover) == cover
+
+
+# what clients keep
+
+
+def test_a_client_keeps_its_own_head(tmp_path):
+    simulation = simulate(experiment("personal_head", rounds=3), tmp_path)
+    initial = simulation.state["params"]
+    run(simulation)
+    assert torch.equal(simulation.state["params"]["head.weight"], initial["head.weight"])
+    assert not torch.equal(simulation.state["params"]["conv1.weight"], initial["conv1.weight"])
+    trained = {id for r in range(3) for id in simulation.population.sample(0, r)}
+    assert set(simulation.carries.files) == trained
+    id = min(trained)
+    capacity = simulation.population.capacity(id, 0, 3)
+    client = Client(id, capacity, simulation.carries.get(id))
+    own = simulation.method.deploy(simulation.state, 3, capacity, client)
+    everybodys = simulation.method.deploy(simulation.state, 3, capacity)
+    assert own.key != everybodys.key
+    assert torch.equal(own.params["head.weight"], client.carry["head.weight"])
+    assert not torch.equal(own.params["head.weight"], everybodys.params["head.weight"])
+    assert torch.equal(own.params["conv1.weight"], everybodys.params["conv1.weight"])
+
+
+# trouble
+
+
+def troubled(trouble, client=0, **sections):
+    return experiment({"name": "troubled", "client": client, "trouble": trouble}, **sections)
+
+
+def test_a_failing_client_is_named(tmp_path):
+    simulation = simulate(troubled("raise", clients={"cohort": 6}), tmp_path)
+    samples = len(simulation.data.train[0])
+    with pytest.raises(ClientFailed) as error:
+        simulation.run_round()
+    message = str(error.value)
+    assert message.startswith(
+        f"client 0 (capacity 0.3, {samples} samples) failed in round 1:\nTraceback (most recent call last):"
+    )
+    assert message.rstrip().endswith("ArithmeticError: on purpose")
+
+
+@pytest.mark.parametrize(("trouble", "reason"), [("nan", "not finite"), ("inf", "not finite"), ("explode", "norm ")])
+@pytest.mark.parametrize("chunk", [1, 6])
+def test_a_bad_update_is_refused_and_the_others_are_averaged(trouble, reason, chunk, tmp_path, monkeypatch):
+    """As if the client had not been drawn."""
+    spec = troubled(trouble, clients={"cohort": 6}, run={"chunk": chunk}, evaluation={"every": 5})
+    with_it = simulate(spec, tmp_path / "with")
+    line = with_it.run_round()
+    assert line["refused"] == 1 and line["clients"] == 5
+    assert line["refusals"].startswith(f"client 0: {reason}")
+    assert set(with_it.carries.files) == {1, 2, 3, 4, 5}
+    without = simulate(spec, tmp_path / "without")
+    monkeypatch.setattr(Population, "sample", lambda self, seed, round: [1, 2, 3, 4, 5])
+    line_without = without.run_round()
+    assert_same(with_it.state, without.state)
+    assert line["train_loss"] == line_without["train_loss"] and math.isfinite(line["train_loss"])
+
+
+def test_a_round_that_refuses_everything_changes_nothing(tmp_path):
+    one = {"count": 1, "cohort": 1, "capacities": [0.3]}
+    spec = troubled("nan", clients=one, partition={"labels": 4})
+    simulation = simulate(spec, tmp_path)
+    before = checksum(simulation.state)
+    line = simulation.run_round()
+    assert checksum(simulation.state) == before
+    assert line["refused"] == 1 and "clients" not in line
+
+
+def test_a_bad_update_stops_the_run_if_asked(tmp_path):
+    spec = troubled("nan", client=4, clients={"cohort": 6}, updates={"policy": "stop"})
+    with pytest.raises(RefusedUpdate) as error:
+        simulate(spec, tmp_path).run_round()
+    assert str(error.value) == (
+        "round 1: the update of client 4 is not finite; "
+        "lower training.lr, or set updates.policy: refuse to go on without it"
+    )
+
+
+def test_every_method_and_model_runs_with_its_defaults():
+    for name in METHODS.keys() - {"troubled"}:
+        parse_experiment({"model": "digits_cnn", "method": name}, "test")
+    for name in MODELS:
+        parse_experiment({"model": name, "data": {"name": "synthetic", "shape": [1, 32, 32]}}, "test")
+
+
+def test_states_hold_nothing_but_tensors(method_name):
+    state = experiment(method_name).bound_method().init(0)
+    assert all(isinstance(t, torch.Tensor) for _, t in leaves(state))
+    again = experiment(method_name).bound_method().init(0)
+    assert_same(state, again)
