@@ -14,6 +14,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -78,6 +79,8 @@ def size_at(width: float, full: int) -> int:
     return size
 
 
+M = TypeVar("M", bound=nn.Module)
+
 Dims = tuple[Axis | None, ...]
 """The axes of one tensor; None for a dimension that is not an axis (a kernel's height and width)."""
 
@@ -108,7 +111,7 @@ def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
     if kind == "none":
         return nn.Identity()
     if kind == "static_bn":
-        layer: nn.Module = StaticBatchNorm(channels.length)
+        layer = StaticBatchNorm(channels.length)
     else:
         count = {"group": groups, "instance": channels.length, "layer": 1}[kind]
         if channels.length % count:
@@ -194,6 +197,6 @@ def on_meta(build, net: Net) -> nn.Module:
         return build(net)
 
 
-def _declare(layer: nn.Module, **axes: Dims):
+def _declare(layer: M, **axes: Dims) -> M:
     layer.axes = axes  # type: ignore[assignment]
     return layer

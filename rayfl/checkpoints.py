@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from rayfl.config import ConfigError, differences
 from rayfl.tensors import Tensors, leaves, nest
@@ -30,14 +30,16 @@ class DamagedCheckpoint(ConfigError):
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
-    """Nested tensors as safetensors; names are joined with "/"."""
+    """Nested tensors as safetensors; names are joined with "/". The format sorts them, so their order is
+    written too: whoever sums over a resumed state sums in the same order."""
     flat = {name: t.contiguous().cpu() for name, t in leaves(tensors)}
-    save_file(flat, path)
+    save_file(flat, path, {"order": json.dumps(list(flat))})
 
 
 def load_tensors(path: Path) -> dict:
-    """The nested tensors of a file."""
-    return nest(load_file(path))
+    """The nested tensors of a file, in their order."""
+    with safe_open(path, "pt") as file:
+        return nest({name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])})
 
 
 def write(
@@ -188,5 +190,5 @@ def checksum(tensors: Tensors) -> str:
     digest = hashlib.sha256()
     for name, t in sorted(leaves(tensors), key=lambda leaf: leaf[0]):
         digest.update(name.encode())
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

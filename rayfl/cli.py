@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.exceptions import TyperException
 
 from rayfl.config import ConfigError
 
@@ -54,16 +55,13 @@ def main() -> None:
     """Runs the command line with the exit codes of this module."""
     try:
         app(standalone_mode=False)
-    except ConfigError as error:
+    except (ConfigError, TyperException) as error:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
-        errors.print("stopped; the same command with --resume goes on from the last checkpoint")
+        errors.print("stopped; the same command with --resume goes on from the last checkpoint", soft_wrap=True)
         sys.exit(130)
     except Exception as error:
-        if hasattr(error, "show"):  # typer's own: a wrong option
-            error.show()
-            sys.exit(2)
         errors.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
@@ -220,7 +218,7 @@ def describe(
     config: Annotated[Path | None, typer.Argument(help="A YAML file, in place of --model.")] = None,
     model: Annotated[str | None, typer.Option(help="A model by name.")] = None,
     capacities: Annotated[str, typer.Option(help="Shares, or HeteroFL's letters.")] = "1,0.5,0.25,0.125,0.0625",
-    convention: Annotated[str, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
+    convention: Annotated[Any, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
     metric: Annotated[str, typer.Option(help="What a capacity is a share of: width, params, flops.")] = "width",
     method: Annotated[
         str | None, typer.Option(help="The method whose bytes are counted; a plain narrow network unless given.")
@@ -392,8 +390,8 @@ def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: st
     from rayfl.report import best_trials
 
     search = config.get("search", {})
-    metric = metric or search.get("metric", "accuracy_mean")
-    if not all(metric in record for record in found):
+    metric = metric or str(search.get("metric", "accuracy_mean"))
+    if not any(metric in record for record in found):
         raise ConfigError(f"--metric: given {metric!r}; allowed: a result of every run, e.g. accuracy_mean")
     return best_trials(found, metric, search.get("mode", "max"))
 

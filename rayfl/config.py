@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,10 +22,6 @@ class Config(BaseModel):
     """A frozen section of a configuration. Unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    if TYPE_CHECKING:  # pydantic makes it for frozen models, out of the type checker's sight
-
-        def __hash__(self) -> int: ...
 
 
 C = TypeVar("C", bound=BaseModel)

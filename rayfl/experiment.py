@@ -41,13 +41,13 @@ class Run(Config):
     """ray: a server actor and client actors. serial: one process, in order; the same bits."""
     actors: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Client actors; auto: as many as the machine, or the trial's share of it, has room for."""
-    cpus: float = Field(1.0, gt=0)
+    cpus: float = Field(default=1.0, gt=0)
     """CPUs of a client actor."""
-    gpus: float = Field(0.0, ge=0)
+    gpus: float = Field(default=0.0, ge=0)
     """GPUs of a client actor: 0.25 puts four on a GPU."""
-    server_cpus: float = Field(0.0, ge=0)
+    server_cpus: float = Field(default=0.0, ge=0)
     """CPUs that are kept for the server actor. It works while clients wait, so 0 is right on small machines."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     """Torch threads of a client actor. Part of the result, to the bit."""
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Clients a job. Part of the result, to the bit; auto: a 32nd of the cohort."""
@@ -56,9 +56,9 @@ class Run(Config):
 class Experiment(Config):
     """One federated run."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """The run's seed: every random draw is addressed from it."""
-    rounds: int = Field(20, ge=1)
+    rounds: int = Field(default=20, ge=1)
     """Communication rounds."""
     data: SerializeAsAny[DataSet]
     partition: SerializeAsAny[Partition]

@@ -44,23 +44,22 @@ class StaticBatchNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.sums is not None:
-            self._collect(x)
+            self.sums += _moments(x)
         by_batch = self.training or self.running_mean is None or self.sums is not None
         if by_batch:
             # F.batch_norm refuses a single value a channel, which a batch of one image may leave
             return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, cudnn.enabled)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
-    def _collect(self, x: torch.Tensor) -> None:
-        dims = [d for d in range(x.dim()) if d != 1]
-        var, mean = torch.var_mean(x, dims, correction=0)
-        var, mean = var.double(), mean.double()
-        count = x.numel() // x.shape[1]
-        ones = torch.ones_like(mean)
-        unbiased = var * (count / max(count - 1, 1))
-        self.sums = self.sums + torch.stack(
-            [ones * count, mean * count, (var + mean * mean) * count, ones, mean, unbiased]
-        )
+
+def _moments(x: torch.Tensor) -> torch.Tensor:
+    """What one batch [B, C, ...] adds to the sums [6, C]."""
+    var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+    var, mean = var.double(), mean.double()
+    count = x.numel() // x.shape[1]
+    ones = torch.ones_like(mean)
+    unbiased = var * (count / max(count - 1, 1))
+    return torch.stack([ones * count, mean * count, (var + mean * mean) * count, ones, mean, unbiased])
 
 
 def static_norms(net: nn.Module) -> dict[str, StaticBatchNorm]:

@@ -15,9 +15,9 @@ LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 class Population(Config):
     """The `clients:` section."""
 
-    count: int = Field(100, ge=1)
+    count: int = Field(default=100, ge=1)
     """Clients in the population."""
-    cohort: int = Field(10, ge=1)
+    cohort: int = Field(default=10, ge=1)
     """Clients that take part in a round, drawn uniformly without replacement."""
     capacities: tuple[float, ...] | str = (1.0,)
     """What clients can run: shares in (0, 1], or HeteroFL's notation, e.g. a1-b1-c8 (letters a = 1, b = 1/2,
@@ -28,7 +28,7 @@ class Population(Config):
     """fixed: blocks of client ids, in the order of `capacities`. dynamic: every client draws anew in every
     round (HeteroFL). tiers: blocks of ids from the smallest capacity up, each client draws every time from
     the capacities within `reach` of its tier (NeFL)."""
-    reach: int = Field(2, ge=0)
+    reach: int = Field(default=2, ge=0)
     """For tiers: how many neighbours down and up a client may draw."""
     metric: Literal["width", "params", "flops"] = "width"
     """What a capacity is a share of: channels, parameters, or multiply-adds of the full network."""

@@ -34,11 +34,11 @@ from rayfl.training import Fill
 class Evaluation(Config):
     """The `evaluation:` section: every capacity on the global test set, every client on its own split."""
 
-    every: int = Field(10, ge=1)
+    every: int = Field(default=10, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
-    batch_size: int = Field(500, ge=1)
+    batch_size: int = Field(default=500, ge=1)
     """Samples a forward pass. Part of the result where norms use statistics of a batch."""
-    holdout: float = Field(0.1, ge=0, lt=1)
+    holdout: float = Field(default=0.1, ge=0, lt=1)
     """Share of the training set that the server holds out, stratified, as the validation set: what methods
     are tuned by, so that the test set only judges. 0: none."""
     clients: bool = True
@@ -47,7 +47,7 @@ class Evaluation(Config):
     """Logits of classes that a client does not have, on its own test split (HeteroFL's Local metric: zero)."""
     statistics: Literal["exact", "cumulative", "pooled", "batch"] = "exact"
     """How static norms get their statistics before an evaluation (rayfl/norms.py)."""
-    statistics_clients: int | None = Field(None, ge=1)
+    statistics_clients: int | None = Field(default=None, ge=1)
     """Clients whose data the statistics are taken from, drawn anew each time; all unless given."""
 
 
@@ -56,7 +56,7 @@ class Updates(Config):
 
     policy: Literal["refuse", "stop"] = "refuse"
     """refuse: left out, counted and logged. stop: the run ends with the client's id."""
-    growth: float = Field(1000.0, gt=0)
+    growth: float = Field(default=1000.0, gt=0)
     """An update explodes if its norm is over growth * (1 + norm of what the client was sent)."""
 
 

@@ -16,26 +16,26 @@ from rayfl.tensors import Params
 class Training(Config):
     """How a client trains. The optimiser is new every round; its state dies with the round."""
 
-    epochs: int = Field(1, ge=0)
+    epochs: int = Field(default=1, ge=0)
     """Passes over the client's data a round. 0 with `steps` unset trains nothing."""
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
     """Batches a round, instead of whole epochs; the data is reshuffled when it is used up."""
-    batch_size: int = Field(20, ge=1)
+    batch_size: int = Field(default=20, ge=1)
     """Samples a step; the last incomplete batch of an epoch is kept."""
-    lr: float = Field(0.05, gt=0)
+    lr: float = Field(default=0.05, gt=0)
     """Learning rate in round 0."""
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD momentum."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """L2 on every parameter, norms and biases too."""
-    clip: float | None = Field(None, gt=0)
+    clip: float | None = Field(default=None, gt=0)
     """Largest global L2 norm of the gradient, at every step."""
     milestones: tuple[int, ...] = ()
     """Rounds from which the rate is multiplied by `decay` once more: felt in the first round after the
     milestone's (HeteroFL steps its schedule after a round)."""
-    decay: float = Field(0.1, gt=0)
+    decay: float = Field(default=0.1, gt=0)
     """Factor of a milestone."""
-    round_decay: float = Field(1.0, gt=0)
+    round_decay: float = Field(default=1.0, gt=0)
     """Factor of every round (DepthFL 0.998, SpaFL 0.993)."""
 
     def lr_at(self, round: int) -> float:
@@ -185,14 +185,16 @@ def sgd(
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, data: ClientData, batch_size: int, fill: Fill = "none", present=None) -> dict[str, float]:
+def evaluate(
+    net: nn.Module, data: ClientData, batch_size: int, fill: Fill = "none", present: torch.Tensor | None = None
+) -> dict[str, float]:
     """Sums over `data`: correct, loss, count. `present` [C] with `fill` masks the logits of absent classes."""
     net.eval()
     correct = torch.zeros((), dtype=torch.int64, device=data.device)
     loss = torch.zeros((), dtype=torch.float64, device=data.device)
     for x, y in data.in_order(batch_size):
         logits = net(x)
-        if fill != "none":
+        if present is not None:
             logits = mask_logits(logits, present, fill)
         correct += (logits.argmax(1) == y).sum()
         loss += F.cross_entropy(logits, y, reduction="sum")

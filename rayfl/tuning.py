@@ -50,7 +50,7 @@ class Search(Config):
     space: dict[str, dict[str, Any]] = {}
     """Dotted path -> {grid: [...]}, {choice: [...]}, {uniform: [a, b]}, {loguniform: [a, b]} or
     {randint: [a, b]} (b excluded). Every combination of the grids is tried."""
-    trials: int = Field(1, ge=1)
+    trials: int = Field(default=1, ge=1)
     """Draws of what is not a grid, for each combination of the grids: the budget of a row."""
     metric: str = "validation_accuracy_mean"
     """What is tuned by, at the last evaluation of a run."""
@@ -65,7 +65,7 @@ class Search(Config):
     """Arguments of the scheduler, e.g. {grace_period: 5}."""
     seeds: tuple[int, ...] = (0,)
     """The first seed is tuned on; then every row's best point runs on all of them."""
-    max_failures: int = Field(2, ge=0)
+    max_failures: int = Field(default=2, ge=0)
     """How often a trial is started again from its checkpoint after it died."""
 
     @field_validator("seeds")

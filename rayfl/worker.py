@@ -9,6 +9,7 @@ import traceback
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from rayfl import costs
 from rayfl.data.federation import Federation
@@ -78,7 +79,7 @@ class Worker:
             if (reason := self._unfit(update, payload)) is not None:
                 refused.append((id, reason))
                 continue
-            samples = update.metrics["train_samples"]
+            samples = int(update.metrics["train_samples"])
             update.metrics = {
                 "clients": 1,
                 "bytes_down": nbytes(payload),
@@ -156,4 +157,4 @@ class Worker:
 
 def _norm(tensors: Tensors) -> float:
     floats = [t for _, t in leaves(tensors) if t.is_floating_point()]
-    return float(torch.stack(torch._foreach_norm(floats)).norm()) if floats else 0.0
+    return float(nn.utils.get_total_norm(floats)) if floats else 0.0

@@ -106,9 +106,9 @@ class Quantity(Partition):
     """
 
     name: Literal["quantity"] = "quantity"
-    sigma: float = Field(1.0, ge=0)
+    sigma: float = Field(default=1.0, ge=0)
     """Standard deviation of the logarithm of a share; 0 gives equal sizes."""
-    min_samples: int = Field(2, ge=1)
+    min_samples: int = Field(default=2, ge=1)
     """Training samples of the smallest client, at least."""
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
@@ -138,11 +138,11 @@ class Dirichlet(Partition):
     """
 
     name: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(0.3, gt=0)
+    alpha: float = Field(default=0.3, gt=0)
     """Concentration: 0.1 is strong skew, 100 nearly none."""
     balance: Literal["none", "cap", "equal"] = "none"
     """How sizes come out, see above."""
-    min_samples: int = Field(2, ge=1)
+    min_samples: int = Field(default=2, ge=1)
     """Training samples of the smallest client, at least (NeFL: 10)."""
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
@@ -183,7 +183,7 @@ class LabelShards(Partition):
     """
 
     name: Literal["shards"] = "shards"
-    labels: int = Field(2, ge=1)
+    labels: int = Field(default=2, ge=1)
     """Classes a client: HeteroFL 2; FedRolex 2 or 5 of CIFAR-10's, 20 or 50 of CIFAR-100's."""
     duplicates: Literal["merge", "keep", "resample"] = "merge"
     """If a client is dealt a label twice. merge: it gets one shard of it and the other is lost, as in the
@@ -230,9 +230,9 @@ class Users(Partition):
 
     name: Literal["users"] = "users"
     test_source: ClassVar = "train"
-    test_fraction: float = Field(0.1, ge=0, lt=1)
+    test_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share of a user's samples that become its test split, rounded down (LEAF: 0.1)."""
-    min_samples: int = Field(2, ge=1)
+    min_samples: int = Field(default=2, ge=1)
     """Users with fewer samples are no clients."""
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:

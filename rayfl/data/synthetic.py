@@ -20,13 +20,13 @@ class Synthetic(DataSet):
     """
 
     name: Literal["synthetic"] = "synthetic"
-    samples: int = Field(2000, ge=1)
+    samples: int = Field(default=2000, ge=1)
     """Training images; the classes come round in turn, so they are balanced."""
-    test_samples: int = Field(500, ge=0)
+    test_samples: int = Field(default=500, ge=0)
     """Test images."""
     shape: tuple[int, int, int] = (1, 8, 8)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Channels, height and width of one image."""
-    classes: int = Field(10, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    classes: int = Field(default=10, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of classes."""
 
     def load(self) -> Arrays:

@@ -8,6 +8,7 @@ out, nothing is stored on `self`, every random draw takes its address from `seed
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from pydantic import ConfigDict, Field, SkipValidation
 
@@ -108,7 +109,7 @@ class Method(Config, ABC):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     name: str
-    task: SkipValidation[Task] = Field(default=None, exclude=True, repr=False)
+    task: SkipValidation[Task] = Field(default=cast(Task, None), exclude=True, repr=False)
 
     def bind(self, task: Task) -> "Method":
         """The same method, applied to a task."""

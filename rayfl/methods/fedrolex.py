@@ -46,7 +46,7 @@ class FedRolex(WidthMethod):
     label_rows: Literal["all", "present"] = "present"
     direction: Literal[1, -1] = 1
     """1: the window's start moves up, as in the paper; -1: down, as in the authors' code."""
-    overlap: float = Field(1.0, ge=0, le=1)
+    overlap: float = Field(default=1.0, ge=0, le=1)
     """Share of a window that stays in the next round: stride floor(k (1 - overlap)) + 1; 1 is the paper's."""
     axis_phase: bool = False
     """Give every axis its own constant offset (a hash of its name), so that axes of a width differ."""
@@ -54,7 +54,7 @@ class FedRolex(WidthMethod):
     """Give every axis its own stride, coprime with its size K, and one position more after every K rounds.
     It still trains every position equally often; two axes meet in all pairs of positions, up to k^2 / K
     of them in the first K rounds (unless their names happen to give one stride)."""
-    capacity_phase: int = Field(0, ge=0)
+    capacity_phase: int = Field(default=0, ge=0)
     """Positions by which each next smaller capacity starts later (the poster's figure: 2)."""
     deploys: Literal["window", "prefix"] = "window"
     """What a device of a capacity runs outside training: the last round's window, or the first positions."""

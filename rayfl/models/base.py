@@ -2,6 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -20,6 +21,10 @@ class Model(Config, ABC):
     """Channels, height and width of one image. Taken from the data set unless given."""
     classes: int = 10
     """Number of classes. Taken from the data set unless given."""
+
+    if TYPE_CHECKING:  # pydantic makes it, out of the type checker's sight
+
+        def __hash__(self) -> int: ...
 
     @abstractmethod
     def build(self, net: Net) -> nn.Module:

@@ -1,0 +1,51 @@
+"""Random draws have addresses, and nothing else decides them."""
+
+import itertools
+
+import pytest
+import torch
+
+from rayfl.seeds import numpy_generator, stream, torch_generator, torch_scope
+
+
+def test_streams_are_the_same_on_every_machine_and_in_every_version():
+    """Were these to change, so would every published result."""
+    assert stream(0, "cohort", 0) == 1889733387312826474
+    assert stream(0, "cohort", 1) == 0
+
+
+def test_every_part_of_an_address_counts():
+    seeds = [stream(*address) for address in itertools.product((0, 1), "ab", (0, 1), (0, 1))]
+    assert len(set(seeds)) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_numbers_are_not_glued_together():
+    assert stream(1, "a", 12, 3) != stream(1, "a", 1, 23)
+    assert stream(0, "a", 1) != stream(1, "a", 0)
+
+
+def test_generators_of_one_address_agree():
+    for make in (numpy_generator, torch_generator):
+        assert type(make(0, "a")) is type(make(0, "b"))
+    assert numpy_generator(3, "a", 1).random() == numpy_generator(3, "a", 1).random()
+    draws = [torch.rand(3, generator=torch_generator(3, "a", 1)) for _ in range(2)]
+    assert torch.equal(*draws)
+
+
+def test_a_scope_seeds_and_puts_back():
+    before = torch.get_rng_state()
+    draws = []
+    for _ in range(2):
+        with torch_scope(5):
+            draws.append(torch.rand(3))
+    assert torch.equal(*draws)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_scope_puts_back_after_an_error():
+    before = torch.get_rng_state()
+    with pytest.raises(KeyError), torch_scope(5):
+        torch.rand(3)
+        raise KeyError
+    assert torch.equal(torch.get_rng_state(), before)
