@@ -54,7 +54,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"round-{round:06d}"
     partial = folder / f".partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
+    for torn in folder.glob(".partial-*"):
+        shutil.rmtree(torn)
     partial.mkdir()
     save_tensors(partial / "state.safetensors", state)
     for client, file in (carries or {}).items():
@@ -186,9 +187,9 @@ def _sync(path: Path) -> None:
 
 
 def checksum(tensors: Tensors) -> str:
-    """A short fingerprint of the exact bits: two states are equal if theirs are."""
+    """A short fingerprint of names, shapes and exact bits: two states are equal if theirs are."""
     digest = hashlib.sha256()
     for name, t in sorted(leaves(tensors), key=lambda leaf: leaf[0]):
-        digest.update(name.encode())
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}\n".encode())
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

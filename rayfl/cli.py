@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -22,16 +22,19 @@ from rayfl.config import ConfigError
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
+    from rayfl.report import Record
     from rayfl.tracking.mlflow import Mlflow
     from rayfl.tracking.records import Run
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
 errors = Console(stderr=True)
 
 QUICKSTART = Path("tune_configs/quickstart.yaml")
 CHECKPOINT_SECONDS = 30.0
 MLFLOW_EXPERIMENT = "rayfl"
+STOPPED = 130
+"""What typer makes of a KeyboardInterrupt."""
 
 ConfigPath = Annotated[Path, typer.Argument(help="A YAML file of tune_configs/, or your own.")]
 Settings = Annotated[
@@ -54,16 +57,16 @@ Name = Annotated[str | None, typer.Option(help="Name of its folder below --outpu
 def main() -> None:
     """Runs the command line with the exit codes of this module."""
     try:
-        app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (ConfigError, TyperException) as error:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except (KeyboardInterrupt, typer.Abort):
-        errors.print("stopped; the same command with --resume goes on from the last checkpoint", soft_wrap=True)
-        sys.exit(130)
     except Exception as error:
         errors.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
+    if code == STOPPED:
+        errors.print("stopped; the same command with --resume goes on from the last checkpoint", soft_wrap=True)
+    sys.exit(code)
 
 
 @app.command()
@@ -111,7 +114,7 @@ def run(
             if status == "finished":
                 write_report(record.path, [record.record()])
                 label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
-    _show_table([record.record()])
+    _show_table(cast("list[Record]", [record.record()]))
     console.print(f"results in {record.path}", soft_wrap=True)
     _say_mlflow(output, tracking_uri)
 
@@ -385,7 +388,7 @@ def _say_mlflow(output: Path, uri: str | None) -> None:
     console.print(f"open MLflow: mlflow ui --backend-store-uri {_uri(output, uri)}", soft_wrap=True, highlight=False)
 
 
-def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: str | None) -> list[dict[str, Any]]:
+def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: str | None) -> "list[Record]":
     """The best trial of every method, by the sweep's own metric unless another is asked for."""
     from rayfl.report import best_trials
 
@@ -396,7 +399,7 @@ def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: st
     return best_trials(found, metric, search.get("mode", "max"))
 
 
-def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> list[dict[str, Any]]:
+def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "list[Record]":
     """The best trials of a sweep in MLflow, the newest unless it is named."""
     from rayfl.config import nearest
 
@@ -411,13 +414,13 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> list[dic
     return _choose_best(found, {"search": search}, metric)
 
 
-def _table(records: list[dict[str, Any]]):
+def _table(records: "list[Record]"):
     from rayfl.report import table
 
     return table(records)
 
 
-def _show_table(records: list[dict[str, Any]]) -> None:
+def _show_table(records: "list[Record]") -> None:
     console.print(_table(records).rich())
 
 

@@ -59,7 +59,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file that holds a mapping. `1e-3` is a number, and a key that stands twice is an error."""
     path = Path(path)
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     try:

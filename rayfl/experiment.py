@@ -96,12 +96,12 @@ class Experiment(Config):
         return self.method.bind(self.task)
 
     def check(self, where: str) -> None:
-        """What can be known without the data: the model at every capacity, the method's selections."""
+        """What can be known without the data: the model declares its axes and exists at every capacity."""
         try:
             check_axes(self.model.build)
-            method = self.bound_method()
+            task = self.task
             for capacity in self.clients.all_capacities:
-                method.select({}, 0, Client(0, capacity), self.seed)
+                task.layout(task.net(capacity))
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
 

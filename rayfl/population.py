@@ -57,6 +57,8 @@ class Population(Config):
         weights = [weight for _, weight in self.levels]
         if min(weights) < 0 or sum(weights) == 0:
             raise ValueError("weights of at least 0, not all 0")
+        if self.weights and self.assignment == "tiers":
+            raise ValueError("no weights with tiers: they are equal blocks of clients")
         if self.assignment == "fixed" and sum(weights) > self.count:
             raise ValueError(f"fixed weights that sum to at most count = {self.count}; they sum to {sum(weights)}")
         return self

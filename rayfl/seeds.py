@@ -36,5 +36,9 @@ def torch_scope(seed: int, device: torch.device | str = "cpu") -> Iterator[None]
     device = torch.device(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        # torch.manual_seed would seed every GPU, and not only those whose state is put back
+        torch.default_generator.manual_seed(seed)
+        for gpu in devices:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
         yield

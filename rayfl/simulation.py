@@ -288,7 +288,9 @@ class Simulation:
         """
         sizes = self.data.test.sizes
         able = {
-            id: self.population.capacity(id, self.seed, self.round) for id in range(self.population.count) if sizes[id]
+            id: self.population.capacity(id, self.seed, max(self.round - 1, 0))
+            for id in range(self.population.count)
+            if sizes[id]
         }
         if not able:
             return {}

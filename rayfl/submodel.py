@@ -217,18 +217,21 @@ class Mask(Selection):
     masks: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
 
     def take(self, params: Params) -> Params:
-        # torch multiplies by bytes three times as fast as by bools
-        return {n: t * self.masks[n].view(torch.uint8) if n in self.masks else t for n, t in params.items()}
+        return {name: self._take(name, t) for name, t in params.items()}
 
     def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
-        for name, t in self.take(part).items():
-            whole[name].add_(t, alpha=alpha)
+        for name, t in part.items():
+            whole[name].add_(self._take(name, t), alpha=alpha)
 
     def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
         whole.add_(self.masks[name] * value if name in self.masks else value)
 
     def covers(self, name: str) -> bool:
         return name not in self.masks
+
+    def _take(self, name: str, t: torch.Tensor) -> torch.Tensor:
+        # torch multiplies by bytes three times as fast as by bools
+        return t * self.masks[name].view(torch.uint8) if name in self.masks else t
 
 
 def prefix(whole: Layout, part: Layout, net: Net) -> Slice:

@@ -53,7 +53,7 @@ class Training(Config):
             return self.epochs * samples
         per_epoch = -(-samples // self.batch_size)
         full, rest = divmod(self.steps, per_epoch)
-        return full * samples + min(rest * self.batch_size, samples)
+        return full * samples + rest * self.batch_size
 
 
 @dataclass(frozen=True)

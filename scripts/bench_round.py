@@ -19,6 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+import logging  # noqa: E402
 import multiprocessing  # noqa: E402
 import statistics  # noqa: E402
 import tempfile  # noqa: E402
@@ -32,11 +33,12 @@ from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
 from rayfl.axes import Net  # noqa: E402
+from rayfl.executors.memory import keep_freed_memory  # noqa: E402
 from rayfl.experiment import Experiment, parse_experiment  # noqa: E402
-from rayfl.models import MODELS  # noqa: E402
 from rayfl.models.base import layout, params_of  # noqa: E402
+from rayfl.models.resnet import ResNet18  # noqa: E402
 from rayfl.submodel import Mask, NestedMean, Selection, prefix, rolling  # noqa: E402
-from rayfl.tensors import nbytes, pack  # noqa: E402
+from rayfl.tensors import Params, nbytes, pack  # noqa: E402
 
 CLIENTS, COHORT, BATCH, LR = 100, 10, 20, 0.01
 
@@ -46,7 +48,7 @@ def experiment(epochs: int) -> Experiment:
     return parse_experiment(
         {
             "rounds": 10**6,
-            "data": {"name": "synthetic", "samples": 60_000, "test_samples": 0, "shape": (1, 28, 28)},
+            "data": {"name": "synthetic", "samples": 60_000, "test_samples": 100, "shape": (1, 28, 28)},
             "partition": "iid",
             "clients": {"count": CLIENTS, "cohort": COHORT},
             "model": "mcmahan_cnn",
@@ -72,7 +74,7 @@ class Rayfl:
 
         group = placement_group([{"CPU": 1}] * actors)
         self.get = ray.get
-        self.server = ServerActor.remote(group, list(range(actors)))
+        self.server: Any = ServerActor.remote(group, list(range(actors)))  # pyright: ignore
         self.folder = tempfile.mkdtemp(prefix="bench_round_")
 
     def load(self, what: Experiment, arrays) -> None:
@@ -95,11 +97,13 @@ class Bare:
         spawn = multiprocessing.get_context("spawn")
         self.flat = nn.utils.parameters_to_vector(bare_net().parameters()).detach().share_memory_()
         self.sums = torch.zeros(processes, len(self.flat)).share_memory_()
-        self.pipes = []
+        self.pipes, self.processes = [], []
         for i in range(processes):
             mine, theirs = spawn.Pipe()
-            spawn.Process(target=bare_worker, args=(theirs, self.flat, self.sums[i]), daemon=True).start()
+            process = spawn.Process(target=bare_worker, args=(theirs, self.flat, self.sums[i]), daemon=True)
+            process.start()
             self.pipes.append(mine)
+            self.processes.append(process)
         for pipe in self.pipes:
             pipe.recv()
 
@@ -111,6 +115,11 @@ class Bare:
             pipe.recv()
         self.flat.copy_(self.sums.sum(0).div_(COHORT))
         return time.perf_counter() - started
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.terminate()
+            process.join()
 
 
 def bare_net() -> nn.Module:
@@ -159,8 +168,9 @@ def server_bandwidth(repeats: int) -> dict[str, float]:
     """Seconds of a plain copy of the submodel, once to go out and once to come in, over the seconds of
     extracting it (into the buffer that goes out) and folding an answer of it."""
     torch.set_num_threads(1)
-    model = MODELS["resnet18"](input=(3, 32, 32))
-    whole, net = layout(model, Net()), Net(0.5)
+    keep_freed_memory()
+    model: Any = ResNet18(input=(3, 32, 32))
+    whole, net = layout(model, Net()), Net(0.75)
     part = layout(model, net)
     params = params_of(model.build(Net()))
     generator = torch.Generator().manual_seed(0)
@@ -173,7 +183,7 @@ def server_bandwidth(repeats: int) -> dict[str, float]:
     return {name: _share_of_copy(selection, params, repeats) for name, selection in selections.items()}
 
 
-def _share_of_copy(selection: Selection, params: Mapping[str, torch.Tensor], repeats: int) -> float:
+def _share_of_copy(selection: Selection, params: Params, repeats: int) -> float:
     answer = {name: t.clone() for name, t in selection.take(params).items()}
     source = torch.ones(nbytes(answer) // 4)
     target, mean = torch.empty_like(source), NestedMean(params)
@@ -218,7 +228,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def measure(rounds: int, server: bool) -> dict[str, Any]:
     import ray
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     work = experiment(1)
     arrays = ray.put(work.data.load())
     two = Rayfl(2)
@@ -227,9 +237,12 @@ def measure(rounds: int, server: bool) -> dict[str, Any]:
     first = time.perf_counter() - STARTED
     one = Rayfl(1)
     one.load(work, arrays)
+    bare_one, bare_two = Bare(1), Bare(2)
     turns = in_turns(
-        {"bare 1": Bare(1).round, "rayfl 1": one.round, "bare 2": Bare(2).round, "rayfl 2": two.round}, rounds
+        {"bare 1": bare_one.round, "rayfl 1": one.round, "bare 2": bare_two.round, "rayfl 2": two.round}, rounds
     )
+    bare_one.close()
+    bare_two.close()
     two.load(experiment(0), arrays)
     turns |= in_turns({"no work 2": two.round}, rounds)
     found: dict[str, Any] = {

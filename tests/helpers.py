@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
+from rayfl.axes import Axis, linear
 from rayfl.executors.base import Executor
 from rayfl.experiment import Experiment, parse_experiment
+from rayfl.methods import Client, Method, Task
 from rayfl.methods.width import WidthMethod
+from rayfl.models import Model
 from rayfl.seeds import numpy_generator, torch_generator
 from rayfl.simulation import Simulation
 from rayfl.submodel import prefix
 from rayfl.tensors import leaves, pack, unpack
+from rayfl.training import ClientData, Training
 from rayfl.worker import Worker
 
 TINY = {
@@ -65,6 +70,50 @@ def drawn_like(tensors: dict[str, torch.Tensor], purpose: str) -> dict[str, torc
     }
 
 
+class Perceptron(Model):
+    """A few linear layers: hidden0, hidden1, ..., head."""
+
+    name: Literal["perceptron"] = "perceptron"
+    input: tuple[int, int, int] = (1, 1, 2)
+    classes: int = 4
+    hidden: tuple[int, ...] = (2,)
+
+    def build(self, net):
+        layers, cin = nn.Sequential(nn.Flatten()), Axis.fixed("pixels", 2)
+        for i, size in enumerate(self.hidden):
+            cout = net.axis(f"hidden{i}", size)
+            layers.add_module(f"hidden{i}", linear(cin, cout))
+            cin = cout
+        layers.add_module("head", linear(cin, self.labels))
+        return layers
+
+
+def bound(method: Method, *capacities: float, hidden=(2,), **training) -> Method:
+    """The method on a Perceptron."""
+    widths = {c: c for c in sorted(capacities, reverse=True)}
+    task = Task(Perceptron(hidden=hidden), Training(**training), widths, max(capacities), clients=10)
+    return method.bind(task)
+
+
+def client_data(*labels: int) -> ClientData:
+    """Random pixels for a Perceptron."""
+    pixels = torch.randint(256, (len(labels), 1, 1, 2), generator=torch_generator(0, "pixels")).byte()
+    return ClientData(pixels, torch.tensor(labels), 4)
+
+
+def one_round(method: Method, state: dict, *clients: tuple[float, ClientData], round: int = 0) -> dict:
+    """The state after a round of clients 0, 1, ... with these capacities and data."""
+
+    def updates():
+        for id, (capacity, data) in enumerate(clients):
+            client = Client(id, capacity)
+            selection = method.select(state, round, client, 0)
+            payload = method.extract(state, selection)
+            yield selection, method.local_update(payload, selection, client, data, round, id)
+
+    return method.aggregate(state, round, updates())
+
+
 class Shuffled(Executor):
     """Works jobs out in a random order, and sends every message through flat buffers, as Ray does."""
 
@@ -92,6 +141,7 @@ class PersonalHead(WidthMethod):
     are fixed, as a head is as wide as its network."""
 
     name: Literal["personal_head"] = "personal_head"
+    label_rows: Literal["all"] = "all"
 
     def select(self, state, round, client, seed):
         return self.window(round, client.capacity)

@@ -90,7 +90,11 @@ def test_imports_run_one_way():
 @pytest.mark.parametrize(
     ("module", "source", "offence"),
     [
-        ("axes", "from rayfl.models import Model", "rayfl.axes imports rayfl.models.Model, which is not above"),
+        (
+            "axes",
+            "from rayfl.models import Model",
+            "rayfl.axes imports rayfl.models.Model, which is not above",
+        ),
         ("costs", "def f():\n    from rayfl import methods", "rayfl.costs imports rayfl.methods, which is"),
         ("worker", "from rayfl.executors import ray", "rayfl.worker imports rayfl.executors.ray, which is"),
         ("executors.ray", "import rayfl.executors.server", "rayfl.executors.ray imports rayfl.executors.ser"),

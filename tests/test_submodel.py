@@ -58,9 +58,7 @@ def test_every_head_keeps_the_same_positions():
 @pytest.mark.parametrize("start", range(4))
 def test_windows_and_picks_of_the_same_positions_are_the_same(start):
     window = rolling(WHOLE, HALF, Net(0.5), start)
-    picks = Slice(
-        Net(0.5), WHOLE, HALF, {n: Picks(w.positions, w.size) for n, w in window.positions.items()}
-    )
+    picks = Slice(Net(0.5), WHOLE, HALF, {n: Picks(w.positions, w.size) for n, w in window.positions.items()})
     x = drawn_like(counting(WHOLE), "x")
     taken = window.take(x)
     assert_same(picks.take(x), taken)
@@ -120,9 +118,7 @@ def test_blocks_that_are_left_out_are_not_held():
 def test_positions_must_fit_the_network():
     with pytest.raises(ValueError) as error:
         Slice(Net(0.5), WHOLE, HALF, {"a": Window(0, 3, 4), "heads": Window(0, 2, 4)})
-    assert str(error.value) == (
-        "positions and network disagree, axis: (positions, network) {'a': (3, 2)}"
-    )
+    assert str(error.value) == ("positions and network disagree, axis: (positions, network) {'a': (3, 2)}")
 
 
 def test_random_subsets():

@@ -22,7 +22,7 @@ class Synthetic(DataSet):
     name: Literal["synthetic"] = "synthetic"
     samples: int = Field(default=2000, ge=1)
     """Training images; the classes come round in turn, so they are balanced."""
-    test_samples: int = Field(default=500, ge=0)
+    test_samples: int = Field(default=500, ge=1)
     """Test images."""
     shape: tuple[int, int, int] = (1, 8, 8)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Channels, height and width of one image."""

@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup
 
 from rayfl.data.federation import Federation
 from rayfl.executors.clients import recipe
+from rayfl.executors.memory import keep_freed_memory
 from rayfl.executors.ray import RayPool
 from rayfl.methods.base import Method
 from rayfl.simulation import Simulation
@@ -23,6 +24,7 @@ class ServerActor:
     def __init__(self, group: PlacementGroup, bundles: Sequence[int]):
         """Client actors start in these bundles of `group`."""
         torch.set_num_threads(1)
+        keep_freed_memory()
         self.group, self.bundles = group, bundles
         self.pool: RayPool | None = None
 

@@ -65,7 +65,8 @@ class Update:
     """What clients of one selection send back. Everything adds: workers fold before they answer."""
 
     sums: dict[str, Params]
-    """Group ("params", ...) -> name -> sum of weight_k * value_k, in submodel coordinates."""
+    """Group ("params", ...) -> name -> sum of weight_k * value_k, in submodel coordinates. A parameter that
+    no client of the selection sends back needs `held` 0, else it counts as held. Read only in `aggregate`."""
     weight: float
     """Sum of the clients' weights."""
     held: Params = field(default_factory=dict)

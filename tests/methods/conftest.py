@@ -1,0 +1,24 @@
+import pytest
+import torch
+
+from rayfl.methods import width
+
+
+@pytest.fixture
+def clients_answer(monkeypatch):
+    """`clients_answer(3, 1)`: instead of training, the first client sets all its parameters to 3, the second
+    to 1."""
+
+    def answer(*values: float) -> None:
+        left = iter(values)
+
+        def fill(net, *args):
+            value = next(left)
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.fill_(value)
+            return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
+
+        monkeypatch.setattr(width, "sgd", fill)
+
+    return answer

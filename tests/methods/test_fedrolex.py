@@ -1,0 +1,178 @@
+"""FedRolex by hand: the windows, how often and in which pairs they train, and what it costs not to roll."""
+
+import math
+
+import pytest
+import torch
+from helpers import bound, client_data, one_round
+
+from rayfl.axes import Net
+from rayfl.methods import METHODS, Client, Task
+from rayfl.models import MODELS, layout
+from rayfl.training import Training
+
+FedRolex = METHODS["fedrolex"]
+
+
+def window(method, round, capacity, axis="hidden0"):
+    return method.select({}, round, Client(0, capacity), 0).positions[axis].positions
+
+
+def test_windows_roll_up():
+    """5 nodes, of which 3 and 2 are held: one step a round, the small window in the large one."""
+    method = bound(FedRolex(), 1.0, 0.6, 0.4, hidden=(5,))
+    assert [window(method, r, 0.6) for r in range(6)] == [
+        (0, 1, 2),
+        (1, 2, 3),
+        (2, 3, 4),
+        (3, 4, 0),
+        (4, 0, 1),
+        (0, 1, 2),
+    ]
+    for round in range(6):
+        assert window(method, round, 0.4) == window(method, round, 0.6)[:2]
+    assert [window(method, r, 1.0) for r in range(6)] == [(0, 1, 2, 3, 4)] * 6
+
+
+def test_the_authors_code_rolls_down():
+    method = bound(FedRolex(direction=-1), 1.0, 0.6, hidden=(5,))
+    assert [window(method, r, 0.6) for r in range(4)] == [(0, 1, 2), (4, 0, 1), (3, 4, 0), (2, 3, 4)]
+
+
+def test_every_axis_rolls_modulo_its_own_size():
+    method = bound(FedRolex(), 1.0, 0.5, hidden=(4, 8))
+    assert window(method, 6, 0.5, "hidden0") == (2, 3)
+    assert window(method, 6, 0.5, "hidden1") == (6, 7, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"direction": -1},
+        {"axis_phase": True},
+        {"coprime_stride": True},
+        {"coprime_stride": True, "direction": -1, "axis_phase": True},
+        {"capacity_phase": 2},
+        {"overlap": 0.5},
+    ],
+    ids=str,
+)
+def test_every_position_is_trained_equally_often(options):
+    """k times in K rounds, in every cycle (here the stride of overlap 0.5 is coprime with K)."""
+    method = bound(FedRolex(**options), 1.0, 0.4, hidden=(30, 50))
+    for axis, size in (("hidden0", 30), ("hidden1", 50)):
+        for cycle in range(3):
+            trained = torch.zeros(size, dtype=torch.int64)
+            for round in range(cycle * size, (cycle + 1) * size):
+                trained[list(window(method, round, 0.4, axis))] += 1
+            assert (trained == 0.4 * size).all()
+
+
+@pytest.mark.parametrize(("overlap", "stride"), [(1.0, 1), (0.5, 5), (0.25, 7), (0.0, 9)])
+def test_overlap_is_the_share_that_stays(overlap, stride):
+    """floor(k (1 - overlap)) + 1 for k = 8."""
+    method = bound(FedRolex(overlap=overlap), 1.0, 0.125, hidden=(64,))
+    assert method.stride(8, 64) == stride
+    assert [window(method, r, 0.125)[0] for r in range(3)] == [0, stride, 2 * stride]
+
+
+def test_the_posters_figure():
+    """Figure 1: of the nodes a ... e the large client has abcd, then bcde; the small one cde, then dea."""
+    method = bound(FedRolex(capacity_phase=2), 1.0, 0.8, 0.6, hidden=(5,))
+    named = [["".join("abcde"[p] for p in window(method, r, c)) for c in (0.8, 0.6)] for r in (3, 4)]
+    assert named == [["abcd", "cde"], ["bcde", "dea"]]
+
+
+# which pairs of positions, that is which weights, are ever trained
+
+
+def coverage(method, capacity: float, rounds: int, sizes: tuple[int, int]) -> float:
+    trained = torch.zeros(sizes, dtype=torch.bool)
+    for round in range(rounds):
+        positions = method.select({}, round, Client(0, capacity), 0).positions
+        rows, columns = (torch.tensor(positions[f"hidden{i}"].positions) for i in (0, 1))
+        trained[rows[:, None], columns] = True
+    return trained.float().mean().item()
+
+
+@pytest.mark.parametrize("options", [{}, {"axis_phase": True}, {"direction": -1}], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((64, 64), [0.984, 0.484, 0.234, 0.109]), ((128, 64), [1.0, 0.734, 0.359, 0.172])],
+)
+def test_axes_that_roll_together_leave_most_weights_untrained(sizes, expected, options):
+    """width.md section 1.2: 2 k - 1 of 64 pairs, wherever the band lies."""
+    capacities = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    method = bound(FedRolex(**options), 1.0, *capacities, hidden=sizes)
+    found = [coverage(method, c, math.lcm(*sizes), sizes) for c in capacities]
+    assert found == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 64)])
+def test_coprime_strides_sweep_all_weights(sizes):
+    """In the first cycle at most k^2 / K of them, and all in the end."""
+    capacities = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    plain, coprime = (bound(FedRolex(coprime_stride=on), 1.0, *capacities, hidden=sizes) for on in (False, True))
+    for capacity in capacities[1:]:
+        first = [coverage(method, capacity, max(sizes), sizes) for method in (plain, coprime)]
+        assert first[0] < first[1] <= capacity**2 * max(sizes)
+        assert coverage(coprime, capacity, 16 * max(sizes), sizes) == 1
+
+
+def test_coverage_of_a_resnet_by_the_smallest_clients():
+    """width.md, acceptance test 17: a server 16 times as wide as its clients trains 0.1316 of its
+    convolutions' weights."""
+    model = MODELS["preact_resnet18"]()
+    task = Task(model, Training(), {1.0: 1.0, 0.0625: 0.0625}, 1.0, clients=1)
+    method = FedRolex().bind(task)
+    whole = layout(model, Net())
+    convs = {name: dims[:2] for name, dims in whole.dims.items() if len(dims) == 4}
+    trained = {name: torch.zeros(whole.shapes[name], dtype=torch.bool) for name in convs}
+    for round in range(512):
+        positions = method.select({}, round, Client(0, 0.0625), 0).positions
+        for name, axes in convs.items():
+            rows, columns = (torch.tensor(range(a.size) if a.is_fixed else positions[a.name].positions) for a in axes)
+            trained[name][rows[:, None], columns] = True
+    share = sum(int(t.sum()) for t in trained.values()) / sum(t.numel() for t in trained.values())
+    assert len(convs) == 20 and share == pytest.approx(0.1316, abs=5e-5)
+
+
+# a round, and after it
+
+
+def test_a_round_of_two_capacities(clients_answer):
+    """Round 3 of 4 nodes: the large client holds all, the small one the nodes 3 and 0."""
+    method = bound(FedRolex(label_rows="all"), 1.0, 0.5, hidden=(4,))
+    clients_answer(3, 1)
+    data = client_data(0, 1, 2, 3)
+    new = one_round(method, method.init(0), (1.0, data), (0.5, data), round=3)["params"]
+    assert new["hidden0.bias"].tolist() == [2, 3, 3, 2]
+    assert new["head.weight"].tolist() == [[2, 3, 3, 2]] * 4
+    assert new["head.bias"].tolist() == [2] * 4
+
+
+def test_a_server_wider_than_every_client_is_trained_everywhere(clients_answer):
+    method = bound(FedRolex(), 1.0, 0.5, hidden=(4,))
+    state = method.init(0)
+    for round in range(4):
+        clients_answer(9)
+        state = one_round(method, state, (0.5, client_data(0, 1, 2, 3)), round=round)
+    assert all((t == 9).all() for t in state["params"].values())
+
+
+def test_a_device_runs_the_window_of_the_last_round():
+    method = bound(FedRolex(), 1.0, 0.5, hidden=(8,))
+    for rounds in (1, 5, 9):
+        assert method.window(rounds, 0.5).key == method.select({}, rounds - 1, Client(0, 0.5), 0).key
+    assert method.window(0, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)
+    state = method.init(0)
+    deployed = method.deploy(state, 3, 0.5)
+    assert torch.equal(deployed.params["hidden0.bias"], state["params"]["hidden0.bias"][2:6])
+    assert (deployed.net.width, deployed.net.scale) == (0.5, 0.5)
+
+
+def test_a_device_runs_the_prefix_if_asked():
+    method = bound(FedRolex(deploys="prefix", axis_phase=True, capacity_phase=3), 1.0, 0.5, hidden=(8,))
+    for rounds in (0, 1, 5):
+        assert method.window(rounds, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)

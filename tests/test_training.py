@@ -1,0 +1,238 @@
+"""Local training: schedule, batches, augmentation, the SGD step, evaluation."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rayfl.seeds import torch_generator
+from rayfl.training import ClientData, Preprocessing, Training, evaluate, mask_logits, sgd, weighted
+
+
+def data(samples=10, classes=4, preprocess=None, size=6):
+    """Image i is i everywhere, its label i mod classes."""
+    pixels = torch.arange(samples, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, size, size).clone()
+    return ClientData(pixels, torch.arange(samples) % classes, classes, preprocess or Preprocessing(scale=1.0))
+
+
+def batches(given, seed=0, **training):
+    return list(given.batches(Training(**training), torch_generator(seed, "batches")))
+
+
+# the schedule
+
+
+def test_a_milestone_is_felt_in_the_first_round_after_it():
+    """Rounds are counted from 0 here, from 1 in print: 150 rounds at the first rate, the 151st at a tenth."""
+    training = Training(lr=0.1, milestones=(150, 250))
+    rates = [training.lr_at(round) for round in (0, 149, 150, 249, 250)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+
+
+def test_decay_of_every_round():
+    training = Training(lr=0.1, round_decay=0.5, milestones=(2,), decay=0.1)
+    assert [training.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.05, 0.0025, 0.00125])
+
+
+# batches
+
+
+def test_every_sample_once_an_epoch_and_the_last_batch_is_kept():
+    found = batches(data(10), batch_size=4, epochs=2)
+    assert [len(y) for _, y in found] == [4, 4, 2] * 2
+    epochs = [torch.cat([x[:, 0, 0, 0] for x, _ in found[i : i + 3]]) for i in (0, 3)]
+    assert [sorted(epoch.tolist()) for epoch in epochs] == [list(range(10))] * 2
+    assert not torch.equal(*epochs)
+    for x, y in found:
+        assert torch.equal(x[:, 0, 0, 0].long() % 4, y)
+
+
+def test_batches_are_a_function_of_their_seed():
+    first, again, other = (batches(data(10), seed, batch_size=4) for seed in (0, 0, 1))
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, again, strict=True))
+    assert any(not torch.equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("samples", [1, 4, 10])
+@pytest.mark.parametrize("amount", [{"epochs": 0}, {"epochs": 3}, *({"steps": n} for n in (1, 2, 3, 7))])
+def test_batches_and_samples_are_counted_in_advance(samples, amount):
+    training = Training(batch_size=4, **amount)
+    found = [len(y) for _, y in batches(data(samples), batch_size=4, **amount)]
+    assert len(found) == training.batches_of(samples)
+    assert sum(found) == training.samples_of(samples)
+
+
+def test_evaluation_goes_through_the_data_in_order():
+    found = list(data(10).in_order(4))
+    assert torch.cat([y for _, y in found]).tolist() == data(10).labels.tolist()
+    assert [len(y) for _, y in found] == [4, 4, 2]
+
+
+def test_the_label_set():
+    given = ClientData(torch.zeros(3, 1, 1, 1), torch.tensor([3, 1, 1]), 5)
+    assert given.present.tolist() == [False, True, False, True, False]
+
+
+# from pixels to what a network sees
+
+
+def test_pixels_are_normalised_by_channel():
+    preprocess = Preprocessing(scale=255, mean=(0.5, 0.25), std=(0.5, 0.125))
+    x = preprocess(torch.tensor([[[[255]], [[0]]]], dtype=torch.uint8))
+    assert x.flatten().tolist() == [1.0, -2.0]
+
+
+def image(n=1):
+    """[n, 2, 4, 4] float32 with all values different."""
+    return torch.arange(n * 32.0).view(n, 2, 4, 4) + 100
+
+
+def test_a_crop_is_a_window_of_the_image_in_a_border_of_stored_zeros():
+    preprocess = Preprocessing(mean=(0.5, 0.25), std=(0.5, 0.125), crop=2)
+    black = torch.tensor([-1.0, -2.0]).view(2, 1, 1)
+    x = image(400)
+    padded = black.repeat(400, 1, 8, 8)
+    padded[:, :, 2:6, 2:6] = x
+    cropped = preprocess.augment(x, torch_generator(0, "crop"))
+    assert cropped.shape == x.shape
+    offsets = torch.zeros(5, 5)
+    for before, after in zip(padded, cropped, strict=True):
+        fits = [(i, j) for i in range(5) for j in range(5) if torch.equal(before[:, i : i + 4, j : j + 4], after)]
+        assert len(fits) == 1
+        offsets[fits[0]] += 1
+    # 16 expected in each of 25 places, standard deviation 3.9
+    assert 1 <= offsets.min() and offsets.max() <= 34
+
+
+def test_half_of_the_images_are_flipped():
+    x = image(400)
+    flipped = Preprocessing(flip=True).augment(x, torch_generator(0, "flip"))
+    is_flipped = torch.tensor([torch.equal(a.flip(-1), b) for a, b in zip(x, flipped, strict=True)])
+    is_same = torch.tensor([torch.equal(a, b) for a, b in zip(x, flipped, strict=True)])
+    assert torch.equal(is_flipped, ~is_same)
+    assert 160 < is_flipped.sum() < 240
+
+
+def test_augmentation_is_for_training_only():
+    given = data(3, preprocess=Preprocessing(scale=1.0, crop=2))
+    [(x, _)] = given.in_order(5)
+    assert torch.equal(x, given.pixels.float())
+    [(x, _)] = batches(given, batch_size=5)
+    assert (x == 0).sum() > (given.pixels == 0).sum()
+
+
+# losses and steps
+
+
+def test_masked_logits():
+    logits, present = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([True, False, True])
+    assert mask_logits(logits, present, "none").tolist() == [[1, 2, 3]]
+    assert mask_logits(logits, present, "zero").tolist() == [[1, 0, 3]]
+    assert mask_logits(logits, present, "neg_inf").tolist() == [[1, float("-inf"), 3]]
+
+
+@pytest.mark.parametrize(("fill", "loss"), [("none", 10), ("zero", 10), ("neg_inf", 3)])
+def test_loss_of_equal_logits(fill, loss):
+    """ln of the number of classes that are in the softmax: all C, or those that are present."""
+    logits, present = torch.zeros(2, 10), torch.arange(10) < 3
+    value = F.cross_entropy(mask_logits(logits, present, fill), torch.tensor([0, 2]))
+    assert value.item() == pytest.approx(math.log(loss))
+
+
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+def test_absent_classes_get_no_gradient(fill):
+    head = nn.Linear(5, 4)
+    x = torch.randn(6, 5, generator=torch_generator(0, "x"))
+    present = torch.tensor([True, False, True, False])
+    y = torch.tensor([0, 2, 0, 2, 2, 0])
+    F.cross_entropy(mask_logits(head(x), present, fill), y).backward()
+    for parameter in (head.weight, head.bias):
+        rows = parameter.grad.abs().reshape(4, -1).sum(1)
+        assert torch.equal(rows > 0, present)
+
+
+class Scalar(nn.Module):
+    """x -> w x, one parameter."""
+
+    def __init__(self, w: float):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([w]))
+
+    def forward(self, x):
+        return self.w * x
+
+
+def steps(training, xs, w=1.0, lr=0.1, adjust=None):
+    """w after minimising the mean of w x: the gradient is the mean of x."""
+    net = Scalar(w)
+    given = ((torch.tensor(x), torch.zeros(len(x))) for x in xs)
+    metrics = sgd(net, given, lambda out, y: out.mean(), training, lr, adjust)
+    return net.w.item(), metrics
+
+
+def test_a_step_of_sgd():
+    w, metrics = steps(Training(), [[2.0, 4.0]])
+    assert w == pytest.approx(1 - 0.1 * 3)
+    assert metrics == {"train_loss": pytest.approx(2 * 3), "train_samples": 2, "steps": 1}
+
+
+def test_loss_is_a_sum_over_samples():
+    _, metrics = steps(Training(), [[2.0, 4.0], [1.0]])
+    assert metrics["train_loss"] == pytest.approx(2 * 3 + 1 * 0.7)
+    assert (metrics["train_samples"], metrics["steps"]) == (3, 2)
+
+
+def test_momentum_and_weight_decay():
+    """v = 0.5 v + x + 0.1 w; w -= 0.1 v."""
+    w, _ = steps(Training(momentum=0.5, weight_decay=0.1), [[1.0], [1.0]])
+    first = 1 - 0.1 * 1.1
+    assert w == pytest.approx(first - 0.1 * (0.5 * 1.1 + 1 + 0.1 * first))
+
+
+def test_clipping_bounds_the_whole_gradient():
+    assert steps(Training(clip=2.0), [[30.0]])[0] == pytest.approx(1 - 0.1 * 2)
+    assert steps(Training(clip=2.0), [[1.5]])[0] == pytest.approx(1 - 0.1 * 1.5)
+
+
+def test_adjusting_comes_before_clipping():
+    def double(net):
+        net.w.grad.mul_(2)
+
+    assert steps(Training(clip=3.0), [[2.0]], adjust=double)[0] == pytest.approx(1 - 0.1 * 3)
+
+
+def test_no_steps_change_nothing():
+    assert steps(Training(), []) == (1.0, {"train_loss": 0.0, "train_samples": 0, "steps": 0})
+
+
+# evaluation
+
+
+def test_evaluation_gives_sums():
+    """Image i is i; a network with logits (x - 4, 0, 0, 0) says class 0 from 5 on."""
+
+    class Threshold(nn.Module):
+        def forward(self, x):
+            first = x[:, 0, 0, 0] - 4
+            return torch.stack([first, *[torch.zeros_like(first)] * 3], 1)
+
+    given = data(10)
+    result = evaluate(Threshold(), given, 3)
+    # of equal logits the first counts: 1 up to image 3, 0 for image 4; right are images 1, 4 and 8
+    assert (result["correct"], result["count"]) == (3, 10)
+    logits = torch.cat([Threshold()(x) for x, _ in given.in_order(10)])
+    assert result["loss"] == pytest.approx(F.cross_entropy(logits, given.labels, reduction="sum").item())
+    assert evaluate(Threshold(), given, 10)["correct"] == 3
+
+    present = torch.tensor([False, True, False, False])
+    assert evaluate(Threshold(), given, 3, "neg_inf", present)["correct"] == 3
+
+
+def test_weighted_parameters_are_copies():
+    params = {"w": torch.tensor([1.0, 2.0])}
+    for weight in (1.0, 3.0):
+        copy = weighted(params, weight)
+        assert copy["w"].tolist() == [weight, 2 * weight]
+        assert copy["w"].data_ptr() != params["w"].data_ptr()
