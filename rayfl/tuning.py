@@ -31,7 +31,7 @@ from rayfl.experiment import NAMED, Experiment, parse_experiment
 from rayfl.report import best_trials
 from rayfl.seeds import numpy_generator, stream
 from rayfl.tracking.console import SweepProgress
-from rayfl.tracking.records import Run, records, summary
+from rayfl.tracking.records import Run, Status, records, runs, summary
 
 CHECKPOINT_SECONDS = 30.0
 HEAD_BYTES = 64 * 2**20
@@ -270,6 +270,16 @@ class Recorder(tune.Callback):
         # Tune stores its callbacks; a restored one is the one of the process that restores it
         return _current_recorder, ()
 
+    def recall(self) -> None:
+        """Shows the trials that ended before this process began."""
+        for record in runs(self.run.path):
+            if record.sweep == self.run.id and record.status == "finished":
+                self.progress.start(record.id, record.label, record.tags["point"])
+                for line in record.rounds():
+                    self.progress.update(record.id, line["round"], line)
+                self.progress.done(record.id, "finished")
+        self.progress.resumed()
+
     def on_trial_start(self, iteration: int, trials: list, trial, **info) -> None:
         row, seed, point = trial_of(trial.config)
         name = "-".join([row, *(f"{k.rpartition('.')[2]}={_short(v)}" for k, v in point.items()), f"s{seed}"])
@@ -314,7 +324,7 @@ class Recorder(tune.Callback):
         self.progress.note(f"{self.trials[trial.trial_id].label} failed: {error}")
         self._end(trial, "failed", str(error))
 
-    def _end(self, trial, status: str, error: str | None = None) -> None:
+    def _end(self, trial, status: Status, error: str | None = None) -> None:
         record = self.trials[trial.trial_id]
         result = summary(record.rounds(), record.label, int(record.tags["seed"]))
         record.finish(status, result, error)
@@ -337,6 +347,7 @@ def run_sweep(
     `run` is the sweep's own folder; `follow` is told the folder of every trial. Ray is running.
     """
     recorder = Recorder(sweep, run, progress, follow)
+    recorder.recall()
     data = ray.put(arrays)
     search, first = sweep.search, sweep.search.seeds[0]
     stages = [[row] for row in sweep.rows] if not sweep.is_fair else [list(sweep.rows)]

@@ -75,10 +75,10 @@ class Rayfl:
         group = placement_group([{"CPU": 1}] * actors)
         self.get = ray.get
         self.server: Any = ServerActor.remote(group, list(range(actors)))  # pyright: ignore
-        self.folder = tempfile.mkdtemp(prefix="bench_round_")
+        self.folder = tempfile.TemporaryDirectory(prefix="bench_round_")
 
     def load(self, what: Experiment, arrays) -> None:
-        self.get(self.server.load.remote(what, [arrays], self.folder))
+        self.get(self.server.load.remote(what, [arrays], self.folder.name))
 
     def round(self) -> float:
         """Seconds a round, as the driver sees them."""

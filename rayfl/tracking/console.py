@@ -113,6 +113,11 @@ class SweepProgress(Progress):
         self.total_trials, self.rounds, self.metric = total_trials, rounds, metric
         self.trials: dict[str, _Trial] = {}
         self.ended: list[_Trial] = []
+        self.before = 0.0
+
+    def resumed(self) -> None:
+        """What is done by now was done by an earlier process: it says nothing of the time that is left."""
+        self.before = self._made
 
     def start(self, trial_id: str, label: str, point: str) -> None:
         """A trial runs, perhaps again: the method's label, and what the search chose, "lr=0.03"."""
@@ -164,10 +169,15 @@ class SweepProgress(Progress):
         ranked = sorted(self.best.items(), key=lambda item: -(item[1].value or 0))
         best = [Text(f"best {label}: {t.score} ({t.point})", "dim") for label, t in ranked]
         # a terminal that is too low cuts the end
-        return Group(_bar(self._share, total), *best, table)
+        return Group(_bar(self._made, total), *best, table)
 
     @property
     def _share(self) -> float:
+        """Of what was left when this process began."""
+        return (self._made - self.before) / (1 - self.before) if self.before < 1 else 1.0
+
+    @property
+    def _made(self) -> float:
         """Of all rounds, with those that ended trials will not make."""
         running = sum(t.round for t in list(self.trials.values()) if t.status == "running")
         return (len(self.ended) * self.rounds + running) / (self.total_trials * self.rounds)
