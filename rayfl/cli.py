@@ -31,8 +31,9 @@ console = Console()
 errors = Console(stderr=True)
 
 QUICKSTART = Path("tune_configs/quickstart.yaml")
-CHECKPOINT_SECONDS = 30.0
 MLFLOW_EXPERIMENT = "rayfl"
+WIDTH = 140
+"""Columns of a table that goes into a file or a pipe."""
 STOPPED = 130
 """What typer makes of a KeyboardInterrupt."""
 
@@ -98,13 +99,14 @@ def run(
         try:
             with _opened(experiment, arrays, record, address) as simulation:
                 _go_on(simulation, record, progress)
-                for lines in _rounds(simulation, record.path / "checkpoints"):
+                for lines in _rounds(simulation, record.path / "checkpoints", experiment.run.checkpoint_seconds):
                     record.append(lines)
+                    if "accuracy_mean" in lines[-1]:
+                        record.save_clients(simulation.client_accuracy())
                     for line in lines:
                         progress.update(line["round"], line)
                         if "refusals" in line:
                             progress.note(f"round {line['round']}: refused {line['refusals']}")
-                record.save_clients(simulation.client_accuracy())
             status = "finished"
         except Exception as failure:
             status, error = "failed", str(failure)
@@ -343,12 +345,12 @@ def _opened(experiment: "Experiment", arrays, record: "Run", address: str | None
         yield simulation
 
 
-def _rounds(simulation, folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """The lines of a run to its end, with a checkpoint every half minute and at the end."""
+def _rounds(simulation, folder: Path, checkpoint_seconds: float) -> Iterator[list[dict[str, Any]]]:
+    """The lines of a run to its end, with a checkpoint every so often and at the end."""
     saved = time.monotonic()
     while lines := simulation.step():
         yield lines
-        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+        if time.monotonic() - saved > checkpoint_seconds:
             simulation.save(folder)
             saved = time.monotonic()
     simulation.save(folder)
@@ -421,7 +423,8 @@ def _table(records: "list[Record]"):
 
 
 def _show_table(records: "list[Record]") -> None:
-    console.print(_table(records).rich())
+    wide = console if console.is_terminal else Console(width=WIDTH)
+    wide.print(_table(records).rich())
 
 
 def _label_counts(experiment: "Experiment", arrays):

@@ -51,6 +51,8 @@ class Run(Config):
     """Torch threads of a client actor. Part of the result, to the bit."""
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Clients a job. Part of the result, to the bit; auto: a 32nd of the cohort."""
+    checkpoint_seconds: float = Field(default=30.0, ge=0)
+    """Seconds between checkpoints; there is one at the end too."""
 
 
 class Experiment(Config):

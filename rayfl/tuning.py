@@ -33,7 +33,6 @@ from rayfl.seeds import numpy_generator, stream
 from rayfl.tracking.console import SweepProgress
 from rayfl.tracking.records import Run, Status, records, runs, summary
 
-CHECKPOINT_SECONDS = 30.0
 HEAD_BYTES = 64 * 2**20
 
 Point = dict[str, Any]
@@ -215,7 +214,7 @@ class FederatedTrial(tune.Trainable):
     def _load(self, config: dict[str, Any]) -> None:
         row, seed, point = trial_of(config)
         experiment = self.sweep.experiment(row, point, seed)
-        self.rounds = experiment.rounds
+        self.rounds, self.checkpoint_seconds = experiment.rounds, experiment.run.checkpoint_seconds
         self.saved = time.monotonic()
         ray.get(self.server.load.remote(experiment, [self.refs["arrays"]], str(self.folder)))
 
@@ -225,11 +224,14 @@ class FederatedTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         lines = ray.get(self.server.step.remote())
+        if not lines:
+            # restored from its last checkpoint: what it says here was said before
+            return {"lines": [], "done": True}
         result = {key: v for key, v in lines[-1].items() if isinstance(v, int | float)}
         result |= {"lines": lines, "done": lines[-1]["round"] >= self.rounds}
         if result["done"]:
             result["client_accuracy"] = ray.get(self.server.client_accuracy.remote())
-        if time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+        if time.monotonic() - self.saved > self.checkpoint_seconds:
             self.saved = time.monotonic()
             result["should_checkpoint"] = True
         return result
@@ -300,7 +302,7 @@ class Recorder(tune.Callback):
         record, lines = self.trials[trial.trial_id], result.pop("lines")
         accuracies = result.pop("client_accuracy", None)
         known = record.rounds()
-        if known and known[-1]["round"] >= lines[0]["round"]:
+        if lines and known and known[-1]["round"] >= lines[0]["round"]:
             record.truncate_after(lines[0]["round"] - 1)
         record.append(lines)
         if accuracies:

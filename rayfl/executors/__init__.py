@@ -12,7 +12,8 @@ _RAY = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     # rounds without an evaluation report no accuracy
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    "RAY_TRAIN_V2_ENABLED": "0",
+    # its older output prints nothing where nothing is asked for
+    "RAY_AIR_NEW_OUTPUT": "0",
 }
 for _name, _value in _RAY.items():
     os.environ.setdefault(_name, _value)

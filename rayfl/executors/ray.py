@@ -136,6 +136,7 @@ class _Batch:
         self.flying: dict[ray.ObjectRef, tuple[int, _Slot, float]] = {}
         self.done: dict[int, tuple] = {}
         self.attempts = [0] * len(jobs)
+        self.raised_in: dict[int, ray.actor.ActorHandle] = {}
 
     def answers(self) -> Iterator[Message]:
         for index in range(len(self.jobs)):
@@ -147,13 +148,16 @@ class _Batch:
             yield unpack(packed), rest
 
     def _dispatch(self) -> None:
-        """Keeps every ready actor at `IN_FLIGHT` jobs, the emptiest first."""
+        """Keeps every ready actor at `IN_FLIGHT` jobs, the emptiest first. A job that raised goes to another."""
         while self.queue:
+            index = self.queue[0]
             ready = [s for s in self.pool.slots if s.ready and len(s.running) < IN_FLIGHT]
+            if len(self.pool.slots) > 1:
+                ready = [s for s in ready if s.actor is not self.raised_in.get(index)]
             if not ready:
                 return
             slot = min(ready, key=lambda s: len(s.running))
-            index = self.queue.popleft()
+            self.queue.popleft()
             job = self.jobs[index]
             if job.key not in self.shared:
                 tensors, rest = self.make_shared(job.key)
@@ -165,7 +169,7 @@ class _Batch:
 
     def _wait(self) -> None:
         loading = {slot.loading: slot for slot in self.pool.slots if slot.loading is not None}
-        ready, _ = ray.wait([*self.flying, *loading], timeout=5.0)
+        ready, _ = ray.wait([*loading, *self.flying], timeout=5.0)
         if not ready:
             self._check_deadlines()
         for ref in ready:
@@ -190,6 +194,7 @@ class _Batch:
         except RayTaskError as error:
             del self.flying[ref]
             slot.running.remove(index)
+            self.raised_in[index] = slot.actor
             self._retry(index, str(error.cause), attempts=2)
             return
         except LOST as error:

@@ -4,7 +4,7 @@
     config.json     the experiment
     metrics.jsonl   one line a round; rounds count from 1, the round after which the numbers hold
     result.json     the summary of a finished run
-    clients.json    every client's accuracy on its own test split, at the end
+    clients.json    every client's accuracy on its own test split, at the last evaluation
     plots/  checkpoints/
 
 A sweep is a run too (`kind: sweep`), without rounds of its own; its trials name its id in `sweep`. Only the
@@ -137,7 +137,7 @@ class Run:
         self._save()
 
     def save_clients(self, accuracy: Mapping[int, float]) -> None:
-        """clients.json: every client's accuracy on its own test split, at the end."""
+        """clients.json: every client's accuracy on its own test split, at the last evaluation."""
         write_json(self.path / "clients.json", {str(id): value for id, value in accuracy.items()})
 
     def record(self) -> dict[str, Any]:
