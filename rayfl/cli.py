@@ -8,10 +8,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -116,7 +116,7 @@ def run(
             if status == "finished":
                 write_report(record.path, [record.record()])
                 label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
-    _show_table(cast("list[Record]", [record.record()]))
+    _show_table([record.record()])
     console.print(f"results in {record.path}", soft_wrap=True)
     _say_mlflow(output, tracking_uri)
 
@@ -416,13 +416,13 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "list[Re
     return _choose_best(found, {"search": search}, metric)
 
 
-def _table(records: "list[Record]"):
+def _table(records: "Sequence[Record]"):
     from rayfl.report import table
 
     return table(records)
 
 
-def _show_table(records: "list[Record]") -> None:
+def _show_table(records: "Sequence[Record]") -> None:
     wide = console if console.is_terminal else Console(width=WIDTH)
     wide.print(_table(records).rich())
 

@@ -38,17 +38,18 @@ MARKERS = "osD^vPX"
 def best_trials(records: Iterable[Record], metric: str, mode: Literal["max", "min"] = "max") -> list[Record]:
     """The rows of each label's best point: the parameters, but the seed, with the best mean of `metric`.
 
+    Points that ran on more seeds come first: a sweep confirms only the best of its first seed on the others.
     Rows without a finite `metric` (failed, stopped early) count for no point. Of equals, the first.
     """
     points: dict[str, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         if math.isfinite(record.get(metric, math.nan)):
             points[record["label"]][_point(record)].append(record)
-    choose = max if mode == "max" else min
+    sign = 1 if mode == "max" else -1
     return [
         record
         for of_label in points.values()
-        for record in choose(of_label.values(), key=lambda rows: _mean(rows, metric))
+        for record in max(of_label.values(), key=lambda rows: (len(rows), sign * _mean(rows, metric)))
     ]
 
 

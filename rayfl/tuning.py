@@ -1,3 +1,5 @@
+# pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
+# (ray.remote adds verbs to a class, and with_parameters arguments to a method, out of the type checker's sight)
 """Sweeps: every row of a comparison tuned with the same budget by Ray Tune, each trial one federated run.
 
 A sweep runs in stages, each one a Tuner: the search on the first seed, then the best point of every row on the
@@ -20,7 +22,9 @@ import numpy as np
 import ray
 from pydantic import Field, field_validator
 from ray import tune
+from ray.exceptions import RayError
 from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfl.checkpoints import complete
 from rayfl.config import Config, ConfigError, load_yaml, nearest, parse, parse_setting, set_path
@@ -28,7 +32,7 @@ from rayfl.data import Arrays
 from rayfl.executors import cluster
 from rayfl.executors.server import ServerActor
 from rayfl.experiment import NAMED, Experiment, parse_experiment
-from rayfl.report import best_trials
+from rayfl.report import Record, best_trials
 from rayfl.seeds import numpy_generator, stream
 from rayfl.tracking.console import SweepProgress
 from rayfl.tracking.records import Run, Status, records, runs, summary
@@ -84,6 +88,8 @@ class Search(Config):
             [(kind, values)] = domain.items()
             if not isinstance(values, list) or not values:
                 raise ValueError(f"{path}.{kind}: a list of values; not {values!r}")
+            if any(isinstance(value, dict) for value in values):
+                raise ValueError(f"{path}.{kind}: single values; sections that differ are rows")
             if kind not in ("grid", "choice") and not (len(values) == 2 and values[0] < values[1]):
                 raise ValueError(f"{path}.{kind}: [low, high] with low < high; not {values}")
             if kind == "loguniform" and values[0] <= 0:
@@ -205,8 +211,9 @@ class FederatedTrial(tune.Trainable):
         self.sweep, self.refs = sweep, refs
         self.folder = Path(tempfile.mkdtemp(prefix="rayfl-"))
         group = get_current_placement_group()
+        assert group is not None
         _, places = cluster.bundles(*refs["actors"])
-        here = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
+        here = PlacementGroupSchedulingStrategy(group, 0)
         # bundle 0 holds this process and the server, the clients' bundles follow
         self.server = ServerActor.options(scheduling_strategy=here).remote(group, [p + 1 for p in places])
         self._load(config)
@@ -239,11 +246,11 @@ class FederatedTrial(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         ray.get(self.server.save.remote(checkpoint_dir))
 
-    def load_checkpoint(self, checkpoint_dir: str) -> None:
-        ray.get(self.server.restore.remote(checkpoint_dir))
+    def load_checkpoint(self, checkpoint: str) -> None:
+        ray.get(self.server.restore.remote(checkpoint))
 
     def cleanup(self) -> None:
-        with suppress(ray.exceptions.RayError):
+        with suppress(RayError):
             ray.get(self.server.close.remote())
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -343,7 +350,7 @@ def run_sweep(
     arrays: Arrays,
     progress: SweepProgress,
     follow: Callable[[Path], None],
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """All stages of a sweep, those that are done passed over. Returns the records of the best points, all seeds.
 
     `run` is the sweep's own folder; `follow` is told the folder of every trial. Ray is running.
@@ -363,7 +370,8 @@ def run_sweep(
             space = {f"point/{path}": _domain(domain) for path, domain in search.space.items()}
             space |= {"row": stage[0], "seed": first}
         _run_stage(sweep, run, name, space, data, recorder)
-    best = best_trials(_finished(run), search.metric, search.mode)
+    tuned = [record for record in _finished(run) if record["seed"] == first]
+    best = best_trials(tuned, search.metric, search.mode)
     confirm = [
         _trial(record["label"], seed, {path: record["params"][path] for path in search.space})
         for seed in search.seeds[1:]
@@ -371,12 +379,7 @@ def run_sweep(
     ]
     if confirm:
         _run_stage(sweep, run, "confirm", {"trial": tune.grid_search(confirm)}, data, recorder, fair=True)
-        points = {record["label"]: [record["params"][path] for path in search.space] for record in best}
-        best = [
-            record
-            for record in _finished(run)
-            if [record["params"][path] for path in search.space] == points[record["label"]]
-        ]
+        best = best_trials(_finished(run), search.metric, search.mode)
     return best
 
 
@@ -387,7 +390,7 @@ def expected_trials(sweep: Sweep) -> int:
     return len(sweep.rows) * (count + len(sweep.search.seeds) - 1)
 
 
-def _finished(run: Run) -> list[dict[str, Any]]:
+def _finished(run: Run) -> list[Record]:
     return [record for record in records(run.path, run.id) if "accuracy_mean" in record]
 
 

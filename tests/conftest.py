@@ -1,8 +1,28 @@
+import os
+
 import pytest
 import torch
+
+# a token of this user's own clusters is no matter of the tests
+os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """The number of threads changes the last bits of a result."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One local Ray for all tests that run in this process: starting it takes seconds."""
+    import ray
+
+    import rayfl.executors  # noqa: F401, its environment comes before ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        # its processes find what tests are made of
+        patch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+        yield ray
+        ray.shutdown()

@@ -151,12 +151,12 @@ class _Batch:
         """Keeps every ready actor at `IN_FLIGHT` jobs, the emptiest first. A job that raised goes to another."""
         while self.queue:
             index = self.queue[0]
-            ready = [s for s in self.pool.slots if s.ready and len(s.running) < IN_FLIGHT]
-            if len(self.pool.slots) > 1:
-                ready = [s for s in ready if s.actor is not self.raised_in.get(index)]
-            if not ready:
+            ready = [s for s in self.pool.slots if s.ready]
+            others = [s for s in ready if s.actor is not self.raised_in.get(index)]
+            free = [s for s in others or ready if len(s.running) < IN_FLIGHT]
+            if not free:
                 return
-            slot = min(ready, key=lambda s: len(s.running))
+            slot = min(free, key=lambda s: len(s.running))
             self.queue.popleft()
             job = self.jobs[index]
             if job.key not in self.shared:

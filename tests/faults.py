@@ -1,0 +1,40 @@
+"""Clients that fail on purpose, once or always."""
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+from helpers import PersonalHead
+
+
+class Faulty(PersonalHead):
+    """One client's process dies, hangs or raises before its update; `marker` holds the pids it happened in."""
+
+    name: Literal["faulty"] = "faulty"
+    client: int
+    fault: Literal["die", "hang", "raise", "wait"]
+    times: int = 1
+    """How often; `wait` waits until the marker is there."""
+    marker: str
+
+    def local_update(self, payload, selection, client, data, round, seed):
+        if client.id == self.client:
+            self._fail()
+        return super().local_update(payload, selection, client, data, round, seed)
+
+    def _fail(self) -> None:
+        marker = Path(self.marker)
+        if self.fault == "wait":
+            while not marker.exists():
+                time.sleep(0.01)
+            return
+        happened = marker.read_text().split() if marker.exists() else []
+        if len(happened) >= self.times:
+            return
+        marker.write_text(" ".join([*happened, str(os.getpid())]))
+        if self.fault == "die":
+            os.kill(os.getpid(), 9)
+        if self.fault == "hang":
+            time.sleep(600)
+        raise ArithmeticError("on purpose")
