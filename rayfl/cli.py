@@ -88,7 +88,7 @@ def run(
 
     experiment = load_experiment(config, settings)
     folder = output / (name or config.stem)
-    arrays = _load_data(experiment)
+    arrays = _load_data(experiment, config)
     record = _open_run(folder, experiment.method.name, experiment.plain(), experiment.tags(), resume)
     status, error = "stopped", None
     with (
@@ -142,7 +142,7 @@ def sweep(
 
     plan = load_sweep(config, settings, rows)
     example = plan.experiment(next(iter(plan.rows)), plan.search.points(0)[0], plan.search.seeds[0])
-    arrays = _load_data(example)
+    arrays = _load_data(example, config)
     folder = output / (name or plan.name)
     tags = {"config": config, "rows": ", ".join(plan.rows), "commit": example.tags()["commit"]}
     record = _open_run(folder, plan.name, plan.plain(), tags, resume, kind="sweep")
@@ -310,10 +310,13 @@ def export(
 # what the commands share
 
 
-def _load_data(experiment: "Experiment"):
+def _load_data(experiment: "Experiment", config: Path):
     """The arrays, and every error that only they can show, before Ray starts."""
-    arrays = experiment.data.load()
-    experiment.federate(arrays)
+    try:
+        arrays = experiment.data.load()
+        experiment.federate(arrays)
+    except ConfigError as error:
+        raise ConfigError(f"{config}: {error}") from None
     return arrays
 
 

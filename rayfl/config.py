@@ -50,7 +50,8 @@ def choose(registry: Mapping[str, Any], name: Any, where: str, what: str) -> Any
 def nearest(given: Any, known: Iterable[str]) -> str:
     """ "did you mean 'x'? known: ..." """
     known = list(known)
-    close = difflib.get_close_matches(str(given), known, n=1)
+    longer = [name for name in known if name.startswith(str(given))] if given else []
+    close = longer or difflib.get_close_matches(str(given), known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {_names(known)}"
 

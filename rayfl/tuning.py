@@ -163,11 +163,11 @@ def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | 
         at = at if at.startswith(("search.", "experiment.")) else f"experiment.{at}"
         given = set_path(given, at, value)
     known = ("experiment", "rows", "search")
+    if not isinstance(given.get("experiment"), Mapping):
+        raise ConfigError(f"{where}: experiment: missing; a sweep file holds experiment, rows and search")
     for key in given:
         if key not in known:
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
-    if not isinstance(given.get("experiment"), Mapping):
-        raise ConfigError(f"{where}: experiment: missing; a sweep file holds experiment, rows and search")
     all_rows = given.get("rows") or {"run": {}}
     chosen = rows.split(",") if rows else list(all_rows)
     for row in chosen:

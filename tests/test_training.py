@@ -236,3 +236,10 @@ def test_weighted_parameters_are_copies():
         copy = weighted(params, weight)
         assert copy["w"].tolist() == [weight, 2 * weight]
         assert copy["w"].data_ptr() != params["w"].data_ptr()
+
+
+def test_pixels_come_in_a_true_channels_last_layout_also_with_one_channel():
+    """`.contiguous(channels_last)` leaves [n, 1, H, W] as it is, and pooling then takes its slow path."""
+    x = Preprocessing()(torch.zeros(3, 1, 5, 7, dtype=torch.uint8))
+    assert x.stride() == (35, 1, 7, 1)
+    assert Preprocessing()(torch.zeros(3, 2, 5, 7, dtype=torch.uint8)).stride() == (70, 1, 14, 2)

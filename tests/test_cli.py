@@ -1,0 +1,175 @@
+"""Commands that start neither Ray nor MLflow, and bad input: exit code 2, one clear error, nothing left behind."""
+
+import json
+from typing import Literal
+
+import pytest
+import ray
+import yaml
+from helpers import TINY
+from torch import nn
+
+from rayfl import cli, costs
+from rayfl.data import Digits
+from rayfl.methods import METHODS
+from rayfl.models import MODELS, Model
+
+
+@pytest.fixture
+def rayfl(monkeypatch, capsys, tmp_path):
+    """Runs a command in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAYFL_DATA"):
+        monkeypatch.delenv(name, raising=False)
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["rayfl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        assert not ray.is_initialized()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return command
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a YAML file: TINY with changed sections."""
+
+    def write(name="exp.yaml", **sections):
+        (tmp_path / name).write_text(yaml.safe_dump(TINY | sections))
+        return name
+
+    return write
+
+
+HETEROFL = [
+    (1.0, 1_556_874, 80_504_320),
+    (0.5, 391_370, 20_493_056),
+    (0.25, 98_922, 5_306_752),
+    (0.125, 25_274, 1_418_432),
+    (0.0625, 6_594, 400_480),
+]
+
+
+@pytest.mark.parametrize("capacities", ["1,0.5,0.25,0.125,0.0625", "a1-b1-c1-d1-e1"])
+def test_describe_gives_the_published_table(rayfl, capacities):
+    code, out, _ = rayfl(
+        *("describe", "--model", "heterofl_cnn", "--capacities", capacities),
+        *("--convention", "heterofl_official", "--json"),
+    )
+    records = json.loads(out)
+    assert code == 0
+    assert [(r["capacity"], r["parameters"], r["flops"]) for r in records] == HETEROFL
+    assert [(r["bytes_down"], r["bytes_up"]) for r in records] == [(4 * p, 4 * p) for _, p, _ in HETEROFL]
+    assert [round(r["space_mb"], 4) for r in records] == [5.939, 1.493, 0.3774, 0.0964, 0.0252]
+
+
+def test_describe_counts_what_a_method_sends(rayfl, config):
+    code, out, _ = rayfl("describe", "--model", "digits_cnn", "--capacities", "1,0.5", "--method", "fedavg", "--json")
+    whole = 4 * json.loads(out)[0]["parameters"]
+    assert code == 0 and [record["bytes_down"] for record in json.loads(out)] == [whole, whole]
+    code, out, _ = rayfl("describe", config(method="fedrolex"), "--json")
+    assert [record["capacity"] for record in json.loads(out)] == TINY["clients"]["capacities"]
+
+
+def test_describe_as_a_table(rayfl):
+    code, out, _ = rayfl("describe", "--model", "lenet5_caffe", "--capacities", "1")
+    assert code == 0 and "430,500" in out
+
+
+def test_list_names_everything(rayfl):
+    code, out, _ = rayfl("list")
+    assert code == 0 and all(name in out for name in (*METHODS, *MODELS, "dirichlet", "fashion_mnist"))
+
+
+def test_check_says_what_a_file_is(rayfl, config, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": TINY, "rows": {"a": None, "b": None}}))
+    code, out, _ = rayfl("check", config(), "sweep.yaml")
+    assert code == 0
+    assert out.splitlines() == ["exp.yaml: a run of fedavg", "sweep.yaml: a sweep of 2 rows: a, b"]
+
+
+BAD = {
+    "unknown key": ({"training": {"lrr": 1}}, "training.lrr: unknown key 'lrr'; did you mean 'lr'?"),
+    "unknown section": ({"trainig": {}}, "unknown key 'trainig'; did you mean 'training'?"),
+    "wrong type": ({"training": {"lr": "fast"}}, "training.lr: given 'fast'; allowed: a valid number"),
+    "rate outside (0, 1]": ({"clients": {"capacities": [1, 1.5]}}, "a share in (0, 1]; 1.5 is not"),
+    "rate 0": ({"clients": {"capacities": [0]}}, "a share in (0, 1]; 0.0 is not"),
+    "cohort": ({"clients": {"count": 3, "cohort": 4}}, "a cohort of at most count = 3 clients; cohort is 4"),
+    "no data for a client": (
+        {"clients": {"count": 200, "cohort": 4}},
+        "bad.yaml: clients.count: given 200; allowed: at most 72",
+    ),
+    "no channel": ({"clients": {"capacities": [1e-6], "metric": "params"}}, "take capacities from"),
+    "norm groups": ({"model": {"name": "digits_cnn", "norm": "group"}}, "needs channels that divide by 4"),
+    "method": ({"method": "fedrolexx"}, "no method is called 'fedrolexx'; did you mean 'fedrolex'?"),
+    "model": ({"model": "resnet"}, "no model is called 'resnet'"),
+    "data": ({"data": "minst"}, "no data set is called 'minst'; did you mean 'mnist'?"),
+    "data folder": (
+        {"data": {"name": "mnist", "root": "/no/such/folder"}, "model": "mcmahan_cnn"},
+        "data.root: given '/no/such/folder'; allowed: an existing folder",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sections", "message"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_bad_input(rayfl, tmp_path, command, sections, message):
+    given = {"experiment": TINY | sections} if command == "sweep" else TINY | sections
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(given))
+    code, out, err = rayfl(command, "bad.yaml")
+    assert code == 2
+    assert err.startswith("error: ") and message in err.replace("\n", " ")
+    assert "Traceback" not in out + err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nothere.yaml"], "nothere.yaml: cannot be read"),
+        (["run", "exp.yaml", "--set", "training.lr"], "allowed: path=value"),
+        (["run", "exp.yaml", "--set", "training.lrr=1"], "did you mean 'lr'?"),
+        (["run", "exp.yaml", "--resume"], "holds no run"),
+        (["sweep", "exp.yaml"], "experiment: missing"),
+        (["describe"], "either a CONFIG or --model NAME"),
+        (["describe", "--model", "lenet"], "did you mean 'lenet5_caffe'?"),
+        (["describe", "--model", "resnet18", "--convention", "mac"], "did you mean 'macs'?"),
+        (["describe", "--model", "resnet18", "--capacities", "x,y"], "letters a to e with a whole weight"),
+        (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: given '1;0.5'"),
+        (["report", "."], "holds no run with an accuracy"),
+        (["compare", "--format", "html"], "no format is called 'html'"),
+        (["compare"], "run a sweep first"),
+        (["export", ".", "--capacity", "1", "--to", "x"], "holds no run"),
+        (["walk"], "walk"),
+        (["run", "exp.yaml", "--fast"], "No such option: --fast"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_arguments(rayfl, config, tmp_path, arguments, message):
+    config()
+    code, out, err = rayfl(*arguments)
+    assert (code, "Traceback" in out + err) == (2, False)
+    assert message in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
+
+
+class Undeclared(Model):
+    name: Literal["undeclared"] = "undeclared"
+
+    def build(self, net):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, self.classes))
+
+
+def test_an_undeclared_axis_is_named(rayfl, config, monkeypatch):
+    monkeypatch.setitem(MODELS, "undeclared", Undeclared)
+    code, _, err = rayfl("run", config(model="undeclared"))
+    assert code == 2
+    assert "the parameter '1.weight' [4, 64] of a Linear declares no axes" in err.replace("\n", " ")
+
+
+def test_the_defaults_need_no_network():
+    assert Digits().load().x.shape == (1438, 1, 8, 8)
+    assert costs.parameters(MODELS["digits_cnn"](), costs.Net()) == 53_194
