@@ -137,6 +137,8 @@ class Carries:
     """
 
     def __init__(self, folder: Path):
+        """`folder` is its own: what an earlier run left there goes."""
+        shutil.rmtree(folder, ignore_errors=True)
         self.folder = folder
         self.files: dict[int, Path] = {}
 
@@ -149,8 +151,7 @@ class Carries:
         file = self.folder / f"{client}-{round}.safetensors"
         save_tensors(file, tensors)
         if (old := self.files.get(client)) is not None and old != file:
-            if old.parent == self.folder:
-                old.unlink()
+            old.unlink()
         self.files[client] = file
 
     def restore(self, files: dict[int, Path]) -> None:

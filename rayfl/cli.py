@@ -42,7 +42,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change the experiment: training.lr=0.1"),
 ]
-Output = Annotated[Path, typer.Option(help="Folder of all runs, of mlflow.db and its artifacts.")]
+Output = Annotated[Path, typer.Option(resolve_path=True, help="Folder of all runs, of mlflow.db and its artifacts.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")]
 Address = Annotated[
     str | None,
@@ -89,15 +89,17 @@ def run(
     experiment = load_experiment(config, settings)
     folder = output / (name or config.stem)
     arrays = _load_data(experiment, config)
-    record = _open_run(folder, experiment.method.name, experiment.plain(), experiment.tags(), resume)
+    _check_folder(folder, experiment.plain(), resume)
     status, error = "stopped", None
-    with (
-        RunProgress(record.label, experiment.rounds) as progress,
-        _mlflow(output, tracking_uri, progress.note) as sender,
-    ):
-        sender.add(record.path)
-        try:
-            with _opened(experiment, arrays, record, address) as simulation:
+    # what Ray refuses leaves no folder behind
+    with _opened(experiment, arrays, folder, address) as simulation:
+        record = _open_run(folder, experiment.method.name, experiment.plain(), experiment.tags())
+        with (
+            RunProgress(record.label, experiment.rounds) as progress,
+            _mlflow(output, tracking_uri, progress.note) as sender,
+        ):
+            sender.add(record.path)
+            try:
                 _go_on(simulation, record, progress)
                 for lines in _rounds(simulation, record.path / "checkpoints", experiment.run.checkpoint_seconds):
                     record.append(lines)
@@ -107,15 +109,15 @@ def run(
                         progress.update(line["round"], line)
                         if "refusals" in line:
                             progress.note(f"round {line['round']}: refused {line['refusals']}")
-            status = "finished"
-        except Exception as failure:
-            status, error = "failed", str(failure)
-            raise
-        finally:
-            record.finish(status, summary(record.rounds(), record.label, experiment.seed), error)
-            if status == "finished":
-                write_report(record.path, [record.record()])
-                label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
+                status = "finished"
+            except Exception as failure:
+                status, error = "failed", str(failure)
+                raise
+            finally:
+                record.finish(status, summary(record.rounds(), record.label, experiment.seed), error)
+                if status == "finished":
+                    write_report(record.path, [record.record()])
+                    label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
     _show_table([record.record()])
     console.print(f"results in {record.path}", soft_wrap=True)
     _say_mlflow(output, tracking_uri)
@@ -138,14 +140,14 @@ def sweep(
     from rayfl.executors.cluster import cluster
     from rayfl.report import label_distribution, write_report
     from rayfl.tracking.console import SweepProgress
-    from rayfl.tuning import Interrupted, expected_trials, load_sweep, run_sweep
+    from rayfl.tuning import Interrupted, check_room, expected_trials, load_sweep, run_sweep
 
     plan = load_sweep(config, settings, rows)
     example = plan.experiment(next(iter(plan.rows)), plan.search.points(0)[0], plan.search.seeds[0])
     arrays = _load_data(example, config)
     folder = output / (name or plan.name)
     tags = {"config": config, "rows": ", ".join(plan.rows), "commit": example.tags()["commit"]}
-    record = _open_run(folder, plan.name, plan.plain(), tags, resume, kind="sweep")
+    _check_folder(folder, plan.plain(), resume)
     console.print(
         f"{plan.name}: {len(plan.rows)} methods, {expected_trials(plan)} trials of {example.rounds} rounds, "
         f"{example.clients.count} clients on {example.data.name}; results in {folder}",
@@ -153,22 +155,24 @@ def sweep(
         highlight=False,
     )
     status, error = "stopped", None
-    progress = SweepProgress(expected_trials(plan), example.rounds, plan.search.metric)
-    with progress, _mlflow(output, tracking_uri, progress.note) as sender:
-        sender.add(record.path)
-        try:
-            with cluster(address):
+    progress = SweepProgress(expected_trials(plan), example.rounds, plan.search.metric, plan.search.mode)
+    with cluster(address):
+        check_room(plan, address)
+        record = _open_run(folder, plan.name, plan.plain(), tags, kind="sweep")
+        with progress, _mlflow(output, tracking_uri, progress.note) as sender:
+            sender.add(record.path)
+            try:
                 best = run_sweep(plan, record, arrays, progress, sender.add)
-            write_report(folder, best)
-            label_distribution(folder / "plots" / "labels.png", _label_counts(example, arrays))
-            status = "finished"
-        except Interrupted:
-            raise KeyboardInterrupt from None
-        except Exception as failure:
-            status, error = "failed", str(failure)
-            raise
-        finally:
-            record.finish(status, {}, error)
+                write_report(folder, best)
+                label_distribution(folder / "plots" / "labels.png", _label_counts(example, arrays))
+                status = "finished"
+            except Interrupted:
+                raise KeyboardInterrupt from None
+            except Exception as failure:
+                status, error = "failed", str(failure)
+                raise
+            finally:
+                record.finish(status, {}, error)
     _show_table(best)
     console.print(f"results.csv, results.md and plots in {folder}", soft_wrap=True, highlight=False)
     _say_mlflow(output, tracking_uri)
@@ -221,31 +225,34 @@ def report(
 @app.command()
 def describe(
     config: Annotated[Path | None, typer.Argument(help="A YAML file, in place of --model.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model by name.")] = None,
-    capacities: Annotated[str, typer.Option(help="Shares, or HeteroFL's letters.")] = "1,0.5,0.25,0.125,0.0625",
-    convention: Annotated[Any, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
-    metric: Annotated[str, typer.Option(help="What a capacity is a share of: width, params, flops.")] = "width",
-    method: Annotated[
-        str | None, typer.Option(help="The method whose bytes are counted; a plain narrow network unless given.")
+    model: Annotated[
+        str | None, typer.Option(help="A model by name, with the images that it was published for.")
     ] = None,
-    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    capacities: Annotated[str | None, typer.Option(help="Shares, or HeteroFL's letters; 1,0.5,...,0.0625.")] = None,
+    convention: Annotated[Any, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
+    metric: Annotated[str | None, typer.Option(help="What a capacity is a share of: width, params, flops.")] = None,
+    method: Annotated[str | None, typer.Option(help="The method whose bytes are counted; a plain narrow one.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of records.")] = False,
 ) -> None:
     """What every capacity costs: parameters, FLOPs of one forward pass, bytes a round, size."""
     from rayfl import costs
     from rayfl.config import choose
-    from rayfl.experiment import describe_experiment, load_experiment, parse_experiment
+    from rayfl.experiment import describe_experiment, experiment_section, native, parse_experiment
 
     choose(dict.fromkeys(costs.CONVENTIONS), convention, "--convention", "convention")
     if (config is None) == (model is None):
         raise ConfigError("describe: allowed: either a CONFIG or --model NAME")
-    if config is not None:
-        experiment = load_experiment(config)
-    else:
-        levels = capacities if capacities[:1].isalpha() else _floats(capacities)
-        clients = {"count": 1000, "capacities": levels, "metric": metric, "assignment": "dynamic"}
-        given = {"model": _native(model, classes), "clients": clients, "method": method or "heterofl"}
-        experiment = parse_experiment(given, "describe")
+    given = experiment_section(config) if config else native(model)
+    clients = dict(given.get("clients", {}))
+    if capacities:
+        clients |= {"capacities": capacities if capacities[:1].isalpha() else _floats(capacities), "weights": []}
+    if metric:
+        clients["metric"] = metric
+    given |= {"clients": clients, "method": method or given.get("method", "heterofl")}
+    if classes:
+        given["model"] = dict(given["model"]) | {"classes": classes}
+    experiment = parse_experiment(given, str(config or "describe"))
     records = describe_experiment(experiment, convention)
     if as_json:
         print(json.dumps(records, indent=1))
@@ -320,31 +327,40 @@ def _load_data(experiment: "Experiment", config: Path):
     return arrays
 
 
-def _open_run(folder: Path, label: str, config: dict, tags: dict, resume: bool, kind: Any = "run") -> "Run":
-    """A new record, or with `resume` the one that is there, if it is of the same configuration."""
+def _check_folder(folder: Path, config: dict, resume: bool) -> None:
+    """A folder is new, or with `resume` it holds a run of the same configuration."""
     from rayfl.checkpoints import same_config
     from rayfl.tracking.records import Run
 
-    if not resume:
-        if Run.exists(folder):
-            raise ConfigError(f"{folder}: holds a run already; --resume goes on with it, --name gives another folder")
+    if resume:
+        old, new = (
+            {k: v for k, v in c.items() if k not in ("rounds", "run")} for c in (Run.open(folder).config, config)
+        )
+        same_config(folder / "config.json", old, new)
+    elif Run.exists(folder):
+        raise ConfigError(f"{folder}: holds a run already; --resume goes on with it, --name gives another folder")
+
+
+def _open_run(folder: Path, label: str, config: dict, tags: dict, kind: Any = "run") -> "Run":
+    """The record that is there, or a new one."""
+    from rayfl.tracking.records import Run
+
+    if not Run.exists(folder):
         return Run.create(folder, label, config, tags, kind=kind)
     record = Run.open(folder)
-    old, new = ({k: v for k, v in c.items() if k not in ("rounds", "run")} for c in (record.config, config))
-    same_config(folder / "config.json", old, new)
     record.resume()
     return record
 
 
 @contextmanager
-def _opened(experiment: "Experiment", arrays, record: "Run", address: str | None) -> Iterator[Any]:
+def _opened(experiment: "Experiment", arrays, folder: Path, address: str | None) -> Iterator[Any]:
     """The experiment's simulation, in this process or on Ray: the same verbs."""
     if experiment.run.executor == "serial":
-        yield experiment.simulation(arrays, record.path)
+        yield experiment.simulation(arrays, folder)
         return
     from rayfl.executors.cluster import running
 
-    with running(experiment, arrays, record.path, address) as simulation:
+    with running(experiment, arrays, folder, address) as simulation:
         yield simulation
 
 
@@ -443,12 +459,3 @@ def _floats(text: str) -> list[float]:
         raise ConfigError(
             f"--capacities: given {text!r}; allowed: shares such as 1,0.5 or letters such as a1-e1"
         ) from None
-
-
-def _native(model: str | None, classes: int) -> dict[str, Any]:
-    """A model's section with the images that it was published for."""
-    from rayfl.config import choose
-    from rayfl.models import MODELS
-
-    shape = choose(MODELS, model, "--model", "model").model_fields["input"].default
-    return {"name": model, "input": list(shape), "classes": classes}

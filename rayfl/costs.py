@@ -101,7 +101,6 @@ def describe(
         records.append(
             {
                 "capacity": capacity,
-                "width": net.width,
                 "parameters": count,
                 "flops": flops(model, net, convention),
                 "bytes_down": BYTES * count,

@@ -25,7 +25,7 @@ from rayfl.executors.base import Executor
 from rayfl.executors.serial import Serial
 from rayfl.methods import METHODS, Client, Method, Task
 from rayfl.models import MODELS, Model
-from rayfl.population import Population
+from rayfl.population import Population, label
 from rayfl.simulation import Evaluation, Simulation, Updates
 from rayfl.tensors import nbytes
 from rayfl.training import ClientData, Training
@@ -92,7 +92,7 @@ class Experiment(Config):
     def task(self) -> Task:
         population = self.clients
         widths = {c: costs.width_for(self.model, c, population.metric) for c in population.all_capacities}
-        return Task(self.model, self.training, widths, max(widths), population.count)
+        return Task(self.model, self.training, widths, max(widths), population.count, self.seed)
 
     def bound_method(self) -> Method:
         return self.method.bind(self.task)
@@ -101,7 +101,7 @@ class Experiment(Config):
         """What can be known without the data: the model declares its axes and exists at every capacity."""
         try:
             check_axes(self.model.build)
-            task = self.task
+            task = self.bound_method().task
             for capacity in self.clients.all_capacities:
                 task.layout(task.net(capacity))
         except ValueError as error:
@@ -132,6 +132,13 @@ class Experiment(Config):
 
     def _serial(self, method: Method, federation: Federation, limits: Limits) -> Executor:
         return Serial(Worker(method, federation, self.seed, limits), self.run.threads)
+
+    def metrics(self) -> list[str]:
+        """The numbers that an evaluation of this run gives, which a search can go by."""
+        prefixes = ["", *(["validation_"] if self.evaluation.holdout else [])]
+        prefixes += ["local_"] if self.evaluation.clients else []
+        ends = ["mean", "worst", *map(label, self.clients.all_capacities)]
+        return ["train_loss", *(f"{prefix}accuracy_{end}" for prefix in prefixes for end in ends)]
 
     def tags(self) -> dict[str, str]:
         """What a run is found by."""
@@ -193,9 +200,7 @@ def parse_named(section: str, value: Any, place: str) -> Any:
 
 def load_experiment(path: str | Path, settings: list[str] | None = None) -> Experiment:
     """The experiment of a YAML file, with `path=value` settings laid over it."""
-    given = load_yaml(path)
-    if "experiment" in given:
-        given = dict(given["experiment"])
+    given = experiment_section(path)
     for text in settings or []:
         given = set_path(given, *parse_setting(text))
     return parse_experiment(given, str(path))
@@ -213,8 +218,22 @@ def describe_experiment(experiment: Experiment, convention: costs.Convention) ->
         selection = method.select(state, 0, client, experiment.seed)
         payload = method.extract(state, selection)
         update = method.local_update(payload, selection, client, data, 0, experiment.seed)
-        record["bytes_down"], record["bytes_up"] = nbytes(payload), nbytes(update.sums)
+        record["bytes_down"] = update.metrics.get("bytes_down", nbytes(payload))
+        record["bytes_up"] = update.metrics.get("bytes_up", nbytes(update.sums))
     return records
+
+
+def experiment_section(path: str | Path) -> dict[str, Any]:
+    """What a run's file holds, or a sweep's file below `experiment`."""
+    given = load_yaml(path)
+    return dict(given["experiment"]) if isinstance(given.get("experiment"), Mapping) else given
+
+
+def native(model: Any) -> dict[str, Any]:
+    """A model as it was published, at HeteroFL's five capacities, as a file would hold it."""
+    shape = choose(MODELS, model, "--model", "model").model_fields["input"].default
+    clients = {"count": 1000, "capacities": [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16], "assignment": "dynamic"}
+    return {"model": {"name": model, "input": list(shape)}, "clients": clients}
 
 
 def git_commit() -> str:

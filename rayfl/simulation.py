@@ -21,7 +21,7 @@ from rayfl.checkpoints import Carries
 from rayfl.config import Config
 from rayfl.data.federation import Federation
 from rayfl.executors.base import Executor, Job, Message
-from rayfl.methods.base import Client, Deployment, Method, Update
+from rayfl.methods.base import Client, Deployment, Method, Update, add_metrics
 from rayfl.models.base import Model, has_static_norms
 from rayfl.norms import finish
 from rayfl.population import Population, label
@@ -44,7 +44,7 @@ class Evaluation(Config):
     clients: bool = True
     """Evaluate every client's deployed submodel on its own test split."""
     label_mask: Fill = "none"
-    """Logits of classes that a client does not have, on its own test split (HeteroFL's Local metric: zero)."""
+    """Logits of classes that a client does not have, on its own test split: alone, 0 (as HeteroFL's Local), -inf."""
     statistics: Literal["exact", "cumulative", "pooled", "batch"] = "exact"
     """How static norms get their statistics before an evaluation (rayfl/norms.py)."""
     statistics_clients: int | None = Field(default=None, ge=1)
@@ -138,8 +138,7 @@ class Simulation:
 
         def updates() -> Iterator[tuple[Selection, Update]]:
             for (key, _), (tensors, (weight, metrics, unfit)) in zip(chunks, answers, strict=True):
-                for name, value in metrics.items():
-                    totals[name] = totals.get(name, 0) + value
+                add_metrics(totals, metrics)
                 refused.extend(unfit)
                 if unfit and self.updates.policy == "stop":
                     raise RefusedUpdate(
@@ -148,7 +147,7 @@ class Simulation:
                     )
                 for client, carry in tensors.get("carry", {}).items():
                     self.carries.put(int(client), self.round, carry)
-                if metrics:
+                if weight is not None:
                     # an empty dict does not survive the wire
                     update = Update(tensors.get("sums", {}), weight, tensors.get("held", {}), metrics)
                     yield cohort[key][0], update
@@ -196,7 +195,8 @@ class Simulation:
         found = {d.key: d for d in deployed.values()}
         nets = {key: (d.model, d.net) for key, d in found.items()}
         pieces = self._statistics_pieces()
-        statistics = self._collect(nets, lambda key: pieces, found.__getitem__)
+        open = {key: net for key, net in nets.items() if found[key].statistics is None}
+        statistics = self._collect(open, lambda key: pieces, found.__getitem__)
 
         def shared(key: Hashable) -> Message:
             return _as_message(found[key], statistics.get(key))
@@ -225,7 +225,13 @@ class Simulation:
             draw = numpy_generator(self.seed, "statistics", self.round)
             ids = sorted(draw.choice(len(ids), asked, replace=False).tolist())
         groups = _grouped(ids, self.data.train.sizes, self._piece)
-        return [(n, (None, group, self.evaluation.batch_size)) for n, group in groups]
+        return [(n, (None, group, self._statistics_batch)) for n, group in groups]
+
+    @property
+    def _statistics_batch(self) -> int:
+        """Batch means are averaged over training batches (HeteroFL); where only sums count, large ones do."""
+        training = self.method.task.training
+        return training.batch_size if self.evaluation.statistics == "cumulative" else self.evaluation.batch_size
 
     def _collect(
         self,
@@ -265,14 +271,16 @@ class Simulation:
             for key in nets
             for span in spans
         ]
-        correct = dict.fromkeys(nets, 0)
+        correct, loss = dict.fromkeys(nets, 0), dict.fromkeys(nets, 0.0)
         answers = self.executor.map("evaluate", jobs, shared)
         for job, (_, [result]) in zip(jobs, answers, strict=True):
             correct[job.key] += result["correct"]
+            loss[job.key] += result["loss"]
         accuracy = {capacity: correct[key] / samples for capacity, key in keys.items()}
         metrics = {f"{prefix}accuracy_{label(c)}": value for c, value in accuracy.items()}
         metrics[f"{prefix}accuracy_mean"] = sum(accuracy.values()) / len(accuracy)
         metrics[f"{prefix}accuracy_worst"] = min(accuracy.values())
+        metrics[f"{prefix}loss_mean"] = sum(loss[key] for key in keys.values()) / samples / len(keys)
         return metrics
 
     def _local(
@@ -310,7 +318,8 @@ class Simulation:
             return self._own_pieces(owners[key].id)
 
         own_nets = {key: nets[keys[client.capacity]] for key, client in owners.items()}
-        statistics = self._collect(own_nets, own_pieces, own)
+        open = {key: net for key, net in own_nets.items() if has_static_norms(*net) and own(key).statistics is None}
+        statistics = self._collect(open, own_pieces, own)
 
         def shared_or_own(key: Hashable) -> Message:
             return _as_message(own(key), statistics.get(key)) if key in owners else shared(key)
@@ -345,7 +354,7 @@ class Simulation:
         return self.method.deploy(self.state, self.round, client.capacity, replace(client, carry=carry))
 
     def _own_pieces(self, id: int) -> list[tuple[int, Any]]:
-        return [(int(self.data.train.sizes[id]), (None, [id], self.evaluation.batch_size))]
+        return [(int(self.data.train.sizes[id]), (None, [id], self._statistics_batch))]
 
     def deployment(self, capacity: float, client: int | None = None) -> tuple[Deployment, Params]:
         """What a device of this capacity runs now, or a client's own, with its norms' statistics."""
@@ -353,6 +362,8 @@ class Simulation:
             deployed, pieces = self._own(Client(client, capacity)), self._own_pieces(client)
         else:
             deployed, pieces = self.method.deploy(self.state, self.round, capacity), self._statistics_pieces()
+        if deployed.statistics is not None:
+            return deployed, deployed.statistics
         key, net = deployed.key, (deployed.model, deployed.net)
         statistics = self._collect({key: net}, lambda _: pieces, lambda _: deployed)
         return deployed, statistics.get(key, {})
@@ -390,7 +401,9 @@ class Simulation:
 
 
 def _as_message(d: Deployment, statistics: Params | None = None) -> Message:
-    return {"params": d.params, "statistics": statistics or {}}, (d.model, d.net)
+    """`statistics` are those that were collected, where the deployment has none of its own."""
+    own = d.statistics if d.statistics is not None else statistics
+    return {"params": d.params, "statistics": own or {}}, (d.model, d.net)
 
 
 def _spans(total: int, size: int) -> list[slice]:

@@ -271,21 +271,23 @@ def random_subset(whole: Layout, part: Layout, net: Net, generator: torch.Genera
 class NestedMean:
     """The streaming holder mean. Feed it sums in a fixed order: floating point addition is not associative.
 
-    `weight` is the sum of the weights of the clients in `sums`. `held` replaces it where clients of one
-    selection hold different rows (HeteroFL's label rows): name -> sum of weights, broadcastable to the part.
+    `weight` is the sum of the weights of the clients in `sums`, who hold what `sums` names. `held` replaces it where
+    clients of one selection hold different rows (HeteroFL's label rows): name -> sum of weights, broadcastable.
     """
 
     def __init__(self, old: Params):
         self.old = old
         self.totals = {name: torch.zeros_like(t) for name, t in old.items()}
         self.covers: Params = {}
-        self.weights: dict[Hashable, tuple[Selection, float]] = {}
+        self.weights: dict[tuple[Hashable, frozenset[str]], tuple[Selection, float]] = {}
 
     def add(self, selection: Selection, sums: Params, weight: float, held: Params | None = None) -> None:
+        held = held or {}
         selection.put(sums, self.totals)
-        _, before = self.weights.get(selection.key, (selection, 0.0))
-        self.weights[selection.key] = (selection, before + weight)
-        for name, rows in (held or {}).items():
+        key = (selection.key, frozenset(sums.keys() - held.keys()))
+        _, before = self.weights.get(key, (selection, 0.0))
+        self.weights[key] = (selection, before + weight)
+        for name, rows in held.items():
             if name not in self.covers:
                 self.covers[name] = torch.zeros_like(self.old[name])
             selection.mark(name, rows, self.covers[name])
@@ -296,12 +298,12 @@ class NestedMean:
 
     def _mean(self, name: str) -> torch.Tensor:
         old, total = self.old[name], self.totals[name]
+        holders = [holder for (_, names), holder in self.weights.items() if name in names]
         cover = self.covers.get(name)
         if cover is None:
-            holders = self.weights.values()
-            if self.weights and all(selection.covers(name) for selection, _ in holders):
+            if holders and all(selection.covers(name) for selection, _ in holders):
                 return total.div_(sum(weight for _, weight in holders))
             cover = torch.zeros_like(old)
-            for selection, weight in holders:
-                selection.mark(name, weight, cover)
+        for selection, weight in holders:
+            selection.mark(name, weight, cover)
         return torch.where(cover > 0, total.div_(cover), old)

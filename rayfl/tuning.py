@@ -7,27 +7,29 @@ other seeds. The driver alone writes records; a trial is a server actor and its 
 own placement group, and those processes are used again by the next trial.
 """
 
+import re
 import shutil
 import signal
+import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
 import ray
+from pyarrow.fs import FileSelector
 from pydantic import Field, field_validator
 from ray import tune
 from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfl.checkpoints import complete
-from rayfl.config import Config, ConfigError, load_yaml, nearest, parse, parse_setting, set_path
+from rayfl.checkpoints import DamagedCheckpoint, complete
+from rayfl.config import Config, ConfigError, choose, load_yaml, nearest, parse, parse_setting, set_path
 from rayfl.data import Arrays
 from rayfl.executors import cluster
 from rayfl.executors.server import ServerActor
@@ -61,9 +63,9 @@ class Search(Config):
     """Which end of the metric is best."""
     searcher: str = "random"
     """random: stratified draws, the same for every row. Or a searcher of Ray Tune by name, e.g. optuna."""
-    scheduler: str = "fifo"
-    """fifo: every trial runs its full rounds, so that the comparison is fair and repeatable. Or a scheduler of
-    Ray Tune by name (asha, hyperband, median, pbt): it stops trials early, among those of one row."""
+    scheduler: Literal["fifo", "asha", "hyperband", "median"] = "fifo"
+    """fifo: every trial runs its full rounds, so that the comparison is fair and repeatable. The others of Ray
+    Tune stop trials early, among those of one row."""
     options: dict[str, Any] = {}
     """Arguments of the scheduler, e.g. {grace_period: 5}."""
     seeds: tuple[int, ...] = (0,)
@@ -90,7 +92,8 @@ class Search(Config):
                 raise ValueError(f"{path}.{kind}: a list of values; not {values!r}")
             if any(isinstance(value, dict) for value in values):
                 raise ValueError(f"{path}.{kind}: single values; sections that differ are rows")
-            if kind not in ("grid", "choice") and not (len(values) == 2 and values[0] < values[1]):
+            numbers = all(isinstance(value, int | float) for value in values)
+            if kind not in ("grid", "choice") and not (numbers and len(values) == 2 and values[0] < values[1]):
                 raise ValueError(f"{path}.{kind}: [low, high] with low < high; not {values}")
             if kind == "loguniform" and values[0] <= 0:
                 raise ValueError(f"{path}.loguniform: a low above 0; not {values[0]}")
@@ -134,13 +137,21 @@ class Sweep:
         return parse_experiment(given | {"seed": seed}, f"{self.where}: rows.{row}")
 
     def check(self) -> None:
-        """Every row, at every value and every end of the search space."""
+        """Every row, at every value and every end of the search space; what the search itself names."""
+        expected: dict[str, Any] = {}
         for row in self.rows:
             middle = self.search.points(0)[0]
             self.experiment(row, middle, self.search.seeds[0])
             for path, domain in self.search.space.items():
                 for value in next(iter(domain.values())):
                     self.experiment(row, middle | {path: value}, self.search.seeds[0])
+            experiment = self.experiment(row, middle, self.search.seeds[0])
+            choose(dict.fromkeys(experiment.metrics()), self.search.metric, f"{self.where}: search.metric", "metric")
+            runs_on = experiment.run.model_dump(exclude={"chunk", "checkpoint_seconds"})
+            if runs_on != expected.setdefault("run", runs_on):
+                raise ConfigError(f"{self.where}: rows.{row}: run: {runs_on}; all rows run on the same actors")
+        _searcher(self.search, self.where)
+        _scheduler(self)
 
     @property
     def is_fair(self) -> bool:
@@ -173,6 +184,11 @@ def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | 
     for row in chosen:
         if row not in all_rows:
             raise ConfigError(f"{where}: --rows: no row is called {row!r}; {nearest(row, all_rows)}")
+    for row, changes in all_rows.items():
+        if not re.fullmatch(r"[\w.-]+", str(row)):
+            raise ConfigError(f"{where}: rows: given {row!r}; allowed: letters, digits and . _ - in a row's name")
+        if not isinstance(changes, Mapping | None):
+            raise ConfigError(f"{where}: rows.{row}: given {changes!r}; allowed: sections of the experiment")
     search = parse(Search, given.get("search", {}), f"{where}: search")
     sweep = Sweep(Path(path).stem, where, given["experiment"], {row: all_rows[row] or {} for row in chosen}, search)
     sweep.check()
@@ -249,16 +265,38 @@ class FederatedTrial(tune.Trainable):
     def load_checkpoint(self, checkpoint: str) -> None:
         ray.get(self.server.restore.remote(checkpoint))
 
+    def restore(self, result) -> None:  # pyright: ignore
+        """From the trial's newest whole checkpoint, or from the start if there is none.
+
+        Tune names the one of its last snapshot. A driver that was killed may have left newer ones, which
+        replaced that.
+        """
+        named = result.checkpoint
+        for folder in _newest_first(named):
+            with suppress(DamagedCheckpoint):
+                super().restore(type(result)(tune.Checkpoint(folder, named.filesystem), result.metrics))
+                return
+
     def cleanup(self) -> None:
         with suppress(RayError):
             ray.get(self.server.close.remote())
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _newest_first(checkpoint: tune.Checkpoint) -> list[str]:
+    """The folders of a trial's checkpoints that are there, by falling round."""
+    trial = PurePosixPath(checkpoint.path).parent
+    assert checkpoint.filesystem is not None
+    files = checkpoint.filesystem.get_file_info(FileSelector(str(trial), allow_not_found=True, recursive=True))
+    paths = [PurePosixPath(file.path) for file in files]
+    rounds = {str(path.parent): path.name for path in sorted(paths) if path.match("checkpoint_*/round-*")}
+    return sorted(rounds, key=lambda folder: rounds[folder], reverse=True)
+
+
 def trial_of(config: Mapping[str, Any]) -> tuple[str, int, Point]:
     """(row, seed, point) of a Tune configuration: a trial of a list, or one that a searcher chose."""
     config = config.get("trial", config)
-    point = {key.removeprefix("point/"): v for key, v in config.items() if key.startswith("point/")}
+    point = {key.removeprefix("point:"): v for key, v in config.items() if key.startswith("point:")}
     return config["row"], config["seed"], point
 
 
@@ -367,7 +405,7 @@ def run_sweep(
             trials = [_trial(row, first, point) for point in points for row in stage]
             space: dict[str, Any] = {"trial": tune.grid_search(trials)}
         else:
-            space = {f"point/{path}": _domain(domain) for path, domain in search.space.items()}
+            space = {f"point:{path}": _domain(domain) for path, domain in search.space.items()}
             space |= {"row": stage[0], "seed": first}
         _run_stage(sweep, run, name, space, data, recorder)
     tuned = [record for record in _finished(run) if record["seed"] == first]
@@ -395,7 +433,7 @@ def _finished(run: Run) -> list[Record]:
 
 
 def _trial(row: str, seed: int, point: Point) -> dict[str, Any]:
-    return {"row": row, "seed": seed} | {f"point/{path}": value for path, value in point.items()}
+    return {"row": row, "seed": seed} | {f"point:{path}": value for path, value in point.items()}
 
 
 def _run_stage(
@@ -412,7 +450,7 @@ def _run_stage(
     marker = folder / name / "done"
     if marker.exists():
         return
-    actors = _actors(sweep, expected_trials(sweep))
+    actors = _actors(sweep)
     trainable = tune.with_resources(
         tune.with_parameters(FederatedTrial, sweep=sweep, refs={"arrays": arrays, "actors": actors}),
         tune.PlacementGroupFactory(_trial_bundles(sweep, actors)),
@@ -431,7 +469,7 @@ def _run_stage(
                 mode=search.mode,
                 num_samples=search.trials if "trial" not in space else 1,
                 scheduler=None if fair else _scheduler(sweep),
-                search_alg=_searcher(search) if "trial" not in space else None,
+                search_alg=_searcher(search, sweep.where) if "trial" not in space else None,
                 reuse_actors=True,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
@@ -446,8 +484,8 @@ def _run_stage(
         )
     with _interrupts() as interrupted:
         results = tuner.fit()
-    if interrupted.is_set():
-        raise Interrupted
+        if interrupted():
+            raise Interrupted
     failed = [result for result in results if result.error is not None]
     if failed:
         raise RuntimeError(
@@ -457,39 +495,41 @@ def _run_stage(
 
 
 @contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Sees a Ctrl-C that Tune handles itself: its `fit` then returns as if all were well."""
-    seen = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether there was a Ctrl-C: Tune handles it itself, and its `fit` then returns as if all were well.
 
-    def handler(number, frame):
-        seen.set()
-        if callable(before):
-            before(number, frame)
+    Tune takes the place of any handler, but Python also writes the number of a signal to a descriptor.
+    """
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
 
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield seen
-    except KeyboardInterrupt:
-        seen.set()
-    finally:
-        signal.signal(signal.SIGINT, before)
+        def interrupted() -> bool:
+            with suppress(BlockingIOError):
+                return signal.SIGINT in reader.recv(4096)
+            return False
+
+        try:
+            yield interrupted
+        finally:
+            signal.set_wakeup_fd(before)
 
 
-def _actors(sweep: Sweep, trials: int) -> tuple[int, float, float]:
+def check_room(sweep: Sweep, address: str | None) -> None:
+    """Refuses a sweep whose trials can never start."""
+    cluster.require_room(*_actors(sweep), address)
+
+
+def _actors(sweep: Sweep) -> tuple[int, float, float]:
     """(client actors of a trial, CPUs and GPUs of each). auto: trials side by side first."""
     first = next(iter(sweep.rows))
     experiment = sweep.experiment(first, sweep.search.points(0)[0], sweep.search.seeds[0])
     run = experiment.run
-    fit = cluster.room(run.cpus, run.gpus)
     jobs = -(-experiment.clients.cohort // experiment.chunk)
-    actors = min(max(1, fit // trials), jobs) if run.actors == "auto" else run.actors
-    if actors > fit:
-        raise ConfigError(
-            f"{sweep.where}: run.actors: {actors} actors of {run.cpus:g} CPUs and {run.gpus:g} GPUs do not fit; "
-            f"the cluster has room for {fit}"
-        )
-    return actors, run.cpus, run.gpus
+    share = max(1, cluster.room(run.cpus, run.gpus) // expected_trials(sweep))
+    return (min(share, jobs) if run.actors == "auto" else run.actors), run.cpus, run.gpus
 
 
 def _trial_bundles(sweep: Sweep, actors: tuple[int, float, float]) -> list[dict[str, float]]:
@@ -511,12 +551,15 @@ def _scheduler(sweep: Sweep) -> Any:
         raise ConfigError(f"{sweep.where}: search.scheduler: given {search.scheduler!r}: {error}") from None
 
 
-def _searcher(search: Search) -> Any:
+def _searcher(search: Search, where: str) -> Any:
+    """Ray Tune's searcher, None for the random one that is ours."""
+    if search.searcher == "random":
+        return None
     seed = stream(search.seeds[0], "searcher") % 2**31
     try:
         return tune.create_searcher(search.searcher, metric=search.metric, mode=search.mode, seed=seed)
     except (ValueError, TypeError, ImportError, AssertionError) as error:
-        raise ConfigError(f"search.searcher: given {search.searcher!r}: {error}") from None
+        raise ConfigError(f"{where}: search.searcher: given {search.searcher!r}: {error}") from None
 
 
 def _short(value: Any) -> str:

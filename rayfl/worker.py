@@ -14,11 +14,12 @@ from torch import nn
 from rayfl import costs
 from rayfl.data.federation import Federation
 from rayfl.executors.base import Message
-from rayfl.methods.base import Client, Method, Update
+from rayfl.methods.base import Client, Method, Update, add_metrics
 from rayfl.models.base import load, resident
 from rayfl.norms import collect
 from rayfl.norms import load as load_statistics
 from rayfl.seeds import stream, torch_generator
+from rayfl.submodel import Selection
 from rayfl.tensors import Tensors, as_tensor, leaves, nbytes
 from rayfl.training import ClientData, evaluate
 
@@ -63,7 +64,7 @@ class Worker:
         payload, selection = shared
         carries, (round, clients) = job
         folded: Update | None = None
-        refused = []
+        refused, norm, totals = [], _norm(payload), {}
         for id, capacity in clients:
             client = Client(id, capacity, carries.get(str(id)))
             data = self._rows("train", self.data.train[id])
@@ -76,28 +77,32 @@ class Worker:
                     f"client {id} (capacity {capacity:g}, {len(data)} samples) failed in round "
                     f"{round + 1}:\n{traceback.format_exc()}"
                 ) from None
-            if (reason := self._unfit(update, payload)) is not None:
+            cost = self._cost(payload, selection, update)
+            if (reason := self._unfit(update, norm)) is not None:
                 refused.append((id, reason))
+                add_metrics(totals, {name: update.metrics.get(name, value) for name, value in cost.items()})
                 continue
-            samples = int(update.metrics["train_samples"])
-            update.metrics = {
-                "clients": 1,
-                "bytes_down": nbytes(payload),
-                "bytes_up": nbytes(update.sums),
-                "train_flops": costs.training_flops(self.method.task.model, selection.net, samples),
-            } | update.metrics
+            add_metrics(totals, {"clients": 1} | cost | update.metrics)
             if folded is None:
                 folded = update
             else:
                 folded.add(update)
         if folded is None:
-            return {}, (0.0, {}, refused)
+            return {}, (None, totals, refused)
         tensors = {
             "sums": folded.sums,
             "held": folded.held,
             "carry": {str(id): carry for id, carry in folded.carries.items()},
         }
-        return tensors, (folded.weight, folded.metrics, refused)
+        return tensors, (folded.weight, totals, refused)
+
+    def _cost(self, payload: Tensors, selection: Selection, update: Update) -> dict[str, float]:
+        samples = int(update.metrics["train_samples"])
+        return {
+            "bytes_down": nbytes(payload),
+            "bytes_up": nbytes(update.sums),
+            "train_flops": costs.training_flops(self.method.task.model, selection.net, samples),
+        }
 
     def collect(self, shared: Message, job: Message) -> Message:
         """Sums for a network's static norms over some clients' data, or over pooled batches."""
@@ -146,12 +151,12 @@ class Worker:
     def _data(self, pixels: torch.Tensor, labels: torch.Tensor) -> ClientData:
         return ClientData(pixels, labels, self.data.classes, self.data.preprocess)
 
-    def _unfit(self, update: Update, payload: Tensors) -> str | None:
-        """Why an update must not be averaged in, if so."""
+    def _unfit(self, update: Update, before: float) -> str | None:
+        """Why an update must not be averaged in, if so; `before` is the norm of what the client was sent."""
         after = _norm(update.sums) / (update.weight or 1.0)
-        if not math.isfinite(after):
+        if not math.isfinite(after) or not all(math.isfinite(_norm(carry)) for carry in update.carries.values()):
             return "not finite"
-        limit = self.limits.growth * (1 + _norm(payload))
+        limit = self.limits.growth * (1 + before)
         return f"norm {after:.3g} over the limit {limit:.3g}" if after > limit else None
 
 

@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from processes import Command
 
 # a token of this user's own clusters is no matter of the tests
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -26,3 +27,19 @@ def ray_cluster():
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
         yield ray
         ray.shutdown()
+
+
+@pytest.fixture
+def start():
+    """Starts commands; those that are left when a test has failed end with it."""
+    started = []
+
+    def command(*arguments, **options):
+        started.append(Command(*arguments, **options))
+        return started[-1]
+
+    yield command
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+            command.finish()

@@ -1,6 +1,11 @@
 """Commands that start neither Ray nor MLflow, and bad input: exit code 2, one clear error, nothing left behind."""
 
 import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -21,13 +26,13 @@ def rayfl(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAYFL_DATA"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
 
     def command(*arguments):
         monkeypatch.setattr("sys.argv", ["rayfl", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         printed = capsys.readouterr()
-        assert not ray.is_initialized()
         return ended.value.code or 0, printed.out, printed.err
 
     return command
@@ -168,6 +173,25 @@ def test_an_undeclared_axis_is_named(rayfl, config, monkeypatch):
     code, _, err = rayfl("run", config(model="undeclared"))
     assert code == 2
     assert "the parameter '1.weight' [4, 64] of a Linear declares no axes" in err.replace("\n", " ")
+
+
+def test_bad_input_in_a_process_of_its_own(config, tmp_path):
+    program = Path(sys.executable).with_name("rayfl")
+    name = config(training={"lr": -1})
+    done = subprocess.run([program, "run", name], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {name}: training.lr: given -1; allowed: greater than 0\n"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_run_that_fails_says_why(rayfl, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "_mlflow", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    code, out, err = rayfl("run", config(training={"lr": 1e30, "steps": 2}, updates={"policy": "stop"}))
+    assert code == 1
+    assert err.startswith("failed: round 1: the update of client ") and "lower training.lr" in err
+    assert "Traceback" not in out + err
+    record = json.loads((tmp_path / "runs" / "exp" / "run.json").read_text())
+    assert record["status"] == "failed" and record["error"] in err
 
 
 def test_the_defaults_need_no_network():

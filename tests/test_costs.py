@@ -229,7 +229,6 @@ def test_describe():
     full, half = describe(model, (1, 0.5))
     assert full == {
         "capacity": 1,
-        "width": 1,
         "parameters": 1_663_370,
         "flops": 12_273_152,
         "bytes_down": 6_653_480,

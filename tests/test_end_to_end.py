@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 from helpers import TINY
-from processes import Command, alive, until
+from processes import alive, named, until
 
 from rayfl.checkpoints import checksum, complete, read
 from rayfl.cli import main
@@ -72,12 +72,18 @@ def recorded(folder):
     return lines_of(folder), checksum(state), json.loads((folder / "clients.json").read_text())
 
 
-def test_a_run_that_is_stopped_three_times(tmp_path, monkeypatch, capsys):
+def working(pids):
+    """Those that run, but for Ray's own agents: they hold nothing, and notice within a minute."""
+    running = alive(pids)
+    return set(running) - set(named(running, "ray::DashboardAgent")) - set(named(running, "ray::RuntimeEnvAgent"))
+
+
+def test_a_run_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys):
     config, output, folder = tmp_path / "tiny.yaml", tmp_path / "runs", tmp_path / "runs" / "tiny"
     config.write_text(yaml.safe_dump(EXPERIMENT | {"method": "fedrolex"}))
     arguments = ("run", config, "--output", output)
 
-    first = Command(*arguments)
+    first = start(*arguments)
     until(lambda: made(folder) >= 5, first)
     first.interrupt()
     code, printed = first.finish()
@@ -90,16 +96,16 @@ def test_a_run_that_is_stopped_three_times(tmp_path, monkeypatch, capsys):
     assert code == 2 and "holds a run already; --resume" in printed
 
     before = made(folder)
-    second = Command(*arguments, "--resume")
+    second = start(*arguments, "--resume")
     until(lambda: made(folder) >= before + 5, second)
     started = second.kill()
     assert second.finish()[0] == -9
-    until(lambda: not alive(started))
+    until(lambda: not working(started))
     assert before + 5 <= made(folder) < ROUNDS
 
     code, printed = rayfl(monkeypatch, capsys, *arguments, "--resume", "--set", "training.lr=0.5")
     assert code == 2
-    assert "training.lr: 0.1 there, 0.5 here" in printed
+    assert "training.lr: 0.05 -> 0.5" in printed
     newest = complete(folder / "checkpoints")[-1]
     with (newest / "state.safetensors").open("r+b") as file:
         file.truncate(100)
@@ -122,7 +128,100 @@ def histories(output):
     found = {}
     for run in client.search_runs([experiment.experiment_id]):
         assert run.info.status == "FINISHED"
-        name = (run.data.tags["rayfl.label"], run.data.tags.get("point"))
+        name = (run.data.tags["label"], run.data.tags.get("point"))
         history = client.get_metric_history(run.info.run_id, "train_loss")
         found[name] = sorted({metric.step for metric in history})
     return found
+
+
+SWEEP = {
+    "experiment": EXPERIMENT,
+    "rows": {"smallest": {"method": {"name": "fedavg", "size": "smallest"}}, "heterofl": {"method": "heterofl"}},
+    "search": {"space": {"training.lr": {"grid": [0.02, 0.2]}}, "seeds": [0, 1]},
+}
+
+
+def trials_of(folder):
+    return [run for run in runs(folder) if run.kind == "run"] if folder.exists() else []
+
+
+def test_a_sweep_that_is_stopped_twice(start, tmp_path, monkeypatch, capsys):
+    config, output, folder = tmp_path / "small.yaml", tmp_path / "runs", tmp_path / "runs" / "small"
+    config.write_text(yaml.safe_dump(SWEEP))
+    arguments = ("sweep", config, "--output", output)
+
+    first = start(*arguments)
+    until(lambda: any(made(trial.path) >= 10 for trial in trials_of(folder)), first)
+    first.interrupt()
+    code, printed = first.finish()
+    assert code == 130
+    assert "the same command with --resume goes on" in printed and "Traceback" not in printed
+    assert Run.open(folder).status == "stopped"
+
+    def well_on():
+        return sum(made(trial.path) for trial in trials_of(folder)) >= 2.5 * ROUNDS
+
+    second = start(*arguments, "--resume")
+    until(well_on, second)
+    started = second.kill()
+    assert second.finish()[0] == -9
+    until(lambda: not working(started))
+    unfinished = [trial for trial in trials_of(folder) if trial.status != "finished"]
+    assert unfinished and not (folder / "results.csv").exists()
+
+    code, printed = start(*arguments, "--resume").finish()
+    assert code == 0, printed
+    for word in ("warning", "traceback", "error"):
+        assert word not in printed.lower(), printed
+
+    # every trial ran its full rounds, to the bits of a serial run
+    sweep, best = load_sweep(config), {}
+    trials = trials_of(folder)
+    assert len(trials) == 2 * 2 + 2
+    for trial in trials:
+        assert trial.status == "finished"
+        point = {"training.lr": trial.config["training"]["lr"]}
+        seed = trial.config["seed"]
+        expected = straight(sweep.experiment(trial.label, point, seed), tmp_path / trial.id)
+        assert recorded(trial.path) == expected
+        if seed == 0:
+            accuracy = expected[0][-1]["validation_accuracy_mean"]
+            best[trial.label] = max(best.get(trial.label, (0, 0)), (accuracy, -point["training.lr"]))
+    confirmed = {trial.label: trial.config["training"]["lr"] for trial in trials if trial.config["seed"] == 1}
+    assert confirmed == {label: -lr for label, (_, lr) in best.items()}
+
+    with (folder / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    accuracies = ["accuracy_mean", "accuracy_worst", *(f"accuracy_{c:g}" for c in TINY["clients"]["capacities"])]
+    assert list(rows[0]) == ["method", "seed", *accuracies, "bytes_down", "bytes_up", "train_flops", "seconds"]
+    assert sorted((row["method"], row["seed"]) for row in rows) == [
+        (label, seed) for label in ("heterofl", "smallest") for seed in "01"
+    ]
+    for row in rows:
+        [trial] = [
+            t
+            for t in trials
+            if t.label == row["method"]
+            and str(t.config["seed"]) == row["seed"]
+            and t.config["training"]["lr"] == confirmed[t.label]
+        ]
+        assert float(row["accuracy_mean"]) == trial.result["accuracy_mean"]
+
+    # MLflow: one parent, and every trial once with all its rounds
+    found = histories(output)
+    assert found.pop(("small", None)) == []
+    assert len(found) == 4
+    assert all(steps == list(range(1, ROUNDS + 1)) for steps in found.values())
+
+    # the tables, from MLflow and from the folder
+    table = (folder / "results.csv").read_text()
+    code, printed = rayfl(monkeypatch, capsys, "compare", "small", "--output", output, "--format", "csv")
+    assert (code, sorted(printed.splitlines())) == (0, sorted(table.splitlines()))
+    for form, mark in (("markdown", "| heterofl |"), ("latex", "heterofl &"), ("table", "heterofl")):
+        code, printed = rayfl(monkeypatch, capsys, "compare", "--output", output, "--format", form)
+        assert code == 0 and mark in printed
+    code, printed = rayfl(monkeypatch, capsys, "compare", "smal", "--output", output)
+    assert code == 2 and "no sweep is called 'smal'" in printed and "small" in printed
+    (folder / "results.csv").unlink()
+    code, printed = rayfl(monkeypatch, capsys, "report", folder)
+    assert code == 0 and (folder / "results.csv").read_text() == table

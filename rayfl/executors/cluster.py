@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from rayfl.config import ConfigError
 from rayfl.executors.server import ServerActor
 
 ROOM_SECONDS = 120.0
+GROWTH_SECONDS = 1800.0
+"""How long an autoscaled cluster may take to grow."""
 
 
 @contextmanager
@@ -27,6 +30,7 @@ def cluster(address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    _require_answer(address)
     options: dict[str, Any] = {}
     if address == "local":
         options = {"include_dashboard": False}
@@ -41,6 +45,19 @@ def cluster(address: str | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Ray would ask for minutes."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--address: given {address!r}; allowed: HOST:PORT of a Ray head, auto, or local")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(f"--address {address}: no Ray head answers there ({error})") from None
 
 
 def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float]], list[int]]:
@@ -61,16 +78,30 @@ def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float
 
 
 def room(cpus: float, gpus: float) -> int:
-    """How many client actors fit into the whole cluster."""
+    """How many client actors fit into the cluster as it is now."""
     total = ray.cluster_resources()
     fit = int(total.get("CPU", 0) / cpus)
     return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
 
 
+def require_room(actors: int, cpus: float, gpus: float, address: str | None) -> None:
+    """Refuses what a cluster of our own can never hold; a running one may grow."""
+    if is_own(address) and actors > room(cpus, gpus):
+        total = ray.cluster_resources()
+        raise ConfigError(
+            f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs do not fit: this machine has "
+            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs; lower run.actors, run.cpus or run.gpus"
+        )
+
+
+def is_own(address: str | None) -> bool:
+    return (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+
+
 class Remote:
     """A server actor with the verbs of a `Simulation`, as plain calls."""
 
-    def __init__(self, server: "ray.actor.ActorHandle"):
+    def __init__(self, server: Any):
         self.server = server
 
     def step(self) -> list[dict[str, Any]]:
@@ -89,33 +120,28 @@ class Remote:
 @contextmanager
 def running(experiment, arrays, folder: Path, address: str | None) -> Iterator[Remote]:
     """The experiment on Ray: a server actor on this node, its client actors in a placement group."""
-    with cluster(address), _room_for(experiment) as (group, places):
+    with cluster(address), _room_for(experiment, address) as (group, places):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here}
-        server = ServerActor.options(**options).remote(group, places)
+        server = ServerActor.options(**options).remote(group, places)  # pyright: ignore
         ray.get(server.load.remote(experiment, [ray.put(arrays)], str(folder)))
         yield Remote(server)
         ray.get(server.close.remote())
 
 
 @contextmanager
-def _room_for(experiment) -> Iterator[tuple[PlacementGroup, list[int]]]:
+def _room_for(experiment, address: str | None) -> Iterator[tuple[PlacementGroup, list[int]]]:
     """A placement group for the run's client actors, and the bundle of each."""
     run = experiment.run
-    fit = room(run.cpus, run.gpus)
     jobs = -(-experiment.clients.cohort // experiment.chunk)
-    actors = min(fit, jobs) if run.actors == "auto" else run.actors
-    if actors > fit or fit == 0:
-        raise ConfigError(
-            f"run: {max(actors, 1)} client actors of {run.cpus:g} CPUs and {run.gpus:g} GPUs do not fit: the "
-            f"cluster has {ray.cluster_resources().get('CPU', 0):g} CPUs and "
-            f"{ray.cluster_resources().get('GPU', 0):g} GPUs; lower run.actors, run.cpus or run.gpus"
-        )
+    actors = max(1, min(room(run.cpus, run.gpus), jobs)) if run.actors == "auto" else run.actors
+    require_room(actors, run.cpus, run.gpus, address)
     resources, places = bundles(actors, run.cpus, run.gpus)
     group = placement_group(resources)
+    seconds = ROOM_SECONDS if is_own(address) else GROWTH_SECONDS
     try:
-        if not group.wait(ROOM_SECONDS):
-            raise ConfigError(f"run: no room for {resources} within {ROOM_SECONDS:.0f} s: other jobs hold the cluster")
+        if not group.wait(seconds):
+            raise ConfigError(f"run: no room for {resources} within {seconds:.0f} s: other jobs hold the cluster")
         yield group, places
     finally:
         with suppress(Exception):

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray.exceptions import (
@@ -47,8 +48,10 @@ class _Slot:
     """A place for one actor; a dead actor's place is taken by its replacement."""
 
     options: dict
-    actor: "ray.actor.ActorHandle | None" = None
-    loading: ray.ObjectRef | None = None
+    actor: Any = None
+    """The handle; None once the pool is closed."""
+    loading: Any = None
+    """The call that takes up a run, until it is answered."""
     ready: bool = False
     running: deque[int] = field(default_factory=deque)
     failures: int = 0
@@ -135,8 +138,9 @@ class _Batch:
         self.shared: dict[Hashable, ray.ObjectRef] = {}
         self.flying: dict[ray.ObjectRef, tuple[int, _Slot, float]] = {}
         self.done: dict[int, tuple] = {}
+        pool.idle_since = time.monotonic()
         self.attempts = [0] * len(jobs)
-        self.raised_in: dict[int, ray.actor.ActorHandle] = {}
+        self.raised_in: dict[int, Any] = {}
 
     def answers(self) -> Iterator[Message]:
         for index in range(len(self.jobs)):

@@ -17,7 +17,7 @@ from rayfl.simulation import Simulation
 from rayfl.worker import Limits
 
 
-@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"io": 1})
+@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"io": 1})  # pyright: ignore
 class ServerActor:
     """A `Simulation` in a process of its own, with its verbs. `status()` answers while a step runs."""
 

@@ -38,6 +38,8 @@ class Task:
     """Capacity of the global model; the largest unless the server is wider than every client."""
     clients: int
     """Number of clients in the population."""
+    seed: int = 0
+    """The run's seed: for draws that no verb is given a seed for."""
 
     def net(self, capacity: float) -> Net:
         return Net(width=self.widths[capacity])
@@ -65,28 +67,35 @@ class Update:
     """What clients of one selection send back. Everything adds: workers fold before they answer."""
 
     sums: dict[str, Params]
-    """Group ("params", ...) -> name -> sum of weight_k * value_k, in submodel coordinates. A parameter that
-    no client of the selection sends back needs `held` 0, else it counts as held. Read only in `aggregate`."""
+    """Group ("params", ...) -> name -> sum of weight_k * value_k, in submodel coordinates. What it does not
+    name was not held. Read only in `aggregate`."""
     weight: float
     """Sum of the clients' weights."""
     held: Params = field(default_factory=dict)
     """Where clients hold different rows: name -> sum of their weights, broadcastable to the submodel's tensor."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Sums over clients: train_loss, train_samples, ..."""
+    """Sums over clients: train_samples, train_loss (over samples), and whatever a method counts. bytes_down,
+    bytes_up and train_flops replace what the worker counts by the tensors' sizes and the network's MACs."""
     carries: dict[int, Tensors] = field(default_factory=dict)
     """Client id -> what it keeps for its next round."""
 
     def add(self, other: "Update") -> None:
         """Folds another update of the same selection into this one, in place."""
         for group, params in other.sums.items():
+            mine = self.sums.setdefault(group, {})
             for name, t in params.items():
-                self.sums[group][name].add_(t)
+                mine[name] = mine[name].add_(t) if name in mine else t
         for name, t in other.held.items():
-            self.held[name] = self.held[name] + t
+            self.held[name] = self.held[name] + t if name in self.held else t
         self.weight += other.weight
-        for name, value in other.metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0) + value
+        add_metrics(self.metrics, other.metrics)
         self.carries |= other.carries
+
+
+def add_metrics(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Adds to `totals`, in place."""
+    for name, value in metrics.items():
+        totals[name] = totals.get(name, 0) + value
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,8 @@ class Deployment:
     model: Model
     net: Net
     params: Params
+    statistics: Params | None = None
+    """The norms' own statistics, by the names of `norms.finish`; collected before an evaluation unless given."""
 
 
 class Method(Config, ABC):

@@ -10,7 +10,7 @@ Symbols: K the width of an axis in the server's network, k what the client holds
     y_k, x         as HeteroFL: Scaler, masked loss, holder mean
 
     >>> from rayfl.methods import METHODS
-    >>> METHODS["fedrolex"](overlap=0.5).stride(8, 64)
+    >>> METHODS["fedrolex"](overlap=0.5).stride(8)
     5
 
 Departures:
@@ -67,7 +67,7 @@ class FedRolex(WidthMethod):
             return self._slice(capacity, lambda name, kept, size: 0)
         return self._rolled(max(round - 1, 0), capacity)
 
-    def stride(self, kept: int, size: int) -> int:
+    def stride(self, kept: int) -> int:
         """Positions that a window of `kept` moves a round."""
         return math.floor(kept * (1 - self.overlap)) + 1
 
@@ -75,7 +75,7 @@ class FedRolex(WidthMethod):
         late = self.capacity_phase * list(self.task.widths).index(capacity)
 
         def offset(name: str, kept: int, size: int) -> int:
-            moved = self.stride(kept, size) * round
+            moved = self.stride(kept) * round
             if self.coprime_stride:
                 moved = _coprime(_hash(name) % size + 1, size) * round + round // size
             phase = late + (_hash(name) if self.axis_phase else 0)

@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -107,10 +107,11 @@ class SweepProgress(Progress):
         total_trials: int,
         rounds: int,
         metric: str = "accuracy_mean",
+        mode: Literal["max", "min"] = "max",
         console: Console | None = None,
     ):
         super().__init__(console)
-        self.total_trials, self.rounds, self.metric = total_trials, rounds, metric
+        self.total_trials, self.rounds, self.metric, self.mode = total_trials, rounds, metric, mode
         self.trials: dict[str, _Trial] = {}
         self.ended: list[_Trial] = []
         self.before = 0.0
@@ -147,9 +148,14 @@ class SweepProgress(Progress):
         for trial in list(self.trials.values()):
             if trial.value is not None:
                 leader = best.get(trial.label)
-                if leader is None or leader.value is None or trial.value > leader.value:
+                if leader is None or self._score(trial) > self._score(leader):
                     best[trial.label] = trial
         return best
+
+    def _score(self, trial: _Trial) -> float:
+        """More is better."""
+        value = trial.value or 0.0
+        return value if self.mode == "max" else -value
 
     def picture(self) -> RenderableType:
         table = Table(box=None, padding=(0, 2, 0, 0))
@@ -166,7 +172,7 @@ class SweepProgress(Progress):
             f"trials {len(self.ended)}/{self.total_trials}, "
             f"rounds {made}/{self.total_trials * self.rounds}, {self._times(self._share)}"
         )
-        ranked = sorted(self.best.items(), key=lambda item: -(item[1].value or 0))
+        ranked = sorted(self.best.items(), key=lambda item: -self._score(item[1]))
         best = [Text(f"best {label}: {t.score} ({t.point})", "dim") for label, t in ranked]
         # a terminal that is too low cuts the end
         return Group(_bar(self._made, total), *best, table)

@@ -161,7 +161,8 @@ class Run:
 
 def runs(folder: str | Path) -> Iterator[Run]:
     """Every run and sweep in or below a folder, by path."""
-    for path in sorted(file.parent for file in Path(folder).rglob("run.json")):
+    # folders may go while it looks: Tune removes checkpoints
+    for path in sorted(Path(at) for at, _, files in os.walk(folder) if "run.json" in files):
         yield Run.open(path)
 
 
