@@ -1,6 +1,7 @@
 """Commands that start neither Ray nor MLflow, and bad input: exit code 2, one clear error, nothing left behind."""
 
 import json
+import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -75,8 +76,14 @@ def test_describe_counts_what_a_method_sends(rayfl, config):
     code, out, _ = rayfl("describe", "--model", "digits_cnn", "--capacities", "1,0.5", "--method", "fedavg", "--json")
     whole = 4 * json.loads(out)[0]["parameters"]
     assert code == 0 and [record["bytes_down"] for record in json.loads(out)] == [whole, whole]
-    code, out, _ = rayfl("describe", config(method="fedrolex"), "--json")
-    assert [record["capacity"] for record in json.loads(out)] == TINY["clients"]["capacities"]
+    name = config(method={"name": "fedavg", "size": "smallest"})
+    code, out, _ = rayfl("describe", name, "--json")
+    records = json.loads(out)
+    assert [record["capacity"] for record in records] == TINY["clients"]["capacities"]
+    assert {record["bytes_down"] for record in records} == {4 * records[-1]["parameters"]}
+    code, out, _ = rayfl("describe", name, "--method", "heterofl", "--capacities", "0.5", "--json")
+    [record] = json.loads(out)
+    assert record["capacity"] == 0.5 and record["bytes_down"] == 4 * record["parameters"]
 
 
 def test_describe_as_a_table(rayfl):
@@ -158,6 +165,48 @@ def test_bad_arguments(rayfl, config, tmp_path, arguments, message):
     code, out, err = rayfl(*arguments)
     assert (code, "Traceback" in out + err) == (2, False)
     assert message in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
+
+
+BAD_SWEEPS = {
+    "metric": (
+        {"search": {"metric": "acuracy_mean"}},
+        "search.metric: no metric is called 'acuracy_mean'; did you mean",
+    ),
+    "no validation set": (
+        {"experiment": TINY | {"evaluation": {"holdout": 0}}},
+        "search.metric: no metric is called 'validation_accuracy_mean'",
+    ),
+    "searcher": ({"search": {"searcher": "optunaa"}}, "search.searcher: given 'optunaa'"),
+    "scheduler": ({"search": {"scheduler": "pbt"}}, "search.scheduler: given 'pbt'; allowed: 'fifo', 'asha'"),
+    "row's name": ({"rows": {"het/ero": None}}, "rows: given 'het/ero'; allowed: letters, digits"),
+    "row's type": ({"rows": {"a": "heterofl"}}, "rows.a: given 'heterofl'; allowed: sections"),
+    "unequal actors": ({"rows": {"a": None, "b": {"run": {"threads": 2}}}}, "rows.b: run:"),
+    "domain": ({"search": {"space": {"training.lr": {"uniform": ["a", 1]}}}}, "training.lr.uniform: [low, high]"),
+    "value in the space": ({"search": {"space": {"training.lr": {"grid": [0.1, -1]}}}}, "training.lr: given -1"),
+    "path in the space": ({"search": {"space": {"training.lrr": {"grid": [1]}}}}, "did you mean 'lr'?"),
+    "unknown key": ({"serch": {}}, "unknown key 'serch'; did you mean 'search'?"),
+}
+
+
+@pytest.mark.parametrize(("sections", "message"), BAD_SWEEPS.values(), ids=BAD_SWEEPS)
+def test_bad_sweep(rayfl, tmp_path, sections, message):
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"experiment": TINY} | sections))
+    for command in ("check", "sweep"):
+        code, out, err = rayfl(command, "bad.yaml")
+        assert (code, "Traceback" in out + err) == (2, False)
+        assert err.startswith("error: bad.yaml: ") and message in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+def test_nobody_answers_at_an_address(rayfl, config, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        code, _, err = rayfl("run", config(run={"executor": "ray"}), "--address", address)
+    assert code == 2 and f"--address {address}: no Ray head answers there" in err.replace("\n", " ")
+    code, _, err = rayfl("run", "exp.yaml", "--address", "ray://head")
+    assert code == 2 and "allowed: HOST:PORT of a Ray head" in err.replace("\n", " ")
     assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
 
 
