@@ -75,7 +75,9 @@ def test_a_sweep_over_several_raylets_outlives_one(start, tmp_path):
     }
     rows = {name: {"method": name} for name in ("heterofl", "fedrolex")}
     config.write_text(yaml.safe_dump({"experiment": experiment, "rows": rows}))
-    import time; T0=time.time()
+    import time
+
+    T0 = time.time()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
@@ -89,9 +91,13 @@ def test_a_sweep_over_several_raylets_outlives_one(start, tmp_path):
             return len(found) == 2 and all(len(r.rounds()) >= 10 for r in found)
 
         until(all_are_at_work, sweep)
-        import time; t0=time.time(); print("working", time.time()-T0)
+        import time
+
+        t0 = time.time()
+        print("working", time.time() - T0)
         os.kill(nodes[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        code, printed = sweep.finish(); print("end", time.time()-T0, printed)
+        code, printed = sweep.finish()
+        print("end", time.time() - T0, printed)
         assert code == 0, printed
     finally:
         cluster.shutdown()
