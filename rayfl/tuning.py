@@ -250,6 +250,9 @@ class FederatedTrial(tune.Trainable):
         if not lines:
             # restored from its last checkpoint: what it says here was said before
             return {"lines": [], "done": True}
+        while not self.sweep.is_fair and "accuracy_mean" not in lines[-1]:
+            # schedulers and searchers want their metric in every result
+            lines += ray.get(self.server.step.remote())
         result = {key: v for key, v in lines[-1].items() if isinstance(v, int | float)}
         result |= {"lines": lines, "done": lines[-1]["round"] >= self.rounds}
         if result["done"]:
@@ -321,11 +324,16 @@ class Recorder(tune.Callback):
         """Shows the trials that ended before this process began."""
         for record in runs(self.run.path):
             if record.sweep == self.run.id and record.status == "finished":
-                self.progress.start(record.id, record.label, record.tags["point"])
-                for line in record.rounds():
-                    self.progress.update(record.id, line["round"], line)
-                self.progress.done(record.id, "finished")
+                trial_id = record.path.name.rpartition("-")[2]
+                self._show(trial_id, record)
+                self.progress.done(trial_id, "finished")
         self.progress.resumed()
+
+    def _show(self, trial_id: str, record: Run) -> None:
+        self.progress.start(trial_id, record.label, record.tags["point"])
+        if lines := record.rounds():
+            latest = {key: value for line in lines for key, value in line.items()}
+            self.progress.update(trial_id, latest["round"], latest)
 
     def on_trial_start(self, iteration: int, trials: list, trial, **info) -> None:
         row, seed, point = trial_of(trial.config)
@@ -340,7 +348,7 @@ class Recorder(tune.Callback):
             tags = experiment.tags() | {"point": text}
             record = Run.create(path, row, experiment.plain(), tags, sweep=self.run.id)
         self.trials[trial.trial_id] = record
-        self.progress.start(trial.trial_id, row, record.tags["point"])
+        self._show(trial.trial_id, record)
         self.follow(path)
 
     def on_trial_result(self, iteration: int, trials: list, trial, result: dict, **info) -> None:
@@ -458,6 +466,7 @@ def _run_stage(
     fair = fair or sweep.is_fair
     path = folder / name
     if tune.Tuner.can_restore(str(path)):
+        _fill_gaps(path)
         tuner = tune.Tuner.restore(str(path), trainable, resume_errored=True, param_space=space)
     else:
         shutil.rmtree(path, ignore_errors=True)
@@ -492,6 +501,15 @@ def _run_stage(
             f"{len(failed)} of {len(results)} trials failed; --resume tries them again. The first:\n{failed[0].error}"
         )
     marker.touch()
+
+
+def _fill_gaps(stage: Path) -> None:
+    """Empty folders for checkpoints that were removed after Tune's last snapshot: it removes them again, and
+    an absent one is an error to it."""
+    for trial in stage.iterdir():
+        numbers = [int(folder.name.removeprefix("checkpoint_")) for folder in trial.glob("checkpoint_*")]
+        for number in range(max(numbers, default=0)):
+            (trial / f"checkpoint_{number:06d}").mkdir(exist_ok=True)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ def rayfl(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAYFL_DATA"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
 
     def command(*arguments):

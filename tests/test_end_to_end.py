@@ -15,13 +15,9 @@ from rayfl.tracking.mlflow import Mlflow, default_uri
 from rayfl.tracking.records import Run, runs
 from rayfl.tuning import load_sweep
 
-pytestmark = [
-    pytest.mark.ray,
-    # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.ray
 
-ROUNDS = 60
+ROUNDS = 40
 EXPERIMENT = TINY | {
     "rounds": ROUNDS,
     "evaluation": {"every": 5},

@@ -15,7 +15,7 @@ from rayfl.checkpoints import checksum, complete, read
 from rayfl.config import ConfigError
 from rayfl.tracking.console import SweepProgress
 from rayfl.tracking.records import Run, runs
-from rayfl.tuning import Search, expected_trials, load_sweep, run_sweep
+from rayfl.tuning import Search, check_room, expected_trials, load_sweep, run_sweep
 
 ROUNDS = 12
 
@@ -201,6 +201,6 @@ def test_no_such_scheduler_or_searcher(swept, tmp_path, given):
 
 
 @pytest.mark.ray
-def test_trials_that_do_not_fit(swept, tmp_path):
-    with pytest.raises(ConfigError, match="run.actors: 9 actors of 1 CPUs and 0 GPUs do not fit"):
-        swept(write(tmp_path, experiment={"run": {"actors": 9}}))
+def test_trials_that_do_not_fit(ray_cluster, tmp_path):
+    with pytest.raises(ConfigError, match="run: 9 client actors of 1 CPUs and 0 GPUs do not fit"):
+        check_room(load_sweep(write(tmp_path, experiment={"run": {"actors": 9}})), None)

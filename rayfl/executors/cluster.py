@@ -27,10 +27,10 @@ def cluster(address: str | None = None) -> Iterator[None]:
     A plain `ray.init()` would join whatever cluster it finds on the machine.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
+    _require_answer(address)
     if ray.is_initialized():
         yield
         return
-    _require_answer(address)
     options: dict[str, Any] = {}
     if address == "local":
         options = {"include_dashboard": False}

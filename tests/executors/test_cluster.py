@@ -48,7 +48,7 @@ def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
 @pytest.mark.parametrize("asked", [{"actors": 99}, {"gpus": 0.5}, {"cpus": 64}])
 def test_actors_that_do_not_fit(ray_cluster, tmp_path, asked):
     spec = tiny(run={"executor": "ray", **asked})
-    with pytest.raises(ConfigError, match="do not fit: the cluster has 4 CPUs and 0 GPUs; lower run.actors"):
+    with pytest.raises(ConfigError, match="do not fit: .* has 4 CPUs and 0 GPUs; lower run.actors"):
         with running(spec, spec.data.load(), tmp_path, None):
             pass
     nothing_is_left()
@@ -59,7 +59,7 @@ def nothing_is_left():
     until(lambda: ray.available_resources().get("CPU") == 4)
 
 
-ROUNDS = 100
+ROUNDS = 60
 
 
 @pytest.mark.ray
@@ -75,9 +75,6 @@ def test_a_sweep_over_several_raylets_outlives_one(start, tmp_path):
     }
     rows = {name: {"method": name} for name in ("heterofl", "fedrolex")}
     config.write_text(yaml.safe_dump({"experiment": experiment, "rows": rows}))
-    import time
-
-    T0 = time.time()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
@@ -91,13 +88,8 @@ def test_a_sweep_over_several_raylets_outlives_one(start, tmp_path):
             return len(found) == 2 and all(len(r.rounds()) >= 10 for r in found)
 
         until(all_are_at_work, sweep)
-        import time
-
-        t0 = time.time()
-        print("working", time.time() - T0)
         os.kill(nodes[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
         code, printed = sweep.finish()
-        print("end", time.time() - T0, printed)
         assert code == 0, printed
     finally:
         cluster.shutdown()
