@@ -321,12 +321,14 @@ class Recorder(tune.Callback):
         return _current_recorder, ()
 
     def recall(self) -> None:
-        """Shows the trials that ended before this process began."""
+        """Shows the trials that finished before this process began, and has them sent."""
         for record in runs(self.run.path):
             if record.sweep == self.run.id and record.status == "finished":
                 trial_id = record.path.name.rpartition("-")[2]
                 self._show(trial_id, record)
                 self.progress.done(trial_id, "finished")
+                # its end may not have been sent
+                self.follow(record.path)
         self.progress.resumed()
 
     def _show(self, trial_id: str, record: Run) -> None:
