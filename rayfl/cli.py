@@ -212,7 +212,8 @@ def report(
     from rayfl.report import write_report
     from rayfl.tracking.records import Run, records
 
-    found = [record for record in records(folder) if "accuracy_mean" in record]
+    evaluated = [record for record in records(folder) if "accuracy_mean" in record]
+    found = [record for record in evaluated if record["status"] == "finished"] or evaluated
     if not found:
         raise ConfigError(f"{folder}: holds no run with an accuracy; allowed: the folder of a sweep or a run")
     own = Run.open(folder).config if Run.exists(folder) else {}
@@ -431,7 +432,7 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "list[Re
         raise ConfigError(f"compare: no sweep is called {name!r}; {known}")
     params = named[0]["params"]
     search = {key: params[f"search.{key}"] for key in ("metric", "mode")}
-    found = [record for record in client.read(sweep=named[0]["id"]) if "accuracy_mean" in record]
+    found = [record for record in client.read(sweep=named[0]["id"]) if record["status"] == "finished"]
     return _choose_best(found, {"search": search}, metric)
 
 

@@ -439,7 +439,8 @@ def expected_trials(sweep: Sweep) -> int:
 
 
 def _finished(run: Run) -> list[Record]:
-    return [record for record in records(run.path, run.id) if "accuracy_mean" in record]
+    """The trials that ran their full rounds: one that a scheduler stopped early is no candidate."""
+    return [record for record in records(run.path, run.id) if record["status"] == "finished"]
 
 
 def _trial(row: str, seed: int, point: Point) -> dict[str, Any]:
