@@ -258,13 +258,13 @@ def describe(
     if as_json:
         print(json.dumps(records, indent=1))
         return
-    table = Table(title=f"{experiment.model.name}, FLOPs by {convention}")
+    table = Table(title=f"{experiment.model.name}, FLOPs by {convention}", title_justify="left", box=None)
     for column in records[0]:
         table.add_column(column, justify="right")
     for record in records:
         cells = [f"{v:,}" if isinstance(v, int) else f"{v:.4f}" for k, v in record.items() if k != "capacity"]
         table.add_row(f"{record['capacity']:g}", *cells)
-    console.print(table)
+    _print(table)
 
 
 @app.command()
@@ -443,8 +443,11 @@ def _table(records: "Sequence[Record]"):
 
 
 def _show_table(records: "Sequence[Record]") -> None:
-    wide = console if console.is_terminal else Console(width=WIDTH)
-    wide.print(_table(records).rich())
+    _print(_table(records).rich())
+
+
+def _print(table: Table) -> None:
+    (console if console.is_terminal else Console(width=WIDTH)).print(table)
 
 
 def _label_counts(experiment: "Experiment", arrays):
