@@ -60,6 +60,10 @@ def alive(pids: list[int]) -> list[int]:
     return found
 
 
+def _hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Command:
     """A command in a process group of its own, as a shell starts it."""
 
@@ -72,6 +76,8 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # a shell's background jobs ignore Ctrl-C, and so would what the tests start in one
+            preexec_fn=_hear_interrupts,
             env=environment,
             cwd=ROOT,
         )

@@ -77,7 +77,7 @@ def working(pids):
 def test_a_run_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys):
     config, output, folder = tmp_path / "tiny.yaml", tmp_path / "runs", tmp_path / "runs" / "tiny"
     # long enough to be stopped in: some seconds are left when it is
-    training = {"batch_size": 5, "steps": 30}
+    training = {"batch_size": 5, "steps": 20}
     config.write_text(yaml.safe_dump(EXPERIMENT | {"method": "fedrolex", "training": training}))
     arguments = ("run", config, "--output", output)
 
