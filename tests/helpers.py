@@ -1,6 +1,5 @@
 """What several test files share: tiny experiments, an executor that makes trouble, methods made for tests."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +10,10 @@ from rayfl.axes import Axis, linear
 from rayfl.executors.base import Executor
 from rayfl.experiment import Experiment, parse_experiment
 from rayfl.methods import Client, Method, Task
-from rayfl.methods.width import WidthMethod
+from rayfl.methods.width import PersonalMethod
 from rayfl.models import Model
 from rayfl.seeds import numpy_generator, torch_generator
 from rayfl.simulation import Simulation
-from rayfl.submodel import prefix
 from rayfl.tensors import leaves, pack, unpack
 from rayfl.training import ClientData, Training
 from rayfl.worker import Worker
@@ -135,34 +133,20 @@ def _sent(message):
     return unpack(pack(tensors)), rest
 
 
-class PersonalHead(WidthMethod):
+class PersonalHead(PersonalMethod):
     """FedPer (Arivazhagan et al., arXiv 1912.00818): clients average all layers below the classifier, and
     everyone keeps its own. A new client starts from the server's, which is never trained. The capacities
     are fixed, as a head is as wide as its network."""
 
     name: Literal["personal_head"] = "personal_head"
-    label_rows: Literal["all"] = "all"
-
-    def select(self, state, round, client, seed):
-        return self.window(round, client.capacity)
-
-    def window(self, round, capacity):
-        net, task = self.net_at(capacity), self.task
-        return prefix(task.layout(task.server), task.layout(net), net)
+    size: Literal["own"] = "own"
 
     def local_update(self, payload, selection, client, data, round, seed):
-        own = {"params": payload["params"] | (client.carry or {})}
-        update = super().local_update(own, selection, client, data, round, seed)
+        net = self.network(payload["params"] | (client.carry or {}), selection, data)
+        update = self.answer(net, selection, data, self.train(net, data, round, seed))
         head = [n for n, d in self.task.layout(selection.net).dims.items() if d[0] == self.task.model.labels]
-        update.carries[client.id] = {n: update.sums["params"].pop(n) / update.weight for n in head}
-        update.held = {n: torch.zeros(1) for n in head}
+        update.carries[client.id] = {n: update.sums["params"].pop(n) for n in head}
         return update
-
-    def deploy(self, state, round, capacity, client=None):
-        deployed = super().deploy(state, round, capacity)
-        if client is None or client.carry is None:
-            return deployed
-        return replace(deployed, key=(deployed.key, client.id), params=deployed.params | client.carry)
 
 
 class Troubled(PersonalHead):

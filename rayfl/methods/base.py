@@ -8,7 +8,7 @@ out, nothing is stored on `self`, every random draw takes its address from `seed
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Self, cast
 
 from pydantic import ConfigDict, Field, SkipValidation
 
@@ -123,7 +123,7 @@ class Method(Config, ABC):
     name: str
     task: SkipValidation[Task] = Field(default=cast(Task, None), exclude=True, repr=False)
 
-    def bind(self, task: Task) -> "Method":
+    def bind(self, task: Task) -> Self:
         """The same method, applied to a task."""
         return self.model_copy(update={"task": task})
 

@@ -24,21 +24,12 @@ Departures:
 
 from typing import Literal
 
-from rayfl.methods.base import Client, State
-from rayfl.methods.width import WidthMethod
-from rayfl.submodel import Selection, prefix
+from rayfl.methods.width import PrefixMethod
 from rayfl.training import Fill
 
 
-class HeteroFL(WidthMethod):
+class HeteroFL(PrefixMethod):
     name: Literal["heterofl"] = "heterofl"
     scaler: bool = True
     mask: Fill = "zero"
     label_rows: Literal["all", "present"] = "present"
-
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
-        return self.window(round, client.capacity)
-
-    def window(self, round: int, capacity: float) -> Selection:
-        net, task = self.net_at(capacity), self.task
-        return prefix(task.layout(task.server), task.layout(net), net)

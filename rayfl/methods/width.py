@@ -1,21 +1,24 @@
 """What the width-heterogeneous methods share: everything but which coordinates a client holds."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal, Self, cast
 
 import torch.nn.functional as F
+from torch import nn
 
 from rayfl.axes import Net
-from rayfl.methods.base import Client, Deployment, Method, Payload, State, Update
+from rayfl.methods.base import Client, Deployment, Method, Payload, State, Task, Update
 from rayfl.models.base import load, params_of, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.submodel import NestedMean, Selection
-from rayfl.training import ClientData, Fill, mask_logits, sgd, weighted
+from rayfl.submodel import NestedMean, Selection, Slice, prefix
+from rayfl.tensors import Params
+from rayfl.training import ClientData, Fill, Loss, Training, mask_logits, sgd, weighted
 
 
 class WidthMethod(Method):
-    """Train a narrow dense network, average over holders. A final class defines `select` and `window`."""
+    """Train a narrow dense network, average over holders. A subclass defines `select` and `window`."""
 
     scaler: bool = False
     """Divide activations by (client width / server width) during training (HeteroFL section 3.3)."""
@@ -47,21 +50,46 @@ class WidthMethod(Method):
         round: int,
         seed: int,
     ) -> Update:
-        training, present = self.task.training, data.present
+        net = self.network(payload["params"], selection, data)
+        metrics = self.train(net, data, round, seed)
+        return self.answer(net, selection, data, metrics)
+
+    # the three parts of a local update, for methods that have something to add between them
+
+    def network(self, params: Params, selection: Selection, data: ClientData) -> nn.Module:
+        """The selection's network with `params`, on the device of `data`. It is shared: used until the answer."""
         net = resident(self.task.model, selection.net, data.device)
-        load(net, payload["params"])
+        load(net, params)
+        return net
+
+    def train(
+        self,
+        net: nn.Module,
+        data: ClientData,
+        round: int,
+        seed: int,
+        *,
+        training: Training | None = None,
+        adjust: Callable[[nn.Module], None] | None = None,
+    ) -> dict[str, float]:
+        """SGD on the client's masked cross-entropy, in place; the metrics of `sgd`. `training` in place of the
+        task's; `adjust` changes the gradients of every step."""
+        training = training or self.task.training
         with torch_scope(stream(seed, "dropout"), data.device):
-            metrics = sgd(
-                net,
-                data.batches(training, torch_generator(seed, "batches")),
-                lambda logits, y: F.cross_entropy(mask_logits(logits, present, self.mask), y),
-                training,
-                training.lr_at(round),
-            )
+            batches = data.batches(training, torch_generator(seed, "batches"))
+            return sgd(net, batches, self.loss(data), training, training.lr_at(round), adjust)
+
+    def loss(self, data: ClientData) -> Loss:
+        """A client's loss: cross-entropy, with the logits of classes that it does not have masked."""
+        present = data.present
+        return lambda logits, y: F.cross_entropy(mask_logits(logits, present, self.mask), y)
+
+    def answer(self, net: nn.Module, selection: Selection, data: ClientData, metrics: dict[str, float]) -> Update:
+        """The trained network, weighted, as what the server gets."""
         weight = float(len(data)) if self.weight == "samples" else 1.0
         update = Update({"params": weighted(params_of(net), weight)}, weight, metrics=metrics)
         if self.label_rows == "present":
-            self._keep_present_rows(update, selection.net, present.float().cpu())
+            self._keep_present_rows(update, selection.net, data.present.float().cpu())
         return update
 
     def _keep_present_rows(self, update: Update, net: Net, present) -> None:
@@ -88,3 +116,39 @@ class WidthMethod(Method):
         """The client network of a capacity, with its Scaler."""
         width = self.task.widths[capacity]
         return Net(width, scale=width / self.task.server.width if self.scaler else 1.0)
+
+
+class PrefixMethod(WidthMethod):
+    """Every client holds the first positions of every axis, in every round (HeteroFL Algorithm 1)."""
+
+    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+        return self.window(round, client.capacity)
+
+    def window(self, round: int, capacity: float) -> Slice:
+        net, task = self.net_at(capacity), self.task
+        return prefix(task.layout(task.server), task.layout(net), net)
+
+
+class SizedMethod(PrefixMethod):
+    """What was published for clients that all train the same network; in a heterogeneous population there
+    are three ways to take that."""
+
+    size: Literal["largest", "smallest", "own"] = "largest"
+    """largest, smallest: clients and server have one network, of the largest capacity or of the smallest. own:
+    the server has the largest, every client the first channels that it can carry: the holder mean."""
+
+    def bind(self, task: Task) -> Self:
+        if self.size == "own":
+            return super().bind(task)
+        width = (max if self.size == "largest" else min)(task.widths.values())
+        return super().bind(replace(task, widths=dict.fromkeys(task.widths, width)))
+
+
+class PersonalMethod(SizedMethod):
+    """Some layers, or all, stay with the client: its carry holds them, by parameter name."""
+
+    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
+        deployed = super().deploy(state, round, capacity)
+        if client is None or client.carry is None:
+            return deployed
+        return replace(deployed, key=(deployed.key, client.id), params=deployed.params | cast(Params, client.carry))
