@@ -22,6 +22,7 @@ from rayfl.config import ConfigError
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
+    from rayfl.published import Published
     from rayfl.report import Record
     from rayfl.tracking.mlflow import Mlflow
     from rayfl.tracking.records import Run
@@ -164,6 +165,7 @@ def sweep(
             try:
                 best = run_sweep(plan, record, arrays, progress, sender.add)
                 write_report(folder, best)
+                _write_published(folder, plan.published, plan.changed, best)
                 label_distribution(folder / "plots" / "labels.png", _label_counts(example, arrays))
                 status = "finished"
             except Interrupted:
@@ -174,6 +176,7 @@ def sweep(
             finally:
                 record.finish(status, {}, error)
     _show_table(best)
+    _show_published(plan.published, plan.changed, best)
     console.print(f"results.csv, results.md and plots in {folder}", soft_wrap=True, highlight=False)
     _say_mlflow(output, tracking_uri)
 
@@ -188,6 +191,8 @@ def compare(
 ) -> None:
     """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
     from rayfl.config import choose
+    from rayfl.published import caption, from_params
+    from rayfl.published import table as published_table
     from rayfl.report import results_csv
 
     renderers: dict[str, Callable[[list], Any]] = {
@@ -200,7 +205,15 @@ def compare(
     client = _client(output, tracking_uri, lambda text: errors.print(text, soft_wrap=True))
     if output.is_dir():
         client.sync_all(output)
-    render(_best_of(client, name, metric))
+    params, best = _best_of(client, name, metric)
+    render(best)
+    published, changed = from_params(params)
+    if format == "table":
+        _show_published(published, changed, best)
+    elif published and format != "csv":
+        beside = published_table(published, best)
+        print(f"\n{caption(published, changed)}\n")
+        print(beside.markdown() if format == "markdown" else beside.latex())
 
 
 @app.command()
@@ -209,8 +222,9 @@ def report(
     metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
+    from rayfl.published import from_params
     from rayfl.report import write_report
-    from rayfl.tracking.records import Run, records
+    from rayfl.tracking.records import Run, flatten, records
 
     evaluated = [record for record in records(folder) if "accuracy_mean" in record]
     found = [record for record in evaluated if record["status"] == "finished"] or evaluated
@@ -219,7 +233,10 @@ def report(
     own = Run.open(folder).config if Run.exists(folder) else {}
     best = _choose_best(found, own, metric)
     write_report(folder, best)
+    published, changed = from_params(flatten(own))
+    _write_published(folder, published, changed, best)
     _show_table(best)
+    _show_published(published, changed, best)
     console.print(f"results.csv, results.md, results.tex and plots in {folder}", soft_wrap=True)
 
 
@@ -421,8 +438,8 @@ def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: st
     return best_trials(found, metric, search.get("mode", "max"))
 
 
-def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "list[Record]":
-    """The best trials of a sweep in MLflow, the newest unless it is named."""
+def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "tuple[dict[str, str], list[Record]]":
+    """A sweep's parameters and its best trials in MLflow; the newest unless it is named."""
     from rayfl.config import nearest
 
     sweeps = client.read(kind="sweep")
@@ -433,7 +450,7 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "list[Re
     params = named[0]["params"]
     search = {key: params[f"search.{key}"] for key in ("metric", "mode")}
     found = [record for record in client.read(sweep=named[0]["id"]) if record["status"] == "finished"]
-    return _choose_best(found, {"search": search}, metric)
+    return params, _choose_best(found, {"search": search}, metric)
 
 
 def _table(records: "Sequence[Record]"):
@@ -444,6 +461,26 @@ def _table(records: "Sequence[Record]"):
 
 def _show_table(records: "Sequence[Record]") -> None:
     _print(_table(records).rich())
+
+
+def _show_published(published: "Published | None", changed: "Sequence[str]", records: "Sequence[Record]") -> None:
+    """The paper's numbers beside ours, if the sweep has some."""
+    from rayfl.published import caption, table
+
+    if published:
+        console.print(caption(published, changed), soft_wrap=True, highlight=False)
+        beside = table(published, records)
+        _print(beside.rich(full=len(beside.header)))
+
+
+def _write_published(
+    folder: Path, published: "Published | None", changed: "Sequence[str]", records: "Sequence[Record]"
+) -> None:
+    from rayfl.published import caption, table
+
+    if published:
+        text = f"{caption(published, changed)}\n\n{table(published, records).markdown()}"
+        (folder / "published.md").write_text(text)
 
 
 def _print(table: Table) -> None:

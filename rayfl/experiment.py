@@ -135,10 +135,12 @@ class Experiment(Config):
 
     def metrics(self) -> list[str]:
         """The numbers that an evaluation of this run gives, which a search can go by."""
-        prefixes = ["", *(["validation_"] if self.evaluation.holdout else [])]
-        prefixes += ["local_"] if self.evaluation.clients else []
+        kinds = ["accuracy", *(["validation_accuracy"] if self.evaluation.holdout else [])]
         ends = ["mean", "worst", *map(label, self.clients.all_capacities)]
-        return ["train_loss", *(f"{prefix}accuracy_{end}" for prefix in prefixes for end in ends)]
+        names = ["train_loss", *(f"{kind}_{end}" for kind in kinds for end in [*ends, "server"])]
+        if self.evaluation.clients:
+            names += [f"local_accuracy_{end}" for end in [*ends, "samples"]]
+        return names
 
     def tags(self) -> dict[str, str]:
         """What a run is found by."""

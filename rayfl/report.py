@@ -115,15 +115,15 @@ class Table:
             ]
         )
 
-    def rich(self) -> "RichTable":
-        """For the terminal: ± only where methods are ranked by it; a narrow one cuts the last columns."""
+    def rich(self, full: int = 3) -> "RichTable":
+        """For the terminal: ± only in the first `full` columns; a narrow one cuts the last columns."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
 
         table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
         shown = [self.header]
-        shown += [row[:3] + [cell.partition(" ±")[0] for cell in row[3:]] for row in self.rows]
+        shown += [row[:full] + [cell.partition(" ±")[0] for cell in row[full:]] for row in self.rows]
         for i, cells in enumerate(zip(*shown, strict=True)):
             width = max(map(len, cells))
             table.add_column(cells[0], justify="right" if i else "left", min_width=width)

@@ -42,7 +42,10 @@ class Evaluation(Config):
     """Share of the training set that the server holds out, stratified, as the validation set: what methods
     are tuned by, so that the test set only judges. 0: none."""
     clients: bool = True
-    """Evaluate every client's deployed submodel on its own test split."""
+    """Evaluate every client on its own test split."""
+    local: Literal["deployed", "server"] = "deployed"
+    """What runs on a client's own test split: what the method deploys there, or the server's network
+    (HeteroFL's Local, with `label_mask: zero`)."""
     label_mask: Fill = "none"
     """Logits of classes that a client does not have, on its own test split: alone, 0 (as HeteroFL's Local), -inf."""
     statistics: Literal["exact", "cumulative", "pooled", "batch"] = "exact"
@@ -209,6 +212,10 @@ class Simulation:
         return metrics
 
     @property
+    def _server_capacity(self) -> float:
+        return self.method.task.server_capacity
+
+    @property
     def _piece(self) -> int:
         """Samples that one evaluation job takes."""
         return 4 * self.evaluation.batch_size
@@ -278,6 +285,7 @@ class Simulation:
             loss[job.key] += result["loss"]
         accuracy = {capacity: correct[key] / samples for capacity, key in keys.items()}
         metrics = {f"{prefix}accuracy_{label(c)}": value for c, value in accuracy.items()}
+        metrics[f"{prefix}accuracy_server"] = accuracy[self._server_capacity]
         metrics[f"{prefix}accuracy_mean"] = sum(accuracy.values()) / len(accuracy)
         metrics[f"{prefix}accuracy_worst"] = min(accuracy.values())
         metrics[f"{prefix}loss_mean"] = sum(loss[key] for key in keys.values()) / samples / len(keys)
@@ -289,12 +297,12 @@ class Simulation:
         nets: dict[Hashable, tuple[Model, Net]],
         shared: Callable[[Hashable], Message],
     ) -> dict[str, float]:
-        """Every client that has test data: its deployed submodel on its own split.
+        """Every client that has test data, on its own split: its deployed submodel, or the server's network.
 
         A client that carries runs its own deployment, of the network of its capacity, with statistics of
         its own data; it is put together when its job goes out, so that only a few are in memory.
         """
-        sizes = self.data.test.sizes
+        sizes, deployed = self.data.test.sizes, self.evaluation.local == "deployed"
         able = {
             id: self.population.capacity(id, self.seed, max(self.round - 1, 0))
             for id in range(self.population.count)
@@ -305,8 +313,8 @@ class Simulation:
         owners: dict[Hashable, Client] = {}
         members: dict[Hashable, list[int]] = {}
         for id, capacity in able.items():
-            key = keys[capacity]
-            if id in self.carries.files:
+            key = keys[capacity if deployed else self._server_capacity]
+            if deployed and id in self.carries.files:
                 key = ("own", id)
                 owners[key] = Client(id, capacity)
             members.setdefault(key, []).append(id)
@@ -346,6 +354,7 @@ class Simulation:
             if (capacities == c).any()
         }
         metrics["local_accuracy_mean"] = float(accuracies.mean())
+        metrics["local_accuracy_samples"] = float(np.average(accuracies, weights=sizes[list(able)]))
         metrics["local_accuracy_worst"] = float(accuracies.min())
         return metrics
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -29,15 +29,26 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfl.checkpoints import DamagedCheckpoint, complete
-from rayfl.config import Config, ConfigError, choose, load_yaml, nearest, parse, parse_setting, set_path
+from rayfl.config import (
+    Config,
+    ConfigError,
+    choose,
+    differences,
+    load_yaml,
+    nearest,
+    parse,
+    parse_setting,
+    set_path,
+)
 from rayfl.data import Arrays
 from rayfl.executors import cluster
 from rayfl.executors.server import ServerActor
 from rayfl.experiment import NAMED, Experiment, parse_experiment
+from rayfl.published import Published
 from rayfl.report import Record, best_trials
 from rayfl.seeds import numpy_generator, stream
 from rayfl.tracking.console import SweepProgress
-from rayfl.tracking.records import Run, Status, records, runs, summary
+from rayfl.tracking.records import Run, Status, records, runs, summaries, summary
 
 HEAD_BYTES = 64 * 2**20
 
@@ -123,6 +134,9 @@ class Sweep:
     base: Mapping[str, Any]
     rows: Mapping[str, Mapping[str, Any]]
     search: Search
+    published: Published | None = None
+    changed: tuple[str, ...] = ()
+    """What the command line changed of the file, as "path: old -> new"."""
 
     def experiment(self, row: str, point: Point, seed: int) -> Experiment:
         given: dict[str, Any] = dict(self.base)
@@ -146,7 +160,12 @@ class Sweep:
                 for value in next(iter(domain.values())):
                     self.experiment(row, middle | {path: value}, self.search.seeds[0])
             experiment = self.experiment(row, middle, self.search.seeds[0])
-            choose(dict.fromkeys(experiment.metrics()), self.search.metric, f"{self.where}: search.metric", "metric")
+            metrics = experiment.metrics()
+            choose(dict.fromkeys(metrics), self.search.metric, f"{self.where}: search.metric", "metric")
+            for metric, numbers in self.published.numbers.items() if self.published else ():
+                if row in numbers:
+                    known = dict.fromkeys([*metrics, *summaries(metrics)])
+                    choose(known, metric, f"{self.where}: published.numbers", "metric")
             runs_on = experiment.run.model_dump(exclude={"chunk", "checkpoint_seconds"})
             if runs_on != expected.setdefault("run", runs_on):
                 raise ConfigError(f"{self.where}: rows.{row}: run: {runs_on}; all rows run on the same actors")
@@ -163,22 +182,27 @@ class Sweep:
             "experiment": dict(self.base),
             "rows": {row: dict(changes) for row, changes in self.rows.items()},
             "search": self.search.model_dump(mode="json"),
-        }
+        } | self._beside()
+
+    def _beside(self) -> dict[str, Any]:
+        if self.published is None:
+            return {}
+        return {"published": self.published.model_dump(mode="json"), "changed": list(self.changed)}
+
+
+SECTIONS = ("experiment", "rows", "search", "published")
+"""What a sweep's file holds."""
 
 
 def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | None = None) -> Sweep:
-    """A checked sweep from a YAML file; `settings` change the experiment, or the search where they begin so."""
+    """A checked sweep from a YAML file; `settings` change every row's experiment, or the search where they
+    begin so."""
     where, given = str(path), load_yaml(path)
-    for text in settings or []:
-        at, value = parse_setting(text)
-        at = at if at.startswith(("search.", "experiment.")) else f"experiment.{at}"
-        given = set_path(given, at, value)
-    known = ("experiment", "rows", "search")
     if not isinstance(given.get("experiment"), Mapping):
-        raise ConfigError(f"{where}: experiment: missing; a sweep file holds experiment, rows and search")
+        raise ConfigError(f"{where}: experiment: missing; a sweep file holds {', '.join(SECTIONS)}")
     for key in given:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
+        if key not in SECTIONS:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, SECTIONS)}")
     all_rows = given.get("rows") or {"run": {}}
     chosen = rows.split(",") if rows else list(all_rows)
     for row in chosen:
@@ -189,10 +213,53 @@ def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | 
             raise ConfigError(f"{where}: rows: given {row!r}; allowed: letters, digits and . _ - in a row's name")
         if not isinstance(changes, Mapping | None):
             raise ConfigError(f"{where}: rows.{row}: given {changes!r}; allowed: sections of the experiment")
-    search = parse(Search, given.get("search", {}), f"{where}: search")
-    sweep = Sweep(Path(path).stem, where, given["experiment"], {row: all_rows[row] or {} for row in chosen}, search)
+    published = _published(given, all_rows, where)
+    file = _sweep(path, given, chosen, published)
+    for text in settings or []:
+        given = _lay_over(given, *parse_setting(text))
+    sweep = _sweep(path, given, chosen, published)
     sweep.check()
-    return sweep
+    return replace(sweep, changed=tuple(_changes(file, sweep))) if settings else sweep
+
+
+def _sweep(path: str | Path, given: Mapping[str, Any], chosen: list[str], published: Published | None) -> Sweep:
+    where, rows = str(path), given.get("rows") or {"run": {}}
+    search = parse(Search, given.get("search", {}), f"{where}: search")
+    experiment = given["experiment"]
+    return Sweep(Path(path).stem, where, experiment, {row: rows[row] or {} for row in chosen}, search, published)
+
+
+def _lay_over(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """The file with one setting: of the search, or of the experiment and of the rows that change its section."""
+    if path.startswith("search."):
+        return set_path(given, path, value)
+    path = path.removeprefix("experiment.")
+    section = path.partition(".")[0]
+    given = set_path(given, f"experiment.{path}", value)
+    rows = {
+        row: set_path(dict(changes), path, value) if changes and section in changes else changes
+        for row, changes in (given.get("rows") or {}).items()
+    }
+    return given | ({"rows": rows} if rows else {})
+
+
+def _published(given: Mapping[str, Any], rows: Mapping[str, Any], where: str) -> Published | None:
+    if "published" not in given:
+        return None
+    published = parse(Published, given["published"], f"{where}: published")
+    for metric, numbers in published.numbers.items():
+        for row in numbers:
+            choose(rows, row, f"{where}: published.numbers.{metric}", "row")
+    return published
+
+
+def _changes(file: Sweep, sweep: Sweep) -> list[str]:
+    """What the settings changed, in the first row's experiment and in the search."""
+    row, point = next(iter(sweep.rows)), sweep.search.points(0)[0]
+    old, new = (
+        s.experiment(row, point, 0).plain() | {"search": s.search.model_dump(mode="json")} for s in (file, sweep)
+    )
+    return [change for change in differences(old, new) if not change.startswith(("run.", "data.root"))]
 
 
 def _draw(domain: Mapping[str, Any], count: int, generator: np.random.Generator) -> list[Any]:

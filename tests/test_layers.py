@@ -25,6 +25,7 @@ LAYERS = (
     ("executors.cluster",),
     ("tracking",),
     ("report", "export"),
+    ("published",),
     ("tuning",),
     ("cli",),
 )

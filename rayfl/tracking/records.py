@@ -16,7 +16,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -171,21 +171,32 @@ def records(folder: str | Path, sweep: str | None = None) -> list[dict[str, Any]
     return [run.record() for run in runs(folder) if run.kind == "run" and (sweep is None or run.sweep == sweep)]
 
 
+SUMMARISED = ("accuracy_mean", "accuracy_server", "local_accuracy_mean", "local_accuracy_samples")
+"""Metrics of which a result has the best and a mean of the last evaluations, where the run has them."""
+
+
+def summaries(metrics: Iterable[str]) -> list[str]:
+    """The names that `summary` adds for these metrics."""
+    return [f"{kind}_{metric}" for metric in metrics if metric in SUMMARISED for kind in ("best", "last5")]
+
+
 def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
     """result.json from the lines of a run.
 
-    The accuracies are those of the last evaluated round. With them: `best_accuracy_mean` and its
-    `best_round` (the first of equals), and `last5_accuracy_mean`, the mean of the last five evaluations.
+    The accuracies are those of the last evaluated round. With them, for each of `SUMMARISED`: the best one
+    (papers often print that), and the mean of the last five evaluations; and `best_round`, the first round of
+    the best accuracy_mean.
     """
     result: dict[str, Any] = {"method": method, "seed": seed}
     result["rounds"] = lines[-1]["round"] if lines else 0
     evaluated = [line for line in lines if "accuracy_mean" in line]
     if evaluated:
-        best = max(evaluated, key=lambda line: line["accuracy_mean"])
-        last = [line["accuracy_mean"] for line in evaluated[-5:]]
         result |= {key: value for key, value in evaluated[-1].items() if "accuracy_" in key}
-        result["best_accuracy_mean"], result["best_round"] = best["accuracy_mean"], best["round"]
-        result["last5_accuracy_mean"] = sum(last) / len(last)
+        for metric in SUMMARISED:
+            if values := [line[metric] for line in evaluated if metric in line]:
+                result[f"best_{metric}"] = max(values)
+                result[f"last5_{metric}"] = sum(values[-5:]) / len(values[-5:])
+        result["best_round"] = max(evaluated, key=lambda line: line["accuracy_mean"])["round"]
     return result | {key: sum(line.get(key, 0) for line in lines) for key in TOTALS}
 
 

@@ -1,0 +1,83 @@
+"""The numbers that a paper printed, beside ours.
+
+A sweep's file may have a `published:` section; `sweep`, `compare` and `report` then end with a table of the
+published number, ours, and their difference, and say what was changed from the file.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from rayfl.config import Config
+from rayfl.report import Record, Table, by_label, percent
+
+Number = float | tuple[float, float]
+"""Per cent; with the published standard deviation, if there is one."""
+
+
+class Published(Config):
+    """The `published:` section of a sweep."""
+
+    source: str
+    """Which table or figure, of which paper."""
+    note: str = ""
+    """What this file does otherwise than the paper, if anything."""
+    numbers: dict[str, dict[str, Number]] = Field(min_length=1)
+    """Our metric (a key of result.json) -> row -> the published number, in per cent."""
+
+
+def from_params(params: Mapping[str, Any]) -> tuple[Published | None, list[str]]:
+    """The section, and what was changed, from the flat parameters of a sweep: those in MLflow are text."""
+    at = "published."
+    flat = {key.removeprefix(at): value for key, value in params.items() if key.startswith(at)}
+    if not flat:
+        return None, []
+    numbers: dict[str, dict[str, Number]] = {}
+    for key, value in flat.items():
+        if key.startswith("numbers."):
+            _, metric, row = key.split(".", 2)
+            numbers.setdefault(metric, {})[row] = yaml.safe_load(str(value))
+    published = Published(source=flat["source"], note=flat.get("note", ""), numbers=numbers)
+    return published, yaml.safe_load(str(params.get("changed", "[]")))
+
+
+def table(published: Published, records: Sequence[Record]) -> Table:
+    """One line a row and metric: per cent; the difference in points, and in standard deviations of ours over
+    the seeds (and the published one's, if it is known)."""
+    metrics = list(published.numbers)
+    header = ["method", *([] if len(metrics) == 1 else ["metric"])]
+    header += ["published %", "ours %", "points", "std", "seeds", "rounds"]
+    groups = by_label(records)
+    rows = []
+    for row in dict.fromkeys(row for numbers in published.numbers.values() for row in numbers):
+        for metric in metrics:
+            if row not in groups or row not in published.numbers[metric]:
+                continue
+            number = published.numbers[metric][row]
+            theirs, spread = number if isinstance(number, tuple | list) else (number, 0.0)
+            ours = [100 * record[metric] for record in groups[row] if metric in record]
+            points, deviations = _difference(ours, theirs, spread)
+            rounds = max(record["rounds"] for record in groups[row])
+            name = [row, *([] if len(metrics) == 1 else [metric])]
+            cells = [f"{theirs:.2f}" + (f" ± {spread:.2f}" if spread else ""), percent([v / 100 for v in ours])]
+            rows.append([*name, *cells, points, deviations, str(len(ours)), str(rounds)])
+    return Table(header, rows)
+
+
+def _difference(ours: Sequence[float], theirs: float, spread: float) -> tuple[str, str]:
+    if not ours:
+        return "–", "–"
+    difference = statistics.fmean(ours) - theirs
+    deviation = math.hypot(statistics.stdev(ours) if len(ours) > 1 else 0.0, spread)
+    return f"{difference:+.2f}", f"{difference / deviation:+.1f}" if deviation else "–"
+
+
+def caption(published: Published, changed: Sequence[str]) -> str:
+    """What the table is of, and what was changed, shortened most of all."""
+    lines = [f"beside {published.source}" + (f" ({published.note})" if published.note else "")]
+    lines += [f"changed from the file: {', '.join(changed)}"] if changed else []
+    return "\n".join(lines)
