@@ -251,6 +251,9 @@ def describe(
     metric: Annotated[str | None, typer.Option(help="What a capacity is a share of: width, params, flops.")] = None,
     method: Annotated[str | None, typer.Option(help="The method whose bytes are counted; a plain narrow one.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    coverage: Annotated[
+        int, typer.Option(min=0, help="Rounds: the share of the server's parameters that a client ever holds in them.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of records.")] = False,
 ) -> None:
     """What every capacity costs: parameters, FLOPs of one forward pass, bytes a round, size."""
@@ -271,7 +274,7 @@ def describe(
     if classes:
         given["model"] = dict(given["model"]) | {"classes": classes}
     experiment = parse_experiment(given, str(config or "describe"))
-    records = describe_experiment(experiment, convention)
+    records = describe_experiment(experiment, convention, coverage)
     if as_json:
         print(json.dumps(records, indent=1))
         return

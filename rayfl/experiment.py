@@ -27,6 +27,7 @@ from rayfl.methods import METHODS, Client, Method, Task
 from rayfl.models import MODELS, Model
 from rayfl.population import Population, label
 from rayfl.simulation import Evaluation, Simulation, Updates
+from rayfl.submodel import Coverage
 from rayfl.tensors import nbytes
 from rayfl.training import ClientData, Training
 from rayfl.worker import Limits, Worker
@@ -101,7 +102,13 @@ class Experiment(Config):
         """What can be known without the data: the model declares its axes and exists at every capacity."""
         try:
             check_axes(self.model.build)
-            task = self.bound_method().task
+            method = self.bound_method()
+            if method.keeps_capacities and self.clients.assignment != "fixed":
+                raise ValueError(
+                    f"clients.assignment: given {self.clients.assignment!r}; allowed: 'fixed', for with method "
+                    f"{method.name} every client keeps layers of one width; or method.size: smallest or largest"
+                )
+            task = method.task
             for capacity in self.clients.all_capacities:
                 task.layout(task.net(capacity))
         except ValueError as error:
@@ -208,9 +215,12 @@ def load_experiment(path: str | Path, settings: list[str] | None = None) -> Expe
     return parse_experiment(given, str(path))
 
 
-def describe_experiment(experiment: Experiment, convention: costs.Convention) -> list[dict[str, Any]]:
+def describe_experiment(
+    experiment: Experiment, convention: costs.Convention, coverage: int = 0
+) -> list[dict[str, Any]]:
     """What every capacity costs: `costs.describe`, with the bytes that the method really sends: those of
-    one client's round on two made-up samples."""
+    one client's round on two made-up samples. With `coverage` the share of the server's parameters that a client
+    of this capacity ever holds in so many rounds."""
     method, model = experiment.bound_method(), experiment.model
     state = method.init(experiment.seed)
     data = ClientData(torch.zeros(2, *model.input, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), model.classes)
@@ -222,6 +232,11 @@ def describe_experiment(experiment: Experiment, convention: costs.Convention) ->
         update = method.local_update(payload, selection, client, data, 0, experiment.seed)
         record["bytes_down"] = update.metrics.get("bytes_down", nbytes(payload))
         record["bytes_up"] = update.metrics.get("bytes_up", nbytes(update.sums))
+        if coverage:
+            held = Coverage(method.task.layout(method.task.server).shapes)
+            for round in range(coverage):
+                held.add(method.select(state, round, client, experiment.seed))
+            record["coverage"] = held.share()
     return records
 
 

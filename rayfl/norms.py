@@ -15,9 +15,13 @@ How the sums are put together is `kind`:
 | batch | no statistics: every test batch is normalised by its own (FedRolex's code) |
 
 In all of them a layer's input is what the layers before it give when they normalise by the batch.
+
+A method may instead keep running statistics of its own (FjORD's per width): `tracked(net, ...)` updates
+them while the network trains, `fresh(net)` is where they start.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +30,12 @@ from torch.backends import cudnn
 
 from rayfl.tensors import Params
 
+MOMENTUM = 0.1
+"""Share of a batch in running statistics: torch's default."""
+
 
 class StaticBatchNorm(nn.Module):
-    """Batch norm over [B, C, ...] with affine [C] and no tracked statistics."""
+    """Batch norm over [B, C, ...] with affine [C] and no statistics of its own."""
 
     running_mean: torch.Tensor | None
     running_var: torch.Tensor | None
@@ -41,14 +48,16 @@ class StaticBatchNorm(nn.Module):
         self.register_buffer("running_mean", None)
         self.register_buffer("running_var", None)
         self.sums: torch.Tensor | None = None
+        self.running: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.sums is not None:
             self.sums += _moments(x)
         by_batch = self.training or self.running_mean is None or self.sums is not None
         if by_batch:
-            # F.batch_norm refuses a single value a channel, which a batch of one image may leave
-            return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, cudnn.enabled)
+            # F.batch_norm refuses a single value a channel, which a batch of one image may leave; it has no variance
+            mean, var = self.running if self.running and x.numel() > x.shape[1] else (None, None)
+            return torch.batch_norm(x, self.weight, self.bias, mean, var, True, MOMENTUM, self.eps, cudnn.enabled)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
 
@@ -84,6 +93,29 @@ def collect(net: nn.Module, batches: Iterable[torch.Tensor]) -> Params:
     finally:
         for module in norms.values():
             module.sums = None
+
+
+def fresh(net: nn.Module) -> Params:
+    """Where running statistics start: mean 0 and variance 1, by the names of `finish`."""
+    statistics = {}
+    for path, module in static_norms(net).items():
+        statistics[f"{path}.running_mean"] = torch.zeros(module.weight.numel())
+        statistics[f"{path}.running_var"] = torch.ones(module.weight.numel())
+    return statistics
+
+
+@contextlib.contextmanager
+def tracked(net: nn.Module, statistics: Params) -> Iterator[None]:
+    """Inside, every batch that the network normalises by updates `statistics` in place, as torch's BatchNorm
+    does: with its mean and its unbiased variance. Without statistics nothing is tracked."""
+    norms = static_norms(net) if statistics else {}
+    for path, module in norms.items():
+        module.running = statistics[f"{path}.running_mean"], statistics[f"{path}.running_var"]
+    try:
+        yield
+    finally:
+        for module in norms.values():
+            module.running = None
 
 
 def finish(sums: Params, kind: str) -> Params:

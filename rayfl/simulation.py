@@ -299,7 +299,7 @@ class Simulation:
     ) -> dict[str, float]:
         """Every client that has test data, on its own split: its deployed submodel, or the server's network.
 
-        A client that carries runs its own deployment, of the network of its capacity, with statistics of
+        A client that has a deployment of its own runs that, of the network of its capacity, with statistics of
         its own data; it is put together when its job goes out, so that only a few are in memory.
         """
         sizes, deployed = self.data.test.sizes, self.evaluation.local == "deployed"
@@ -314,7 +314,7 @@ class Simulation:
         members: dict[Hashable, list[int]] = {}
         for id, capacity in able.items():
             key = keys[capacity if deployed else self._server_capacity]
-            if deployed and id in self.carries.files:
+            if deployed and self._has_own(id):
                 key = ("own", id)
                 owners[key] = Client(id, capacity)
             members.setdefault(key, []).append(id)
@@ -358,6 +358,9 @@ class Simulation:
         metrics["local_accuracy_worst"] = float(accuracies.min())
         return metrics
 
+    def _has_own(self, id: int) -> bool:
+        return self.method.is_personal and id in self.carries.files
+
     def _own(self, client: Client) -> Deployment:
         carry = self.carries.get(client.id)
         return self.method.deploy(self.state, self.round, client.capacity, replace(client, carry=carry))
@@ -367,7 +370,7 @@ class Simulation:
 
     def deployment(self, capacity: float, client: int | None = None) -> tuple[Deployment, Params]:
         """What a device of this capacity runs now, or a client's own, with its norms' statistics."""
-        if client is not None and client in self.carries.files:
+        if client is not None and self._has_own(client):
             deployed, pieces = self._own(Client(client, capacity)), self._own_pieces(client)
         else:
             deployed, pieces = self.method.deploy(self.state, self.round, capacity), self._statistics_pieces()

@@ -13,8 +13,9 @@ a network of full shape. `NestedMean` is the aggregation of the whole family, st
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -108,7 +109,7 @@ class Slice(Selection):
 
     @property
     def key(self) -> Hashable:
-        return (self.net, *sorted(self.positions.items()))
+        return (self.net, tuple(self.part.dims), *sorted(self.positions.items()))
 
     def take(self, params: Params) -> Params:
         return {name: self._take(name, params[name]) for name in self.part.dims if name in params}
@@ -258,14 +259,45 @@ def windows(whole: Layout, part: Layout, net: Net, offsets: Mapping[str, int]) -
     return Slice(net, whole, part, positions)
 
 
-def random_subset(whole: Layout, part: Layout, net: Net, generator: torch.Generator) -> Slice:
-    """A uniform random subset of every axis, one draw an axis, sorted (Federated Dropout)."""
-    positions = {}
+def random_subset(whole: Layout, part: Layout, net: Net, generator: torch.Generator, *, ordered: bool = True) -> Slice:
+    """A uniform random subset of every axis, one draw an axis (Federated Dropout), ascending if `ordered`.
+
+    An axis that is held whole is not drawn: it is a view, as in `windows`.
+    """
+    positions: dict[str, Positions] = {}
     for name, axis in sorted(part.axes.items()):
         size = whole.axes[name].size
-        drawn = torch.randperm(size, generator=generator)[: axis.size]
-        positions[name] = Picks(tuple(sorted(drawn.tolist())), size)
+        if axis.size == size:
+            positions[name] = Window(0, size, size)
+        else:
+            drawn = torch.randperm(size, generator=generator)[: axis.size].tolist()
+            positions[name] = Picks(tuple(sorted(drawn) if ordered else drawn), size)
     return Slice(net, whole, part, positions)
+
+
+def untied(layout: Layout) -> Layout:
+    """The layout with an axis of its own ("stage1@1", "stage1@2", ...) for what every convolution or linear layer
+    gives, as if nothing were ever added to it.
+
+    Parameters come in the order of the network: inputs, biases and norms have the axis that was given last. A
+    projection shortcut reads another one than the layer before it gave, and gives none: it is added to that.
+    """
+    given: Counter[str] = Counter()
+    last = None
+
+    def named(axis: Axis | None) -> Axis | None:
+        return axis if axis is None or axis.is_fixed else replace(axis, name=f"{axis.name}@{given[axis.name]}")
+
+    dims = {}
+    for name, (first, *rest) in layout.dims.items():
+        inputs = [named(axis) for axis in rest]
+        if rest and first is not None and not first.is_fixed:
+            reads = rest[0].name if rest[0] is not None else None
+            if last is None or reads == last:
+                given[first.name] += 1
+            last = first.name
+        dims[name] = (named(first), *inputs)
+    return Layout(dims, layout.shapes)
 
 
 class NestedMean:
@@ -307,3 +339,19 @@ class NestedMean:
         for selection, weight in holders:
             selection.mark(name, weight, cover)
         return torch.where(cover > 0, total.div_(cover), old)
+
+
+class Coverage:
+    """How often each coordinate of the global parameters was held: what a schedule of selections leaves out."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+        self.counts = {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+    def add(self, selection: Selection) -> None:
+        for name, count in self.counts.items():
+            selection.mark(name, 1.0, count)
+
+    def share(self, names: Collection[str] | None = None) -> float:
+        """Of all coordinates of these tensors (all unless given), those that were held at least once."""
+        counts = [count for name, count in self.counts.items() if names is None or name in names]
+        return sum(int((count > 0).sum()) for count in counts) / sum(count.numel() for count in counts)

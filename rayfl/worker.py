@@ -33,7 +33,7 @@ class Limits:
     """When an update is not averaged in."""
 
     growth: float
-    """Largest norm of a client's parameters, as a multiple of 1 + the norm of what it was sent."""
+    """Largest norm of what a client sends, and of what it keeps, as a multiple of 1 + the norm of what it was sent."""
 
 
 class Worker:
@@ -153,9 +153,10 @@ class Worker:
 
     def _unfit(self, update: Update, before: float) -> str | None:
         """Why an update must not be averaged in, if so; `before` is the norm of what the client was sent."""
-        after = _norm(update.sums) / (update.weight or 1.0)
-        if not math.isfinite(after) or not all(math.isfinite(_norm(carry)) for carry in update.carries.values()):
+        norms = [_norm(update.sums) / (update.weight or 1.0), *map(_norm, update.carries.values())]
+        if not all(map(math.isfinite, norms)):
             return "not finite"
+        after = max(norms)
         limit = self.limits.growth * (1 + before)
         return f"norm {after:.3g} over the limit {limit:.3g}" if after > limit else None
 

@@ -17,9 +17,10 @@ from rayfl.config import (
     set_path,
 )
 from rayfl.experiment import load_experiment, parse_experiment
+from rayfl.methods import METHODS
 from rayfl.models import MODELS, Model
 
-METHODS_SO_FAR = "known: fedavg, fedrolex, heterofl"
+METHODS_SO_FAR = f"known: {', '.join(sorted(METHODS))}"
 TRAINING = "known: batch_size, clip, decay, epochs, lr, milestones, momentum, round_decay, steps, weight_decay"
 
 

@@ -23,7 +23,7 @@ from rayfl.worker import ClientFailed, Worker
 ALL_METHODS = [*METHODS, "personal_head"]
 CAPACITIES = (0.3, 0.2, 0.1)
 """Of 64 channels 20, 13 and 7: nothing divides."""
-IMAGES = {"lenet5_caffe": [1, 16, 16]}
+IMAGES = {"lenet5_caffe": [1, 16, 16], "liang_cnn": [1, 16, 16]}
 """The smallest that a model takes, where 8x8 pixels are too few."""
 
 
@@ -31,6 +31,12 @@ IMAGES = {"lenet5_caffe": [1, 16, 16]}
 def methods_for_tests(monkeypatch):
     for method in (PersonalHead, Troubled):
         monkeypatch.setitem(METHODS, method.model_fields["name"].default, method)
+
+
+@pytest.fixture
+def one_width(monkeypatch):
+    """FjORD's clients train their largest width at every step."""
+    monkeypatch.setattr(METHODS["fjord"], "draws", lambda self, widths, steps, seed: [0] * steps)
 
 
 @pytest.fixture(params=ALL_METHODS)
@@ -45,7 +51,7 @@ def model_name(request):
 
 def experiment(method_name, model_name="digits_cnn", **sections):
     data = {"shape": IMAGES.get(model_name, [1, 8, 8])} | sections.pop("data", {})
-    return tiny(method=method_name, model=model_name, data=data, **sections)
+    return tiny(**{"method": method_name, "model": model_name, "data": data} | sections)
 
 
 def cohort_of(simulation):
@@ -95,6 +101,8 @@ def test_cover_is_put_of_ones(method_name, model_name):
 
 def held_by_hand(selection: Slice, name: str, shape) -> torch.Tensor:
     """Who holds what of a tensor, from the definition of its axes."""
+    if name not in selection.part.dims:
+        return torch.zeros(shape, dtype=torch.bool)
     held = torch.ones(shape, dtype=torch.bool)
     for d, axis in enumerate(selection.whole.dims[name]):
         if axis is None or axis.is_fixed:
@@ -126,23 +134,38 @@ def test_the_mean_is_over_holders(method_name, model_name):
 # a round
 
 
-def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, model_name, tmp_path):
-    simulation = simulate(experiment(method_name, model_name), tmp_path)
+def traffic(method_name, size, head) -> tuple[int, int]:
+    """Parameters that a client of this size is sent, and sends, in its first round."""
+    special = {
+        "personal_head": (size, size - head),
+        "lg_fedavg": (size, head),
+        "standalone": (0, 0),
+        "scaffold": (2 * size, 2 * size),
+    }
+    return special.get(method_name, (size, size))
+
+
+def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, model_name, tmp_path, one_width):
+    plain = {"norms": "static"} if method_name == "fjord" else {}
+    simulation = simulate(experiment({"name": method_name} | plain, model_name), tmp_path)
     method, model = simulation.method, simulation.method.task.model
     cohort, before = cohort_of(simulation), simulation.state
-    expected = Counter(round=1, clients=len(cohort), steps=2 * len(cohort))
+    expected = Counter(round=1, clients=len(cohort), steps=2 * len(cohort), bytes_down=0, bytes_up=0)
     held = {name: torch.zeros(t.shape, dtype=torch.bool) for name, t in shared(before).items()}
     for client, selection in cohort:
-        payload = method.extract(before, selection)
         network = model.build(selection.net)
-        assert {n: p.shape for n, p in payload["params"].items()} == {n: p.shape for n, p in network.named_parameters()}
+        shapes = {n: p.shape for n, p in network.named_parameters()}
+        payload = method.extract(before, selection)
+        assert {n: t.shape for group in payload.values() for n, t in group.items()}.items() <= shapes.items()
+        assert {n: p.shape for n, p in payload["params"].items()} == {n: shapes[n] for n in selection.part.dims}
         size = sum(p.numel() for p in network.parameters())
         assert size == costs.parameters(model, selection.net)
         head = sum(p.numel() for n, p in network.named_parameters() if "head" in n)
         samples = min(10, len(simulation.data.train[client.id]))
+        down, up = traffic(method_name, size, head)
         expected += Counter(
-            bytes_down=4 * size,
-            bytes_up=4 * (size - head if method_name == "personal_head" else size),
+            bytes_down=4 * down,
+            bytes_up=4 * up,
             train_flops=6 * samples * costs.flops(model, selection.net, "macs"),
         )
         for name in held:
@@ -151,10 +174,45 @@ def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, mode
     assert {name: line[name] for name in expected} == dict(expected)
     assert line["refused"] == 0
     after = shared(simulation.state)
-    assert any(not torch.equal(after[name], t) for name, t in shared(before).items())
+    trained = any(not torch.equal(after[name], t) for name, t in shared(before).items())
+    assert trained == any(h.any() for h in held.values())
     for name, t in shared(before).items():
         assert after[name].isfinite().all()
         assert torch.equal(after[name][~held[name]], t[~held[name]])
+
+
+def test_sliced_training_is_masked_full_width_training(method_name, model_name, tmp_path, one_width):
+    """The narrow network trains as the server's with zeros outside of the selection: there all gradients vanish.
+    Without Scaler and norm, which see the width."""
+    model = {"name": model_name} | ({"norm": "none"} if "norm" in MODELS[model_name].model_fields else {})
+    own_size = {"size": "own"} if "size" in METHODS[method_name].model_fields else {}
+    options = {"name": method_name, "scaler": False} | own_size
+    spec = experiment(options, model_name, model=model, training={"lr": 0.01})
+    simulation = simulate(spec, tmp_path)
+    method, state = simulation.method, simulation.method.init(0)
+    data = simulation.executor.worker._rows("train", simulation.data.train[0])
+    narrow, wide = (method.select(state, 3, Client(0, capacity), 0) for capacity in (0.2, 0.3))
+    # what a client keeps is a part of the network that no selection holds
+    cut = method.window(3, 0.2) if method.is_personal else narrow
+    own = {name: t for name, t in cut.take(shared(state)).items() if name not in narrow.part.dims} or None
+
+    def embedded(tensors):
+        whole = {name: torch.zeros_like(shared(state)[name]) for name in tensors}
+        cut.put(tensors, whole)
+        return whole
+
+    payload = method.extract(state, narrow)
+    groups = {name: group for name, group in payload.items() if group.keys() <= shared(state).keys()}
+    masked = {name: embedded(group) for name, group in groups.items()}
+    sliced = method.local_update(payload, narrow, Client(0, 0.2, own), data, 3, 9)
+    full = method.local_update(masked, wide, Client(0, 0.2, own and embedded(own)), data, 3, 9)
+    kept = [update.carries[0] if method.is_personal else {} for update in (sliced, full)]
+    answers = [update.sums["params"] | carry for update, carry in zip((sliced, full), kept, strict=True)]
+    there, outside = {name: t.clone() for name, t in cut.take(answers[1]).items()}, answers[1]
+    cut.put(there, outside, alpha=-1.0)
+    for name, expected in answers[0].items():
+        torch.testing.assert_close(there[name], expected, rtol=1e-4, atol=1e-6)
+        assert not outside[name].any()
 
 
 def test_every_capacity_is_deployed_as_its_own_network(method_name, model_name, tmp_path):
@@ -170,19 +228,25 @@ def test_every_capacity_is_deployed_as_its_own_network(method_name, model_name, 
     assert line["accuracy_worst"] == min(accuracies)
 
 
-@pytest.mark.parametrize("method_name", sorted(METHODS))
+LIKE_FEDAVG = {"fedprox": {"mu": 0}, "lg_fedavg": {"warmup": 2}, "fjord": {"norms": "static"}}
+"""What makes a method FedAvg where all clients are able. SCAFFOLD is so in its first round; Standalone never."""
+
+
+@pytest.mark.parametrize("method_name", sorted({*METHODS} - {"standalone"}))
 @pytest.mark.parametrize("model_name", ["digits_cnn", "heterofl_cnn", "preact_resnet18"])
 def test_at_full_capacity_every_method_is_fedavg(method_name, model_name, tmp_path):
     """To the bit, where losses and weights are the same."""
     same = {"mask": "none", "label_rows": "all", "weight": "uniform"}
     states = []
     for name in ("fedavg", method_name):
+        method = {"name": name} | same | LIKE_FEDAVG.get(name, {})
         clients = {"capacities": [1.0], "count": 4, "cohort": 2}
-        simulation = simulate(experiment({"name": name} | same, model_name, clients=clients), tmp_path / name)
+        simulation = simulate(experiment(method, model_name, clients=clients), tmp_path / name)
         simulation._train()
-        simulation.round = 1
-        simulation._train()
-        states.append(simulation.state)
+        if method_name != "scaffold":
+            simulation.round = 1
+            simulation._train()
+        states.append(shared(simulation.state))
     assert_same(*states)
 
 
@@ -191,8 +255,8 @@ def test_at_full_capacity_every_method_is_fedavg(method_name, model_name, tmp_pa
 
 def test_a_resumed_run_is_the_straight_run(method_name, tmp_path):
     """To the bit: state, what clients keep, and every line of metrics."""
-    # a personal head is as wide as its network
-    assignment = "fixed" if method_name == "personal_head" else "dynamic"
+    method = experiment(method_name).bound_method()
+    assignment = "fixed" if method.keeps_capacities else "dynamic"
     spec = experiment(
         method_name, rounds=4, clients={"assignment": assignment}, evaluation={"every": 2, "batch_size": 7}
     )

@@ -44,6 +44,26 @@ def test_the_registered_name_is_the_models(name):
     assert MODELS[name]().name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "layers"),
+    [
+        ("liang_mlp", 633_226, ["input", "hidden1", "hidden2", "hidden3", "head"]),
+        ("liang_cnn", 64_102, ["conv1", "conv2", "hidden1", "hidden2", "head"]),
+    ],
+)
+def test_published_counts(name, count, layers):
+    """width.md section 6.5."""
+    params = params_of(MODELS[name]().build(Net()))
+    assert sum(p.numel() for p in params.values()) == count
+    assert list(params) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+
+
+def test_the_mlp_of_heterofls_accounting():
+    """width.md trap 4: its Table 2 counts the MLP on 32x32 colour images for the baselines' CIFAR network."""
+    params = params_of(MODELS["liang_mlp"](input=(3, 32, 32)).build(Net()))
+    assert sum(p.numel() for p in params.values()) == 1_804_682
+
+
 @pytest.mark.parametrize("width", [1.0, 0.3, 1 / 16])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_gradients_at_every_width(name, width):
@@ -69,14 +89,14 @@ def test_an_unknown_norm_is_refused():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_of_one_image_that_is_pooled_to_one_pixel_trains(name):
-    smallest = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4}.get(name, 8)
+    smallest = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16}.get(name, 8)
     model = MODELS[name](input=(1, smallest, smallest))
     F.cross_entropy(built(model, Net(1 / 16))(images(model, 1)), torch.tensor([3])).backward()
 
 
 @pytest.mark.parametrize(
     ("name", "smallest"),
-    [("digits_cnn", 4), ("mcmahan_cnn", 4), ("lenet5_caffe", 16), ("heterofl_cnn", 8)],
+    [("digits_cnn", 4), ("mcmahan_cnn", 4), ("lenet5_caffe", 16), ("heterofl_cnn", 8), ("liang_cnn", 16)],
 )
 def test_images_that_pooling_makes_vanish_are_refused(name, smallest):
     MODELS[name](input=(1, smallest, smallest)).build(Net())
@@ -160,6 +180,8 @@ def test_a_scale_of_one_adds_no_module():
         ("mcmahan_cnn", {}, 2),
         ("lenet5_caffe", {}, 2),
         ("heterofl_cnn", {}, 4),
+        ("liang_mlp", {}, 4),
+        ("liang_cnn", {}, 4),
         ("resnet18", {}, 1 + 8 * 2 + 3),  # stem, two a block, projections
         ("preact_resnet18", {}, 8 * 2 + 1),  # two norms a block, the last norm
         ("preact_resnet18", {"scaler_site": "post_conv"}, 1 + 8 * 2 + 3),
@@ -182,7 +204,7 @@ def training_step(model, net):
     return loss, {n: p.grad for n, p in network.named_parameters()}
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n != "lenet5_caffe"])
+@pytest.mark.parametrize("name", WITH_NORM)
 def test_scaler_before_batch_norm_changes_nothing(name):
     """width.md A11 and trap 5."""
     model = make(name, norm="static_bn")

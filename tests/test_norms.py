@@ -7,7 +7,7 @@ from torch import nn
 from rayfl import norms
 from rayfl.axes import Net
 from rayfl.models import MODELS
-from rayfl.norms import StaticBatchNorm, collect, finish, static_norms
+from rayfl.norms import StaticBatchNorm, collect, finish, fresh, static_norms, tracked
 from rayfl.seeds import torch_generator, torch_scope
 
 
@@ -140,3 +140,40 @@ def test_a_single_value_a_channel_is_normalised_to_the_bias():
     nn.init.constant_(layer.bias, 0.25)
     y = layer(drawn(1, 3, 1, 1))
     torch.testing.assert_close(y, torch.full_like(y, 0.25), atol=1e-3, rtol=0)
+
+
+def test_tracked_statistics_are_those_of_torch():
+    """To the bit, in every layer, over batches of several sizes; and the outputs are those without."""
+    net, x = network()
+    twin, _ = network()
+    for path in static_norms(twin):
+        twin.set_submodule(path, nn.BatchNorm2d(static_norms(net)[path].weight.numel()))
+    statistics = fresh(net)
+    for batch in x.split([5, 12, 7]):
+        without = net.train()(batch)
+        with tracked(net, statistics):
+            assert torch.equal(net(batch), without)
+        twin.train()(batch)
+    state = twin.state_dict()
+    assert len(statistics) == 2 * len(static_norms(net))
+    assert all(torch.equal(t, state[name]) for name, t in statistics.items())
+
+
+def test_tracking_ends_with_its_block():
+    net, x = network()
+    statistics = fresh(net)
+    with pytest.raises(ArithmeticError), tracked(net, statistics):
+        net.train()(x)
+        raise ArithmeticError
+    before = {name: t.clone() for name, t in statistics.items()}
+    with tracked(net, {}):
+        net(x)
+    assert all(torch.equal(t, before[name]) for name, t in statistics.items())
+
+
+def test_a_single_value_a_channel_is_not_tracked():
+    layer = StaticBatchNorm(3)
+    statistics = fresh(layer)
+    with tracked(layer, statistics):
+        layer(drawn(1, 3, 1, 1))
+    assert statistics[".running_mean"].tolist() == [0] * 3 and statistics[".running_var"].tolist() == [1] * 3

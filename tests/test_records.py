@@ -137,11 +137,12 @@ def test_summary_by_hand():
             "accuracy_mean": accuracy,
             "accuracy_worst": accuracy / 2,
             "accuracy_0.125": accuracy / 2,
-            "local_accuracy_mean": 1.0,
+            "local_accuracy_mean": 1.0 - accuracy,
         }
     result = summary(lines, "heterofl", 7)
     last5 = result.pop("last5_accuracy_mean")
     assert last5 == pytest.approx((0.9 + 0.2 + 0.3 + 0.9 + 0.4) / 5)
+    assert result.pop("last5_local_accuracy_mean") == pytest.approx(1 - last5)
     assert result == {
         "method": "heterofl",
         "seed": 7,
@@ -149,7 +150,8 @@ def test_summary_by_hand():
         "accuracy_mean": 0.4,
         "accuracy_worst": 0.2,
         "accuracy_0.125": 0.2,
-        "local_accuracy_mean": 1.0,
+        "local_accuracy_mean": 0.6,
+        "best_local_accuracy_mean": 0.9,
         "best_accuracy_mean": 0.9,
         "best_round": 4,
         "bytes_down": 130,

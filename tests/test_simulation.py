@@ -141,6 +141,33 @@ def test_accuracy_of_every_client_by_hand(fill, tmp_path):
     assert line["local_accuracy_0.2"] == pytest.approx((by_hand[2] + by_hand[3]) / 2)
 
 
+def test_heterofls_local_and_global_by_hand(tmp_path):
+    """Local: the server's network on every client's own split, absent classes masked; its mean over samples.
+    Global: the same network on the whole test set."""
+    spec = tiny(method="heterofl", partition={"labels": 2}, evaluation={"local": "server", "label_mask": "zero"})
+    simulation = simulate(spec, tmp_path)
+    line = run(simulation)[-1]
+    net, correct, count = deployed(simulation, 0.3), 0, 0
+    for id in range(6):
+        data = rows(simulation, "test", simulation.data.test[id])
+        present = rows(simulation, "train", simulation.data.train[id]).present
+        result = evaluate(net, data, 7, "zero", present)
+        assert simulation.client_accuracy()[id] == result["correct"] / result["count"]
+        correct, count = correct + result["correct"], count + result["count"]
+    assert line["local_accuracy_samples"] == pytest.approx(correct / count)
+    assert line["accuracy_server"] == line["accuracy_0.3"]
+
+
+def test_what_a_client_keeps_for_its_training_alone_is_no_deployment_of_its_own(tmp_path):
+    """SCAFFOLD's first round is FedAvg's, whatever its clients keep: so are the accuracies of its clients."""
+    found = []
+    for method in ("fedavg", "scaffold"):
+        simulation = simulate(tiny(method={"name": method, "weight": "uniform"}, rounds=1), tmp_path / method)
+        run(simulation)
+        found.append(simulation.client_accuracy())
+    assert simulation.carries.files and found[0] == found[1]
+
+
 def test_clients_without_test_data_are_passed_over(tmp_path):
     """6 clients, 4 test samples, of which each client would get 4 // 6."""
     spec = tiny(data={"test_samples": 4}, partition="iid", rounds=1)

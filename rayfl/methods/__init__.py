@@ -6,11 +6,23 @@ from rayfl.methods.base import Method as Method
 from rayfl.methods.base import Task as Task
 from rayfl.methods.base import Update as Update
 from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.feddropout import FedDropout
+from rayfl.methods.fedprox import FedProx
 from rayfl.methods.fedrolex import FedRolex
+from rayfl.methods.fjord import FjORD
 from rayfl.methods.heterofl import HeteroFL
+from rayfl.methods.lg_fedavg import LGFedAvg
+from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.standalone import Standalone
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "heterofl": HeteroFL,
     "fedrolex": FedRolex,
+    "feddropout": FedDropout,
+    "fjord": FjORD,
+    "lg_fedavg": LGFedAvg,
+    "standalone": Standalone,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
 }

@@ -8,7 +8,7 @@ out, nothing is stored on `self`, every random draw takes its address from `seed
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 from pydantic import ConfigDict, Field, SkipValidation
 
@@ -120,12 +120,20 @@ class Method(Config, ABC):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
+    is_personal: ClassVar[bool] = False
+    """Whether a client's carry is part of what it deploys, so that it is evaluated on its own."""
+
     name: str
     task: SkipValidation[Task] = Field(default=cast(Task, None), exclude=True, repr=False)
 
     def bind(self, task: Task) -> Self:
         """The same method, applied to a task."""
         return self.model_copy(update={"task": task})
+
+    @property
+    def keeps_capacities(self) -> bool:
+        """Whether every client must have the same capacity in all rounds."""
+        return False
 
     @abstractmethod
     def init(self, seed: int) -> State:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal, Self, cast
+from typing import ClassVar, Literal, Self, cast
 
 import torch.nn.functional as F
 from torch import nn
@@ -146,6 +146,13 @@ class SizedMethod(PrefixMethod):
 
 class PersonalMethod(SizedMethod):
     """Some layers, or all, stay with the client: its carry holds them, by parameter name."""
+
+    is_personal: ClassVar[bool] = True
+
+    @property
+    def keeps_capacities(self) -> bool:
+        """Where widths differ: a client's own layers fit one network."""
+        return len(set(self.task.widths.values())) > 1
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
         deployed = super().deploy(state, round, capacity)

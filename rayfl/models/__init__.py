@@ -6,6 +6,7 @@ from rayfl.models.base import load as load
 from rayfl.models.base import params_of as params_of
 from rayfl.models.base import resident as resident
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
+from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.resnet import PreActResNet18, PreActResNet18HeteroFL, ResNet18, ResNet34
 
 MODELS: dict[str, type[Model]] = {
@@ -13,6 +14,8 @@ MODELS: dict[str, type[Model]] = {
     "mcmahan_cnn": McMahanCNN,
     "lenet5_caffe": LeNet5Caffe,
     "heterofl_cnn": HeteroFLCNN,
+    "liang_mlp": LiangMLP,
+    "liang_cnn": LiangCNN,
     "preact_resnet18": PreActResNet18,
     "preact_resnet18_heterofl": PreActResNet18HeteroFL,
     "resnet18": ResNet18,

@@ -60,7 +60,7 @@ class HeteroFLCNN(Model):
     def build(self, net: Net) -> nn.Module:
         convs = [Conv(channels, 3, padding=1) for channels in (64, 128, 256)]
         convs.append(Conv(512, 3, padding=1, pool=False))
-        layers, features, _ = _convolutions(self, net, convs, self.norm)
+        layers, features, _ = convolutions(self, net, convs, self.norm)
         return sequential(
             **layers,
             average=nn.AdaptiveAvgPool2d(1),
@@ -97,7 +97,7 @@ def _flattened(
     bias: bool = True,
 ) -> nn.Sequential:
     """Convolutions, then one hidden linear layer over all pixels, then the classifier."""
-    layers, channels, pixels = _convolutions(model, net, convs, norm_kind, bias)
+    layers, channels, pixels = convolutions(model, net, convs, norm_kind, bias)
     features = net.axis("hidden", hidden)
     return sequential(
         **layers,
@@ -108,7 +108,7 @@ def _flattened(
     )
 
 
-def _convolutions(
+def convolutions(
     model: Model, net: Net, convs: Sequence[Conv], norm_kind: NormKind, bias: bool = True
 ) -> tuple[dict[str, nn.Module], Axis, int]:
     """The layers by name, the axis of the last channels, and the pixels that are left of each."""

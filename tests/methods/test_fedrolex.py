@@ -9,6 +9,7 @@ from helpers import bound, client_data, one_round
 from rayfl.axes import Net
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS, layout
+from rayfl.submodel import Coverage
 from rayfl.training import Training
 
 FedRolex = METHODS["fedrolex"]
@@ -120,22 +121,21 @@ def test_coprime_strides_sweep_all_weights(sizes):
         assert coverage(coprime, capacity, 16 * max(sizes), sizes) == 1
 
 
-def test_coverage_of_a_resnet_by_the_smallest_clients():
-    """width.md, acceptance test 17: a server 16 times as wide as its clients trains 0.1316 of its
-    convolutions' weights."""
-    model = MODELS["preact_resnet18"]()
-    task = Task(model, Training(), {1.0: 1.0, 0.0625: 0.0625}, 1.0, clients=1)
+def test_coverage_of_a_resnet():
+    """width.md, section 1.2 and acceptance test 17: in a full cycle clients of these capacities train so much of
+    the convolutions' weights, e.g. 0.1316 where the server is 16 times as wide as they are."""
+    model, capacities = MODELS["preact_resnet18"](), (1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    task = Task(model, Training(), {c: c for c in (1.0, *capacities)}, 1.0, clients=1)
     method = FedRolex().bind(task)
-    whole = layout(model, Net())
-    convs = {name: dims[:2] for name, dims in whole.dims.items() if len(dims) == 4}
-    trained = {name: torch.zeros(whole.shapes[name], dtype=torch.bool) for name in convs}
-    for round in range(512):
-        positions = method.select({}, round, Client(0, 0.0625), 0).positions
-        for name, axes in convs.items():
-            rows, columns = (torch.tensor(range(a.size) if a.is_fixed else positions[a.name].positions) for a in axes)
-            trained[name][rows[:, None], columns] = True
-    share = sum(int(t.sum()) for t in trained.values()) / sum(t.numel() for t in trained.values())
-    assert len(convs) == 20 and share == pytest.approx(0.1316, abs=5e-5)
+    shapes = layout(model, Net()).shapes
+    convs = {name: shape for name, shape in shapes.items() if len(shape) == 4}
+    found = []
+    for capacity in capacities:
+        coverage = Coverage(convs)
+        for round in range(512):
+            coverage.add(method.select({}, round, Client(0, capacity), 0))
+        found.append(coverage.share())
+    assert len(convs) == 20 and found == pytest.approx([0.998, 0.535, 0.266, 0.1316], abs=6e-4)
 
 
 # a round, and after it

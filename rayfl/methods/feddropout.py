@@ -1,0 +1,77 @@
+"""Federated Dropout: every client trains a random subset of channels.
+
+Paper: Caldas, Konecny, McMahan, Talwalkar, "Expanding the Reach of Federated Learning by Reducing Client Resource
+Requirements", 2018, https://arxiv.org/abs/1812.07210; with a subset of its own size for every capacity it is the
+baseline of FedRolex, https://arxiv.org/abs/2212.01548.
+
+Symbols: K the width of an axis in the server's network, r a client's capacity.
+
+    S_k            ceil(r_k K) positions of every axis, drawn uniformly without replacement, anew for every
+                   client and round; classes and image channels whole
+    y_k, x         as HeteroFL: Scaler, masked loss, holder mean
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["feddropout"](draw="round").draw
+    'round'
+
+Departures:
+1. The paper's clients all drop the same share, of convolutional filters and of the units of hidden layers. Here
+   the share is the client's capacity, as in FedRolex's code, whose Scaler, masked loss and label rows these are.
+2. One draw an axis: channels that are added, or that a norm reads, are the same channels of the server. FedRolex's
+   code draws for every convolution, so that an identity skip adds channels which are different ones on the server (of
+   64 and 32 held, one position in 64 agrees); its table was most likely made so. `tie_residual: false` does that.
+3. Also then, an axis that a client holds whole stays in place (the code shuffles the skips of its largest clients).
+4. Attention heads: the same positions inside each head, Q and K share a draw, V and the columns of O another. The
+   code draws for Q, K and V over the flattened axis, which mixes heads and multiplies unrelated positions.
+5. A random method has no submodel of a capacity to run outside training: `deploys` is ours. Both papers evaluate
+   only the server's network.
+"""
+
+from typing import Literal
+
+import torch
+
+from rayfl.methods.base import Client, State
+from rayfl.methods.width import WidthMethod
+from rayfl.seeds import torch_generator
+from rayfl.submodel import Selection, Slice, prefix, random_subset, untied
+from rayfl.training import Fill
+
+
+class FedDropout(WidthMethod):
+    name: Literal["feddropout"] = "feddropout"
+    scaler: bool = True
+    mask: Fill = "zero"
+    label_rows: Literal["all", "present"] = "present"
+    draw: Literal["client", "round"] = "client"
+    """client: every client draws its own subset in every round. round: all clients of a capacity share one; that
+    of a smaller capacity need not lie inside it."""
+    tie_residual: bool = True
+    """Draw once for all layers that are added to one another. False: every layer's outputs draw for themselves,
+    in no order, and identity skips are misaligned, as in FedRolex's code; projections are not."""
+    deploys: Literal["subset", "prefix"] = "subset"
+    """What a device of a capacity runs outside training: a random subset of the last round (with `draw: round`
+    the one that its clients trained), or the first positions."""
+
+    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+        if self.draw == "round":
+            return self._shared(round, client.capacity, seed)
+        return self._subset(client.capacity, torch_generator(seed, "subset", round, client.id))
+
+    def window(self, round: int, capacity: float) -> Selection:
+        if self.deploys == "prefix":
+            net, task = self.net_at(capacity), self.task
+            return prefix(task.layout(task.server), task.layout(net), net)
+        return self._shared(max(round - 1, 0), capacity, self.task.seed)
+
+    def _shared(self, round: int, capacity: float, seed: int) -> Slice:
+        """The one subset of a capacity in a round."""
+        return self._subset(capacity, torch_generator(seed, "subset", round, str(capacity)))
+
+    def _subset(self, capacity: float, generator: torch.Generator) -> Slice:
+        net, task = self.net_at(capacity), self.task
+        whole, part = task.layout(task.server), task.layout(net)
+        if not self.tie_residual:
+            whole, part = untied(whole), untied(part)
+        # the order matters only where differently drawn channels are added: sorted ones would agree more often
+        return random_subset(whole, part, net, generator, ordered=self.tie_residual)

@@ -1,0 +1,204 @@
+"""Federated Dropout: who holds what, what meets at a residual addition, and the code that misaligns it."""
+
+import pytest
+import torch
+from helpers import bound, client_data, one_round, run, simulate, tiny
+from torch import nn
+
+from rayfl.axes import Axis, Net, layer_norm, layout_of, linear
+from rayfl.methods import METHODS, Client, Task
+from rayfl.models import MODELS, layout
+from rayfl.seeds import torch_generator
+from rayfl.submodel import Picks, Window, random_subset, untied
+from rayfl.training import Training
+
+FedDropout = METHODS["feddropout"]
+
+
+def drawn(method, round=0, client=0, capacity=0.4, seed=0, axis="hidden0"):
+    return method.select({}, round, Client(client, capacity), seed).positions[axis].positions
+
+
+def test_every_client_and_round_draws_anew():
+    """Exact sizes; equal for equal addresses, and of 2.3 billion subsets another one for every other."""
+    method = bound(FedDropout(), 1.0, 0.4, 0.1, hidden=(35, 35))
+    first = drawn(method)
+    assert len(set(first)) == len(first) == 14 and list(first) == sorted(first)
+    assert len(drawn(method, capacity=0.1)) == 4
+    assert drawn(method) == first
+    others = [drawn(method, round=1), drawn(method, client=1), drawn(method, seed=1), drawn(method, axis="hidden1")]
+    assert len({first, *others}) == 5
+
+
+def test_one_draw_a_round_is_shared_by_the_clients_of_a_capacity():
+    method = bound(FedDropout(draw="round"), 1.0, 0.4, 0.1, hidden=(35,))
+    draws = {(r, c): {drawn(method, r, client, c) for client in range(5)} for r in range(2) for c in (0.4, 0.1)}
+    assert all(len(found) == 1 for found in draws.values())
+    assert len(set.union(*draws.values())) == 4
+
+
+def test_a_client_of_full_capacity_holds_views():
+    for tie in (True, False):
+        method = bound(FedDropout(tie_residual=tie), 1.0, 0.4, hidden=(35,))
+        state = method.init(0)
+        taken = method.select(state, 3, Client(0, 1.0), 0).take(state["params"])
+        assert all(t.data_ptr() == state["params"][name].data_ptr() for name, t in taken.items())
+
+
+def test_a_round_of_two_capacities(clients_answer):
+    """The large client holds all 4 nodes and answers 3; the small one holds two of them and answers 1."""
+    method = bound(FedDropout(label_rows="all"), 1.0, 0.5, hidden=(4,))
+    clients_answer(3, 1)
+    data = client_data(0, 1, 2, 3)
+    new = one_round(method, method.init(0), (1.0, data), (0.5, data))["params"]
+    small = drawn(method, client=1, capacity=0.5)
+    assert new["hidden0.bias"].tolist() == [2 if node in small else 3 for node in range(4)]
+    assert new["head.bias"].tolist() == [2] * 4
+
+
+# what meets at a residual addition
+
+
+def on(name, **fields):
+    task = Task(MODELS[name](), Training(), {1.0: 1.0, 0.25: 0.25}, 1.0, clients=1)
+    return FedDropout(**fields).bind(task)
+
+
+def additions(method) -> dict[str, tuple[list, list]]:
+    """Block -> the server's channels that its residual branch and its skip add up, as a client at 0.25 holds them."""
+    shapes = layout(method.task.model, Net()).shapes
+    channel = {n: torch.arange(s[0]).view(-1, *[1] * (len(s) - 1)).expand(s).clone() for n, s in shapes.items()}
+    taken = method.select({}, 7, Client(3, 0.25), 0).take(channel)
+    stream, found = taken["conv.weight"][:, 0, 0, 0].tolist(), {}
+    for name in [n for n in taken if n.endswith("conv2.weight")]:
+        block = name.partition(".residual")[0]
+        skip = taken.get(f"{block}.projection.conv.weight")
+        skip = stream if skip is None else skip[:, 0, 0, 0].tolist()
+        stream = taken[name][:, 0, 0, 0].tolist()
+        found[block] = stream, skip
+    return found
+
+
+RESNETS = ["preact_resnet18", "resnet18"]
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_the_operands_of_every_addition_are_the_same_channels(name):
+    """width.md, acceptance test 5."""
+    found = additions(on(name))
+    assert len(found) == 8
+    assert [block for block, (residual, skip) in found.items() if residual != skip] == []
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_untied_identity_skips_are_misaligned_and_projections_are_not(name):
+    """As in the authors' code; of two unordered draws from K channels one position in K agrees."""
+    found = additions(on(name, tie_residual=False))
+    same = [block for block, (residual, skip) in found.items() if residual == skip]
+    assert same == ["stage2.0", "stage3.0", "stage4.0"]
+    agree = [r == s for block, (rs, ss) in found.items() if block not in same for r, s in zip(rs, ss, strict=True)]
+    assert sum(agree) / len(agree) < 0.05
+
+
+@pytest.mark.parametrize("name", [*RESNETS, "heterofl_cnn", "lenet5_caffe", "digits_cnn", "liang_cnn"])
+def test_untied_layers_read_what_the_layers_before_them_give(name):
+    """In the order of the parameters, projections aside; norms and biases too. Shapes stay."""
+    whole = layout(MODELS[name](), Net())
+    renamed = untied(whole)
+    assert renamed.shapes == whole.shapes
+    last, versions = None, set()
+    for parameter, dims in renamed.dims.items():
+        assert [a and a.length for a in dims] == [a and a.length for a in whole.dims[parameter]]
+        if len(dims) == 1:
+            assert dims[0].name == last
+        elif "projection" in parameter:
+            assert dims[0].name == last
+        else:
+            assert last is None or dims[1].name == last
+            last = dims[0].name
+            assert last not in versions
+            versions.add(last)
+
+
+def test_untied_axes_that_nothing_is_added_to_keep_their_number():
+    for name in ("heterofl_cnn", "lenet5_caffe", "liang_mlp"):
+        whole = layout(MODELS[name](), Net())
+        assert len(untied(whole).axes) == len(whole.axes)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_rounds_of_a_residual_network(tie, tmp_path):
+    model = {"name": "preact_resnet18"}
+    spec = tiny(model=model, data={"shape": [1, 8, 8]}, method={"name": "feddropout", "tie_residual": tie})
+    simulation = simulate(spec, tmp_path)
+    lines = run(simulation)
+    assert all(0 < line["train_loss"] < 10 and line["refused"] == 0 for line in lines)
+    params = simulation.method.deploy(simulation.state, 2, 0.2).params
+    assert {n: tuple(t.shape) for n, t in params.items()} == layout(simulation.method.task.model, Net(0.2)).shapes
+
+
+# attention
+
+
+class Attention(nn.Module):
+    """A layer of a transformer, 3 heads of 4 positions: Q and K share an axis, V and what O reads another."""
+
+    def __init__(self, net: Net):
+        super().__init__()
+        width, qk, vo = net.axis("width", 8), net.axis("qk", 4, groups=3), net.axis("vo", 4, groups=3)
+        self.embed = linear(Axis.fixed("tokens", 5), width)
+        self.q, self.k, self.v = linear(width, qk), linear(width, qk), linear(width, vo)
+        self.o = linear(vo, width)
+        self.norm = layer_norm(width)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_heads_are_drawn_inside_each_head(tie):
+    """width.md, acceptance test 6: head j of a client holds positions of the server's head j, the same in each."""
+    wide, narrow = (layout_of(Attention(Net(width))) for width in (1.0, 0.5))
+    if not tie:
+        wide, narrow = untied(wide), untied(narrow)
+    rows = {n: torch.arange(s[0]).view(-1, *[1] * (len(s) - 1)).expand(s).clone() for n, s in wide.shapes.items()}
+    columns = {"o.weight": torch.arange(12).expand(8, 12).clone()}
+    apart = 0
+    for seed in range(10):
+        selection = random_subset(wide, narrow, Net(0.5), torch_generator(seed, "subset"), ordered=tie)
+        taken = selection.take(rows)
+        heads = {n: taken[f"{n}.weight"][:, 0].view(3, 2) for n in "qkv"}
+        for held in heads.values():
+            assert (held // 4).tolist() == [[0, 0], [1, 1], [2, 2]]
+            assert (held % 4 == held[0]).all()
+        assert torch.equal(heads["q"], heads["k"])
+        assert torch.equal(heads["v"].flatten(), selection.take(columns)["o.weight"][0])
+        apart += not torch.equal(heads["q"], heads["v"])
+        stream = [taken[n].flatten().tolist() for n in ("embed.bias", "o.bias", "norm.weight")]
+        assert stream[1] == stream[2] and (stream[0] == stream[1]) == tie
+    assert apart > 0
+
+
+# after a round
+
+
+def test_a_device_runs_a_subset_of_the_last_round():
+    method = bound(FedDropout(), 1.0, 0.4, hidden=(35,))
+    windows = [method.window(round, 0.4) for round in (0, 1, 2, 3)]
+    assert windows[0].key == windows[1].key and len({w.key for w in windows}) == 3
+    state = method.init(0)
+    deployed = method.deploy(state, 3, 0.4)
+    picked = list(windows[3].positions["hidden0"].positions)
+    assert torch.equal(deployed.params["hidden0.bias"], state["params"]["hidden0.bias"][picked])
+    shared = bound(FedDropout(draw="round"), 1.0, 0.4, hidden=(35,))
+    assert shared.window(5, 0.4).key == shared.select({}, 4, Client(0, 0.4), shared.task.seed).key
+
+
+def test_a_device_runs_the_prefix_if_asked():
+    method = bound(FedDropout(deploys="prefix", tie_residual=False), 1.0, 0.4, hidden=(35,))
+    assert all(method.window(r, 0.4).positions["hidden0"] == Window(0, 14, 35) for r in (0, 1, 5))
+
+
+def test_an_axis_that_is_held_whole_is_not_drawn():
+    """Of 2 nodes and of 3, 0.6 are both and two."""
+    method = bound(FedDropout(), 1.0, 0.6, hidden=(2, 3))
+    positions = method.select({}, 0, Client(0, 0.6), 0).positions
+    assert positions["hidden0"] == Window(0, 2, 2)
+    assert isinstance(positions["hidden1"], Picks) and positions["hidden1"].count == 2

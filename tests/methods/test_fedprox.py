@@ -1,0 +1,105 @@
+"""FedProx by hand."""
+
+from collections import Counter
+
+import pytest
+import torch
+from helpers import assert_same, bound, client_data, one_round, run, simulate, tiny
+
+from rayfl.methods import METHODS, Client
+from rayfl.seeds import stream, torch_generator
+
+FedProx = METHODS["fedprox"]
+
+
+def answer(method, state, data, capacity=1.0, round=0, seed=0):
+    """What a client of this capacity sends back."""
+    client = Client(0, capacity)
+    selection = method.select(state, round, client, 0)
+    return method.local_update(method.extract(state, selection), selection, client, data, round, seed)
+
+
+@pytest.mark.parametrize("size", ["largest", "own"])
+def test_without_the_proximal_term_it_is_fedavg(size, tmp_path):
+    """To the bit, with momentum, weight decay and clipping too."""
+    training = {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}
+    runs = []
+    for method in ({"name": "fedavg"}, {"name": "fedprox", "mu": 0}):
+        simulation = simulate(tiny(method=method | {"size": size}, training=training), tmp_path / method["name"])
+        runs.append((run(simulation), simulation.state))
+    (lines, state), (same_lines, same_state) = runs
+    assert lines == same_lines
+    assert_same(same_state, state)
+
+
+@pytest.mark.parametrize("capacity", [1.0, 0.5])
+def test_two_steps_by_hand(capacity):
+    """The term is zero in the first step, and mu times what the client moved in the second; a client of half
+    the capacity is held near its half."""
+    method = bound(FedProx(mu=0.5, size="own"), 1.0, 0.5, lr=0.2, epochs=2, batch_size=4)
+    state, data = method.init(0), client_data(0, 1, 2, 3)
+    selection = method.select(state, 0, Client(0, capacity), 0)
+    received = method.extract(state, selection)["params"]
+    net = method.task.model.build(selection.net)
+    net.load_state_dict(received)
+    for x, y in data.batches(method.task.training, torch_generator(0, "any")):
+        net.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        with torch.no_grad():
+            for name, w in net.named_parameters():
+                w -= 0.2 * (w.grad + 0.5 * (w - received[name]))
+    update = answer(method, state, data, capacity)
+    for name, w in net.named_parameters():
+        torch.testing.assert_close(update.sums["params"][name] / 4, w.detach())
+
+
+def test_a_strong_term_holds_clients_near_what_they_received():
+    """lr mu = 1: each step starts again from what was received, so that 50 steps move by lr times one gradient."""
+    state = bound(FedProx(), 1.0).init(0)
+
+    def moved(mu):
+        method = bound(FedProx(mu=mu), 1.0, lr=0.1, epochs=50)
+        new = one_round(method, state, (1.0, client_data(0, 0, 1)))["params"]
+        return sum(float((t - state["params"][name]).square().sum()) for name, t in new.items()) ** 0.5
+
+    distances = [moved(mu) for mu in (0, 0.1, 1, 10)]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 0.1 < 1 < distances[0]
+
+
+# partial work
+
+
+@pytest.mark.parametrize("field", ["epochs", "steps"])
+def test_stragglers_draw_their_work(field):
+    """Half of the clients work 1 ... 5 epochs or steps, uniform; a tenth of them 5 like everybody else."""
+    method = bound(FedProx(stragglers=0.5), 1.0, **{field: 5})
+    seeds = [stream(0, "local", round, id) for round in range(40) for id in range(50)]
+    drawn = Counter(getattr(method.work(seed), field) for seed in seeds)
+    assert sorted(drawn) == [1, 2, 3, 4, 5]
+    for work, share in {1: 0.1, 2: 0.1, 3: 0.1, 4: 0.1, 5: 0.6}.items():
+        assert drawn[work] / 2000 == pytest.approx(share, abs=0.03)
+    assert [method.work(seed) for seed in seeds[:50]] == [method.work(seed) for seed in seeds[:50]]
+
+
+@pytest.mark.parametrize(("stragglers", "works"), [(0.0, {5}), (1.0, {1, 2, 3, 4, 5})])
+def test_nobody_or_everybody_straggles(stragglers, works):
+    method = bound(FedProx(stragglers=stragglers), 1.0, epochs=5)
+    assert {method.work(seed).epochs for seed in range(100)} == works
+
+
+def test_a_straggler_trains_what_it_drew():
+    """And says so: 5 samples in batches of 2, 3 steps an epoch. It is FedAvg of so many epochs."""
+    method = bound(FedProx(mu=0, stragglers=1.0), 1.0, epochs=4, batch_size=2)
+    state, data = method.init(0), client_data(0, 1, 2, 3, 0)
+    seed = next(seed for seed in range(100) if method.work(seed).epochs == 2)
+    update = answer(method, state, data, seed=seed)
+    assert (update.metrics["steps"], update.metrics["train_samples"]) == (6, 10)
+    fedavg = bound(METHODS["fedavg"](), 1.0, epochs=2, batch_size=2)
+    assert_same(update.sums, answer(fedavg, state, data, seed=seed).sums)
+
+
+def test_no_training_is_no_work():
+    method = bound(FedProx(stragglers=1.0), 1.0, epochs=0)
+    state = method.init(0)
+    assert_same(one_round(method, state, (1.0, client_data(0, 1))), state)

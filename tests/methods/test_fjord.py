@@ -1,0 +1,390 @@
+"""FjORD by hand: width.md sections 1.4 and 5, acceptance test 13."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import Shuffled, assert_same, bound, client_data, drawn_like, one_round, run, simulate, tiny
+from torch import nn
+
+from rayfl import costs, norms
+from rayfl.checkpoints import checksum
+from rayfl.methods import METHODS, Client, Task, Update
+from rayfl.models import MODELS
+from rayfl.seeds import torch_generator
+from rayfl.tensors import nbytes
+from rayfl.training import ClientData, Training, evaluate
+from rayfl.worker import Worker
+
+FjORD = METHODS["fjord"]
+
+
+def with_norms(method, *capacities, **training):
+    """The method on a small network with static norms."""
+    widths = {c: c for c in sorted(capacities, reverse=True)}
+    model = MODELS["digits_cnn"](classes=4)
+    return method.bind(Task(model, Training(**training), widths, max(capacities), clients=10))
+
+
+def images(*labels):
+    pixels = torch.randint(256, (len(labels), 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
+    return ClientData(pixels, torch.tensor(labels), 4)
+
+
+def updated(method, state, capacity, data, seed=0):
+    client = Client(0, capacity)
+    selection = method.select(state, 0, client, 0)
+    return method.local_update(method.extract(state, selection), selection, client, data, 0, seed)
+
+
+def answered(update, group="params"):
+    return {name: t / update.weight for name, t in update.sums[group].items()}
+
+
+def seed_of(method, *drawn, widths=2):
+    """A seed whose steps draw these widths, counted from the largest."""
+    return next(seed for seed in range(9999) if method.draws(widths, len(drawn), seed) == list(drawn))
+
+
+# draws
+
+
+def test_every_step_draws_uniformly():
+    """Of 4,000 draws among 4 widths 1,000 each, within 3 standard deviations; a function of the seed."""
+    drawn = FjORD().draws(4, 4000, seed=5)
+    counts = Counter(drawn)
+    assert sorted(counts) == [0, 1, 2, 3]
+    assert all(abs(n - 1000) < 3 * math.sqrt(4000 * 1 / 4 * 3 / 4) for n in counts.values())
+    assert drawn == FjORD().draws(4, 4000, seed=5) != FjORD().draws(4, 4000, seed=6)
+
+
+def test_a_round_draws_once():
+    method = FjORD(sample="round")
+    drawn = [method.draws(4, 5, seed) for seed in range(400)]
+    assert all(len(steps) == 5 and len(set(steps)) == 1 for steps in drawn)
+    counts = Counter(steps[0] for steps in drawn)
+    assert all(abs(counts[i] - 100) < 3 * math.sqrt(400 * 1 / 4 * 3 / 4) for i in range(4))
+
+
+@pytest.mark.parametrize("sample", ["step", "round"])
+def test_a_client_trains_widths_up_to_its_own(sample):
+    """Every width that it may draw it does draw, in 60 steps; the costs say how often."""
+    method = with_norms(FjORD(sample=sample), 1.0, 0.5, 0.25, steps=60, batch_size=4)
+    update = updated(method, method.init(0), 0.5, images(0, 1, 2, 3))
+    drawn = Counter(method.draws(2, 60, 0))
+    assert len(drawn) == (2 if sample == "step" else 1)
+    assert update.sums.keys() == {"params", "width 0.5", "width 0.25"}
+    nets = [method.net_at(c) for c in (0.5, 0.25)]
+    assert update.metrics["train_flops"] == sum(
+        costs.training_flops(method.task.model, net, 4 * drawn[i]) for i, net in enumerate(nets)
+    )
+
+
+def test_the_smaller_widths_norms_travel_too():
+    """Mean and variance of 16 and 32 channels, and of 8 and 16; down and up."""
+    method = with_norms(FjORD(), 1.0, 0.5, 0.25)
+    state, client = method.init(0), Client(0, 0.5)
+    payload = method.extract(state, method.select(state, 0, client, 0))
+    update = updated(method, state, 0.5, images(0, 1))
+    expected = costs.parameters(method.task.model, method.net_at(0.5)) + 2 * (16 + 32) + 2 * (8 + 16)
+    assert nbytes(payload) == nbytes(update.sums) == 4 * expected
+
+
+# a step
+
+
+def prefix_of(params, hidden):
+    """The first nodes of a Perceptron with one hidden layer."""
+    return {
+        "hidden0.weight": params["hidden0.weight"][:hidden],
+        "hidden0.bias": params["hidden0.bias"][:hidden],
+        "head.weight": params["head.weight"][:, :hidden],
+        "head.bias": params["head.bias"],
+    }
+
+
+def logits_of(params, x):
+    hidden = F.linear(x.flatten(1), params["hidden0.weight"], params["hidden0.bias"])
+    return F.linear(hidden, params["head.weight"], params["head.bias"])
+
+
+def stepped(params, lr, objective):
+    """params - lr * gradient of objective(params)."""
+    leaves = {name: t.clone().requires_grad_() for name, t in params.items()}
+    gradients = torch.autograd.grad(objective(leaves), list(leaves.values()))
+    return {name: t - lr * g for (name, t), g in zip(params.items(), gradients, strict=True)}
+
+
+@pytest.mark.parametrize(("drawn", "hidden"), [(0, 4), (1, 2)])
+def test_a_step_trains_the_drawn_prefix_and_nothing_else(drawn, hidden):
+    method = bound(FjORD(), 1.0, 0.5, hidden=(4,), lr=0.5)
+    state, data = method.init(0), client_data(0, 1, 2, 3)
+    x, y = data.preprocess(data.pixels), data.labels
+    update = updated(method, state, 1.0, data, seed_of(method, drawn))
+    new, old = answered(update), state["params"]
+    by_hand = stepped(prefix_of(old, hidden), 0.5, lambda params: F.cross_entropy(logits_of(params, x), y))
+    for name, t in prefix_of(new, hidden).items():
+        torch.testing.assert_close(t, by_hand[name])
+        assert not torch.equal(t, prefix_of(old, hidden)[name])
+    assert torch.equal(new["hidden0.weight"][hidden:], old["hidden0.weight"][hidden:])
+    assert torch.equal(new["hidden0.bias"][hidden:], old["hidden0.bias"][hidden:])
+    assert torch.equal(new["head.weight"][:, hidden:], old["head.weight"][:, hidden:])
+
+
+def test_weight_decay_and_momentum_act_outside_the_prefix():
+    """v <- 0.9 v + 0.1 x, x <- x - 0.5 v, twice."""
+    training = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1, "steps": 2, "batch_size": 4}
+    method = bound(FjORD(), 1.0, 0.5, hidden=(4,), **training)
+    state = method.init(0)
+    new = answered(updated(method, state, 1.0, client_data(0, 1, 2, 3), seed_of(method, 1, 1)))
+    x = state["params"]["hidden0.weight"][2:]
+    v = 0.1 * x
+    x = x - 0.5 * v
+    x = x - 0.5 * (0.9 * v + 0.1 * x)
+    torch.testing.assert_close(new["hidden0.weight"][2:], x)
+
+
+def test_full_clients_of_one_capacity_are_fedavg():
+    """To the bit, in `params`."""
+    training = {"steps": 5, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0}
+    clients = [(1.0, images(0, 1, 2, 0)), (1.0, images(1, 3))]
+    expected = with_norms(METHODS["fedavg"](), 1.0, **training)
+    after = one_round(expected, expected.init(0), *clients)
+    for kind in ("per_width", "static"):
+        method = with_norms(FjORD(norms=kind), 1.0, **training)
+        assert_same(one_round(method, method.init(0), *clients)["params"], after["params"])
+
+
+# distillation
+
+
+def test_distillation_by_hand():
+    """Eq. 1 with alpha 1/4 and T = 2, and the cross-entropy of the widest beside it."""
+    method = bound(FjORD(distill=True, alpha=0.25, temperature=2.0), 1.0, 0.5, hidden=(4,), lr=0.5)
+    state, data = method.init(0), client_data(0, 1, 2, 3)
+    old, x, y = state["params"], data.preprocess(data.pixels), data.labels
+
+    def objective(params):
+        widest, student = logits_of(params, x), logits_of(prefix_of(params, 2), x)
+        p, q = (widest / 2).softmax(1).detach(), (student / 2).softmax(1)
+        divergence = (p * (p.log() - q.log())).sum(1).mean()
+        return F.cross_entropy(widest, y) + 0.75 * F.cross_entropy(student, y) + 0.25 * divergence
+
+    update = updated(method, state, 1.0, data, seed_of(method, 1))
+    by_hand = stepped(old, 0.5, objective)
+    for name, t in answered(update).items():
+        torch.testing.assert_close(t, by_hand[name])
+    student = logits_of(prefix_of(old, 2), x)
+    assert update.metrics["train_loss"] == pytest.approx(4 * F.cross_entropy(student, y).item())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_the_widest_learns_nothing_from_itself(temperature):
+    """Its gradient is that of the cross-entropy alone, to the bit."""
+    plain, distilling = (
+        bound(FjORD(distill=on, temperature=temperature), 1.0, 0.5, hidden=(4,), lr=0.5) for on in (False, True)
+    )
+    state, data, seed = plain.init(0), client_data(0, 1, 2, 3), seed_of(plain, 0)
+    update = updated(distilling, state, 1.0, data, seed)
+    assert_same(update.sums, updated(plain, state, 1.0, data, seed).sums)
+    assert update.metrics["train_loss"] > 0
+
+
+def test_the_teacher_costs_a_pass():
+    """Of 2-4-4 and 2-2-4 multiply-adds: 24 and 12; 3 steps of 2 samples, 6 operations each."""
+    plain, distilling = (bound(FjORD(distill=on), 1.0, 0.5, hidden=(4,), steps=3, batch_size=2) for on in (False, True))
+    state, data, seed = plain.init(0), client_data(0, 1, 2, 3, 0, 1), seed_of(plain, 1, 0, 1)
+    flops = [updated(method, state, 1.0, data, seed).metrics["train_flops"] for method in (plain, distilling)]
+    assert flops == [6 * 2 * (12 + 24 + 12), 6 * 2 * (12 + 24 + 12 + 2 * 24)]
+
+
+# the mean
+
+
+def test_a_round_of_three_capacities(clients_answer):
+    """2 samples answer 8, 6 answer 4, 4 answer 1, held by those who have the block."""
+    method = bound(FjORD(), 1.0, 0.5, 0.25, hidden=(4,))
+    clients_answer(8, 4, 1)
+    sizes = [(1.0, 2), (0.5, 6), (0.25, 4)]
+    clients = [(c, client_data(*[i % 4 for i in range(n)])) for c, n in sizes]
+    new = one_round(method, method.init(0), *clients)["params"]
+    row = [(2 * 8 + 6 * 4 + 4 * 1) / 12, (2 * 8 + 6 * 4) / 8, 8, 8]
+    assert new["hidden0.bias"].tolist() == pytest.approx(row)
+    assert new["head.weight"].tolist() == [pytest.approx(row)] * 4
+    assert new["head.bias"].tolist() == pytest.approx([row[0]] * 4)
+
+
+def test_the_mean_is_equation_2():
+    """As the authors do it: from the widest width down, the mean of those who have it, over its prefix."""
+    method = bound(FjORD(), 1.0, 0.6, 0.3, hidden=(10, 7))
+    state = method.init(0)
+    state = {"params": {name: t.double() for name, t in state["params"].items()}}
+    answers = []
+    for k, (capacity, samples) in enumerate([(0.3, 5), (0.6, 3), (0.3, 2), (0.6, 7)]):
+        selection = method.select(state, 0, Client(k, capacity), 0)
+        answers.append((capacity, samples, selection, drawn_like(selection.take(state["params"]), f"client {k}")))
+    updates = [(s, Update({"params": {m: n * t for m, t in y.items()}}, n)) for _, n, s, y in answers]
+    new = method.aggregate(state, 0, iter(updates))["params"]
+    for name, old in state["params"].items():
+        expected = old.clone()
+        for width in (1.0, 0.6, 0.3):
+            able = [(n, y[name]) for capacity, n, _, y in answers if capacity >= width]
+            if able:
+                shape = method.task.layout(method.net_at(width)).shapes[name]
+                block = tuple(slice(size) for size in shape)
+                expected[block] = sum(n * t[block] for n, t in able) / sum(n for n, _ in able)
+        torch.testing.assert_close(new[name], expected)
+
+
+def test_a_widths_statistics_are_averaged_over_who_may_train_it():
+    """2 samples of the large client, 6 of the small; what nobody has stays, to the bit."""
+    method = with_norms(FjORD(), 1.0, 0.5, 0.25, steps=3, batch_size=2)
+    state = method.init(0)
+    clients = [(0.5, images(0, 1)), (0.25, images(0, 1, 2, 3, 0, 1))]
+    updates = [updated(method, state, c, data, seed) for seed, (c, data) in enumerate(clients)]
+    large, small = ({g: answered(u, g) for g in u.sums} for u in updates)
+    new = one_round(method, state, *clients)
+    for name, t in new["width 0.25"].items():
+        torch.testing.assert_close(t, (2 * large["width 0.25"][name] + 6 * small["width 0.25"][name]) / 8)
+    for name, t in new["width 0.5"].items():
+        torch.testing.assert_close(t, large["width 0.5"][name])
+    assert_same(new["width 1"], state["width 1"])
+
+
+# norms
+
+
+def test_statistics_of_a_width_are_those_of_torch():
+    """Of torch's own batch norm in the network of that width, over the batches that drew it."""
+    method = with_norms(FjORD(), 1.0, 0.5, steps=6, batch_size=4, lr=1e-30)
+    state, data = method.init(0), images(*[i % 4 for i in range(12)])
+    seed = seed_of(method, 0, 1, 1, 0, 0, 1)
+    update = updated(method, state, 1.0, data, seed)
+    batches = list(data.batches(method.task.training, torch_generator(seed, "batches")))
+    for capacity, steps in ((1.0, (0, 3, 4)), (0.5, (1, 2, 5))):
+        deployed = method.deploy(state, 0, capacity)
+        net = method.task.model.build(deployed.net)
+        for path, norm in norms.static_norms(net).items():
+            net.set_submodule(path, nn.BatchNorm2d(norm.weight.numel()))
+        net.load_state_dict(deployed.params, strict=False)
+        net.train()
+        for i in steps:
+            net(batches[i][0])
+        expected = net.state_dict()
+        for name, t in answered(update, f"width {capacity:g}").items():
+            torch.testing.assert_close(t, expected[name])
+            assert not torch.equal(t, state[f"width {capacity:g}"][name])
+
+
+def test_the_teacher_is_tracked_too():
+    method = with_norms(FjORD(distill=True), 1.0, 0.5, steps=2, batch_size=4)
+    state = method.init(0)
+    update = updated(method, state, 1.0, images(0, 1, 2, 3), seed_of(method, 1, 1))
+    for group in ("width 1", "width 0.5"):
+        assert all(not torch.equal(t, state[group][name]) for name, t in answered(update, group).items())
+
+
+@pytest.mark.parametrize("kind", ["per_width", "per_width_affine"])
+def test_a_capacity_is_evaluated_with_its_own_norms(kind, tmp_path, monkeypatch):
+    """Nothing is collected: what the state has of each width is what its accuracy is of."""
+    monkeypatch.setattr(Worker, "collect", None)
+    simulation = simulate(tiny(method={"name": "fjord", "norms": kind}), tmp_path)
+    line = run(simulation)[-1]
+    arrays, method, state = simulation.data.arrays, simulation.method, simulation.state
+    data = ClientData(torch.tensor(arrays.x_test), torch.tensor(arrays.y_test), 4, simulation.data.preprocess)
+    loss = 0
+    for capacity in (0.3, 0.2, 0.1):
+        group = state[f"width {capacity:g}"]
+        net = method.task.model.build(method.net_at(capacity))
+        net.load_state_dict(method.window(2, capacity).take(state["params"]))
+        net.load_state_dict({name: t for name, t in group.items() if "running" not in name}, strict=False)
+        norms.load(net, group)
+        found = evaluate(net, data, 7)
+        assert line[f"accuracy_{capacity:g}"] == found["correct"] / found["count"]
+        loss += found["loss"] / found["count"] / 3
+    assert line["loss_mean"] == pytest.approx(loss)
+
+
+def test_norms_of_their_own_keep_the_widths_apart():
+    """A step of the small width leaves the large one's norms, and those that the widths would share."""
+    method = with_norms(FjORD(norms="per_width_affine"), 1.0, 0.5, lr=0.5)
+    state, data = method.init(0), images(0, 1, 2, 3)
+    selection = method.select(state, 0, Client(0, 1.0), 0)
+    affine = {name for name in state["width 1"] if "running" not in name}
+    assert affine == {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}
+    assert method.extract(state, selection)["params"].keys() == state["params"].keys() - affine
+    update = updated(method, state, 1.0, data, seed_of(method, 1))
+    assert_same(answered(update, "width 1"), state["width 1"])
+    assert update.sums["params"].keys() == state["params"].keys() - affine
+    new = answered(update, "width 0.5")
+    assert all(not torch.equal(t, state["width 0.5"][name]) for name, t in new.items())
+    after = method.aggregate(state, 0, iter([(selection, update)]))
+    assert {name for name, t in state["params"].items() if torch.equal(after["params"][name], t)} == affine
+    for capacity in (1.0, 0.5):
+        deployed = method.deploy(after, 1, capacity)
+        assert all(torch.equal(deployed.params[name], after[f"width {capacity:g}"][name]) for name in affine)
+
+
+def test_weight_decay_acts_on_the_norms_of_other_widths():
+    """As outside the prefix: v <- 0.9 v + 0.1 x, x <- x - 0.5 v, twice, from 1; statistics stay."""
+    training = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1, "steps": 2, "batch_size": 4}
+    method = with_norms(FjORD(norms="per_width_affine"), 1.0, 0.5, **training)
+    state = method.init(0)
+    update = updated(method, state, 1.0, images(0, 1, 2, 3), seed_of(method, 1, 1))
+    new = answered(update, "width 1")
+    torch.testing.assert_close(new["norm1.weight"], torch.full((32,), 0.95 - 0.5 * (0.09 + 0.095)))
+    assert torch.equal(new["norm1.running_var"], torch.ones(32))
+
+
+def test_norms_of_their_own_train_as_shared_ones_where_there_is_one_width():
+    """To the bit."""
+    clients = [(1.0, images(0, 1, 2, 3)), (1.0, images(1, 1, 2))]
+    training = {"steps": 3, "batch_size": 2, "lr": 0.5, "momentum": 0.9}
+    shared, own = (
+        with_norms(FjORD(norms=kind, weight="uniform"), 1.0, **training) for kind in ("per_width", "per_width_affine")
+    )
+    after, own_after = (one_round(method, method.init(0), *clients) for method in (shared, own))
+    group = own_after["width 1"]
+    assert_same({name: group.get(name, t) for name, t in own_after["params"].items()}, after["params"])
+    assert_same({name: group[name] for name in after["width 1"]}, after["width 1"])
+
+
+def test_static_norms_and_networks_without_any_have_no_groups():
+    assert with_norms(FjORD(norms="static"), 1.0, 0.5).init(0).keys() == {"params"}
+    method = bound(FjORD(), 1.0, 0.5)
+    assert method.init(0).keys() == {"params"}
+    assert method.deploy(method.init(0), 0, 0.5).statistics is None
+
+
+def test_capacities_of_one_width_are_one():
+    task = Task(MODELS["digits_cnn"](), Training(), {1.0: 1.0, 0.5: 0.75, 0.45: 0.75, 0.2: 0.5}, 1.0, clients=4)
+    state = FjORD().bind(task).init(0)
+    assert list(state) == ["params", "width 1", "width 0.75", "width 0.5"]
+
+
+# every option
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norms": "per_width_affine", "sample": "round"},
+        {"norms": "per_width_affine", "distill": True, "alpha": 0.5},
+        {"norms": "static", "distill": True, "temperature": 2.0},
+        {"distill": True, "scaler": True, "label_rows": "present", "mask": "zero"},
+    ],
+    ids=str,
+)
+def test_the_order_of_work_changes_no_bit(options, tmp_path):
+    """And nothing that a client was sent or the server holds is changed in place."""
+    spec = tiny(method={"name": "fjord"} | options, run={"chunk": 2}, training={"momentum": 0.9, "clip": 1.0})
+    serial = simulate(spec, tmp_path / "serial")
+    before, checked = serial.state, checksum(serial.state)
+    shuffled = simulate(
+        spec, tmp_path / "shuffled", lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2]))
+    )
+    assert run(serial) == run(shuffled)
+    assert_same(shuffled.state, serial.state)
+    assert checksum(before) == checked

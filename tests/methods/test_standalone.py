@@ -1,0 +1,58 @@
+"""Standalone: everybody alone."""
+
+import pytest
+import torch
+from helpers import assert_same, bound, client_data, run, simulate, tiny
+
+from rayfl.methods import METHODS, Client
+from rayfl.models import params_of
+from rayfl.seeds import torch_generator
+
+Standalone = METHODS["standalone"]
+
+
+def updated(method, state, client, data, round):
+    selection = method.select(state, round, client, 0)
+    return method.local_update(method.extract(state, selection), selection, client, data, round, seed=round)
+
+
+@pytest.mark.parametrize(("size", "nodes"), [("own", 2), ("largest", 4), ("smallest", 1)])
+def test_rounds_are_sgd_by_hand(size, nodes):
+    """Three rounds of a client of capacity 0.5, from the first channels of the network of the run's seed."""
+    method = bound(Standalone(size=size), 1.0, 0.5, 0.25, hidden=(4,), lr=0.5, batch_size=2, milestones=(2,))
+    state, data, carry = method.init(0), client_data(0, 1, 2, 3), None
+    net = method.task.model.build(method.net_at(0.5))
+    initial = method.deploy(state, 0, 0.5).params
+    assert initial["hidden0.bias"].tolist() == state["params"]["hidden0.bias"].tolist()[:nodes]
+    net.load_state_dict(initial)
+    for round, lr in enumerate([0.5, 0.5, 0.05]):
+        optimizer = torch.optim.SGD(net.parameters(), lr)
+        for x, y in data.batches(method.task.training, torch_generator(round, "batches")):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        carry = updated(method, state, Client(3, 0.5, carry), data, round).carries[3]
+        torch.testing.assert_close(carry, params_of(net))
+    assert_same(method.deploy(state, 3, 0.5, Client(3, 0.5, carry)).params, carry)
+
+
+def test_nothing_travels_and_the_state_never_changes(tmp_path):
+    simulation = simulate(tiny(rounds=3, method="standalone"), tmp_path)
+    initial = simulation.method.init(0)
+    lines = run(simulation)
+    assert [(line["bytes_down"], line["bytes_up"]) for line in lines] == [(0, 0)] * 3
+    assert all(line["train_flops"] > 0 and line["clients"] == 4 and line["refused"] == 0 for line in lines)
+    assert_same(simulation.state, initial)
+    assert set(simulation.carries.files) == {id for r in range(3) for id in simulation.population.sample(0, r)}
+
+
+def test_nobody_hears_of_anybody(tmp_path):
+    """A client's network is the same, to the bit, however many others there are in the cohort."""
+    kept = []
+    for cohort in (1, 6):
+        spec = tiny(rounds=1, method="standalone", clients={"cohort": cohort})
+        simulation = simulate(spec, tmp_path / str(cohort))
+        run(simulation)
+        kept.append({id: simulation.carries.get(id) for id in simulation.carries.files})
+    [alone] = kept[0]
+    assert_same(kept[1][alone], kept[0][alone])
