@@ -127,8 +127,10 @@ class Slice(Selection):
         return self.part.shapes.get(name) == self.whole.shapes[name]
 
     def _take(self, name: str, t: torch.Tensor) -> torch.Tensor:
-        if (grid := self._grids.get(name)) is not None:
-            return t[grid]
+        if (picks := self._picks.get(name)) is not None:
+            for dim, index in picks:
+                t = t.index_select(dim, index)
+            return t
         whole = _grouped(t, self.whole.dims[name])
         blocks = self._plan[name]
         if len(blocks) == 1:
@@ -140,8 +142,8 @@ class Slice(Selection):
         return part
 
     def _add(self, name: str, part: torch.Tensor, t: torch.Tensor, alpha: float) -> None:
-        if (grid := self._grids.get(name)) is not None:
-            t[grid] = t[grid].add_(part, alpha=alpha)
+        if (picks := self._picks.get(name)) is not None:
+            _index_add(t, picks, part, alpha)
             return
         whole = _grouped(t, self.whole.dims[name])
         part = _grouped(part, self.part.dims[name])
@@ -149,25 +151,20 @@ class Slice(Selection):
             whole[target].add_(part[source], alpha=alpha)
 
     @functools.cached_property
-    def _grids(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        """The tensors that have single positions; found once, for folding asks with every answer."""
-        return {name: grid for name in self.part.dims if (grid := self._grid(name)) is not None}
+    def _picks(self) -> dict[str, list[tuple[int, torch.Tensor]]]:
+        """The tensors that have single positions: (dimension, index) of what is cut. Found once, for folding asks
+        with every answer."""
+        found = {}
+        for name in self.part.dims:
+            cut = [(d, axis) for d, axis in enumerate(self.whole.dims[name]) if axis and not axis.is_fixed]
+            if any(isinstance(self.positions[axis.name], Picks) for _, axis in cut):
+                found[name] = [(d, _index(axis, self.positions[axis.name])) for d, axis in cut]
+        return found
 
     @functools.cached_property
     def _plan(self) -> dict[str, list[tuple[tuple[slice, ...], tuple[slice, ...]]]]:
         """The contiguous blocks of all other tensors."""
-        return {name: self._blocks(name) for name in self.part.dims if name not in self._grids}
-
-    def _grid(self, name: str) -> tuple[torch.Tensor, ...] | None:
-        """Index tensors whose product is the selection, if any axis has single positions."""
-        axes = [axis if _is_cut(axis) else None for axis in self.whole.dims[name]]
-        if not any(axis and isinstance(self.positions[axis.name], Picks) for axis in axes):
-            return None
-        grid = []
-        for d, (axis, size) in enumerate(zip(axes, self.whole.shapes[name], strict=True)):
-            index = _index(axis, self.positions[axis.name]) if axis else torch.arange(size)
-            grid.append(index.view([-1 if i == d else 1 for i in range(len(axes))]))
-        return tuple(grid)
+        return {name: self._blocks(name) for name in self.part.dims if name not in self._picks}
 
     def _blocks(self, name: str) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
         """(index in the whole, index in the part) of every contiguous block, in `_grouped` shape."""
@@ -195,6 +192,18 @@ def _index(axis: Axis, positions: Positions) -> torch.Tensor:
     inside = torch.tensor(positions.positions)[:, None] * axis.copies + torch.arange(axis.copies)
     groups = torch.arange(axis.groups)[:, None] * (axis.size * axis.copies)
     return (groups + inside.flatten()).flatten()
+
+
+def _index_add(t: torch.Tensor, picks: list[tuple[int, torch.Tensor]], part: torch.Tensor, alpha: float) -> None:
+    """t[picks] += alpha * part, in place, a dimension at a time: whole rows move twenty times as fast as single
+    positions."""
+    (dim, index), *rest = picks
+    if not rest:
+        t.index_add_(dim, index, part, alpha=alpha)
+        return
+    rows = t.index_select(dim, index)
+    _index_add(rows, rest, part, alpha)
+    t.index_copy_(dim, index, rows)
 
 
 def _grouped(t: torch.Tensor, dims) -> torch.Tensor:

@@ -37,7 +37,7 @@ from rayfl.executors.memory import keep_freed_memory  # noqa: E402
 from rayfl.experiment import Experiment, parse_experiment  # noqa: E402
 from rayfl.models.base import layout, params_of  # noqa: E402
 from rayfl.models.resnet import ResNet18  # noqa: E402
-from rayfl.submodel import Mask, NestedMean, Selection, prefix, rolling  # noqa: E402
+from rayfl.submodel import Mask, NestedMean, Selection, prefix, random_subset, rolling  # noqa: E402
 from rayfl.tensors import Params, nbytes, pack  # noqa: E402
 
 CLIENTS, COHORT, BATCH, LR = 100, 10, 20, 0.01
@@ -178,6 +178,7 @@ def server_bandwidth(repeats: int) -> dict[str, float]:
     selections = {
         "prefix": prefix(whole, part, net),
         "rolling window": rolling(whole, part, net, 40),
+        "random subset": random_subset(whole, part, net, generator),
         "mask": Mask(Net(), "mask", masks),
     }
     return {name: _share_of_copy(selection, params, repeats) for name, selection in selections.items()}

@@ -4,12 +4,15 @@ import math
 
 import pytest
 import torch
-from helpers import bound, client_data, one_round
+from helpers import bound, client_data, one_round, simulate, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rayfl.axes import Net
 from rayfl.methods import METHODS, Client, Task
-from rayfl.models import MODELS, layout
+from rayfl.models import MODELS, layout, resident
 from rayfl.submodel import Coverage
+from rayfl.tensors import leaves
 from rayfl.training import Training
 
 FedRolex = METHODS["fedrolex"]
@@ -159,6 +162,44 @@ def test_a_server_wider_than_every_client_is_trained_everywhere(clients_answer):
         clients_answer(9)
         state = one_round(method, state, (0.5, client_data(0, 1, 2, 3)), round=round)
     assert all((t == 9).all() for t in state["params"].values())
+
+
+class Shapes(TorchDispatchMode):
+    """Remembers the shapes of all tensors that are made inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.seen |= {tuple(t.shape) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        return out
+
+
+@pytest.mark.parametrize(("gamma", "letter"), [(2, "b"), (4, "c"), (8, "d"), (16, "e")])
+def test_clients_of_a_server_gamma_times_as_wide_never_see_its_model(gamma, letter, tmp_path):
+    """Figure 4: nothing of the server's size is sent to a client, or made where it trains."""
+    clients = {"capacities": f"a0-{letter}1"}
+    simulation = simulate(tiny(method="fedrolex", model="preact_resnet18", clients=clients), tmp_path)
+    model, before = simulation.method.task.model, simulation.state["params"]
+    worker, train, shapes = simulation.executor.worker, simulation.executor.worker.train, Shapes()
+
+    def watched(shared, job):
+        assert {t.shape for _, t in leaves(shared[0])} == set(layout(model, Net(1 / gamma)).shapes.values())
+        resident.cache_clear()
+        with shapes:
+            return train(shared, job)
+
+    worker.train = watched
+    line = simulation.run_round()
+    wide, narrow = (layout(model, Net(width)).shapes for width in (1.0, 1 / gamma))
+    assert line["bytes_down"] == 4 * line["clients"] * sum(math.prod(shape) for shape in narrow.values())
+    assert shapes.seen >= set(narrow.values())
+    assert not shapes.seen & {shape for name, shape in wide.items() if shape not in narrow.values() and len(shape) == 4}
+    after = simulation.state["params"]
+    assert {name: t.shape for name, t in after.items()} == wide
+    assert any(not torch.equal(after[name], before[name]) for name in wide)
 
 
 def test_a_device_runs_the_window_of_the_last_round():
