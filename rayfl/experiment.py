@@ -249,7 +249,7 @@ def experiment_section(path: str | Path) -> dict[str, Any]:
 def native(model: Any) -> dict[str, Any]:
     """A model as it was published, at HeteroFL's five capacities, as a file would hold it."""
     shape = choose(MODELS, model, "--model", "model").model_fields["input"].default
-    clients = {"count": 1000, "capacities": [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16], "assignment": "dynamic"}
+    clients = {"count": 1000, "capacities": [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]}
     return {"model": {"name": model, "input": list(shape)}, "clients": clients}
 
 

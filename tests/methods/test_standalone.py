@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import assert_same, bound, client_data, run, simulate, tiny
 
+from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client
 from rayfl.models import params_of
 from rayfl.seeds import torch_generator
@@ -56,3 +57,23 @@ def test_nobody_hears_of_anybody(tmp_path):
         kept.append({id: simulation.carries.get(id) for id in simulation.carries.files})
     [alone] = kept[0]
     assert_same(kept[1][alone], kept[0][alone])
+
+
+@pytest.mark.parametrize("method", ["standalone", {"name": "lg_fedavg", "size": "own"}])
+def test_capacities_have_to_stay(method):
+    """A client's own layers fit the network of one width."""
+    with pytest.raises(
+        ConfigError, match="test: clients.assignment: given 'dynamic'; allowed: 'fixed', for with method"
+    ):
+        tiny(method=method, clients={"assignment": "dynamic"})
+    name = method if isinstance(method, str) else method["name"]
+    tiny(method={"name": name, "size": "smallest"}, clients={"assignment": "dynamic"})
+    tiny(method=method)
+
+
+def test_a_network_that_explodes_is_not_kept(tmp_path):
+    """Though nothing of it is sent."""
+    simulation = simulate(tiny(method="standalone", updates={"growth": 1e-3}), tmp_path)
+    line = simulation.run_round()
+    assert line["refused"] == 4 and "norm " in line["refusals"]
+    assert not simulation.carries.files
