@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +22,10 @@ from rayfl.config import ConfigError
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
-    from rayfl.published import Published
     from rayfl.report import Record
     from rayfl.tracking.mlflow import Mlflow
     from rayfl.tracking.records import Run
+    from rayfl.tuning import Sweep
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -119,7 +119,7 @@ def run(
                 if status == "finished":
                     write_report(record.path, [record.record()])
                     label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
-    _show_table([record.record()])
+    _show_best([record.record()], {})
     console.print(f"results in {record.path}", soft_wrap=True)
     _say_mlflow(output, tracking_uri)
 
@@ -137,15 +137,17 @@ def sweep(
     tracking_uri: TrackingUri = None,
 ) -> None:
     """Tunes every row of a comparison with the same budget and ranks the tuned methods."""
-    settings = [*(settings or []), *([f"rounds={rounds}"] if rounds else [])]
+    settings = [*(settings or []), *([f"rounds={rounds}"] if rounds is not None else [])]
     from rayfl.executors.cluster import cluster
-    from rayfl.report import label_distribution, write_report
+    from rayfl.report import label_distribution
     from rayfl.tracking.console import SweepProgress
+    from rayfl.tracking.records import flatten
     from rayfl.tuning import Interrupted, check_room, expected_trials, load_sweep, run_sweep
 
     plan = load_sweep(config, settings, rows)
     example = plan.experiment(next(iter(plan.rows)), plan.search.points(0)[0], plan.search.seeds[0])
     arrays = _load_data(example, config)
+    splits = _splits(plan, arrays)
     folder = output / (name or plan.name)
     tags = {"config": config, "rows": ", ".join(plan.rows), "commit": example.tags()["commit"]}
     _check_folder(folder, plan.plain(), resume)
@@ -164,9 +166,9 @@ def sweep(
             sender.add(record.path)
             try:
                 best = run_sweep(plan, record, arrays, progress, sender.add)
-                write_report(folder, best)
-                _write_published(folder, plan.published, plan.changed, best)
-                label_distribution(folder / "plots" / "labels.png", _label_counts(example, arrays))
+                _write_report(folder, best, flatten(plan.plain()))
+                for name, experiment in splits.items():
+                    label_distribution(folder / "plots" / name, _label_counts(experiment, arrays))
                 status = "finished"
             except Interrupted:
                 raise KeyboardInterrupt from None
@@ -175,8 +177,7 @@ def sweep(
                 raise
             finally:
                 record.finish(status, {}, error)
-    _show_table(best)
-    _show_published(plan.published, plan.changed, best)
+    _show_best(best, flatten(plan.plain()))
     console.print(f"results.csv, results.md and plots in {folder}", soft_wrap=True, highlight=False)
     _say_mlflow(output, tracking_uri)
 
@@ -190,30 +191,27 @@ def compare(
     format: Annotated[str, typer.Option(help="table, markdown, csv or latex.")] = "table",
 ) -> None:
     """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
+    from rayfl import published as beside
     from rayfl.config import choose
-    from rayfl.published import caption, from_params
-    from rayfl.published import table as published_table
-    from rayfl.report import results_csv
+    from rayfl.report import judged_by, results_csv
+    from rayfl.report import table as results
 
-    renderers: dict[str, Callable[[list], Any]] = {
-        "table": _show_table,
-        "markdown": lambda records: print(_table(records).markdown()),
-        "csv": lambda records: print(results_csv(records), end=""),
-        "latex": lambda records: print(_table(records).latex()),
-    }
-    render = choose(renderers, format, "--format", "format")
+    choose(dict.fromkeys(["table", "markdown", "csv", "latex"]), format, "--format", "format")
     client = _client(output, tracking_uri, lambda text: errors.print(text, soft_wrap=True))
     if output.is_dir():
         client.sync_all(output)
     params, best = _best_of(client, name, metric)
-    render(best)
-    published, changed = from_params(params)
-    if format == "table":
-        _show_published(published, changed, best)
-    elif published and format != "csv":
-        beside = published_table(published, best)
-        print(f"\n{caption(published, changed)}\n")
-        print(beside.markdown() if format == "markdown" else beside.latex())
+    judge = judged_by(params["search.metric"])
+    published, changed = beside.from_config(params)
+    if format == "csv":
+        print(results_csv(best, judge), end="")
+    elif format == "table":
+        _show_best(best, params)
+    else:
+        render = beside.markdown if format == "markdown" else beside.latex
+        print(getattr(results(best, judge), format)())
+        if published:
+            print(render(published, changed, best))
 
 
 @app.command()
@@ -222,8 +220,6 @@ def report(
     metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
-    from rayfl.published import from_params
-    from rayfl.report import write_report
     from rayfl.tracking.records import Run, flatten, records
 
     evaluated = [record for record in records(folder) if "accuracy_mean" in record]
@@ -232,11 +228,9 @@ def report(
         raise ConfigError(f"{folder}: holds no run with an accuracy; allowed: the folder of a sweep or a run")
     own = Run.open(folder).config if Run.exists(folder) else {}
     best = _choose_best(found, own, metric)
-    write_report(folder, best)
-    published, changed = from_params(flatten(own))
-    _write_published(folder, published, changed, best)
-    _show_table(best)
-    _show_published(published, changed, best)
+    params = flatten(own)
+    _write_report(folder, best, params)
+    _show_best(best, params)
     console.print(f"results.csv, results.md, results.tex and plots in {folder}", soft_wrap=True)
 
 
@@ -348,15 +342,32 @@ def _load_data(experiment: "Experiment", config: Path):
     return arrays
 
 
+def _splits(plan: "Sweep", arrays) -> "dict[str, Experiment]":
+    """Name of a plot of labels -> an experiment with that split, one for each that the rows have. Every row is split,
+    for only that shows some errors."""
+    splits: dict[str, Experiment] = {}
+    named: dict[str, Experiment] = {}
+    for row in plan.rows:
+        experiment = plan.experiment(row, plan.search.points(0)[0], plan.search.seeds[0])
+        key = repr((experiment.partition, experiment.clients.count, experiment.evaluation.holdout))
+        if key not in splits:
+            try:
+                experiment.federate(arrays)
+            except ConfigError as error:
+                raise ConfigError(f"{plan.where}: rows.{row}: {error}") from None
+            named[f"labels-{row}.png" if splits else "labels.png"] = experiment
+        splits.setdefault(key, experiment)
+    return named
+
+
 def _check_folder(folder: Path, config: dict, resume: bool) -> None:
     """A folder is new, or with `resume` it holds a run of the same configuration."""
     from rayfl.checkpoints import same_config
     from rayfl.tracking.records import Run
 
     if resume:
-        old, new = (
-            {k: v for k, v in c.items() if k not in ("rounds", "run")} for c in (Run.open(folder).config, config)
-        )
+        free = ("rounds", "run", "published")
+        old, new = ({k: v for k, v in c.items() if k not in free} for c in (Run.open(folder).config, config))
         same_config(folder / "config.json", old, new)
     elif Run.exists(folder):
         raise ConfigError(f"{folder}: holds a run already; --resume goes on with it, --name gives another folder")
@@ -432,12 +443,12 @@ def _say_mlflow(output: Path, uri: str | None) -> None:
 
 def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: str | None) -> "list[Record]":
     """The best trial of every method, by the sweep's own metric unless another is asked for."""
+    from rayfl.config import choose
     from rayfl.report import best_trials
 
     search = config.get("search", {})
     metric = metric or str(search.get("metric", "accuracy_mean"))
-    if not any(metric in record for record in found):
-        raise ConfigError(f"--metric: given {metric!r}; allowed: a result of every run, e.g. accuracy_mean")
+    choose({key: None for record in found for key in record}, metric, "--metric", "result")
     return best_trials(found, metric, search.get("mode", "max"))
 
 
@@ -456,34 +467,28 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "tuple[d
     return params, _choose_best(found, {"search": search}, metric)
 
 
-def _table(records: "Sequence[Record]"):
-    from rayfl.report import table
+def _show_best(records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
+    """The table of a run, or of a sweep with this flat configuration, and a paper's numbers if it has some."""
+    from rayfl import published as beside
+    from rayfl.report import judged_by, table
 
-    return table(records)
-
-
-def _show_table(records: "Sequence[Record]") -> None:
-    _print(_table(records).rich())
-
-
-def _show_published(published: "Published | None", changed: "Sequence[str]", records: "Sequence[Record]") -> None:
-    """The paper's numbers beside ours, if the sweep has some."""
-    from rayfl.published import caption, table
-
+    _print(table(records, judged_by(config.get("search.metric", ""))).rich())
+    published, changed = beside.from_config(config)
     if published:
-        console.print(caption(published, changed), soft_wrap=True, highlight=False)
-        beside = table(published, records)
-        _print(beside.rich(full=len(beside.header)))
+        console.print("\n".join(beside.caption(published, changed)), soft_wrap=True, highlight=False)
+        numbers = beside.table(published, records)
+        _print(numbers.rich(full=len(numbers.header)))
 
 
-def _write_published(
-    folder: Path, published: "Published | None", changed: "Sequence[str]", records: "Sequence[Record]"
-) -> None:
-    from rayfl.published import caption, table
+def _write_report(folder: Path, records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
+    """Everything that a comparison leaves in its folder."""
+    from rayfl import published as beside
+    from rayfl.report import judged_by, write_report
 
+    write_report(folder, records, judged_by(config.get("search.metric", "")))
+    published, changed = beside.from_config(config)
     if published:
-        text = f"{caption(published, changed)}\n\n{table(published, records).markdown()}"
-        (folder / "published.md").write_text(text)
+        (folder / "published.md").write_text(beside.markdown(published, changed, records))
 
 
 def _print(table: Table) -> None:

@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 class Config(BaseModel):
     """A frozen section of a configuration. Unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 C = TypeVar("C", bound=BaseModel)

@@ -9,6 +9,7 @@ run                                                     where and on what: chang
 
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +24,8 @@ from rayfl.data.federation import Federation, federate
 from rayfl.data.partition import PARTITIONS, Partition
 from rayfl.executors.base import Executor
 from rayfl.executors.serial import Serial
-from rayfl.methods import METHODS, Client, Method, Task
+from rayfl.methods import METHODS, Client, Method, Task, Update
+from rayfl.methods.base import Payload, State
 from rayfl.models import MODELS, Model
 from rayfl.population import Population, label
 from rayfl.simulation import Evaluation, Simulation, Updates
@@ -103,6 +105,12 @@ class Experiment(Config):
         try:
             check_axes(self.model.build)
             method = self.bound_method()
+            method.check(self.rounds)
+            if method.is_personal and self.evaluation.local == "server":
+                raise ValueError(
+                    f"evaluation.local: given 'server'; allowed: 'deployed' with method {method.name}, whose server "
+                    "has no network that was trained as a whole"
+                )
             if method.keeps_capacities and self.clients.assignment != "fixed":
                 raise ValueError(
                     f"clients.assignment: given {self.clients.assignment!r}; allowed: 'fixed', for with method "
@@ -146,7 +154,8 @@ class Experiment(Config):
         ends = ["mean", "worst", *map(label, self.clients.all_capacities)]
         names = ["train_loss", *(f"{kind}_{end}" for kind in kinds for end in [*ends, "server"])]
         if self.evaluation.clients:
-            names += [f"local_accuracy_{end}" for end in [*ends, "samples"]]
+            held = [label(capacity) for capacity, weight in self.clients.levels if weight]
+            names += [f"local_accuracy_{end}" for end in ["mean", "worst", "samples", *held]]
         return names
 
     def tags(self) -> dict[str, str]:
@@ -211,25 +220,32 @@ def load_experiment(path: str | Path, settings: list[str] | None = None) -> Expe
     """The experiment of a YAML file, with `path=value` settings laid over it."""
     given = experiment_section(path)
     for text in settings or []:
-        given = set_path(given, *parse_setting(text))
+        given = lay_over(given, *parse_setting(text))
     return parse_experiment(given, str(path))
+
+
+def lay_over(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """`set_path` in an experiment, where a bare name stands for `{name: ...}`."""
+    section = path.partition(".")[0]
+    if section in NAMED and section != path and isinstance(name := given.get(section), str):
+        given = given | {section: {"name": name}}
+    return set_path(given, path, value)
 
 
 def describe_experiment(
     experiment: Experiment, convention: costs.Convention, coverage: int = 0
 ) -> list[dict[str, Any]]:
     """What every capacity costs: `costs.describe`, with the bytes that the method really sends: those of
-    one client's round on two made-up samples. With `coverage` the share of the server's parameters that a client
+    one client's last round on two made-up samples. With `coverage` the share of the server's parameters that a client
     of this capacity ever holds in so many rounds."""
     method, model = experiment.bound_method(), experiment.model
     state = method.init(experiment.seed)
-    data = ClientData(torch.zeros(2, *model.input, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), model.classes)
     records = costs.describe(model, experiment.clients.all_capacities, experiment.clients.metric, convention)
     for record in records:
         client = Client(0, record["capacity"])
-        selection = method.select(state, 0, client, experiment.seed)
-        payload = method.extract(state, selection)
-        update = method.local_update(payload, selection, client, data, 0, experiment.seed)
+        _, first = _worked(experiment, method, state, client)
+        # not its first round: it has what it keeps
+        payload, update = _worked(experiment, method, state, replace(client, carry=first.carries.get(client.id)))
         record["bytes_down"] = update.metrics.get("bytes_down", nbytes(payload))
         record["bytes_up"] = update.metrics.get("bytes_up", nbytes(update.sums))
         if coverage:
@@ -238,6 +254,15 @@ def describe_experiment(
                 held.add(method.select(state, round, client, experiment.seed))
             record["coverage"] = held.share()
     return records
+
+
+def _worked(experiment: Experiment, method: Method, state: State, client: Client) -> tuple[Payload, Update]:
+    """What a client is sent in the last round, and answers."""
+    model, round, seed = experiment.model, experiment.rounds - 1, experiment.seed
+    data = ClientData(torch.zeros(2, *model.input, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), model.classes)
+    selection = method.select(state, round, client, seed)
+    payload = method.extract(state, selection)
+    return payload, method.local_update(payload, selection, client, data, round, seed)
 
 
 def experiment_section(path: str | Path) -> dict[str, Any]:

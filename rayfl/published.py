@@ -4,12 +4,12 @@ A sweep's file may have a `published:` section; `sweep`, `compare` and `report` 
 published number, ours, and their difference, and say what was changed from the file.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
 from pydantic import Field
 
 from rayfl.config import Config
@@ -26,23 +26,22 @@ class Published(Config):
     """Which table or figure, of which paper."""
     note: str = ""
     """What this file does otherwise than the paper, if anything."""
-    numbers: dict[str, dict[str, Number]] = Field(min_length=1)
+    numbers: dict[str, Annotated[dict[str, Number], Field(min_length=1)]] = Field(min_length=1)
     """Our metric (a key of result.json) -> row -> the published number, in per cent."""
 
 
-def from_params(params: Mapping[str, Any]) -> tuple[Published | None, list[str]]:
-    """The section, and what was changed, from the flat parameters of a sweep: those in MLflow are text."""
-    at = "published."
-    flat = {key.removeprefix(at): value for key, value in params.items() if key.startswith(at)}
-    if not flat:
+def in_config(published: Published, changed: Sequence[str]) -> str:
+    """The section, and what was changed from the file, as a sweep's configuration keeps them: one text, for rows
+    and metrics may have dots in their names, and what keeps flat parameters separates by dots."""
+    return json.dumps({"section": published.model_dump(mode="json"), "changed": list(changed)})
+
+
+def from_config(config: Mapping[str, Any]) -> tuple[Published | None, list[str]]:
+    """What `in_config` put into a sweep's configuration, or into its parameters in MLflow."""
+    if "published" not in config:
         return None, []
-    numbers: dict[str, dict[str, Number]] = {}
-    for key, value in flat.items():
-        if key.startswith("numbers."):
-            _, metric, row = key.split(".", 2)
-            numbers.setdefault(metric, {})[row] = yaml.safe_load(str(value))
-    published = Published(source=flat["source"], note=flat.get("note", ""), numbers=numbers)
-    return published, yaml.safe_load(str(params.get("changed", "[]")))
+    kept = json.loads(config["published"])
+    return Published(**kept["section"]), kept["changed"]
 
 
 def table(published: Published, records: Sequence[Record]) -> Table:
@@ -50,7 +49,7 @@ def table(published: Published, records: Sequence[Record]) -> Table:
     the seeds (and the published one's, if it is known)."""
     metrics = list(published.numbers)
     header = ["method", *([] if len(metrics) == 1 else ["metric"])]
-    header += ["published %", "ours %", "points", "std", "seeds", "rounds"]
+    header += ["published %", "ours %", "points", "in stds", "seeds", "rounds"]
     groups = by_label(records)
     rows = []
     for row in dict.fromkeys(row for numbers in published.numbers.values() for row in numbers):
@@ -76,8 +75,16 @@ def _difference(ours: Sequence[float], theirs: float, spread: float) -> tuple[st
     return f"{difference:+.2f}", f"{difference / deviation:+.1f}" if deviation else "–"
 
 
-def caption(published: Published, changed: Sequence[str]) -> str:
+def caption(published: Published, changed: Sequence[str]) -> list[str]:
     """What the table is of, and what was changed, shortened most of all."""
     lines = [f"beside {published.source}" + (f" ({published.note})" if published.note else "")]
-    lines += [f"changed from the file: {', '.join(changed)}"] if changed else []
-    return "\n".join(lines)
+    return lines + ([f"changed from the file: {', '.join(changed)}"] if changed else [])
+
+
+def markdown(published: Published, changed: Sequence[str], records: Sequence[Record]) -> str:
+    return "\n\n".join([*caption(published, changed), table(published, records).markdown()])
+
+
+def latex(published: Published, changed: Sequence[str], records: Sequence[Record]) -> str:
+    comments = [f"% {line}" for line in caption(published, changed)]
+    return "\n".join([*comments, table(published, records).latex()])

@@ -53,12 +53,17 @@ def best_trials(records: Iterable[Record], metric: str, mode: Literal["max", "mi
     ]
 
 
-def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The rows of each label by seed; labels by falling mean accuracy, those without any last."""
+def judged_by(metric: str) -> str:
+    """What the methods of a sweep are ranked by: clients' own accuracy if they were tuned by that."""
+    return "local_accuracy_mean" if metric.startswith("local_") else "accuracy_mean"
+
+
+def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:
+    """The rows of each label by seed; labels by falling mean of the metric, those without any last."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record["label"]].append(record)
-    ranked = sorted(groups, key=lambda label: (-_mean(groups[label], "accuracy_mean"), label))
+    ranked = sorted(groups, key=lambda label: (-_mean(groups[label], metric), label))
     return {label: sorted(groups[label], key=lambda r: r["seed"]) for label in ranked}
 
 
@@ -132,10 +137,11 @@ class Table:
         return table
 
 
-def table(records: Sequence[Record]) -> Table:
-    """One line a label, best mean accuracy first: accuracies in per cent, then what the training cost."""
-    columns = ["accuracy_mean", *map(_accuracy, capacities(records)), "accuracy_worst"]
-    header = ["method", "seeds", "accuracy %"]
+def table(records: Sequence[Record], metric: str = "accuracy_mean") -> Table:
+    """One line a label, the best by `metric` first: accuracies in per cent, then what the training cost."""
+    local = [metric] if metric != "accuracy_mean" else []
+    columns = [*local, "accuracy_mean", *map(_accuracy, capacities(records)), "accuracy_worst"]
+    header = ["method", "seeds", *(["local %"] if local else []), "accuracy %"]
     header += [f"@{capacity:g}" for capacity in capacities(records)]
     header += ["worst", "down", "up", "FLOPs", "time"]
     costs = {
@@ -145,7 +151,7 @@ def table(records: Sequence[Record]) -> Table:
         "seconds": human_time,
     }
     rows = []
-    for label, runs in by_label(records).items():
+    for label, runs in by_label(records, metric).items():
         cells = [percent(_values(runs, column)) for column in columns]
         cells += [_cost(_values(runs, key), human) for key, human in costs.items()]
         if not _values(runs, "accuracy_mean"):
@@ -154,22 +160,19 @@ def table(records: Sequence[Record]) -> Table:
     return Table(header, rows)
 
 
-def results_csv(records: Sequence[Record]) -> str:
+def results_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str:
     """Plain numbers, one line a row with an accuracy, in the order of `table` and by seed."""
-    columns = ["seed", "accuracy_mean", "accuracy_worst", *map(_accuracy, capacities(records))]
+    local = [metric] if metric != "accuracy_mean" else []
+    columns = ["seed", *local, "accuracy_mean", "accuracy_worst", *map(_accuracy, capacities(records))]
     columns += ["bytes_down", "bytes_up", "train_flops", "seconds"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", *columns])
-    for label, runs in by_label(records).items():
+    for label, runs in by_label(records, metric).items():
         for run in runs:
             if "accuracy_mean" in run:
                 writer.writerow([label, *(run.get(column, "") for column in columns)])
     return text.getvalue()
-
-
-def write_results_csv(path: str | Path, records: Sequence[Record]) -> None:
-    Path(path).write_text(results_csv(records))
 
 
 def percent(values: Sequence[float]) -> str:
@@ -223,18 +226,18 @@ def _tex(cell: str) -> str:
 # plots: each writes one PNG
 
 
-def write_report(folder: str | Path, records: Sequence[Record]) -> None:
+def write_report(folder: str | Path, records: Sequence[Record], metric: str = "accuracy_mean") -> None:
     """results.csv, .md, .tex and the plots of a comparison into a folder; rows are of runs on disk."""
     folder = Path(folder)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    write_results_csv(folder / "results.csv", records)
-    (folder / "results.md").write_text(table(records).markdown())
-    (folder / "results.tex").write_text(table(records).latex())
-    ranked = [record for runs in by_label(records).values() for record in runs]
+    (folder / "results.csv").write_text(results_csv(records, metric))
+    (folder / "results.md").write_text(table(records, metric).markdown())
+    (folder / "results.tex").write_text(table(records, metric).latex())
+    ranked = [record for runs in by_label(records, metric).values() for record in runs]
     curves: dict[str, list[list[Line]]] = defaultdict(list)
     for record in ranked:
         curves[record["label"]].append(Run.open(record["path"]).rounds())
-    learning_curves(folder / "plots" / "learning_curves.png", curves)
+    learning_curves(folder / "plots" / "learning_curves.png", curves, metric)
     accuracy_by_capacity(folder / "plots" / "accuracy_by_capacity.png", ranked)
     clients: dict[str, list[float]] = defaultdict(list)
     for record in ranked:

@@ -60,7 +60,8 @@ class Updates(Config):
     policy: Literal["refuse", "stop"] = "refuse"
     """refuse: left out, counted and logged. stop: the run ends with the client's id."""
     growth: float = Field(default=1000.0, gt=0)
-    """An update explodes if its norm is over growth * (1 + norm of what the client was sent)."""
+    """An update explodes if its norm, or that of what the client keeps, is over growth * (1 + norm of what the
+    client was sent, or kept before)."""
 
 
 STEP_SECONDS = 1.0
@@ -208,7 +209,7 @@ class Simulation:
         if held := len(self.data.validation):
             metrics |= self._global("validation_", "validation", held, keys, nets, shared)
         if self.evaluation.clients:
-            metrics |= self._local(keys, nets, shared)
+            metrics |= self._local(keys, found, shared)
         return metrics
 
     @property
@@ -238,7 +239,7 @@ class Simulation:
     def _statistics_batch(self) -> int:
         """Batch means are averaged over training batches (HeteroFL); where only sums count, large ones do."""
         training = self.method.task.training
-        return training.batch_size if self.evaluation.statistics == "cumulative" else self.evaluation.batch_size
+        return self.evaluation.batch_size if self.evaluation.statistics == "exact" else training.batch_size
 
     def _collect(
         self,
@@ -294,7 +295,7 @@ class Simulation:
     def _local(
         self,
         keys: dict[float, Hashable],
-        nets: dict[Hashable, tuple[Model, Net]],
+        found: dict[Hashable, Deployment],
         shared: Callable[[Hashable], Message],
     ) -> dict[str, float]:
         """Every client that has test data, on its own split: its deployed submodel, or the server's network.
@@ -325,8 +326,9 @@ class Simulation:
         def own_pieces(key: Hashable) -> list[tuple[int, Any]]:
             return self._own_pieces(owners[key].id)
 
+        nets = {key: (d.model, d.net) for key, d in found.items()}
         own_nets = {key: nets[keys[client.capacity]] for key, client in owners.items()}
-        open = {key: net for key, net in own_nets.items() if has_static_norms(*net) and own(key).statistics is None}
+        open = {k: own_nets[k] for k, c in owners.items() if found[keys[c.capacity]].statistics is None}
         statistics = self._collect(open, own_pieces, own)
 
         def shared_or_own(key: Hashable) -> Message:

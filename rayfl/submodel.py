@@ -14,7 +14,7 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -360,7 +360,7 @@ class Coverage:
         for name, count in self.counts.items():
             selection.mark(name, 1.0, count)
 
-    def share(self, names: Collection[str] | None = None) -> float:
-        """Of all coordinates of these tensors (all unless given), those that were held at least once."""
-        counts = [count for name, count in self.counts.items() if names is None or name in names]
+    def share(self) -> float:
+        """Of all coordinates, those that were held at least once."""
+        counts = self.counts.values()
         return sum(int((count > 0).sum()) for count in counts) / sum(count.numel() for count in counts)

@@ -43,12 +43,12 @@ from rayfl.config import (
 from rayfl.data import Arrays
 from rayfl.executors import cluster
 from rayfl.executors.server import ServerActor
-from rayfl.experiment import NAMED, Experiment, parse_experiment
-from rayfl.published import Published
+from rayfl.experiment import NAMED, Experiment, lay_over, parse_experiment
+from rayfl.published import Published, in_config
 from rayfl.report import Record, best_trials
 from rayfl.seeds import numpy_generator, stream
 from rayfl.tracking.console import SweepProgress
-from rayfl.tracking.records import Run, Status, records, runs, summaries, summary
+from rayfl.tracking.records import Run, Status, flatten, records, runs, summaries, summary
 
 HEAD_BYTES = 64 * 2**20
 
@@ -153,15 +153,22 @@ class Sweep:
     def check(self) -> None:
         """Every row, at every value and every end of the search space; what the search itself names."""
         expected: dict[str, Any] = {}
-        for row in self.rows:
+        for row, changes in self.rows.items():
+            for path in flatten(changes).keys() & self.search.space.keys():
+                raise ConfigError(f"{self.where}: rows.{row}: {path} is in search.space, which decides it")
             middle = self.search.points(0)[0]
-            self.experiment(row, middle, self.search.seeds[0])
+            experiment = self.experiment(row, middle, self.search.seeds[0])
             for path, domain in self.search.space.items():
                 for value in next(iter(domain.values())):
                     self.experiment(row, middle | {path: value}, self.search.seeds[0])
-            experiment = self.experiment(row, middle, self.search.seeds[0])
             metrics = experiment.metrics()
             choose(dict.fromkeys(metrics), self.search.metric, f"{self.where}: search.metric", "metric")
+            if experiment.method.is_personal and expected_trials(self) > len(self.rows) * len(self.search.seeds):
+                if not self.search.metric.startswith("local_"):
+                    raise ConfigError(
+                        f"{self.where}: search.metric: given {self.search.metric!r}; allowed with rows.{row}: "
+                        "local_accuracy_mean or another of local_*, for its clients keep what they train"
+                    )
             for metric, numbers in self.published.numbers.items() if self.published else ():
                 if row in numbers:
                     known = dict.fromkeys([*metrics, *summaries(metrics)])
@@ -169,8 +176,11 @@ class Sweep:
             runs_on = experiment.run.model_dump(exclude={"chunk", "checkpoint_seconds"})
             if runs_on != expected.setdefault("run", runs_on):
                 raise ConfigError(f"{self.where}: rows.{row}: run: {runs_on}; all rows run on the same actors")
+            data = experiment.plain()["data"]
+            if data != expected.setdefault("data", data):
+                raise ConfigError(f"{self.where}: rows.{row}: data: {data}; all rows are of one data set")
         _searcher(self.search, self.where)
-        _scheduler(self)
+        _scheduler(self, next(iter(self.rows)))
 
     @property
     def is_fair(self) -> bool:
@@ -187,7 +197,7 @@ class Sweep:
     def _beside(self) -> dict[str, Any]:
         if self.published is None:
             return {}
-        return {"published": self.published.model_dump(mode="json"), "changed": list(self.changed)}
+        return {"published": in_config(self.published, self.changed)}
 
 
 SECTIONS = ("experiment", "rows", "search", "published")
@@ -204,6 +214,8 @@ def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | 
         if key not in SECTIONS:
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, SECTIONS)}")
     all_rows = given.get("rows") or {"run": {}}
+    if not isinstance(all_rows, Mapping):
+        raise ConfigError(f"{where}: rows: given {all_rows!r}; allowed: a mapping of rows' names to what they change")
     chosen = rows.split(",") if rows else list(all_rows)
     for row in chosen:
         if row not in all_rows:
@@ -214,12 +226,14 @@ def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | 
         if not isinstance(changes, Mapping | None):
             raise ConfigError(f"{where}: rows.{row}: given {changes!r}; allowed: sections of the experiment")
     published = _published(given, all_rows, where)
-    file = _sweep(path, given, chosen, published)
+    changed = given
     for text in settings or []:
-        given = _lay_over(given, *parse_setting(text))
-    sweep = _sweep(path, given, chosen, published)
+        changed = _lay_over(changed, *parse_setting(text), where)
+    sweep = _sweep(path, changed, chosen, published)
     sweep.check()
-    return replace(sweep, changed=tuple(_changes(file, sweep))) if settings else sweep
+    if settings and published:
+        sweep = replace(sweep, changed=tuple(_changes(_sweep(path, given, chosen, published), sweep)))
+    return sweep
 
 
 def _sweep(path: str | Path, given: Mapping[str, Any], chosen: list[str], published: Published | None) -> Sweep:
@@ -229,18 +243,22 @@ def _sweep(path: str | Path, given: Mapping[str, Any], chosen: list[str], publis
     return Sweep(Path(path).stem, where, experiment, {row: rows[row] or {} for row in chosen}, search, published)
 
 
-def _lay_over(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[str, Any]:
     """The file with one setting: of the search, or of the experiment and of the rows that change its section."""
     if path.startswith("search."):
         return set_path(given, path, value)
     path = path.removeprefix("experiment.")
+    if path == "seed":
+        raise ConfigError(f"{where}: --set seed: a sweep's seeds are search.seeds; --set search.seeds=[{value}]")
+    search = given.get("search")
+    if isinstance(search, Mapping) and path in (search.get("space") or {}):
+        raise ConfigError(f"{where}: --set {path}: search.space decides it; --set search.space={{}} for no search")
     section = path.partition(".")[0]
-    given = set_path(given, f"experiment.{path}", value)
     rows = {
-        row: set_path(dict(changes), path, value) if changes and section in changes else changes
+        row: lay_over(dict(changes), path, value) if changes and section in changes else changes
         for row, changes in (given.get("rows") or {}).items()
     }
-    return given | ({"rows": rows} if rows else {})
+    return given | {"experiment": lay_over(dict(given["experiment"]), path, value)} | ({"rows": rows} if rows else {})
 
 
 def _published(given: Mapping[str, Any], rows: Mapping[str, Any], where: str) -> Published | None:
@@ -254,12 +272,16 @@ def _published(given: Mapping[str, Any], rows: Mapping[str, Any], where: str) ->
 
 
 def _changes(file: Sweep, sweep: Sweep) -> list[str]:
-    """What the settings changed, in the first row's experiment and in the search."""
-    row, point = next(iter(sweep.rows)), sweep.search.points(0)[0]
-    old, new = (
-        s.experiment(row, point, 0).plain() | {"search": s.search.model_dump(mode="json")} for s in (file, sweep)
-    )
-    return [change for change in differences(old, new) if not change.startswith(("run.", "data.root"))]
+    """What the settings changed in the rows, and in the search."""
+    rows: dict[str, list[str]] = {}
+    for row in sweep.rows:
+        old, new = (s.experiment(row, {}, 0).plain() for s in (file, sweep))
+        for change in differences(old, new):
+            if not change.startswith(("run.", "data.root")):
+                rows.setdefault(change, []).append(row)
+    old, new = ({"search": s.search.model_dump(mode="json")} for s in (file, sweep))
+    said = [c if len(of) == len(sweep.rows) else f"{', '.join(of)}: {c}" for c, of in rows.items()]
+    return [*said, *differences(old, new)]
 
 
 def _draw(domain: Mapping[str, Any], count: int, generator: np.random.Generator) -> list[Any]:
@@ -399,7 +421,7 @@ class Recorder(tune.Callback):
         self.progress.resumed()
 
     def _show(self, trial_id: str, record: Run) -> None:
-        self.progress.start(trial_id, record.label, record.tags["point"])
+        self.progress.start(trial_id, record.label, record.tags["point"], record.config["rounds"])
         if lines := record.rounds():
             latest = {key: value for line in lines for key, value in line.items()}
             self.progress.update(trial_id, latest["round"], latest)
@@ -484,7 +506,7 @@ def run_sweep(
         else:
             space = {f"point:{path}": _domain(domain) for path, domain in search.space.items()}
             space |= {"row": stage[0], "seed": first}
-        _run_stage(sweep, run, name, space, data, recorder)
+        _run_stage(sweep, run, name, space, data, recorder, stage[0])
     tuned = [record for record in _finished(run) if record["seed"] == first]
     best = best_trials(tuned, search.metric, search.mode)
     confirm = [
@@ -493,7 +515,7 @@ def run_sweep(
         for record in best
     ]
     if confirm:
-        _run_stage(sweep, run, "confirm", {"trial": tune.grid_search(confirm)}, data, recorder, fair=True)
+        _run_stage(sweep, run, "confirm", {"trial": tune.grid_search(confirm)}, data, recorder)
         best = best_trials(_finished(run), search.metric, search.mode)
     return best
 
@@ -521,9 +543,10 @@ def _run_stage(
     space: dict[str, Any],
     arrays: ray.ObjectRef,
     recorder: Recorder,
-    fair: bool = False,
+    row: str | None = None,
 ) -> None:
-    """One Tuner, from its start, from where it was stopped, or not at all if it is done."""
+    """One Tuner, from its start, from where it was stopped, or not at all if it is done. `row`: whose trials they
+    are, if a scheduler may stop them early."""
     search, folder = sweep.search, run.path / "tune"
     marker = folder / name / "done"
     if marker.exists():
@@ -533,7 +556,6 @@ def _run_stage(
         tune.with_parameters(FederatedTrial, sweep=sweep, refs={"arrays": arrays, "actors": actors}),
         tune.PlacementGroupFactory(_trial_bundles(sweep, actors)),
     )
-    fair = fair or sweep.is_fair
     path = folder / name
     if tune.Tuner.can_restore(str(path)):
         _fill_gaps(path)
@@ -547,7 +569,7 @@ def _run_stage(
                 metric=search.metric,
                 mode=search.mode,
                 num_samples=search.trials if "trial" not in space else 1,
-                scheduler=None if fair else _scheduler(sweep),
+                scheduler=_scheduler(sweep, row) if row and not sweep.is_fair else None,
                 search_alg=_searcher(search, sweep.where) if "trial" not in space else None,
                 reuse_actors=True,
                 trial_dirname_creator=lambda trial: trial.trial_id,
@@ -626,10 +648,10 @@ def _trial_bundles(sweep: Sweep, actors: tuple[int, float, float]) -> list[dict[
     return [{"memory": HEAD_BYTES}, *clients]
 
 
-def _scheduler(sweep: Sweep) -> Any:
+def _scheduler(sweep: Sweep, row: str) -> Any:
     search = sweep.search
     known = {"asha": "async_hyperband", "median": "median_stopping_rule"}
-    rounds = sweep.experiment(next(iter(sweep.rows)), {}, 0).rounds
+    rounds = sweep.experiment(row, {}, 0).rounds
     options: dict[str, Any] = {"time_attr": "round"}
     if search.scheduler in ("asha", "hyperband"):
         options["max_t"] = rounds

@@ -78,7 +78,7 @@ class Worker:
                     f"{round + 1}:\n{traceback.format_exc()}"
                 ) from None
             cost = self._cost(payload, selection, update)
-            if (reason := self._unfit(update, norm)) is not None:
+            if (reason := self._unfit(update, max(norm, _norm(client.carry or {})))) is not None:
                 refused.append((id, reason))
                 add_metrics(totals, {name: update.metrics.get(name, value) for name, value in cost.items()})
                 continue
@@ -152,13 +152,14 @@ class Worker:
         return ClientData(pixels, labels, self.data.classes, self.data.preprocess)
 
     def _unfit(self, update: Update, before: float) -> str | None:
-        """Why an update must not be averaged in, if so; `before` is the norm of what the client was sent."""
+        """Why an update must not be averaged in, if so; `before` is the norm of what the client started from, 0
+        where it drew that itself: then there is nothing to grow from."""
         norms = [_norm(update.sums) / (update.weight or 1.0), *map(_norm, update.carries.values())]
         if not all(map(math.isfinite, norms)):
             return "not finite"
         after = max(norms)
         limit = self.limits.growth * (1 + before)
-        return f"norm {after:.3g} over the limit {limit:.3g}" if after > limit else None
+        return f"norm {after:.3g} over the limit {limit:.3g}" if before and after > limit else None
 
 
 def _norm(tensors: Tensors) -> float:

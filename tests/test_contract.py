@@ -215,6 +215,16 @@ def test_sliced_training_is_masked_full_width_training(method_name, model_name, 
         assert not outside[name].any()
 
 
+def test_clients_that_train_nothing_change_nothing(method_name, tmp_path):
+    """The mean of what was sent is what was sent (width.md section 5, T1)."""
+    spec = experiment(method_name, training={"steps": None, "epochs": 0}, clients={"cohort": 6})
+    simulation = simulate(spec, tmp_path)
+    before = {name: t.clone() for name, t in leaves(simulation.state)}
+    simulation.run_round()
+    for name, t in leaves(simulation.state):
+        torch.testing.assert_close(t, before[name], rtol=1e-6, atol=1e-7)
+
+
 def test_every_capacity_is_deployed_as_its_own_network(method_name, model_name, tmp_path):
     simulation = simulate(experiment(method_name, model_name, rounds=1), tmp_path)
     [line] = run(simulation)

@@ -5,14 +5,14 @@ import yaml
 from helpers import TINY
 
 from rayfl.config import ConfigError
-from rayfl.published import Published, caption, from_params, table
+from rayfl.published import Published, caption, from_config, in_config, latex, markdown, table
 from rayfl.tracking.records import flatten
 from rayfl.tuning import load_sweep
 
 BOTH = Published(
     source="Table 9",
     note="shorter",
-    numbers={"accuracy_server": {"a-e": 90.0, "b.x": (80.0, 3.0)}, "local_accuracy_mean": {"a-e": 50.0}},
+    numbers={"accuracy_0.2": {"a-e": 90.0, "b.x": (80.0, 3.0)}, "local_accuracy_mean": {"a-e": 50.0}},
 )
 
 
@@ -23,17 +23,17 @@ def record(label, seed, **results):
 def test_the_difference_by_hand():
     """In points, and in standard deviations of ours over the seeds, with the published one where it is known."""
     records = [
-        record("a-e", 0, accuracy_server=0.91, local_accuracy_mean=0.5),
-        record("a-e", 1, accuracy_server=0.93, local_accuracy_mean=0.5),
-        record("b.x", 0, accuracy_server=0.74),
+        record("a-e", 0, local_accuracy_mean=0.5) | {"accuracy_0.2": 0.91},
+        record("a-e", 1, local_accuracy_mean=0.5) | {"accuracy_0.2": 0.93},
+        record("b.x", 0) | {"accuracy_0.2": 0.74},
     ]
     found = table(BOTH, records)
-    assert found.header == ["method", "metric", "published %", "ours %", "points", "std", "seeds", "rounds"]
+    assert found.header == ["method", "metric", "published %", "ours %", "points", "in stds", "seeds", "rounds"]
     assert found.rows == [
         # the standard deviation of 91 and 93 is sqrt(2)
-        ["a-e", "accuracy_server", "90.00", "92.00 ± 1.41", "+2.00", "+1.4", "2", "7"],
+        ["a-e", "accuracy_0.2", "90.00", "92.00 ± 1.41", "+2.00", "+1.4", "2", "7"],
         ["a-e", "local_accuracy_mean", "50.00", "50.00 ± 0.00", "+0.00", "–", "2", "7"],
-        ["b.x", "accuracy_server", "80.00 ± 3.00", "74.00", "-6.00", "-2.0", "1", "7"],
+        ["b.x", "accuracy_0.2", "80.00 ± 3.00", "74.00", "-6.00", "-2.0", "1", "7"],
     ]
 
 
@@ -44,17 +44,24 @@ def test_rows_that_did_not_run_are_left_out():
     assert found.rows == [["b", "2.00", "–", "–", "–", "0", "7"]]
 
 
-def test_it_survives_flat_text():
-    """As MLflow keeps parameters."""
-    config = {"published": BOTH.model_dump(mode="json"), "changed": ["rounds: 200 -> 60", "seeds: [0] -> [1, 2]"]}
+def test_it_survives_a_configuration():
+    """Which MLflow keeps flat, as text; metrics and rows with dots in their names too."""
+    changed = ["rounds: 200 -> 60", "seeds: [0] -> [1, 2]", "data.root: 'a' -> \"it's\""]
+    config = {"published": in_config(BOTH, changed), "search": {"metric": "accuracy_mean"}}
     params = {key: str(value) for key, value in flatten(config).items()}
-    published, changed = from_params(params)
-    assert published == BOTH and changed == config["changed"]
-    assert from_params(flatten(config)) == (published, changed)
-    assert from_params({"search.metric": "accuracy_mean"}) == (None, [])
-    assert caption(BOTH, changed) == (
-        "beside Table 9 (shorter)\nchanged from the file: rounds: 200 -> 60, seeds: [0] -> [1, 2]"
-    )
+    assert from_config(params) == from_config(config) == (BOTH, changed)
+    assert from_config({"search.metric": "accuracy_mean"}) == (None, [])
+
+
+def test_what_stands_above_the_table():
+    changed, records = ["model_a: 1 -> 2", "rounds: 200 -> 60"], [record("a-e", 0)]
+    said = ["beside Table 9 (shorter)", "changed from the file: model_a: 1 -> 2, rounds: 200 -> 60"]
+    assert caption(BOTH, changed) == said and caption(BOTH, []) == said[:1]
+    assert markdown(BOTH, changed, records).startswith(f"{said[0]}\n\n{said[1]}\n\n| method |")
+    assert latex(BOTH, changed, records).startswith(f"% {said[0]}\n% {said[1]}\n\\begin{{tabular}}")
+
+
+NUMBERS = {"source": "Table 9", "numbers": {"accuracy_mean": {"own": 90}}}
 
 
 def write(tmp_path, **sections):
@@ -73,10 +80,47 @@ def test_settings_reach_every_row_and_are_remembered(tmp_path):
     for row in plan.rows:
         experiment = plan.experiment(row, {}, 0)
         assert (experiment.rounds, experiment.training.lr, experiment.training.batch_size) == (3, 0.2, 5)
-    assert plan.changed == ("rounds: 9 -> 3", "search.seeds: [0] -> [0, 1]", "training.lr: 0.5 -> 0.2")
+    assert set(plan.changed) == {
+        "wide: rounds: 9 -> 3",
+        "narrow: rounds: 2 -> 3",
+        "wide: training.lr: 0.5 -> 0.2",
+        "narrow: training.lr: 0.05 -> 0.2",
+        "search.seeds: [0] -> [0, 1]",
+    }
     untouched = load_sweep(write(tmp_path))
     assert untouched.changed == () and untouched.experiment("wide", {}, 0).rounds == 9
-    assert plan.plain()["published"]["source"] == "Table 9" and plan.plain()["changed"] == list(plan.changed)
+    assert from_config(plan.plain()) == (plan.published, list(plan.changed))
+
+
+def test_a_bare_name_is_a_section(tmp_path):
+    """Where the base, or a row, says `method: heterofl`."""
+    path = write(tmp_path, rows={"own": {"method": "fedrolex"}, "base": {}}, published=NUMBERS)
+    plan = load_sweep(path, ["method.scaler=false", "training.lr=0.2"])
+    methods = [plan.experiment(row, {}, 0).method for row in plan.rows]
+    assert [(m.name, m.scaler) for m in methods] == [("fedrolex", False), ("heterofl", False)]
+    assert set(plan.changed) == {"method.scaler: True -> False", "training.lr: 0.05 -> 0.2"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said"),
+    [
+        ({"own": {"training": {"lr": 0.3}}}, [], "rows.own: training.lr is in search.space, which decides it"),
+        ({"own": {}}, ["training.lr=0.2"], "--set training.lr: search.space decides it"),
+        ({"own": {}}, ["seed=5"], r"--set search.seeds=\[5\]"),
+        ({"own": {"data": {"samples": 90}}, "base": {}}, [], "all rows are of one data set"),
+        (
+            {"own": {"method": "standalone"}},
+            [],
+            "search.metric: given 'validation_accuracy_mean'; allowed with rows.own",
+        ),
+        (["own"], [], "rows: given .*; allowed: a mapping"),
+    ],
+)
+def test_rows_and_settings_that_would_be_ignored_are_refused(rows, settings, said, tmp_path):
+    search = {"space": {"training.lr": {"grid": [0.1, 0.2]}}}
+    path = write(tmp_path, rows=rows, search=search, published=NUMBERS)
+    with pytest.raises(ConfigError, match=said):
+        load_sweep(path, settings)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,24 @@ def test_accuracy_of_every_client_by_hand(fill, tmp_path):
     assert line["local_accuracy_0.2"] == pytest.approx((by_hand[2] + by_hand[3]) / 2)
 
 
+@pytest.mark.parametrize("method", ["standalone", {"name": "lg_fedavg", "size": "own"}])
+def test_accuracy_of_clients_with_networks_of_their_own(method, tmp_path):
+    """Theirs, with statistics of their own data; who was never drawn runs what it would start from."""
+    simulation = simulate(tiny(method=method, rounds=1, clients={"cohort": 3}), tmp_path)
+    [line] = run(simulation)
+    assert len(simulation.carries.files) == 3
+    for id, accuracy in simulation.client_accuracy().items():
+        capacity, carry = simulation.population.capacity(id, 0, 0), simulation.carries.get(id)
+        net = deployed(simulation, capacity)
+        if carry is not None:
+            d = simulation.method.deploy(simulation.state, 1, capacity, Client(id, capacity, carry))
+            load(net, d.params)
+            own = rows(simulation, "train", simulation.data.train[id])
+            norms.load(net, norms.finish(norms.collect(net, (x for x, _ in own.in_order(7))), "exact"))
+        data = rows(simulation, "test", simulation.data.test[id])
+        assert accuracy == evaluate(net, data, 7)["correct"] / len(data)
+
+
 def test_heterofls_local_and_global_by_hand(tmp_path):
     """Local: the server's network on every client's own split, absent classes masked; its mean over samples.
     Global: the same network on the whole test set."""

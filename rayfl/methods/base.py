@@ -130,6 +130,9 @@ class Method(Config, ABC):
         """The same method, applied to a task."""
         return self.model_copy(update={"task": task})
 
+    def check(self, rounds: int) -> None:
+        """Raises a ValueError if runs of so many rounds make no sense."""
+
     @property
     def keeps_capacities(self) -> bool:
         """Whether every client must have the same capacity in all rounds."""

@@ -34,7 +34,7 @@ import torch
 from rayfl.methods.base import Client, State
 from rayfl.methods.width import WidthMethod
 from rayfl.seeds import torch_generator
-from rayfl.submodel import Selection, Slice, prefix, random_subset, untied
+from rayfl.submodel import Selection, Slice, random_subset, untied
 from rayfl.training import Fill
 
 
@@ -60,8 +60,7 @@ class FedDropout(WidthMethod):
 
     def window(self, round: int, capacity: float) -> Selection:
         if self.deploys == "prefix":
-            net, task = self.net_at(capacity), self.task
-            return prefix(task.layout(task.server), task.layout(net), net)
+            return self.prefix(capacity)
         return self._shared(max(round - 1, 0), capacity, self.task.seed)
 
     def _shared(self, round: int, capacity: float, seed: int) -> Slice:

@@ -23,12 +23,13 @@ Departures:
 6. `training.clip` bounds the gradient of h_k, proximal term included.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 from torch import nn
 
-from rayfl.methods.base import Client, Payload, Update
+from rayfl.config import ConfigError
+from rayfl.methods.base import Client, Payload, Task, Update
 from rayfl.methods.width import SizedMethod
 from rayfl.seeds import numpy_generator
 from rayfl.submodel import Selection
@@ -42,6 +43,14 @@ class FedProx(SizedMethod):
     """Strength of the proximal term; the paper takes the best of 0.001, 0.01, 0.1 and 1."""
     stragglers: float = Field(default=0.0, ge=0, le=1)
     """Share of a round's clients that do partial work (the paper: 0, 0.5 and 0.9)."""
+
+    def bind(self, task: Task) -> Self:
+        if self.stragglers and (task.training.steps or task.training.epochs) == 1:
+            raise ConfigError(
+                f"method.stragglers: given {self.stragglers:g}; allowed: 0 where training has one epoch, or one step, "
+                "a round: there is no part of it to do; more training.epochs, or training.steps"
+            )
+        return super().bind(task)
 
     def local_update(
         self,

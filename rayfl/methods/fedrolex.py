@@ -29,9 +29,9 @@ Departures:
 
 import hashlib
 import math
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.methods.base import Client, State
 from rayfl.methods.width import WidthMethod
@@ -59,12 +59,18 @@ class FedRolex(WidthMethod):
     deploys: Literal["window", "prefix"] = "window"
     """What a device of a capacity runs outside training: the last round's window, or the first positions."""
 
+    @model_validator(mode="after")
+    def _one_stride(self) -> Self:
+        if self.coprime_stride and self.overlap != 1:
+            raise ValueError("overlap 1 with coprime_stride, which sets every axis's stride")
+        return self
+
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
         return self._rolled(round, client.capacity)
 
     def window(self, round: int, capacity: float) -> Selection:
         if self.deploys == "prefix":
-            return self._slice(capacity, lambda name, kept, size: 0)
+            return self.prefix(capacity)
         return self._rolled(max(round - 1, 0), capacity)
 
     def stride(self, kept: int) -> int:
@@ -72,7 +78,9 @@ class FedRolex(WidthMethod):
         return math.floor(kept * (1 - self.overlap)) + 1
 
     def _rolled(self, round: int, capacity: float) -> Slice:
-        late = self.capacity_phase * list(self.task.widths).index(capacity)
+        net, task = self.net_at(capacity), self.task
+        whole, part = task.layout(task.server), task.layout(net)
+        late = self.capacity_phase * list(task.widths).index(capacity)
 
         def offset(name: str, kept: int, size: int) -> int:
             moved = self.stride(kept) * round
@@ -81,11 +89,6 @@ class FedRolex(WidthMethod):
             phase = late + (_hash(name) if self.axis_phase else 0)
             return self.direction * (moved + phase)
 
-        return self._slice(capacity, offset)
-
-    def _slice(self, capacity: float, offset) -> Slice:
-        net, task = self.net_at(capacity), self.task
-        whole, part = task.layout(task.server), task.layout(net)
         offsets = {name: offset(name, axis.size, whole.axes[name].size) for name, axis in part.axes.items()}
         return windows(whole, part, net, offsets)
 

@@ -39,12 +39,12 @@ Departures:
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 from torch.func import functional_call
 
@@ -79,6 +79,12 @@ class FjORD(PrefixMethod):
     """With `distill`: how much of what the drawn width learns is the teacher's; the rest is the labels'."""
     temperature: float = Field(default=1.0, gt=0)
     """With `distill`: T, which divides the logits in the divergence."""
+
+    @model_validator(mode="after")
+    def _a_teacher(self) -> Self:
+        if not self.distill and (self.alpha, self.temperature) != (1, 1):
+            raise ValueError("alpha and temperature with distill: true only")
+        return self
 
     def init(self, seed: int) -> State:
         state, nets = super().init(seed), self._nets(self.task.server)

@@ -47,7 +47,7 @@ from rayfl.training import ClientData, weighted
 
 class LGFedAvg(PersonalMethod):
     name: Literal["lg_fedavg"] = "lg_fedavg"
-    shared: tuple[str, ...] = ()
+    shared: tuple[str, ...] | None = Field(default=None, min_length=1)
     """The layers that are averaged, by path: a layer ("conv1") or all layers below it ("stage1"). Unless given
     the classifier, as the paper draws it: local representations, one global head."""
     warmup: int = Field(default=0, ge=0)
@@ -55,11 +55,15 @@ class LGFedAvg(PersonalMethod):
 
     def bind(self, task: Task) -> Self:
         names = task.layout(task.server).dims
-        for path in self.shared:
+        for path in self.shared or ():
             if not any(_is_below(name, path) for name in names):
                 layers = dict.fromkeys(name.rpartition(".")[0] for name in names)
                 raise ConfigError(f"method.shared: no layer is called {path!r}; {nearest(path, layers)}")
         return super().bind(task)
+
+    def check(self, rounds: int) -> None:
+        if self.warmup >= rounds:
+            raise ValueError(f"method.warmup: given {self.warmup}; allowed: fewer than the run's {rounds} rounds")
 
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
         everything = self.window(round, client.capacity)
@@ -71,7 +75,7 @@ class LGFedAvg(PersonalMethod):
         return prefix(whole, shared, everything.net)
 
     def _is_shared(self, name: str, dims: Dims) -> bool:
-        if not self.shared:
+        if self.shared is None:
             return dims[0] == self.task.model.labels
         return any(_is_below(name, path) for path in self.shared)
 

@@ -112,6 +112,11 @@ class WidthMethod(Method):
         params = selection.take(state["params"])
         return Deployment(selection.key, self.task.model, selection.net, params)
 
+    def prefix(self, capacity: float) -> Slice:
+        """The first positions of every axis, as many as a capacity has."""
+        net, task = self.net_at(capacity), self.task
+        return prefix(task.layout(task.server), task.layout(net), net)
+
     def net_at(self, capacity: float) -> Net:
         """The client network of a capacity, with its Scaler."""
         width = self.task.widths[capacity]
@@ -125,8 +130,7 @@ class PrefixMethod(WidthMethod):
         return self.window(round, client.capacity)
 
     def window(self, round: int, capacity: float) -> Slice:
-        net, task = self.net_at(capacity), self.task
-        return prefix(task.layout(task.server), task.layout(net), net)
+        return self.prefix(capacity)
 
 
 class SizedMethod(PrefixMethod):
@@ -134,8 +138,8 @@ class SizedMethod(PrefixMethod):
     are three ways to take that."""
 
     size: Literal["largest", "smallest", "own"] = "largest"
-    """largest, smallest: clients and server have one network, of the largest capacity or of the smallest. own:
-    the server has the largest, every client the first channels that it can carry: the holder mean."""
+    """largest, smallest: clients and server have one network, of the largest capacity (a server's own too) or of the
+    smallest. own: the server has the largest, every client the first channels that it can carry: the holder mean."""
 
     def bind(self, task: Task) -> Self:
         if self.size == "own":

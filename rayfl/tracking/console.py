@@ -90,6 +90,7 @@ class RunProgress(Progress):
 class _Trial:
     label: str
     point: str
+    rounds: int
     round: int = 0
     value: float | None = None
     status: str = "running"
@@ -120,11 +121,12 @@ class SweepProgress(Progress):
         """What is done by now was done by an earlier process: it says nothing of the time that is left."""
         self.before = self._made
 
-    def start(self, trial_id: str, label: str, point: str) -> None:
-        """A trial runs, perhaps again: the method's label, and what the search chose, "lr=0.03"."""
+    def start(self, trial_id: str, label: str, point: str, rounds: int | None = None) -> None:
+        """A trial runs, perhaps again: the method's label, what the search chose, "lr=0.03", and its rounds if they
+        are not everybody's."""
         before = self.trials.get(trial_id)
         self.ended = [trial for trial in self.ended if trial is not before]
-        self.trials[trial_id] = _Trial(label, point)
+        self.trials[trial_id] = _Trial(label, point, rounds or self.rounds)
 
     def update(self, trial_id: str, round: int, metrics: Mapping[str, Any]) -> None:
         """After a trial's round, with its line."""
@@ -137,7 +139,7 @@ class SweepProgress(Progress):
         trial = self.trials[trial_id]
         trial.status = status
         self.ended.append(trial)
-        what = f"{trial.label} {trial.point}: {status}, round {trial.round}/{self.rounds}"
+        what = f"{trial.label} {trial.point}: {status}, round {trial.round}/{trial.rounds}"
         score = f", {self.metric} {trial.score}" if trial.score else ""
         self._plain(f"[{len(self.ended)}/{self.total_trials}] {what}{score}; {self._times(self._share)}")
 
@@ -165,13 +167,11 @@ class SweepProgress(Progress):
         running = [trial for trial in trials if trial.status == "running"]
         for trial in self.ended[-ENDED_IN_VIEW:] + running:
             state = Text(trial.status, COLORS[trial.status])
-            place = f"{trial.round}/{self.rounds}"
+            place = f"{trial.round}/{trial.rounds}"
             table.add_row(Text(trial.label), Text(trial.point), place, trial.score, state)
         made = sum(trial.round for trial in trials)
-        total = (
-            f"trials {len(self.ended)}/{self.total_trials}, "
-            f"rounds {made}/{self.total_trials * self.rounds}, {self._times(self._share)}"
-        )
+        rounds = sum(trial.rounds for trial in trials) + (self.total_trials - len(trials)) * self.rounds
+        total = f"trials {len(self.ended)}/{self.total_trials}, rounds {made}/{rounds}, {self._times(self._share)}"
         ranked = sorted(self.best.items(), key=lambda item: -self._score(item[1]))
         best = [Text(f"best {label}: {t.score} ({t.point})", "dim") for label, t in ranked]
         # a terminal that is too low cuts the end
@@ -184,9 +184,9 @@ class SweepProgress(Progress):
 
     @property
     def _made(self) -> float:
-        """Of all rounds, with those that ended trials will not make."""
-        running = sum(t.round for t in list(self.trials.values()) if t.status == "running")
-        return (len(self.ended) * self.rounds + running) / (self.total_trials * self.rounds)
+        """Of all trials, with the shares of those that run."""
+        running = sum(t.round / t.rounds for t in list(self.trials.values()) if t.status == "running")
+        return (len(self.ended) + running) / self.total_trials
 
 
 def _bar(share: float, text: str) -> Table:

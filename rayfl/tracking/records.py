@@ -16,7 +16,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -175,20 +175,27 @@ SUMMARISED = ("accuracy_mean", "accuracy_server", "local_accuracy_mean", "local_
 """Metrics of which a result has the best and a mean of the last evaluations, where the run has them."""
 
 
-def summaries(metrics: Iterable[str]) -> list[str]:
+AT_BEST = "local_accuracy_samples_at_best_server"
+"""The local accuracy of the round with the best accuracy_server: HeteroFL's Local beside its Global."""
+
+
+def summaries(metrics: Collection[str]) -> list[str]:
     """The names that `summary` adds for these metrics."""
-    return [f"{kind}_{metric}" for metric in metrics if metric in SUMMARISED for kind in ("best", "last5")]
+    names = [f"{kind}_{metric}" for metric in metrics if metric in SUMMARISED for kind in ("best", "last5")]
+    return [*names, *([AT_BEST] if "local_accuracy_samples" in metrics else [])]
 
 
 def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
     """result.json from the lines of a run.
 
     The accuracies are those of the last evaluated round. With them, for each of `SUMMARISED`: the best one
-    (papers often print that), and the mean of the last five evaluations; and `best_round`, the first round of
-    the best accuracy_mean.
+    (papers often print that), and the mean of the last five evaluations; `AT_BEST`; and `best_round`, the first
+    round of the best accuracy_mean.
     """
     result: dict[str, Any] = {"method": method, "seed": seed}
     result["rounds"] = lines[-1]["round"] if lines else 0
+    if lines and "train_loss" in lines[-1]:
+        result["train_loss"] = lines[-1]["train_loss"]
     evaluated = [line for line in lines if "accuracy_mean" in line]
     if evaluated:
         result |= {key: value for key, value in evaluated[-1].items() if "accuracy_" in key}
@@ -196,6 +203,8 @@ def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
             if values := [line[metric] for line in evaluated if metric in line]:
                 result[f"best_{metric}"] = max(values)
                 result[f"last5_{metric}"] = sum(values[-5:]) / len(values[-5:])
+        if "local_accuracy_samples" in evaluated[-1]:
+            result[AT_BEST] = max(evaluated, key=lambda line: line["accuracy_server"])["local_accuracy_samples"]
         result["best_round"] = max(evaluated, key=lambda line: line["accuracy_mean"])["round"]
     return result | {key: sum(line.get(key, 0) for line in lines) for key in TOTALS}
 

@@ -1,5 +1,7 @@
 """Federated Dropout: who holds what, what meets at a residual addition, and the code that misaligns it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import bound, client_data, one_round, run, simulate, tiny
@@ -97,7 +99,7 @@ def test_untied_identity_skips_are_misaligned_and_projections_are_not(name):
     same = [block for block, (residual, skip) in found.items() if residual == skip]
     assert same == ["stage2.0", "stage3.0", "stage4.0"]
     agree = [r == s for block, (rs, ss) in found.items() if block not in same for r, s in zip(rs, ss, strict=True)]
-    assert sum(agree) / len(agree) < 0.05
+    assert sum(agree) / len(agree) < 0.015
 
 
 @pytest.mark.parametrize("name", [*RESNETS, "heterofl_cnn", "lenet5_caffe", "digits_cnn", "liang_cnn"])
@@ -188,6 +190,7 @@ def test_a_device_runs_a_subset_of_the_last_round():
     picked = list(windows[3].positions["hidden0"].positions)
     assert torch.equal(deployed.params["hidden0.bias"], state["params"]["hidden0.bias"][picked])
     shared = bound(FedDropout(draw="round"), 1.0, 0.4, hidden=(35,))
+    shared = shared.bind(replace(shared.task, seed=7))
     assert shared.window(5, 0.4).key == shared.select({}, 4, Client(0, 0.4), shared.task.seed).key
 
 

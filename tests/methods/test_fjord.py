@@ -180,6 +180,29 @@ def test_distillation_by_hand():
     assert update.metrics["train_loss"] == pytest.approx(4 * F.cross_entropy(student, y).item())
 
 
+def test_the_widest_is_taught_by_the_labels_twice():
+    """(2 - alpha) CE where it is drawn itself; classes that the client lacks are masked for teacher and student."""
+    method = bound(FjORD(distill=True, alpha=0.25, mask="zero"), 1.0, 0.5, hidden=(4,), lr=0.5)
+    state, data = method.init(0), client_data(0, 1, 1, 0)
+    x, y = data.preprocess(data.pixels), data.labels
+
+    def masked(logits):
+        return F.cross_entropy(logits * data.present, y)
+
+    for drawn in (0, 1):
+        update = updated(method, state, 1.0, data, seed_of(method, drawn))
+
+        def objective(params, drawn=drawn):
+            widest = logits_of(params, x)
+            student = logits_of(prefix_of(params, 2), x) if drawn else widest
+            divergence = F.kl_div(student.log_softmax(1), widest.softmax(1).detach(), reduction="batchmean")
+            return masked(widest) + 0.75 * masked(student) + (0.25 * divergence if drawn else 0)
+
+        by_hand = stepped(state["params"], 0.5, objective)
+        for name, t in answered(update).items():
+            torch.testing.assert_close(t, by_hand[name])
+
+
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_the_widest_learns_nothing_from_itself(temperature):
     """Its gradient is that of the cross-entropy alone, to the bit."""

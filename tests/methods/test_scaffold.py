@@ -152,10 +152,11 @@ def test_no_step_changes_no_variate():
 # a run
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_the_servers_variate_is_the_mean_of_the_clients(option, tmp_path):
-    """In every round, whoever takes part with whatever capacity; who never did has zero."""
-    spec = tiny(method={"name": "scaffold", "size": "own", "option": option}, evaluation={"every": 9}, rounds=4)
+@pytest.mark.parametrize(("option", "weight"), [("I", "uniform"), ("II", "uniform"), ("II", "samples")])
+def test_the_servers_variate_is_the_mean_of_the_clients(option, weight, tmp_path):
+    """In every round, whoever takes part with whatever capacity and weight; who never did has zero."""
+    method = {"name": "scaffold", "size": "own", "option": option, "weight": weight}
+    spec = tiny(method=method, evaluation={"every": 9}, rounds=4)
     simulation = simulate(spec, tmp_path)
     for _ in range(3):
         run(simulation, 1)

@@ -1,5 +1,7 @@
 """Standalone: everybody alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import assert_same, bound, client_data, run, simulate, tiny
@@ -21,7 +23,8 @@ def updated(method, state, client, data, round):
 def test_rounds_are_sgd_by_hand(size, nodes):
     """Three rounds of a client of capacity 0.5, from the first channels of the network of the run's seed."""
     method = bound(Standalone(size=size), 1.0, 0.5, 0.25, hidden=(4,), lr=0.5, batch_size=2, milestones=(2,))
-    state, data, carry = method.init(0), client_data(0, 1, 2, 3), None
+    method = method.bind(replace(method.task, seed=7))
+    state, data, carry = method.init(7), client_data(0, 1, 2, 3), None
     net = method.task.model.build(method.net_at(0.5))
     initial = method.deploy(state, 0, 0.5).params
     assert initial["hidden0.bias"].tolist() == state["params"]["hidden0.bias"].tolist()[:nodes]
@@ -72,8 +75,12 @@ def test_capacities_have_to_stay(method):
 
 
 def test_a_network_that_explodes_is_not_kept(tmp_path):
-    """Though nothing of it is sent."""
-    simulation = simulate(tiny(method="standalone", updates={"growth": 1e-3}), tmp_path)
-    line = simulation.run_round()
-    assert line["refused"] == 4 and "norm " in line["refusals"]
-    assert not simulation.carries.files
+    """Though nothing of it is sent: it is measured by what its client kept before, from its second round on."""
+    one = {"count": 1, "cohort": 1, "capacities": [0.3]}
+    spec = tiny(method="standalone", clients=one, partition={"labels": 4}, updates={"growth": 1e-3}, rounds=3)
+    simulation = simulate(spec, tmp_path)
+    lines = run(simulation, 1)
+    kept = simulation.carries.get(0)
+    lines += run(simulation)
+    assert [line["refused"] for line in lines] == [0, 1, 1] and "norm " in lines[1]["refusals"]
+    assert_same(simulation.carries.get(0), kept)
