@@ -343,21 +343,20 @@ def _load_data(experiment: "Experiment", config: Path):
 
 
 def _splits(plan: "Sweep", arrays) -> "dict[str, Experiment]":
-    """Name of a plot of labels -> an experiment with that split, one for each that the rows have. Every row is split,
-    for only that shows some errors."""
-    splits: dict[str, Experiment] = {}
-    named: dict[str, Experiment] = {}
+    """Name of a plot of labels -> an experiment with that split of the data, one for each that the rows have. Some
+    errors show only when it is made."""
+    splits: dict[str, tuple[str, Experiment]] = {}
     for row in plan.rows:
         experiment = plan.experiment(row, plan.search.points(0)[0], plan.search.seeds[0])
         key = repr((experiment.partition, experiment.clients.count, experiment.evaluation.holdout))
-        if key not in splits:
-            try:
-                experiment.federate(arrays)
-            except ConfigError as error:
-                raise ConfigError(f"{plan.where}: rows.{row}: {error}") from None
-            named[f"labels-{row}.png" if splits else "labels.png"] = experiment
-        splits.setdefault(key, experiment)
-    return named
+        if key in splits:
+            continue
+        try:
+            experiment.federate(arrays)
+        except ConfigError as error:
+            raise ConfigError(f"{plan.where}: rows.{row}: {error}") from None
+        splits[key] = (f"labels-{row}.png" if splits else "labels.png", experiment)
+    return dict(splits.values())
 
 
 def _check_folder(folder: Path, config: dict, resume: bool) -> None:
