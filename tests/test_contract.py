@@ -251,7 +251,7 @@ def test_at_full_capacity_every_method_is_fedavg(method_name, model_name, tmp_pa
     for name in ("fedavg", method_name):
         method = {"name": name} | same | LIKE_FEDAVG.get(name, {})
         clients = {"capacities": [1.0], "count": 4, "cohort": 2}
-        simulation = simulate(experiment(method, model_name, clients=clients), tmp_path / name)
+        simulation = simulate(experiment(method, model_name, clients=clients, rounds=3), tmp_path / name)
         simulation._train()
         if method_name != "scaffold":
             simulation.round = 1

@@ -58,7 +58,7 @@ def test_every_shipped_config_runs_a_round(tmp_path):
                 given["data"] = {"name": "synthetic", "samples": 2000, "test_samples": 200} | shape
             given["clients"] |= {"cohort": 1}
             given["training"] |= {"steps": 1, "batch_size": 2}
-            given |= {"rounds": 1, "run": {"executor": "serial"}}
+            given["run"] = {"executor": "serial"}
             simulation = helpers.simulate(parse_experiment(given, str(path)), tmp_path / path.stem)
             line = simulation._train()
             assert line["steps"] == 1 and line["refused"] == 0
