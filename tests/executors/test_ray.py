@@ -21,6 +21,9 @@ from rayfl.worker import Limits
 pytestmark = pytest.mark.ray
 ACTORS = 4
 
+PUBLISHED = tuple(METHODS)
+"""Before tests add theirs."""
+
 
 @pytest.fixture(autouse=True)
 def methods_for_tests(monkeypatch):
@@ -218,7 +221,7 @@ def test_ray_equals_serial(actors, group, tmp_path):
         for name in ("fedavg", "fedrolex", "personal_head")
         for chunk in (1, 2)
     }
-    others = {name: tiny(method=name, clients={"cohort": 6}, run={"chunk": 2}) for name in METHODS}
+    others = {name: tiny(method=name, clients={"cohort": 6}, run={"chunk": 2}) for name in PUBLISHED}
     serial = {key: result(simulate(spec, tmp_path / key)) for key, spec in (runs | others).items()}
     for count in (4, 2, 1):
         pool = resized(actors, group, count)
