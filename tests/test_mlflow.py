@@ -216,17 +216,41 @@ def test_a_memory_of_another_store_is_not_believed(mlflow, tmp_path):
 
 
 def test_the_sender_flushes_at_its_end(mlflow, tmp_path):
-    runs = [create(tmp_path / name) for name in "abc"]
+    runs = [create(tmp_path / name) for name in "ab"]
     with Sender(mlflow, seconds=0.01) as sender:
         for run in runs:
             sender.add(run.path)
             run.append(lines(1, 4))
         end(runs[0])
-        shutil.rmtree(runs[1].path)
     found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
     assert found[runs[0].id].info.status == "FINISHED"
-    assert found[runs[2].id].info.status == "RUNNING"
-    assert len(history(mlflow, found[runs[0].id])) == len(history(mlflow, found[runs[2].id])) == 4
+    assert found[runs[1].id].info.status == "RUNNING"
+    assert len(history(mlflow, found[runs[0].id])) == len(history(mlflow, found[runs[1].id])) == 4
+
+
+def test_the_sender_passes_over_a_run_without_a_folder(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    with Sender(mlflow, seconds=3600) as sender:
+        for path in (tmp_path / "never", run.path):
+            sender.add(path)
+        run.append(lines(1, 1))
+    assert len(history(mlflow, stored(mlflow)[0])) == 1
+
+
+def test_a_run_that_is_deleted_while_it_is_sent_holds_up_no_other(mlflow, tmp_path, monkeypatch):
+    gone, kept = create(tmp_path / "a"), create(tmp_path / "b")
+    send = Mlflow._send
+
+    def delete(self, run):
+        if run.path == gone.path:
+            shutil.rmtree(run.path)
+        send(self, run)
+
+    monkeypatch.setattr(Mlflow, "_send", delete)
+    kept.append(lines(1, 1))
+    assert mlflow.sync_runs([gone, kept]) == []
+    found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
+    assert len(history(mlflow, found[kept.id])) == 1
 
 
 def test_reading_what_is_not_there(mlflow, tmp_path):

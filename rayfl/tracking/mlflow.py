@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,6 +79,8 @@ class Mlflow:
                 self._send(run)
             # whatever a server, a database, a disk or a cloud's library raises: no run dies of it
             except Exception as error:
+                if not Run.exists(run.path):  # deleted while it was sent
+                    continue
                 failed.append(run)
                 if getattr(error, "error_code", None) not in FAULTS_OF_A_RUN:
                     self._say("", f"fails: {_first_line(error)}; runs go on, and it is sent later")
@@ -275,7 +278,10 @@ class Sender:
         stopping = False
         while not stopping:
             stopping = self._stop.wait(self.seconds)
-            given = [Run.open(path) for path in self._paths if Run.exists(path)]
+            given: list[Run] = []
+            for path in self._paths:
+                with suppress(ConfigError):  # deleted, or not yet begun
+                    given.append(Run.open(path))
             failed = self.mlflow.sync_runs(given)
             for run in given:
                 if run.status != "running" and run not in failed:
