@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -60,20 +60,27 @@ class Net:
     """
 
     width: float = 1.0
-    """Share of every cuttable axis, in (0, 1]: an axis of K positions has ceil(width * K)."""
+    """Share of every cuttable axis, in (0, 1]: an axis of K positions has ceil(width * K), or floor."""
     without: tuple[str, ...] = ()
     """Blocks that are left out, by module path."""
+    exits: int = 0
+    """Early exits that it answers at, counted from the first, with its last one; what lies behind that is left out.
+    0: it has none, and answers at its head alone."""
+    steps: bool = False
+    """Whether every residual branch is multiplied by a step size of its own, a parameter (NeFL)."""
     scale: float = 1.0
     """What HeteroFL's Scaler divides by during training (section 3.3): client width / server width."""
+    rounding: Literal["up", "down"] = "up"
+    """Of width * K: ScaleFL rounds down."""
 
     def axis(self, name: str, full: int, groups: int = 1) -> Axis:
         """The axis `name`, of `full` positions (a group) in the widest network, as it is in this one."""
-        return Axis(name, size_at(self.width, full), groups)
+        return Axis(name, size_at(self.width, full, self.rounding), groups)
 
 
-def size_at(width: float, full: int) -> int:
-    """ceil(width * full), without the channel that binary noise would add (width.md section 0)."""
-    size = math.ceil(width * full - 1e-9)
+def size_at(width: float, full: int, rounding: Literal["up", "down"] = "up") -> int:
+    """ceil(width * full), or floor, without the channel that binary noise would add or take (width.md section 0)."""
+    size = math.ceil(width * full - 1e-9) if rounding == "up" else math.floor(width * full + 1e-9)
     if size < 1:
         raise ValueError(f"width {width} leaves no channel of {full}; the smallest is {1 / full:.6g}")
     return size

@@ -17,7 +17,7 @@ Residual additions, the Scaler (an identity in evaluation) and reshapes are free
 import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -41,8 +41,8 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 @functools.lru_cache(maxsize=4096)
 def parameters(model: Model, net: Net) -> int:
-    """Number of trainable parameters."""
-    return sum(math.prod(shape) for shape in layout(model, net).shapes.values())
+    """Number of trainable parameters; step sizes of residual branches are not counted, as in NeFL's tables."""
+    return sum(math.prod(shape) for shape in layout(model, net).shapes.values() if shape)
 
 
 def flops(model: Model, net: Net, convention: Convention = "macs") -> int:
@@ -89,14 +89,12 @@ def width_for(model: Model, capacity: float, metric: Metric = "width") -> float:
 
 def describe(
     model: Model,
-    capacities: Iterable[float],
-    metric: Metric = "width",
+    nets: Mapping[float, Net],
     convention: Convention = "macs",
 ) -> list[dict[str, float]]:
     """One record a capacity: what its network costs. Bytes are those of its parameters, a round."""
     records = []
-    for capacity in capacities:
-        net = Net(width_for(model, capacity, metric))
+    for capacity, net in nets.items():
         count = parameters(model, net)
         records.append(
             {

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, SerializeAsAny
 
 from rayfl import costs
-from rayfl.axes import check_axes
+from rayfl.axes import Net, check_axes
 from rayfl.config import Config, ConfigError, choose, load_yaml, nearest, parse, parse_setting, set_path
 from rayfl.data import DATASETS, Arrays, DataSet
 from rayfl.data.federation import Federation, federate
@@ -94,8 +94,8 @@ class Experiment(Config):
     @property
     def task(self) -> Task:
         population = self.clients
-        widths = {c: costs.width_for(self.model, c, population.metric) for c in population.all_capacities}
-        return Task(self.model, self.training, widths, max(widths), population.count, self.seed)
+        nets = {c: Net(costs.width_for(self.model, c, population.metric)) for c in population.all_capacities}
+        return Task(self.model, self.training, nets, max(nets), population.count, population.metric, self.seed)
 
     def bound_method(self) -> Method:
         return self.method.bind(self.task)
@@ -117,8 +117,8 @@ class Experiment(Config):
                     f"{method.name} every client keeps layers of one width; or method.size: smallest or largest"
                 )
             task = method.task
-            for capacity in self.clients.all_capacities:
-                task.layout(task.net(capacity))
+            for net in task.nets.values():
+                task.layout(net)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
 
@@ -152,6 +152,8 @@ class Experiment(Config):
         """The numbers that an evaluation of this run gives, which a search can go by."""
         kinds = ["accuracy", *(["validation_accuracy"] if self.evaluation.holdout else [])]
         ends = ["mean", "worst", *map(label, self.clients.all_capacities)]
+        net = self.bound_method().task.server
+        ends += [f"exit{i}" for i in range(1, net.exits + 1)]
         names = ["train_loss", *(f"{kind}_{end}" for kind in kinds for end in [*ends, "server"])]
         if self.evaluation.clients:
             held = [label(capacity) for capacity, weight in self.clients.levels if weight]
@@ -240,7 +242,7 @@ def describe_experiment(
     of this capacity ever holds in so many rounds."""
     method, model = experiment.bound_method(), experiment.model
     state = method.init(experiment.seed)
-    records = costs.describe(model, experiment.clients.all_capacities, experiment.clients.metric, convention)
+    records = costs.describe(model, method.task.nets, convention)
     for record in records:
         client = Client(0, record["capacity"])
         _, first = _worked(experiment, method, state, client)

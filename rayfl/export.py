@@ -17,6 +17,19 @@ from rayfl.experiment import parse_experiment
 from rayfl.models import load
 from rayfl.population import label
 from rayfl.tracking.records import Run
+from rayfl.training import Answer, answered
+
+
+class _Answering(nn.Module):
+    """A network's one answer [B, C], whether it has early exits or not."""
+
+    def __init__(self, net: nn.Module, answer: Answer):
+        super().__init__()
+        self.net = net
+        self.answer: Answer = answer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return answered(self.net(x), self.answer)
 
 
 def export_submodel(
@@ -50,7 +63,9 @@ def export_submodel(
     norms.load(net, statistics)
     net.eval()
     example = torch.zeros(2, *deployed.model.input)
-    program = torch.export.export(net, (example,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    program = torch.export.export(
+        _Answering(net, deployed.answer), (example,), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    )
     to.mkdir(parents=True, exist_ok=True)
     tensors = dict(net.named_parameters()) | dict(net.named_buffers())
     save_file({name: t.detach().contiguous() for name, t in tensors.items()}, to / "model.safetensors")

@@ -280,13 +280,18 @@ class Simulation:
             for span in spans
         ]
         correct, loss = dict.fromkeys(nets, 0), dict.fromkeys(nets, 0.0)
+        exits: dict[Hashable, list[int]] = {}
         answers = self.executor.map("evaluate", jobs, shared)
         for job, (_, [result]) in zip(jobs, answers, strict=True):
-            correct[job.key] += result["correct"]
-            loss[job.key] += result["loss"]
+            correct[job.key] += result.correct
+            loss[job.key] += result.loss
+            before = exits.get(job.key, [0] * len(result.exits))
+            exits[job.key] = [a + b for a, b in zip(before, result.exits, strict=True)]
         accuracy = {capacity: correct[key] / samples for capacity, key in keys.items()}
         metrics = {f"{prefix}accuracy_{label(c)}": value for c, value in accuracy.items()}
         metrics[f"{prefix}accuracy_server"] = accuracy[self._server_capacity]
+        for i, right in enumerate(exits[keys[self._server_capacity]], start=1):
+            metrics[f"{prefix}accuracy_exit{i}"] = right / samples
         metrics[f"{prefix}accuracy_mean"] = sum(accuracy.values()) / len(accuracy)
         metrics[f"{prefix}accuracy_worst"] = min(accuracy.values())
         metrics[f"{prefix}loss_mean"] = sum(loss[key] for key in keys.values()) / samples / len(keys)
@@ -347,7 +352,7 @@ class Simulation:
         self._client_accuracy = {}
         for (_, _, group), (_, results) in zip(groups, answers, strict=True):
             for id, result in zip(group, results, strict=True):
-                self._client_accuracy[id] = result["correct"] / result["count"]
+                self._client_accuracy[id] = result.correct / result.count
         accuracies = np.array([self._client_accuracy[id] for id in able])
         capacities = np.array(list(able.values()))
         metrics = {
@@ -417,7 +422,7 @@ class Simulation:
 def _as_message(d: Deployment, statistics: Params | None = None) -> Message:
     """`statistics` are those that were collected, where the deployment has none of its own."""
     own = d.statistics if d.statistics is not None else statistics
-    return {"params": d.params, "statistics": own or {}}, (d.model, d.net)
+    return {"params": d.params, "statistics": own or {}}, (d.model, d.net, d.answer)
 
 
 def _spans(total: int, size: int) -> list[slice]:

@@ -298,7 +298,11 @@ def untied(layout: Layout) -> Layout:
         return axis if axis is None or axis.is_fixed else replace(axis, name=f"{axis.name}@{given[axis.name]}")
 
     dims = {}
-    for name, (first, *rest) in layout.dims.items():
+    for name, axes in layout.dims.items():
+        if not axes:
+            dims[name] = axes
+            continue
+        first, *rest = axes
         inputs = [named(axis) for axis in rest]
         if rest and first is not None and not first.is_fixed:
             reads = rest[0].name if rest[0] is not None else None

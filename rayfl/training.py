@@ -140,6 +140,17 @@ class ClientData:
             yield self.preprocess(pixels), labels
 
 
+Answer = Literal["last", "mean"]
+
+
+def answered(logits: torch.Tensor, answer: Answer) -> torch.Tensor:
+    """The logits [B, C] of a network, or of one that gives those of its early exits [E, B, C]: its last exit's, or
+    the mean over its exits."""
+    if logits.dim() == 2:
+        return logits
+    return logits[-1] if answer == "last" else logits.mean(0)
+
+
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Fill = Literal["none", "zero", "neg_inf"]
 
@@ -162,11 +173,12 @@ def sgd(
 ) -> dict[str, float]:
     """Trains `net` in place and returns sums: train_loss (over samples), train_samples, steps.
 
-    `loss` maps (logits [B, C], y [B]) to a mean over the batch. `adjust` may change the gradients after
-    the backward pass and before clipping (a proximal term, a control variate).
+    `loss` maps (logits [B, C], y [B]) to a mean over the batch; logits [E, B, C] are those of early exits.
+    `adjust` may change the gradients after the backward pass and before clipping (a proximal term, a control
+    variate).
     """
     net.train()
-    parameters = list(net.parameters())
+    parameters = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr, training.momentum, weight_decay=training.weight_decay, fused=True)
     total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
     for x, y in batches:
@@ -184,21 +196,42 @@ def sgd(
     return {"train_loss": total.item(), "train_samples": samples, "steps": steps}
 
 
+@dataclass
+class Evaluated:
+    """Sums over samples."""
+
+    correct: int = 0
+    loss: float = 0.0
+    count: int = 0
+    exits: tuple[int, ...] = ()
+    """What each early exit alone has right, if there are some."""
+
+
 @torch.no_grad()
 def evaluate(
-    net: nn.Module, data: ClientData, batch_size: int, fill: Fill = "none", present: torch.Tensor | None = None
-) -> dict[str, float]:
-    """Sums over `data`: correct, loss, count. `present` [C] with `fill` masks the logits of absent classes."""
+    net: nn.Module,
+    data: ClientData,
+    batch_size: int,
+    answer: Answer = "last",
+    fill: Fill = "none",
+    present: torch.Tensor | None = None,
+) -> Evaluated:
+    """`answer`: which early exits count. `present` [C] with `fill` masks the logits of absent classes."""
     net.eval()
     correct = torch.zeros((), dtype=torch.int64, device=data.device)
+    exits: list[torch.Tensor] = []
     loss = torch.zeros((), dtype=torch.float64, device=data.device)
     for x, y in data.in_order(batch_size):
         logits = net(x)
         if present is not None:
             logits = mask_logits(logits, present, fill)
+        if logits.dim() == 3:
+            exits.append((logits.argmax(2) == y).sum(1))
+        logits = answered(logits, answer)
         correct += (logits.argmax(1) == y).sum()
         loss += F.cross_entropy(logits, y, reduction="sum")
-    return {"correct": int(correct), "loss": float(loss), "count": len(data)}
+    right = torch.stack(exits).sum(0).tolist() if exits else ()
+    return Evaluated(int(correct), float(loss), len(data), tuple(right))
 
 
 def weighted(params: Params, weight: float) -> Params:

@@ -106,7 +106,7 @@ class Worker:
 
     def collect(self, shared: Message, job: Message) -> Message:
         """Sums for a network's static norms over some clients' data, or over pooled batches."""
-        tensors, (model, net) = shared
+        tensors, (model, net, _) = shared
         _, (rows, clients, batch_size) = job
         network = resident(model, net, self.device)
         load(network, tensors["params"])
@@ -121,8 +121,8 @@ class Worker:
         return collect(network, batches), None
 
     def evaluate(self, shared: Message, job: Message) -> Message:
-        """Sums of correct, loss, count: of a span of a global split, or of each of some clients' test splits."""
-        tensors, (model, net) = shared
+        """`Evaluated` sums: of a span of a global split, or of each of some clients' test splits."""
+        tensors, (model, net, answer) = shared
         _, (split, items, batch_size, fill) = job
         network = resident(model, net, self.device)
         load(network, tensors["params"])
@@ -138,7 +138,7 @@ class Worker:
                 data = self._rows("train", self.data.validation[item])
             else:
                 data = self._span("test", item)
-            results.append(evaluate(network, data, batch_size, fill, present))
+            results.append(evaluate(network, data, batch_size, answer, fill, present))
         return {}, results
 
     def _rows(self, source: str, rows) -> ClientData:

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from rayfl.axes import Axis, linear
+from rayfl.axes import Axis, Net, linear
 from rayfl.executors.base import Executor
 from rayfl.experiment import Experiment, parse_experiment
 from rayfl.methods import Client, Method, Task
@@ -88,8 +88,8 @@ class Perceptron(Model):
 
 def bound(method: Method, *capacities: float, hidden=(2,), **training) -> Method:
     """The method on a Perceptron."""
-    widths = {c: c for c in sorted(capacities, reverse=True)}
-    task = Task(Perceptron(hidden=hidden), Training(**training), widths, max(capacities), clients=10)
+    nets = {c: Net(c) for c in sorted(capacities, reverse=True)}
+    task = Task(Perceptron(hidden=hidden), Training(**training), nets, max(capacities), clients=10)
     return method.bind(task)
 
 

@@ -226,7 +226,7 @@ def test_a_budget_below_one_channel_is_refused():
 
 def test_describe():
     model = MODELS["mcmahan_cnn"]()
-    full, half = describe(model, (1, 0.5))
+    full, half = describe(model, {1: Net(), 0.5: Net(0.5)})
     assert full == {
         "capacity": 1,
         "parameters": 1_663_370,

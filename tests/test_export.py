@@ -44,7 +44,7 @@ def test_the_exported_network_is_the_deployed_one(finished, tmp_path):
     assert config["parameters"] == parameters(deployed.model, deployed.net)
     worker = simulation.executor.worker
     sums = evaluate(net, worker._span("test", slice(None)), 7)
-    assert sums["correct"] / sums["count"] == simulation.evaluate()["accuracy_0.2"]
+    assert sums.correct / sums.count == simulation.evaluate()["accuracy_0.2"]
 
 
 def test_plain_torch_runs_it(finished, tmp_path):

@@ -115,7 +115,7 @@ def test_accuracy_of_every_capacity_by_hand(tmp_path):
     ):
         data = rows(simulation, source, index)
         found = [line[f"{prefix}accuracy_{name}"] for name in NAMES]
-        by_hand = [evaluate(deployed(simulation, float(name)), data, 7)["correct"] / len(data) for name in NAMES]
+        by_hand = [evaluate(deployed(simulation, float(name)), data, 7).correct / len(data) for name in NAMES]
         assert found == by_hand
         assert line[f"{prefix}accuracy_mean"] == pytest.approx(sum(by_hand) / 3)
         assert line[f"{prefix}accuracy_worst"] == min(by_hand)
@@ -133,8 +133,8 @@ def test_accuracy_of_every_client_by_hand(fill, tmp_path):
         data = rows(simulation, "test", simulation.data.test[id])
         present = rows(simulation, "train", simulation.data.train[id]).present
         assert present.sum() <= 2
-        result = evaluate(net, data, 7, fill, present)
-        by_hand[id] = result["correct"] / result["count"]
+        result = evaluate(net, data, 7, fill=fill, present=present)
+        by_hand[id] = result.correct / result.count
     assert simulation.client_accuracy() == by_hand
     assert line["local_accuracy_mean"] == pytest.approx(np.mean(list(by_hand.values())))
     assert line["local_accuracy_worst"] == min(by_hand.values())
@@ -156,7 +156,7 @@ def test_accuracy_of_clients_with_networks_of_their_own(method, tmp_path):
             own = rows(simulation, "train", simulation.data.train[id])
             norms.load(net, norms.finish(norms.collect(net, (x for x, _ in own.in_order(7))), "exact"))
         data = rows(simulation, "test", simulation.data.test[id])
-        assert accuracy == evaluate(net, data, 7)["correct"] / len(data)
+        assert accuracy == evaluate(net, data, 7).correct / len(data)
 
 
 def test_heterofls_local_and_global_by_hand(tmp_path):
@@ -169,9 +169,9 @@ def test_heterofls_local_and_global_by_hand(tmp_path):
     for id in range(6):
         data = rows(simulation, "test", simulation.data.test[id])
         present = rows(simulation, "train", simulation.data.train[id]).present
-        result = evaluate(net, data, 7, "zero", present)
-        assert simulation.client_accuracy()[id] == result["correct"] / result["count"]
-        correct, count = correct + result["correct"], count + result["count"]
+        result = evaluate(net, data, 7, fill="zero", present=present)
+        assert simulation.client_accuracy()[id] == result.correct / result.count
+        correct, count = correct + result.correct, count + result.count
     assert line["local_accuracy_samples"] == pytest.approx(correct / count)
     assert line["accuracy_server"] == line["accuracy_0.3"]
 

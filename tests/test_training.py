@@ -221,13 +221,13 @@ def test_evaluation_gives_sums():
     given = data(10)
     result = evaluate(Threshold(), given, 3)
     # of equal logits the first counts: 1 up to image 3, 0 for image 4; right are images 1, 4 and 8
-    assert (result["correct"], result["count"]) == (3, 10)
+    assert (result.correct, result.count) == (3, 10)
     logits = torch.cat([Threshold()(x) for x, _ in given.in_order(10)])
-    assert result["loss"] == pytest.approx(F.cross_entropy(logits, given.labels, reduction="sum").item())
-    assert evaluate(Threshold(), given, 10)["correct"] == 3
+    assert result.loss == pytest.approx(F.cross_entropy(logits, given.labels, reduction="sum").item())
+    assert evaluate(Threshold(), given, 10).correct == 3
 
     present = torch.tensor([False, True, False, False])
-    assert evaluate(Threshold(), given, 3, "neg_inf", present)["correct"] == 3
+    assert evaluate(Threshold(), given, 3, fill="neg_inf", present=present).correct == 3
 
 
 def test_weighted_parameters_are_copies():

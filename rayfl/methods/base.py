@@ -12,12 +12,13 @@ from typing import ClassVar, Self, cast
 
 from pydantic import ConfigDict, Field, SkipValidation
 
+from rayfl import costs
 from rayfl.axes import Layout, Net
 from rayfl.config import Config
 from rayfl.models.base import Model, layout
 from rayfl.submodel import Selection
 from rayfl.tensors import Params, Tensors
-from rayfl.training import ClientData, Training
+from rayfl.training import Answer, ClientData, Training
 
 State = dict
 """Tensors and nested dicts of tensors: checkpointed as it is."""
@@ -32,21 +33,20 @@ class Task:
 
     model: Model
     training: Training
-    widths: Mapping[float, float]
-    """Capacity -> width of the network that a device of this capacity can run, largest first."""
+    nets: Mapping[float, Net]
+    """Capacity -> the network that a device of this capacity runs, largest first."""
     server_capacity: float
     """Capacity of the global model; the largest unless the server is wider than every client."""
     clients: int
     """Number of clients in the population."""
+    metric: costs.Metric = "width"
+    """What a capacity is a share of."""
     seed: int = 0
     """The run's seed: for draws that no verb is given a seed for."""
 
-    def net(self, capacity: float) -> Net:
-        return Net(width=self.widths[capacity])
-
     @property
     def server(self) -> Net:
-        return self.net(self.server_capacity)
+        return self.nets[self.server_capacity]
 
     def layout(self, net: Net) -> Layout:
         return layout(self.model, net)
@@ -109,6 +109,8 @@ class Deployment:
     params: Params
     statistics: Params | None = None
     """The norms' own statistics, by the names of `norms.finish`; collected before an evaluation unless given."""
+    answer: Answer = "last"
+    """Which of a network's early exits count, if it has some: the last, or the mean of all their logits."""
 
 
 class Method(Config, ABC):

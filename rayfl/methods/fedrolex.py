@@ -80,7 +80,7 @@ class FedRolex(WidthMethod):
     def _rolled(self, round: int, capacity: float) -> Slice:
         net, task = self.net_at(capacity), self.task
         whole, part = task.layout(task.server), task.layout(net)
-        late = self.capacity_phase * list(task.widths).index(capacity)
+        late = self.capacity_phase * list(task.nets).index(capacity)
 
         def offset(name: str, kept: int, size: int) -> int:
             moved = self.stride(kept) * round

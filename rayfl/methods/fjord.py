@@ -37,8 +37,7 @@ Departures:
 """
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
@@ -50,20 +49,17 @@ from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.axes import Net, on_meta
-from rayfl.methods.base import Client, Deployment, Payload, State, Update
-from rayfl.methods.width import PrefixMethod
+from rayfl.methods.base import Client, Payload, State, Update
+from rayfl.methods.width import GroupedMethod
 from rayfl.models.base import Model, has_static_norms, layout, resident
 from rayfl.norms import fresh, static_norms, tracked
 from rayfl.seeds import numpy_generator
-from rayfl.submodel import Mask, NestedMean, Selection, Slice, prefix
+from rayfl.submodel import Selection, Slice, prefix
 from rayfl.tensors import Params
 from rayfl.training import ClientData, Loss, weighted
 
-EVERYTHING = Mask(Net(), "everything", {})
-"""A client has all that a width has for itself, or nothing."""
 
-
-class FjORD(PrefixMethod):
+class FjORD(GroupedMethod):
     name: Literal["fjord"] = "fjord"
     weight: Literal["samples", "uniform"] = "samples"
     sample: Literal["step", "round"] = "step"
@@ -88,11 +84,11 @@ class FjORD(PrefixMethod):
 
     def init(self, seed: int) -> State:
         state, nets = super().init(seed), self._nets(self.task.server)
-        return state | {_group(net): own for net in nets if (own := self._own(state["params"], net))}
+        return state | {self.group(net): own for net in nets if (own := self._own(state["params"], net))}
 
     def extract(self, state: State, selection: Selection) -> Payload:
-        groups = {name: state[name] for net in self._nets(selection.net) if (name := _group(net)) in state}
-        own = groups.get(_group(selection.net), {})
+        groups = {name: state[name] for net in self._nets(selection.net) if (name := self.group(net)) in state}
+        own = groups.get(self.group(selection.net), {})
         params = selection.take(state["params"])
         return {"params": {name: t for name, t in params.items() if name not in own}} | groups
 
@@ -106,7 +102,7 @@ class FjORD(PrefixMethod):
         seed: int,
     ) -> Update:
         model, params = self.task.model, payload["params"]
-        whole = self.network(params | payload.get(_group(selection.net), {}), selection, data)
+        whole = self.network(params | payload.get(self.group(selection.net), {}), selection, data)
         widths = {net: self._width(payload, selection.net, net, data) for net in self._nets(selection.net)}
         drawn = self.draws(len(widths), self.task.training.batches_of(len(data)), seed)
         ordered = _Ordered(whole, list(widths.values()), drawn, self.distill)
@@ -114,7 +110,7 @@ class FjORD(PrefixMethod):
         metrics["train_flops"] = sum(costs.training_flops(model, net, width.samples) for net, width in widths.items())
         update = self.answer(whole, selection, data, metrics)
         update.sums["params"] = {name: t for name, t in update.sums["params"].items() if name in params}
-        own = {_group(net): width.own for net, width in widths.items() if width.own}
+        own = {self.group(net): width.own for net, width in widths.items() if width.own}
         update.sums |= {group: weighted(tensors, update.weight) for group, tensors in own.items()}
         return update
 
@@ -123,10 +119,10 @@ class FjORD(PrefixMethod):
         count = steps if self.sample == "step" else 1
         return np.resize(numpy_generator(seed, "width").integers(widths, size=count), steps).tolist()
 
-    def loss(self, data: ClientData) -> Loss:
+    def loss(self, data: ClientData, round: int) -> Loss:
         """With `distill` it takes the teacher's and the student's logits [2, B, C], or [1, B, C] where they are the
         same. Absent classes are masked in the cross-entropies alone."""
-        plain = super().loss(data)
+        plain = super().loss(data, round)
         if not self.distill:
             return plain
 
@@ -141,27 +137,12 @@ class FjORD(PrefixMethod):
 
         return distilling
 
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        means = {group: NestedMean(tensors) for group, tensors in state.items()}
-        for selection, update in updates:
-            for group, sums in update.sums.items():
-                if group == "params":
-                    means[group].add(selection, sums, update.weight, update.held)
-                else:
-                    means[group].add(EVERYTHING, sums, update.weight)
-        return {group: mean.mean() for group, mean in means.items()}
-
-    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
-        deployed = super().deploy(state, round, capacity)
-        own = state.get(_group(deployed.net))
-        if own is None:
-            return deployed
-        params = {name: own.get(name, t) for name, t in deployed.params.items()}
-        return replace(deployed, params=params, statistics={name: t for name, t in own.items() if name not in params})
+    def group(self, net: Net) -> str:
+        return f"width {net.width:g}"
 
     def _nets(self, largest: Net) -> list[Net]:
         """The networks of P up to this one, largest first."""
-        nets = dict.fromkeys(map(self.net_at, self.task.widths))
+        nets = dict.fromkeys(map(self.net_at, self.task.nets))
         return [net for net in nets if net.width <= largest.width]
 
     def _own(self, params: Params, net: Net) -> Params:
@@ -177,7 +158,7 @@ class FjORD(PrefixMethod):
 
     def _width(self, payload: Payload, whole: Net, net: Net, data: ClientData) -> "_Width":
         model = self.task.model
-        own = {name: t.to(data.device, copy=True) for name, t in payload.get(_group(net), {}).items()}
+        own = {name: t.to(data.device, copy=True) for name, t in payload.get(self.group(net), {}).items()}
         affine = {name: nn.Parameter(t) for name, t in own.items() if name in self.task.layout(net).shapes}
         return _Width(resident(model, net, data.device).train(), _cut(model, whole, net), own, affine)
 
@@ -232,11 +213,6 @@ def _divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float
     """KL(softmax(teacher / T) || softmax(student / T)) of logits [B, C], the mean over the batch."""
     target, given = (F.log_softmax(logits / temperature, 1) for logits in (teacher, student))
     return F.kl_div(given, target, reduction="batchmean", log_target=True)
-
-
-def _group(net: Net) -> str:
-    """Where a state keeps what a width has for itself."""
-    return f"width {net.width:g}"
 
 
 @functools.lru_cache(maxsize=256)

@@ -76,7 +76,7 @@ class Scaffold(SizedMethod):
         mean = {name: torch.zeros_like(t) for name, t in correction.items()}
         steps = self.task.training.batches_of(len(data))
         if self.option == "I" and steps:
-            mean |= self._gradient(net, data, seed)
+            mean |= self._gradient(net, data, round, seed)
 
         def correct(net: nn.Module) -> None:
             for name, gradient in _gradients(net).items():
@@ -102,9 +102,9 @@ class Scaffold(SizedMethod):
             return cast(Params, client.carry["variate"])
         return {name: torch.zeros(shape) for name, shape in self.task.layout(self.task.server).shapes.items()}
 
-    def _gradient(self, net: nn.Module, data: ClientData, seed: int) -> Params:
+    def _gradient(self, net: nn.Module, data: ClientData, round: int, seed: int) -> Params:
         """The gradient of the client's loss over all its data, at the parameters of `net`."""
-        loss = self.loss(data)
+        loss = self.loss(data, round)
         net.train()
         net.zero_grad()
         with torch_scope(stream(seed, "variate"), data.device):

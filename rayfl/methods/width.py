@@ -12,7 +12,7 @@ from rayfl.axes import Net
 from rayfl.methods.base import Client, Deployment, Method, Payload, State, Task, Update
 from rayfl.models.base import load, params_of, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.submodel import NestedMean, Selection, Slice, prefix
+from rayfl.submodel import Mask, NestedMean, Selection, Slice, prefix
 from rayfl.tensors import Params
 from rayfl.training import ClientData, Fill, Loss, Training, mask_logits, sgd, weighted
 
@@ -77,10 +77,10 @@ class WidthMethod(Method):
         training = training or self.task.training
         with torch_scope(stream(seed, "dropout"), data.device):
             batches = data.batches(training, torch_generator(seed, "batches"))
-            return sgd(net, batches, self.loss(data), training, training.lr_at(round), adjust)
+            return sgd(net, batches, self.loss(data, round), training, training.lr_at(round), adjust)
 
-    def loss(self, data: ClientData) -> Loss:
-        """A client's loss: cross-entropy, with the logits of classes that it does not have masked."""
+    def loss(self, data: ClientData, round: int) -> Loss:
+        """A client's loss in a round: cross-entropy, with the logits of classes that it does not have masked."""
         present = data.present
         return lambda logits, y: F.cross_entropy(mask_logits(logits, present, self.mask), y)
 
@@ -96,7 +96,7 @@ class WidthMethod(Method):
         """A client holds the rows of the `classes` axis that are in its label set (width.md section 5)."""
         layout = self.task.layout(net)
         for name, dims in layout.dims.items():
-            if dims[0] is not None and dims[0].name == "classes":
+            if dims and dims[0] is not None and dims[0].name == "classes":
                 rows = present.view(-1, *[1] * (len(dims) - 1))
                 update.sums["params"][name].mul_(rows)
                 update.held[name] = rows * update.weight
@@ -119,8 +119,8 @@ class WidthMethod(Method):
 
     def net_at(self, capacity: float) -> Net:
         """The client network of a capacity, with its Scaler."""
-        width = self.task.widths[capacity]
-        return Net(width, scale=width / self.task.server.width if self.scaler else 1.0)
+        net = self.task.nets[capacity]
+        return replace(net, scale=net.width / self.task.server.width) if self.scaler else net
 
 
 class PrefixMethod(WidthMethod):
@@ -131,6 +131,38 @@ class PrefixMethod(WidthMethod):
 
     def window(self, round: int, capacity: float) -> Slice:
         return self.prefix(capacity)
+
+
+EVERYTHING = Mask(Net(), "everything", {})
+"""A client has all of a group's tensors that it names."""
+
+
+class GroupedMethod(PrefixMethod):
+    """Beside the parameters that all share, the state has groups of tensors that a network has for itself: running
+    statistics of its norms (those of the shared norms too), and parameters that are not in `params` or replace them."""
+
+    @abstractmethod
+    def group(self, net: Net) -> str:
+        """The group of this network."""
+
+    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
+        means = {group: NestedMean(tensors) for group, tensors in state.items()}
+        for selection, update in updates:
+            for group, sums in update.sums.items():
+                if group == "params":
+                    means[group].add(selection, sums, update.weight, update.held)
+                else:
+                    means[group].add(EVERYTHING, sums, update.weight)
+        return {group: mean.mean() for group, mean in means.items()}
+
+    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
+        deployed = super().deploy(state, round, capacity)
+        own = state.get(self.group(deployed.net))
+        if own is None:
+            return deployed
+        names = self.task.layout(deployed.net).shapes
+        params = {name: own[name] if name in own else deployed.params[name] for name in names}
+        return replace(deployed, params=params, statistics={name: t for name, t in own.items() if name not in names})
 
 
 class SizedMethod(PrefixMethod):
@@ -144,8 +176,8 @@ class SizedMethod(PrefixMethod):
     def bind(self, task: Task) -> Self:
         if self.size == "own":
             return super().bind(task)
-        width = (max if self.size == "largest" else min)(task.widths.values())
-        return super().bind(replace(task, widths=dict.fromkeys(task.widths, width)))
+        net = (max if self.size == "largest" else min)(task.nets.values(), key=lambda net: net.width)
+        return super().bind(replace(task, nets=dict.fromkeys(task.nets, net)))
 
 
 class PersonalMethod(SizedMethod):
@@ -156,7 +188,7 @@ class PersonalMethod(SizedMethod):
     @property
     def keeps_capacities(self) -> bool:
         """Where widths differ: a client's own layers fit one network."""
-        return len(set(self.task.widths.values())) > 1
+        return len(set(self.task.nets.values())) > 1
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
         deployed = super().deploy(state, round, capacity)

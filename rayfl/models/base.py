@@ -31,6 +31,16 @@ class Model(Config, ABC):
         """The network, [B, *input] -> logits [B, classes], freshly initialised, made of rayfl.axes layers."""
 
     @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """Its residual blocks by module path, stage by stage: what `Net.without` may name."""
+        return ()
+
+    @property
+    def exit_count(self) -> int:
+        """At how many places `Net.exits` lets it answer: its head, and the early exits before it."""
+        return 1
+
+    @property
     def image(self) -> Axis:
         """The image channels: never cut."""
         return Axis.fixed("image", self.input[0])

@@ -33,6 +33,18 @@ def scaler(scale: float) -> nn.Module:
     return nn.Identity() if scale == 1 else Scaler(scale)
 
 
+class Step(nn.Module):
+    """x * scale: the step size of a residual branch, a parameter (NeFL section IV). Any shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.axes = {"scale": ()}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
 def sequential(**layers: nn.Module) -> nn.Sequential:
     """The layers one after another, by name; identities are left out, so that they cost nothing."""
     return nn.Sequential(OrderedDict((n, m) for n, m in layers.items() if not isinstance(m, nn.Identity)))

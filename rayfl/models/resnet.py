@@ -16,7 +16,7 @@ from torch import nn
 
 from rayfl.axes import Axis, Net, conv, linear, norm
 from rayfl.models.base import Model
-from rayfl.models.layers import NormKind, check_without, heterofl_head, scaler, sequential
+from rayfl.models.layers import NormKind, Step, check_without, heterofl_head, scaler, sequential
 
 CHANNELS = (64, 128, 256, 512)
 
@@ -33,9 +33,13 @@ class PostActResNet(Model, ABC):
     depth: ClassVar[tuple[int, ...]]
     """Blocks of every stage."""
 
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        return _paths(self.depth)
+
     def build(self, net: Net) -> nn.Module:
         stem = net.axis("stage1", CHANNELS[0])
-        block = partial(BasicBlock, norm_kind=self.norm, scale=net.scale)
+        block = partial(BasicBlock, norm_kind=self.norm, scale=net.scale, steps=net.steps)
         stages, features = _stages(net, self.depth, block)
         return sequential(
             conv=conv(self.image, stem, 3, padding=1, bias=False),
@@ -74,6 +78,10 @@ class PreActResNet(Model, ABC):
 
     depth: ClassVar[tuple[int, ...]]
     """Blocks of every stage."""
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        return _paths(self.depth)
 
     def build(self, net: Net) -> nn.Module:
         stem = net.axis("stage1", CHANNELS[0])
@@ -119,6 +127,7 @@ class BasicBlock(nn.Module):
         *,
         norm_kind: NormKind,
         scale: float,
+        steps: bool,
     ):
         super().__init__()
         projects, stride = _changes(cin, cout)
@@ -132,6 +141,7 @@ class BasicBlock(nn.Module):
                 conv2=conv(inner, cout, 3, padding=1, bias=False),
                 scaler2=scaler(scale),
                 norm2=norm(norm_kind, cout),
+                step=Step() if steps else nn.Identity(),
             )
         if projects:
             self.projection = sequential(
@@ -200,6 +210,11 @@ def _changes(cin: Axis, cout: Axis) -> tuple[bool, int]:
     return projects, 2 if projects else 1
 
 
+def _paths(depth: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+    """The module paths of the blocks, stage by stage."""
+    return tuple(tuple(f"stage{s}.{b}" for b in range(count)) for s, count in enumerate(depth, start=1))
+
+
 def _stages(
     net: Net, depth: tuple[int, ...], block: Callable[[Axis, Axis, Axis, bool], nn.Module]
 ) -> tuple[dict[str, nn.Module], Axis]:
@@ -207,7 +222,7 @@ def _stages(
 
     `block(cin, inner, cout, is_whole)` makes one block.
     """
-    check_without(net, [f"stage{s}.{b}" for s, n in enumerate(depth, start=1) for b in range(n)])
+    check_without(net, [path for paths in _paths(depth) for path in paths])
     stages: dict[str, nn.Module] = {}
     cin = net.axis("stage1", CHANNELS[0])
     for s, (channels, count) in enumerate(zip(CHANNELS, depth, strict=True), start=1):

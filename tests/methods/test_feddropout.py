@@ -62,7 +62,7 @@ def test_a_round_of_two_capacities(clients_answer):
 
 
 def on(name, **fields):
-    task = Task(MODELS[name](), Training(), {1.0: 1.0, 0.25: 0.25}, 1.0, clients=1)
+    task = Task(MODELS[name](), Training(), {1.0: Net(), 0.25: Net(0.25)}, 1.0, clients=1)
     return FedDropout(**fields).bind(task)
 
 

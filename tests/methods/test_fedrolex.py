@@ -128,7 +128,7 @@ def test_coverage_of_a_resnet():
     """width.md, section 1.2 and acceptance test 17: in a full cycle clients of these capacities train so much of
     the convolutions' weights, e.g. 0.1316 where the server is 16 times as wide as they are."""
     model, capacities = MODELS["preact_resnet18"](), (1 / 2, 1 / 4, 1 / 8, 1 / 16)
-    task = Task(model, Training(), {c: c for c in (1.0, *capacities)}, 1.0, clients=1)
+    task = Task(model, Training(), {c: Net(c) for c in (1.0, *capacities)}, 1.0, clients=1)
     method = FedRolex().bind(task)
     shapes = layout(model, Net()).shapes
     convs = {name: shape for name, shape in shapes.items() if len(shape) == 4}

@@ -10,6 +10,7 @@ from helpers import Shuffled, assert_same, bound, client_data, drawn_like, one_r
 from torch import nn
 
 from rayfl import costs, norms
+from rayfl.axes import Net
 from rayfl.checkpoints import checksum
 from rayfl.methods import METHODS, Client, Task, Update
 from rayfl.models import MODELS
@@ -23,9 +24,9 @@ FjORD = METHODS["fjord"]
 
 def with_norms(method, *capacities, **training):
     """The method on a small network with static norms."""
-    widths = {c: c for c in sorted(capacities, reverse=True)}
+    nets = {c: Net(c) for c in sorted(capacities, reverse=True)}
     model = MODELS["digits_cnn"](classes=4)
-    return method.bind(Task(model, Training(**training), widths, max(capacities), clients=10))
+    return method.bind(Task(model, Training(**training), nets, max(capacities), clients=10))
 
 
 def images(*labels):
@@ -324,8 +325,8 @@ def test_a_capacity_is_evaluated_with_its_own_norms(kind, tmp_path, monkeypatch)
         net.load_state_dict({name: t for name, t in group.items() if "running" not in name}, strict=False)
         norms.load(net, group)
         found = evaluate(net, data, 7)
-        assert line[f"accuracy_{capacity:g}"] == found["correct"] / found["count"]
-        loss += found["loss"] / found["count"] / 3
+        assert line[f"accuracy_{capacity:g}"] == found.correct / found.count
+        loss += found.loss / found.count / 3
     assert line["loss_mean"] == pytest.approx(loss)
 
 
@@ -381,7 +382,9 @@ def test_static_norms_and_networks_without_any_have_no_groups():
 
 
 def test_capacities_of_one_width_are_one():
-    task = Task(MODELS["digits_cnn"](), Training(), {1.0: 1.0, 0.5: 0.75, 0.45: 0.75, 0.2: 0.5}, 1.0, clients=4)
+    task = Task(
+        MODELS["digits_cnn"](), Training(), {1.0: Net(), 0.5: Net(0.75), 0.45: Net(0.75), 0.2: Net(0.5)}, 1.0, clients=4
+    )
     state = FjORD().bind(task).init(0)
     assert list(state) == ["params", "width 1", "width 0.75", "width 0.5"]
 

@@ -5,6 +5,7 @@ import torch
 from helpers import assert_same, bound, client_data, one_round, run, simulate, tiny
 from pydantic import ValidationError
 
+from rayfl.axes import Net
 from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS
@@ -33,7 +34,7 @@ def updated(method, state, client, data, round=0):
     ],
 )
 def test_the_authors_splits(model, shared, travel, all_):
-    method = LGFedAvg(shared=shared).bind(Task(MODELS[model](), Training(), {1.0: 1.0}, 1.0, clients=1))
+    method = LGFedAvg(shared=shared).bind(Task(MODELS[model](), Training(), {1.0: Net()}, 1.0, clients=1))
     state = method.init(0)
     payload = method.extract(state, method.select(state, 0, Client(0, 1.0), 0))
     counts = {group: sum(t.numel() for t in params.values()) for group, params in payload.items()}
@@ -152,6 +153,6 @@ def test_layers_that_do_not_exist_are_refused():
 
 def test_a_path_stands_for_the_layers_below_it():
     method = LGFedAvg(shared=["stage1", "head"])
-    method = method.bind(Task(MODELS["resnet18"](), Training(), {1.0: 1.0}, 1.0, clients=1))
+    method = method.bind(Task(MODELS["resnet18"](), Training(), {1.0: Net()}, 1.0, clients=1))
     held = method.select({}, 0, Client(0, 1.0), 0).part.dims
     assert {name.partition(".")[0] for name in held} == {"stage1", "head"} and len(held) == 4 * 3 + 2

@@ -221,7 +221,7 @@ def test_opposed_clients_do_not_drift(option, monkeypatch):
     the clients' own ways ends."""
     curvature, target = torch.tensor([1.0, 4.0]), torch.tensor([1.0, -1.0])
 
-    def loss(self, data):
+    def loss(self, data, round):
         return lambda logits, y: (curvature[y, None] * (logits - target[y, None]) ** 2 / 2).sum(1).mean()
 
     monkeypatch.setattr(WidthMethod, "loss", loss)
