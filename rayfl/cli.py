@@ -82,8 +82,9 @@ def run(
     tracking_uri: TrackingUri = None,
 ) -> None:
     """One federated run: config, metrics, result, plots and checkpoints in a folder, and in MLflow."""
+    from rayfl.anatomy import write_anatomy
     from rayfl.experiment import load_experiment
-    from rayfl.report import label_distribution, write_report
+    from rayfl.report import label_distribution, write_pareto, write_report
     from rayfl.tracking.console import RunProgress
     from rayfl.tracking.records import summary
 
@@ -94,7 +95,8 @@ def run(
     status, error = "stopped", None
     # what Ray refuses leaves no folder behind
     with _opened(experiment, arrays, folder, address) as simulation:
-        record = _open_run(folder, experiment.method.name, experiment.plain(), experiment.tags())
+        costs = experiment.costs()
+        record = _open_run(folder, experiment.method.name, experiment.plain(), experiment.tags(), costs=costs)
         with (
             RunProgress(record.label, experiment.rounds) as progress,
             _mlflow(output, tracking_uri, progress.note) as sender,
@@ -118,6 +120,8 @@ def run(
                 record.finish(status, summary(record.rounds(), record.label, experiment.seed), error)
                 if status == "finished":
                     write_report(record.path, [record.record()])
+                    write_pareto(record.path, [record.record()])
+                    write_anatomy(record.path, [record.record()], progress.note)
                     label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
     _show_best([record.record()], {})
     console.print(f"results in {record.path}", soft_wrap=True)
@@ -141,11 +145,11 @@ def sweep(
     from rayfl.executors.cluster import cluster
     from rayfl.report import label_distribution
     from rayfl.tracking.console import SweepProgress
-    from rayfl.tracking.records import flatten
+    from rayfl.tracking.records import flatten, records
     from rayfl.tuning import Interrupted, check_room, expected_trials, load_sweep, run_sweep
 
     plan = load_sweep(config, settings, rows)
-    example = plan.experiment(next(iter(plan.rows)), plan.search.points(0)[0], plan.search.seeds[0])
+    example = plan.example(next(iter(plan.rows)))
     arrays = _load_data(example, config)
     splits = _splits(plan, arrays)
     folder = output / (name or plan.name)
@@ -166,7 +170,7 @@ def sweep(
             sender.add(record.path)
             try:
                 best = run_sweep(plan, record, arrays, progress, sender.add)
-                _write_report(folder, best, flatten(plan.plain()))
+                _write_report(folder, best, records(folder, record.id), flatten(plan.plain()))
                 for name, experiment in splits.items():
                     label_distribution(folder / "plots" / name, _label_counts(experiment, arrays))
                 status = "finished"
@@ -229,7 +233,7 @@ def report(
     own = Run.open(folder).config if Run.exists(folder) else {}
     best = _choose_best(found, own, metric)
     params = flatten(own)
-    _write_report(folder, best, params)
+    _write_report(folder, best, found, params)
     _show_best(best, params)
     console.print(f"results.csv, results.md, results.tex and plots in {folder}", soft_wrap=True)
 
@@ -276,8 +280,8 @@ def describe(
     for column in records[0]:
         table.add_column(column, justify="right")
     for record in records:
-        cells = [f"{v:,}" if isinstance(v, int) else f"{v:.4f}" for k, v in record.items() if k != "capacity"]
-        table.add_row(f"{record['capacity']:g}", *cells)
+        cells = [f"{v:.4f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in record.values()]
+        table.add_row(f"{record['capacity']:g}", *cells[1:])
     _print(table)
 
 
@@ -337,6 +341,7 @@ def _load_data(experiment: "Experiment", config: Path):
     try:
         arrays = experiment.data.load()
         experiment.federate(arrays)
+        experiment.model.prepare()
     except ConfigError as error:
         raise ConfigError(f"{config}: {error}") from None
     return arrays
@@ -347,15 +352,15 @@ def _splits(plan: "Sweep", arrays) -> "dict[str, Experiment]":
     errors show only when it is made."""
     splits: dict[str, tuple[str, Experiment]] = {}
     for row in plan.rows:
-        experiment = plan.experiment(row, plan.search.points(0)[0], plan.search.seeds[0])
+        experiment = plan.example(row)
         key = repr((experiment.partition, experiment.clients.count, experiment.evaluation.holdout))
-        if key in splits:
-            continue
         try:
-            experiment.federate(arrays)
+            experiment.model.prepare()
+            if key not in splits:
+                experiment.federate(arrays)
         except ConfigError as error:
             raise ConfigError(f"{plan.where}: rows.{row}: {error}") from None
-        splits[key] = (f"labels-{row}.png" if splits else "labels.png", experiment)
+        splits.setdefault(key, (f"labels-{row}.png" if splits else "labels.png", experiment))
     return dict(splits.values())
 
 
@@ -372,12 +377,12 @@ def _check_folder(folder: Path, config: dict, resume: bool) -> None:
         raise ConfigError(f"{folder}: holds a run already; --resume goes on with it, --name gives another folder")
 
 
-def _open_run(folder: Path, label: str, config: dict, tags: dict, kind: Any = "run") -> "Run":
+def _open_run(folder: Path, label: str, config: dict, tags: dict, **more: Any) -> "Run":
     """The record that is there, or a new one."""
     from rayfl.tracking.records import Run
 
     if not Run.exists(folder):
-        return Run.create(folder, label, config, tags, kind=kind)
+        return Run.create(folder, label, config, tags, **more)
     record = Run.open(folder)
     record.resume()
     return record
@@ -479,12 +484,19 @@ def _show_best(records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
         _print(numbers.rich(full=len(numbers.header)))
 
 
-def _write_report(folder: Path, records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
-    """Everything that a comparison leaves in its folder."""
+def _write_report(
+    folder: Path, records: "Sequence[Record]", trials: "Sequence[Record]", config: Mapping[str, Any]
+) -> None:
+    """Everything that a comparison leaves in its folder: of its best trials, and of all."""
     from rayfl import published as beside
-    from rayfl.report import judged_by, write_report
+    from rayfl.anatomy import write_anatomy
+    from rayfl.report import judged_by, write_pareto, write_report
 
-    write_report(folder, records, judged_by(config.get("search.metric", "")))
+    metric = config.get("search.metric", "")
+    judge = judged_by(metric)
+    write_report(folder, records, judge)
+    write_pareto(folder, [trial for trial in trials if trial["status"] == "finished"], metric)
+    write_anatomy(folder, records, lambda text: errors.print(text, soft_wrap=True), judge)
     published, changed = beside.from_config(config)
     if published:
         (folder / "published.md").write_text(beside.markdown(published, changed, records))

@@ -73,14 +73,28 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def set_path(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of `given` with `value` at a dotted path ("training.lr"); missing levels are made."""
-    head, _, rest = path.partition(".")
-    if not rest:
-        return given | {head: value}
-    below = given.get(head) or {}
-    if not isinstance(below, dict):
-        raise ConfigError(f"{path}: {head} is {below!r}, not a section")
-    return given | {head: set_path(below, rest, value)}
+    """A copy of `given` with `value` at a dotted path: "training.lr", or into a list "method.submodels.0.width".
+    Missing sections are made; of a list only what is there can be changed."""
+    return _set(given, path.split("."), 0, value)
+
+
+def _set(given: Any, path: list[str], depth: int, value: Any) -> Any:
+    """`given`, which stands `depth` deep in the path, with `value` below it."""
+    if depth == len(path):
+        return value
+    where, at, key = ".".join(path), ".".join(path[:depth]), path[depth]
+    if isinstance(given, list | tuple):
+        if not key.isdecimal() or int(key) >= len(given):
+            allowed = f"0 to {len(given) - 1}" if given else "nothing, for it is empty"
+            raise ConfigError(f"{where}: {at} is a list, given its entry {key!r}; allowed: {allowed}")
+        i = int(key)
+        return [*given[:i], _set(given[i], path, depth + 1, value), *given[i + 1 :]]
+    if given is None and key.isdecimal():
+        raise ConfigError(f"{where}: {at} is not given, so it has no entry {key}; write its list first")
+    section = given or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{where}: {at} is {given!r}, not a section")
+    return section | {key: _set(section.get(key), path, depth + 1, value)}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -18,6 +18,7 @@ import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -30,6 +31,8 @@ from rayfl.norms import StaticBatchNorm
 
 Convention = Literal["heterofl_official", "macs", "flops2"]
 Metric = Literal["width", "params", "flops"]
+
+WHOLE = Net()
 
 BYTES = 4
 """Bytes of a parameter: float32."""
@@ -61,8 +64,9 @@ def space_mb(parameters: int) -> float:
     return parameters * BYTES / 2**20
 
 
-def width_for(model: Model, capacity: float, metric: Metric = "width") -> float:
-    """The width of the network that a device of a capacity in (0, 1] runs.
+@functools.lru_cache(maxsize=1024)
+def width_for(model: Model, capacity: float, metric: Metric = "width", net: Net = WHOLE) -> float:
+    """The width of the network that a device of a capacity in (0, 1] runs; `net` says its blocks and exits.
 
     `width`: the capacity itself (HeteroFL, FedRolex). `params` and `flops`: the largest width whose
     parameters, or multiply-adds, are at most `capacity` times the full network's (NeFL, FIARSE). A
@@ -72,14 +76,14 @@ def width_for(model: Model, capacity: float, metric: Metric = "width") -> float:
     if metric == "width":
         return capacity
     cost = parameters if metric == "params" else flops
-    sizes = {axis.size for axis in layout(model, Net()).axes.values()}
+    sizes = {axis.size for axis in layout(model, WHOLE).axes.values()}
     widths = sorted({j / size for size in sizes for j in range(1, size + 1)})
-    full = cost(model, Net())
+    full = cost(model, WHOLE)
     # a capacity that was computed as a ratio of two counts must buy exactly that count
     budget = capacity * full * (1 + 1e-9)
-    affordable = bisect_right(widths, budget, key=lambda width: cost(model, Net(width)))
+    affordable = bisect_right(widths, budget, key=lambda width: cost(model, replace(net, width=width)))
     if not affordable:
-        smallest = cost(model, Net(widths[0])) / full
+        smallest = cost(model, replace(net, width=widths[0])) / full
         raise ConfigError(
             f"capacity {capacity:g} by {metric}: given model {model.name}, of which one channel in "
             f"every layer already is {smallest:.3g}; take capacities from {smallest:.3g} to 1"

@@ -10,6 +10,8 @@ run                                                     where and on what: chang
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +29,7 @@ from rayfl.executors.serial import Serial
 from rayfl.methods import METHODS, Client, Method, Task, Update
 from rayfl.methods.base import Payload, State
 from rayfl.models import MODELS, Model
+from rayfl.models.base import layout
 from rayfl.population import Population, label
 from rayfl.simulation import Evaluation, Simulation, Updates
 from rayfl.submodel import Coverage
@@ -103,7 +106,7 @@ class Experiment(Config):
     def check(self, where: str) -> None:
         """What can be known without the data: the model declares its axes and exists at every capacity."""
         try:
-            check_axes(self.model.build)
+            _check_model(self.model)
             method = self.bound_method()
             method.check(self.rounds)
             if method.is_personal and self.evaluation.local == "server":
@@ -160,6 +163,14 @@ class Experiment(Config):
             names += [f"local_accuracy_{end}" for end in ["mean", "worst", "samples", *held]]
         return names
 
+    def costs(self) -> dict[str, int]:
+        """Parameters, and multiply-adds of one sample's forward pass, of the network of every capacity."""
+        found = {}
+        for capacity, net in self.bound_method().task.nets.items():
+            found[f"parameters_{label(capacity)}"] = costs.parameters(self.model, net)
+            found[f"macs_{label(capacity)}"] = costs.flops(self.model, net, "macs")
+        return found
+
     def tags(self) -> dict[str, str]:
         """What a run is found by."""
         return {
@@ -184,6 +195,13 @@ DEFAULTS = {"data": {"name": "digits"}, "partition": {"name": "iid"}, "method": 
 
 def parse_experiment(given: Mapping[str, Any], where: str) -> Experiment:
     """A checked experiment from what a YAML file held. `where`: the file, for errors."""
+    experiment = read_experiment(given, where)
+    experiment.check(where)
+    return experiment
+
+
+def read_experiment(given: Mapping[str, Any], where: str) -> Experiment:
+    """The sections of an experiment, of which each is right by itself; whether its networks exist is not looked at."""
     given = DEFAULTS | dict(given)
     for section in given:
         if section not in Experiment.model_fields:
@@ -201,11 +219,9 @@ def parse_experiment(given: Mapping[str, Any], where: str) -> Experiment:
             sections[section] = value
     data, model = sections["data"], sections["model"]
     asked = given["model"] if isinstance(given["model"], Mapping) else {}
-    fits = {"input": data.shape, "classes": data.classes}
+    fits = {"input": data.seen, "classes": data.classes}
     sections["model"] = model.model_copy(update={k: v for k, v in fits.items() if k not in asked})
-    experiment = parse(Experiment, sections, where)
-    experiment.check(where)
-    return experiment
+    return parse(Experiment, sections, where)
 
 
 def parse_named(section: str, value: Any, place: str) -> Any:
@@ -237,12 +253,17 @@ def lay_over(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def describe_experiment(
     experiment: Experiment, convention: costs.Convention, coverage: int = 0
 ) -> list[dict[str, Any]]:
-    """What every capacity costs: `costs.describe`, with the bytes that the method really sends: those of
-    one client's last round on two made-up samples. With `coverage` the share of the server's parameters that a client
-    of this capacity ever holds in so many rounds."""
+    """What every capacity is and costs: the width of its network and, where the model has any, the residual blocks and
+    the early exits that it keeps; `costs.describe`, with the bytes that the method really sends: those of one client's
+    last round on two made-up samples. With `coverage` the share of the server's parameters that a client of this
+    capacity ever holds in so many rounds."""
     method, model = experiment.bound_method(), experiment.model
     state = method.init(experiment.seed)
-    records = costs.describe(model, method.task.nets, convention)
+    nets = method.task.nets
+    records = [
+        {"capacity": record.pop("capacity"), **_anatomy(model, net), **record}
+        for record, net in zip(costs.describe(model, nets, convention), nets.values(), strict=True)
+    ]
     for record in records:
         client = Client(0, record["capacity"])
         _, first = _worked(experiment, method, state, client)
@@ -256,6 +277,21 @@ def describe_experiment(
                 held.add(method.select(state, round, client, experiment.seed))
             record["coverage"] = held.share()
     return records
+
+
+def _anatomy(model: Model, net: Net) -> dict[str, Any]:
+    """What a network keeps of its model. Blocks are "8/8", or a bit each and a group a stage: "11 00 11 10"."""
+    found: dict[str, Any] = {"width": net.width}
+    if model.blocks:
+        there = layout(model, net).dims
+        held = {
+            b: b not in net.without and any(name.startswith(f"{b}.") for name in there) for b in chain(*model.blocks)
+        }
+        bits = " ".join("".join("01"[held[block]] for block in stage) for stage in model.blocks)
+        found["blocks"] = f"{len(held)}/{len(held)}" if all(held.values()) else bits
+    if model.exit_count > 1:
+        found["exits"] = net.exits
+    return found
 
 
 def _worked(experiment: Experiment, method: Method, state: State, client: Client) -> tuple[Payload, Update]:
@@ -278,6 +314,11 @@ def native(model: Any) -> dict[str, Any]:
     shape = choose(MODELS, model, "--model", "model").model_fields["input"].default
     clients = {"count": 1000, "capacities": [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]}
     return {"model": {"name": model, "input": list(shape)}, "clients": clients}
+
+
+@lru_cache(maxsize=256)
+def _check_model(model: Model) -> None:
+    check_axes(model.build)
 
 
 def git_commit() -> str:

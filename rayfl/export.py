@@ -70,7 +70,7 @@ def export_submodel(
     tensors = dict(net.named_parameters()) | dict(net.named_buffers())
     save_file({name: t.detach().contiguous() for name, t in tensors.items()}, to / "model.safetensors")
     torch.export.save(program, to / "model.pt2")
-    preprocessing = experiment.data.preprocessing
+    preprocessing = experiment.data.preprocess
     config = {
         "capacity": capacity,
         "client": client,
@@ -79,7 +79,7 @@ def export_submodel(
         "model": deployed.model.model_dump(mode="json"),
         "net": asdict(deployed.net),
         "parameters": sum(p.numel() for p in net.parameters()),
-        "pixels": {key: getattr(preprocessing, key) for key in ("scale", "mean", "std")},
+        "pixels": {key: getattr(preprocessing, key) for key in ("scale", "mean", "std", "size")},
     }
     (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return net

@@ -11,7 +11,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,6 +86,53 @@ def _values(records: Iterable[Record], key: str) -> list[float]:
 def _mean(records: Iterable[Record], key: str) -> float:
     values = _values(records, key)
     return statistics.fmean(values) if values else -math.inf
+
+
+# what accuracy costs
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The network of one capacity, after the runs of one point of a search: what it costs and what it reaches."""
+
+    label: str
+    point: str
+    capacity: float
+    parameters: int
+    macs: int
+    accuracy: float
+    """The mean over the point's seeds, at their last evaluation."""
+
+
+def offers(records: Iterable[Record], kind: str = "accuracy") -> list[Offer]:
+    """Every capacity of every point of which rows have the accuracy of this kind (accuracy_0.5, ...) and the costs."""
+    groups: dict[tuple, list[Record]] = defaultdict(list)
+    for record in records:
+        for key, value in record.items():
+            match = re.fullmatch(rf"{kind}_(\d.*)", key)
+            if match and f"macs_{match[1]}" in record and math.isfinite(value):
+                groups[match[1], record["label"], _point(record)].append(record)
+    return [
+        Offer(
+            label=label,
+            point=rows[0].get("point", ""),
+            capacity=float(capacity),
+            parameters=rows[0][f"parameters_{capacity}"],
+            macs=rows[0][f"macs_{capacity}"],
+            accuracy=_mean(rows, f"{kind}_{capacity}"),
+        )
+        for (capacity, label, _), rows in groups.items()
+    ]
+
+
+def pareto(found: Iterable[Offer]) -> list[Offer]:
+    """Those that no other one dominates, by rising cost: none is better for as few multiply-adds, or cheaper and as
+    good."""
+    front: list[Offer] = []
+    for offer in sorted(found, key=lambda offer: (offer.macs, -offer.accuracy)):
+        if not front or offer.accuracy > front[-1].accuracy:
+            front.append(offer)
+    return front
 
 
 # tables
@@ -175,6 +222,29 @@ def results_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str
     return text.getvalue()
 
 
+def pareto_table(front: Iterable[Offer], kind: str = "accuracy") -> Table:
+    """One line an offer."""
+    header = ["method", "point", "capacity", "parameters", "MACs", f"{kind.replace('_', ' ')} %"]
+    return Table(
+        header,
+        [
+            [o.label, o.point or "–", f"{o.capacity:g}", f"{o.parameters:,}", f"{o.macs:,}", percent([o.accuracy])]
+            for o in front
+        ],
+    )
+
+
+def pareto_csv(found: Iterable[Offer], kind: str = "accuracy") -> str:
+    """Plain numbers, one line an offer by rising cost; `front`: whether no other one dominates it."""
+    found = sorted(found, key=lambda offer: (offer.macs, -offer.accuracy))
+    front = pareto(found)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "point", "capacity", "parameters", "macs", kind, "front"])
+    writer.writerows([*astuple(offer), int(offer in front)] for offer in found)
+    return text.getvalue()
+
+
 def percent(values: Sequence[float]) -> str:
     """Shares as "81.20 ± 0.35", in per cent; one value has no ±, none is a dash."""
     if not values:
@@ -246,6 +316,20 @@ def write_report(folder: str | Path, records: Sequence[Record], metric: str = "a
         accuracy_histogram(folder / "plots" / "client_accuracy.png", clients)
 
 
+def write_pareto(folder: str | Path, records: Sequence[Record], metric: str = "accuracy_mean") -> None:
+    """pareto.csv, .md and the plot of all trials into a folder, where their networks differ in cost. What is chosen by
+    validation or local accuracies (`metric`) is drawn by them."""
+    folder, match = Path(folder), re.match(r"((validation|local)_)?accuracy(?=_)", metric)
+    kind = match[0] if match else "accuracy"
+    found = offers(records, kind)
+    if len({offer.macs for offer in found}) < 2:
+        return
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    (folder / "pareto.csv").write_text(pareto_csv(found, kind))
+    (folder / "pareto.md").write_text(pareto_table(pareto(found), kind).markdown())
+    pareto_front(folder / "plots" / "pareto.png", found, kind)
+
+
 def learning_curves(
     path: str | Path, curves: Mapping[str, Sequence[Sequence[Line]]], metric: str = "accuracy_mean"
 ) -> None:
@@ -283,6 +367,34 @@ def accuracy_by_capacity(path: str | Path, records: Sequence[Record]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("capacity of the client")
     axes.set_ylabel("accuracy")
+    _legend(axes)
+    _save(figure, path)
+
+
+def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy") -> None:
+    """Accuracy over multiply-adds (log) of every offer; those that no other one dominates are joined, and say their
+    capacity."""
+    figure, axes = _figure()
+    front = pareto(found)
+    axes.plot([o.macs for o in front], [o.accuracy for o in front], color="#888888", linewidth=1.2, zorder=1)
+    for label, style in _styles(sorted({offer.label for offer in found})).items():
+        look = {"color": style["color"], "marker": style["marker"], "linewidths": 0}
+        for some, alpha, size in ((found, 0.3, 22), (front, 1.0, 44)):
+            own = [offer for offer in some if offer.label == label]
+            name = label if some is found else None
+            axes.scatter([o.macs for o in own], [o.accuracy for o in own], s=size, alpha=alpha, label=name, **look)
+    for offer in front:
+        axes.annotate(
+            f"{offer.capacity:g}",
+            (offer.macs, offer.accuracy),
+            (0, 6),
+            textcoords="offset points",
+            fontsize=8,
+            ha="center",
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("multiply-adds of one sample")
+    axes.set_ylabel(kind.replace("_", " "))
     _legend(axes)
     _save(figure, path)
 

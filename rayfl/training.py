@@ -1,6 +1,7 @@
 """Local training and evaluation: plain functions on tensors and networks, shared by all methods."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +12,9 @@ from torch import nn
 
 from rayfl.config import Config
 from rayfl.tensors import Params
+
+Rate = float | Callable[[int], float]
+"""The learning rate of a round, or of each of its steps, counted from 0."""
 
 
 class Training(Config):
@@ -37,11 +41,32 @@ class Training(Config):
     """Factor of a milestone."""
     round_decay: float = Field(default=1.0, gt=0)
     """Factor of every round (DepthFL 0.998, SpaFL 0.993)."""
+    warmup: int = Field(default=0, ge=0)
+    """Steps of a client over which its rate rises linearly from 0, counted as if it took part in all rounds."""
+    cosine_rounds: int = Field(default=0, ge=0)
+    """Rounds at whose end the rate is 0: after the warm-up it falls along half a cosine, step by step. 0: it does
+    not."""
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of a round, counted from 0."""
+        """The learning rate of a round, counted from 0, before warm-up and cosine."""
         passed = sum(round >= milestone for milestone in self.milestones)
         return self.lr * self.decay**passed * self.round_decay**round
+
+    def rate(self, round: int, samples: int) -> Rate:
+        """What a client with so many samples trains at in a round."""
+        lr = self.lr_at(round)
+        if not (self.warmup or self.cosine_rounds):
+            return lr
+        steps = self.batches_of(samples)
+        return lambda step: lr * self._factor(round * steps + step, self.cosine_rounds * steps)
+
+    def _factor(self, step: int, end: int) -> float:
+        """Of a step in the client's whole training, the cosine's last being `end` - 1."""
+        if step < self.warmup:
+            return step / self.warmup
+        if not self.cosine_rounds:
+            return 1.0
+        return (1 + math.cos(math.pi * min((step - self.warmup) / max(end - self.warmup, 1), 1))) / 2
 
     def batches_of(self, samples: int) -> int:
         """Steps that a client with so many samples makes in a round."""
@@ -58,18 +83,25 @@ class Training(Config):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From stored pixels [.., C, H, W] to what a network sees: x / scale, normalised, perhaps augmented."""
+    """From stored pixels [.., C, H, W] to what a network sees: x / scale, normalised, resized, perhaps augmented."""
 
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     crop: int = 0
-    """Random crops after padding by so many pixels a side with the stored pixel 0."""
+    """Random crops after padding by so many stored pixels a side with the stored pixel 0."""
     flip: bool = False
     """Random horizontal flips."""
+    size: int | None = None
+    """Height and width that images are resized to, bilinearly, a batch at a time. Random crops have this size: they
+    are of images that are larger by 8 / 7 (256 for 224), in a border that grows with the image."""
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] float32, normalised, not augmented; channels last where that is faster."""
+        """[B, C, H, W] float32, normalised and resized, not augmented; channels last where that is faster."""
+        return _resized(self.normalised(pixels), self.size)
+
+    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] float32 of the stored size."""
         mean = torch.tensor(self.mean, device=pixels.device).view(-1, 1, 1)
         std = torch.tensor(self.std, device=pixels.device).view(-1, 1, 1)
         batch, channels, height, width = pixels.shape
@@ -78,24 +110,38 @@ class Preprocessing:
         return x.copy_(pixels).div_(self.scale).sub_(mean).div_(std)
 
     def augment(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """A random crop and flip of every image of a normalised batch [B, C, H, W]."""
+        """Resizes, and crops and flips at random, every image of a normalised batch [B, C, H, W] of the stored
+        size."""
         if self.crop:
             black = -torch.tensor(self.mean, device=x.device) / torch.tensor(self.std, device=x.device)
-            x = _random_crop(x, self.crop, black, generator)
+            border, window = self.crop, x.shape[2:]
+            if self.size is not None:
+                border, window = round(border * self.size / x.shape[2]), (self.size, self.size)
+                x = _resized(x, round(self.size * 8 / 7))
+            x = _random_crop(x, border, window, black, generator)
+        else:
+            x = _resized(x, self.size)
         if self.flip:
             flipped = torch.rand(len(x), generator=generator).to(x.device) < 0.5
             x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(-1), x)
         return x
 
 
-def _random_crop(x: torch.Tensor, border: int, fill: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A window of every image of x [B, C, H, W] inside a border of `fill` [C]."""
+def _resized(x: torch.Tensor, size: int | None) -> torch.Tensor:
+    return x if size is None else F.interpolate(x, (size, size), mode="bilinear")
+
+
+def _random_crop(
+    x: torch.Tensor, border: int, window: Sequence[int], fill: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """A window, of so many rows and columns, of every image of x [B, C, H, W] inside a border of `fill` [C]."""
     batch, channels, height, width = x.shape
     padded = fill.view(1, -1, 1, 1).repeat(batch, 1, height + 2 * border, width + 2 * border)
     padded[:, :, border : border + height, border : border + width] = x
-    top, left = torch.randint(0, 2 * border + 1, (2, batch), generator=generator).to(x.device)
-    rows = top[:, None] + torch.arange(height, device=x.device)
-    columns = left[:, None] + torch.arange(width, device=x.device)
+    places = 2 * border + height - window[0] + 1
+    top, left = torch.randint(0, places, (2, batch), generator=generator).to(x.device)
+    rows = top[:, None] + torch.arange(window[0], device=x.device)
+    columns = left[:, None] + torch.arange(window[1], device=x.device)
     image = torch.arange(batch, device=x.device)[:, None, None]
     cropped = padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
     return cropped.permute(0, 3, 1, 2)
@@ -127,17 +173,21 @@ class ClientData:
 
     def batches(self, training: Training, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Shuffled, augmented training batches of one round: (x [B, C, H, W], y [B])."""
-        x, left = self.preprocess(self.pixels), training.batches_of(len(self))
+        x, left = self.preprocess.normalised(self.pixels), training.batches_of(len(self))
         while left:
             order = torch.randperm(len(self), generator=generator).to(self.device)
             for picked in order.split(training.batch_size)[:left]:
                 yield self.preprocess.augment(x[picked], generator), self.labels[picked]
                 left -= 1
 
-    def in_order(self, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """All samples once, in order, not augmented: for evaluation."""
+    def in_order(
+        self, batch_size: int, augment: torch.Generator | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """All samples once, in order: as for evaluation, or augmented."""
+        prepare = self.preprocess
         for pixels, labels in zip(self.pixels.split(batch_size), self.labels.split(batch_size), strict=True):
-            yield self.preprocess(pixels), labels
+            x = prepare(pixels) if augment is None else prepare.augment(prepare.normalised(pixels), augment)
+            yield x, labels
 
 
 Answer = Literal["last", "mean"]
@@ -168,7 +218,7 @@ def sgd(
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
     loss: Loss,
     training: Training,
-    lr: float,
+    lr: Rate,
     adjust: Callable[[nn.Module], None] | None = None,
 ) -> dict[str, float]:
     """Trains `net` in place and returns sums: train_loss (over samples), train_samples, steps.
@@ -179,7 +229,13 @@ def sgd(
     """
     net.train()
     parameters = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr, training.momentum, weight_decay=training.weight_decay, fused=True)
+    optimizer = torch.optim.SGD(
+        parameters,
+        lr(0) if callable(lr) else lr,
+        training.momentum,
+        weight_decay=training.weight_decay,
+        fused=True,
+    )
     total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
     for x, y in batches:
         value = loss(net(x), y)
@@ -189,6 +245,8 @@ def sgd(
             adjust(net)
         if training.clip is not None:
             nn.utils.clip_grad_norm_(parameters, training.clip)
+        if callable(lr):
+            optimizer.param_groups[0]["lr"] = lr(steps)
         optimizer.step()
         total += value.detach() * len(y)
         samples += len(y)

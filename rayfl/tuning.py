@@ -16,18 +16,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice, zip_longest
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import ray
 from pyarrow.fs import FileSelector
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from ray import tune
 from ray.exceptions import RayError
+from ray.tune.search import Searcher
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rayfl import costs
+from rayfl.axes import Net, size_at
 from rayfl.checkpoints import DamagedCheckpoint, complete
 from rayfl.config import (
     Config,
@@ -43,7 +48,8 @@ from rayfl.config import (
 from rayfl.data import Arrays
 from rayfl.executors import cluster
 from rayfl.executors.server import ServerActor
-from rayfl.experiment import NAMED, Experiment, lay_over, parse_experiment
+from rayfl.experiment import NAMED, Experiment, lay_over, parse_experiment, read_experiment
+from rayfl.methods import Task
 from rayfl.published import Published, in_config
 from rayfl.report import Record, best_trials
 from rayfl.seeds import numpy_generator, stream
@@ -51,6 +57,8 @@ from rayfl.tracking.console import SweepProgress
 from rayfl.tracking.records import Run, Status, flatten, records, runs, summaries, summary
 
 HEAD_BYTES = 64 * 2**20
+DRAWS = 1000
+"""Points outside the budget, one after another, after which the search for one within it is given up."""
 
 Point = dict[str, Any]
 """Dotted path -> value: what a trial sets."""
@@ -60,14 +68,68 @@ class Interrupted(Exception):
     """The user stopped the sweep; `--resume` goes on."""
 
 
+class Excess(NamedTuple):
+    """How far a point is outside the budget."""
+
+    by: float
+    """In shares, of the network that is the farthest outside; 0: all are within."""
+    capacity: float
+    share: float
+    """What that network costs, divided by capacity times the cost of the full one."""
+
+
+class Budget(Config):
+    """The `search.budget:` section: what the network of every capacity may cost. That of capacity 1 is the full one."""
+
+    metric: Literal["params", "flops"] = "params"
+    """What is counted: parameters, or multiply-adds of one sample's forward pass."""
+    low: float = Field(default=0.9, ge=0)
+    """The network of capacity c costs at least low * c times the full one: whoever can carry more shall."""
+    high: float = Field(default=1.0, gt=0)
+    """It costs at most high * c times the full one."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Budget":
+        if self.low > self.high:
+            raise ValueError(f"low of at most high; {self.low:g} and {self.high:g}")
+        return self
+
+    def excess(self, task: Task) -> Excess:
+        cost = costs.parameters if self.metric == "params" else costs.flops
+        full = cost(task.model, task.nets.get(1.0, Net()))
+        shares = {c: cost(task.model, _alike(task, net)) / (c * full) for c, net in task.nets.items() if c != 1}
+        # a capacity that was computed as a ratio of two counts allows exactly that count
+        slack = 1e-9
+        outside = [
+            Excess(max(share - self.high - slack, self.low - share - slack, 0.0), c, share)
+            for c, share in shares.items()
+        ]
+        return max(outside, default=Excess(0.0, 1.0, 1.0))
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g} of the {self.metric}"
+
+
+def _alike(task: Task, net: Net) -> Net:
+    """The one network that stands for all widths with the sizes of this one, so that its cost is counted once."""
+    axes = task.layout(replace(task.server, width=1.0)).axes.values()
+    widths = [size_at(net.width, axis.size, net.rounding) / axis.size for axis in axes]
+    return replace(net, width=min(widths) if net.rounding == "up" else max(widths), scale=1.0)
+
+
 class Search(Config):
     """The `search:` section: the same for every row."""
 
     space: dict[str, dict[str, Any]] = {}
     """Dotted path -> {grid: [...]}, {choice: [...]}, {uniform: [a, b]}, {loguniform: [a, b]} or
-    {randint: [a, b]} (b excluded). Every combination of the grids is tried."""
+    {randint: [a, b]} (b excluded). Every combination of the grids is tried. A path reaches into a list by place:
+    method.submodels.0.width."""
     trials: int = Field(default=1, ge=1)
     """Draws of what is not a grid, for each combination of the grids: the budget of a row."""
+    budget: Budget | None = None
+    """What a point's networks may cost; a point outside is never trained. Rows may then try different points, for
+    what is allowed may depend on the row, but as many: draws go on until `trials` are within. Only of the grids a
+    combination without a point within is left out."""
     metric: str = "validation_accuracy_mean"
     """What is tuned by, at the last evaluation of a run."""
     mode: Literal["max", "min"] = "max"
@@ -110,19 +172,31 @@ class Search(Config):
                 raise ValueError(f"{path}.loguniform: a low above 0; not {values[0]}")
         return space
 
-    def points(self, seed: int) -> list[Point]:
-        """The points of every row, when nothing but chance and grids chooses them."""
+    @property
+    def is_drawn(self) -> bool:
+        """Whether anything is not a grid."""
+        return any("grid" not in domain for domain in self.space.values())
+
+    def grid(self) -> list[Point]:
+        """Every combination of the grids."""
         points: list[Point] = [{}]
         for path, domain in self.space.items():
             if "grid" in domain:
                 points = [point | {path: value} for point in points for value in domain["grid"]]
-        drawn = {
-            path: _draw(domain, self.trials, numpy_generator(seed, "search", path))
-            for path, domain in self.space.items()
-            if "grid" not in domain
-        }
-        trials = self.trials if drawn else 1
-        return [point | {p: v[i] for p, v in drawn.items()} for point in points for i in range(trials)]
+        return points
+
+    def draws(self, seed: int) -> Iterator[Point]:
+        """What is not a grid, without end, stratified in every `trials` draws; one empty point where all is."""
+        drawn = {path: domain for path, domain in self.space.items() if "grid" not in domain}
+        generators = {path: numpy_generator(seed, "search", path) for path in drawn}
+        while drawn:
+            values = {path: _draw(domain, self.trials, generators[path]) for path, domain in drawn.items()}
+            yield from ({path: values[path][i] for path in drawn} for i in range(self.trials))
+        yield {}
+
+    def points(self, seed: int) -> list[Point]:
+        """The points of every row, when nothing but chance and grids chooses them."""
+        return [grid | draw for grid in self.grid() for draw in islice(self.draws(seed), self.trials)]
 
 
 @dataclass(frozen=True)
@@ -139,6 +213,10 @@ class Sweep:
     """What the command line changed of the file, as "path: old -> new"."""
 
     def experiment(self, row: str, point: Point, seed: int) -> Experiment:
+        return parse_experiment(self._given(row, point) | {"seed": seed}, f"{self.where}: rows.{row}")
+
+    def _given(self, row: str, point: Point) -> dict[str, Any]:
+        """What a file of this row and point alone would hold."""
         given: dict[str, Any] = dict(self.base)
         for section, value in self.rows[row].items():
             old = given.get(section)
@@ -146,9 +224,74 @@ class Sweep:
             if isinstance(value, Mapping) and isinstance(old, Mapping) and not chosen:
                 value = dict(old) | dict(value)
             given = set_path(given, section, value)
-        for path, value in point.items():
-            given = set_path(given, path, value)
-        return parse_experiment(given | {"seed": seed}, f"{self.where}: rows.{row}")
+        try:
+            for path, value in point.items():
+                given = lay_over(given, path, value)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: rows.{row}: search.space: {error}") from None
+        return given
+
+    @cached_property
+    def points(self) -> dict[str, list[Point]]:
+        """Row -> what it tries on the first seed; with a searcher of Tune, examples of that."""
+        if self.search.budget is None:
+            return dict.fromkeys(self.rows, self.search.points(self.search.seeds[0]))
+        return {row: self._within(row) for row in self.rows}
+
+    def example(self, row: str) -> Experiment:
+        """The first of its trials, or what may be one."""
+        return self.experiment(row, self.points[row][0], self.search.seeds[0])
+
+    def excess(self, row: str, point: Point) -> Excess:
+        """How far the networks of a point are outside the budget."""
+        if self.search.budget is None:
+            return Excess(0.0, 1.0, 1.0)
+        where = f"{self.where}: rows.{row}"
+        experiment = read_experiment(self._given(row, point), where)
+        try:
+            return self.search.budget.excess(experiment.bound_method().task)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+    def left_out(self, row: str) -> list[Point]:
+        """The combinations of the grids of which no point is within the budget."""
+        return [grid for grid in self.search.grid() if not any(grid.items() <= p.items() for p in self.points[row])]
+
+    def _within(self, row: str) -> list[Point]:
+        """The points within the budget, of every combination of the grids that has some: the first as many draws as
+        there are trials. One is enough of an example."""
+        search = self.search
+        wanted = search.trials if search.is_drawn and search.searcher == "random" else 1
+        within: list[Point] = []
+        outside: list[tuple[Excess, Point]] = []
+        for grid in search.grid():
+            found, vain = [], []
+            for draw in search.draws(search.seeds[0]):
+                point = grid | draw
+                excess = self.excess(row, point)
+                if excess.by:
+                    vain.append((excess, point))
+                else:
+                    found.append(point)
+                    vain.clear()
+                if len(found) == wanted or len(vain) == DRAWS:
+                    break
+            if found and vain:
+                raise self.too_few(row, len(found), vain)
+            within += found
+            outside += vain
+        if not within:
+            raise self.too_few(row, 0, outside)
+        return within
+
+    def too_few(self, row: str, found: int, outside: list[tuple[Excess, Point]]) -> ConfigError:
+        """The error that says how near the nearest of `outside` came."""
+        excess, point = min(outside, key=lambda tried: tried[0])
+        return ConfigError(
+            f"{self.where}: rows.{row}: search.budget: given {self.search.budget}; {found} points found, then none "
+            f"in {len(outside)}. The nearest ({_text(point)}) gives capacity {excess.capacity:g} a network of "
+            f"{excess.share:.3g} times its share; widen search.budget, or move search.space to networks of that cost"
+        )
 
     def check(self) -> None:
         """Every row, at every value and every end of the search space; what the search itself names."""
@@ -156,7 +299,8 @@ class Sweep:
         for row, changes in self.rows.items():
             for path in flatten(changes).keys() & self.search.space.keys():
                 raise ConfigError(f"{self.where}: rows.{row}: {path} is in search.space, which decides it")
-            middle = self.search.points(0)[0]
+        for row in self.rows:
+            middle = self.points[row][0]
             experiment = self.experiment(row, middle, self.search.seeds[0])
             for path, domain in self.search.space.items():
                 for value in next(iter(domain.values())):
@@ -230,9 +374,9 @@ def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | 
     for text in settings or []:
         changed = _lay_over(changed, *parse_setting(text), where)
     sweep = _sweep(path, changed, chosen, published)
-    sweep.check()
     if settings and published:
         sweep = replace(sweep, changed=tuple(_changes(_sweep(path, given, chosen, published), sweep)))
+    sweep.check()
     return sweep
 
 
@@ -258,6 +402,8 @@ def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[
         row: lay_over(dict(changes), path, value) if changes and section in changes else changes
         for row, changes in (given.get("rows") or {}).items()
     }
+    if rows and all(section in (changes or {}) for changes in rows.values()):
+        return given | {"rows": rows}
     return given | {"experiment": lay_over(dict(given["experiment"]), path, value)} | ({"rows": rows} if rows else {})
 
 
@@ -388,11 +534,57 @@ def _newest_first(checkpoint: tune.Checkpoint) -> list[str]:
 def trial_of(config: Mapping[str, Any]) -> tuple[str, int, Point]:
     """(row, seed, point) of a Tune configuration: a trial of a list, or one that a searcher chose."""
     config = config.get("trial", config)
-    point = {key.removeprefix("point:"): v for key, v in config.items() if key.startswith("point:")}
-    return config["row"], config["seed"], point
+    return config["row"], config["seed"], _point_of(config)
+
+
+def _point_of(config: Mapping[str, Any]) -> Point:
+    return {key.removeprefix("point:"): value for key, value in config.items() if key.startswith("point:")}
 
 
 # on the driver
+
+
+class Within(Searcher):
+    """A searcher of Ray Tune that is asked again until its point is within the budget. The others failed, as it is
+    told, and no trial is made of them."""
+
+    def __init__(self, searcher: Searcher, sweep: Sweep, row: str):
+        super().__init__(searcher.metric, searcher.mode)
+        self.searcher, self.sweep, self.row = searcher, sweep, row
+        self.asked: dict[str, str] = {}
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict, **spec) -> bool:
+        return self.searcher.set_search_properties(metric, mode, config, **spec)
+
+    def suggest(self, trial_id: str) -> dict | str | None:
+        outside: list[tuple[Excess, Point]] = []
+        while len(outside) < DRAWS:
+            asked = f"{trial_id}.{len(outside)}"
+            config = self.searcher.suggest(asked)
+            if config is None or config == Searcher.FINISHED:
+                return config
+            point = _point_of(config)
+            excess = self.sweep.excess(self.row, point)
+            if not excess.by:
+                self.asked[trial_id] = asked
+                return config
+            self.searcher.on_trial_complete(asked, error=True)
+            outside.append((excess, point))
+        raise self.sweep.too_few(self.row, len(self.asked), outside)
+
+    def on_trial_result(self, trial_id: str, result: dict) -> None:
+        self.searcher.on_trial_result(self.asked[trial_id], result)
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+        self.searcher.on_trial_complete(self.asked[trial_id], result=result, error=error)
+
+    # Tune saves what `searcher` knows by itself
+
+    def get_state(self) -> dict:
+        return {"asked": dict(self.asked)}
+
+    def set_state(self, state: dict) -> None:
+        self.asked = state["asked"]
 
 
 class Recorder(tune.Callback):
@@ -428,16 +620,15 @@ class Recorder(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list, trial, **info) -> None:
         row, seed, point = trial_of(trial.config)
-        name = "-".join([row, *(f"{k.rpartition('.')[2]}={_short(v)}" for k, v in point.items()), f"s{seed}"])
+        name = "-".join([row, *(f"{_last(k)}={_short(v)}" for k, v in point.items()), f"s{seed}"])
         path = self.run.path / "trials" / f"{name}-{trial.trial_id}"
         if Run.exists(path):
             record = Run.open(path)
             record.resume()
         else:
             experiment = self.sweep.experiment(row, point, seed)
-            text = ", ".join(f"{k}={_short(v)}" for k, v in point.items())
-            tags = experiment.tags() | {"point": text}
-            record = Run.create(path, row, experiment.plain(), tags, sweep=self.run.id)
+            tags = experiment.tags() | {"point": _text(point)}
+            record = Run.create(path, row, experiment.plain(), tags, sweep=self.run.id, costs=experiment.costs())
         self.trials[trial.trial_id] = record
         self._show(trial.trial_id, record)
         self.follow(path)
@@ -494,14 +685,19 @@ def run_sweep(
     """
     recorder = Recorder(sweep, run, progress, follow)
     recorder.recall()
+    for row in sweep.rows:
+        if left_out := sweep.left_out(row):
+            progress.note(f"{row}: outside search.budget: {'; '.join(map(_text, left_out))}")
     data = ray.put(arrays)
     search, first = sweep.search, sweep.search.seeds[0]
     stages = [[row] for row in sweep.rows] if not sweep.is_fair else [list(sweep.rows)]
-    points = search.points(first)
     for stage in stages:
         name = "search" if sweep.is_fair else f"search-{stage[0]}"
         if search.searcher == "random":
-            trials = [_trial(row, first, point) for point in points for row in stage]
+            tried = zip_longest(*(sweep.points[row] for row in stage))
+            trials = [
+                _trial(r, first, p) for points in tried for r, p in zip(stage, points, strict=True) if p is not None
+            ]
             space: dict[str, Any] = {"trial": tune.grid_search(trials)}
         else:
             space = {f"point:{path}": _domain(domain) for path, domain in search.space.items()}
@@ -522,9 +718,9 @@ def run_sweep(
 
 def expected_trials(sweep: Sweep) -> int:
     """How many trials all stages have."""
-    points = sweep.search.points(0)
-    count = len(points) if sweep.search.searcher == "random" else sweep.search.trials
-    return len(sweep.rows) * (count + len(sweep.search.seeds) - 1)
+    search = sweep.search
+    points = [len(sweep.points[row]) if search.searcher == "random" else search.trials for row in sweep.rows]
+    return sum(points) + len(points) * (len(search.seeds) - 1)
 
 
 def _finished(run: Run) -> list[Record]:
@@ -570,7 +766,7 @@ def _run_stage(
                 mode=search.mode,
                 num_samples=search.trials if "trial" not in space else 1,
                 scheduler=_scheduler(sweep, row) if row and not sweep.is_fair else None,
-                search_alg=_searcher(search, sweep.where) if "trial" not in space else None,
+                search_alg=_searching(sweep, row) if row and "trial" not in space else None,
                 reuse_actors=True,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
@@ -634,8 +830,7 @@ def check_room(sweep: Sweep, address: str | None) -> None:
 
 def _actors(sweep: Sweep) -> tuple[int, float, float]:
     """(client actors of a trial, CPUs and GPUs of each). auto: trials side by side first."""
-    first = next(iter(sweep.rows))
-    experiment = sweep.experiment(first, sweep.search.points(0)[0], sweep.search.seeds[0])
+    experiment = sweep.example(next(iter(sweep.rows)))
     run = experiment.run
     jobs = -(-experiment.clients.cohort // experiment.chunk)
     share = max(1, cluster.room(run.cpus, run.gpus) // expected_trials(sweep))
@@ -670,6 +865,22 @@ def _searcher(search: Search, where: str) -> Any:
         return tune.create_searcher(search.searcher, metric=search.metric, mode=search.mode, seed=seed)
     except (ValueError, TypeError, ImportError, AssertionError) as error:
         raise ConfigError(f"{where}: search.searcher: given {search.searcher!r}: {error}") from None
+
+
+def _searching(sweep: Sweep, row: str) -> Any:
+    """The searcher of a row, which keeps to the budget."""
+    searcher = _searcher(sweep.search, sweep.where)
+    return searcher if sweep.search.budget is None else Within(searcher, sweep, row)
+
+
+def _text(point: Point) -> str:
+    return ", ".join(f"{path}={_short(value)}" for path, value in point.items())
+
+
+def _last(path: str) -> str:
+    """The end of a path that tells entries of a list apart: lr, 0.width."""
+    *_, before, last = ["", *path.split(".")]
+    return f"{before}.{last}" if before.isdecimal() else last
 
 
 def _short(value: Any) -> str:

@@ -117,7 +117,7 @@ class Worker:
             start, generator = rows.start, torch_generator(self.seed, "pooled", rows.start)
             pool = self.data.pooled(self.seed)[start : rows.stop]
             data = self._rows("train", pool)
-            batches = (self.data.preprocess.augment(x, generator) for x, _ in data.in_order(batch_size))
+            batches = (x for x, _ in data.in_order(batch_size, generator))
         return collect(network, batches), None
 
     def evaluate(self, shared: Message, job: Message) -> Message:

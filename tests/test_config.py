@@ -16,12 +16,13 @@ from rayfl.config import (
     parse_setting,
     set_path,
 )
-from rayfl.experiment import load_experiment, parse_experiment
+from rayfl.experiment import describe_experiment, load_experiment, parse_experiment
 from rayfl.methods import METHODS
 from rayfl.models import MODELS, Model
+from rayfl.training import Training
 
 METHODS_SO_FAR = f"known: {', '.join(sorted(METHODS))}"
-TRAINING = "known: batch_size, clip, decay, epochs, lr, milestones, momentum, round_decay, steps, weight_decay"
+TRAINING = f"known: {', '.join(sorted(Training.model_fields))}"
 
 
 def message(call, *args, **kwargs) -> str:
@@ -48,8 +49,7 @@ MISTAKES = {
     ),
     "no section": (
         {"training": 5},
-        "test: training: given 5; allowed: a mapping with the keys batch_size, clip, decay, epochs, lr, "
-        "milestones, momentum, round_decay, steps, weight_decay",
+        f"test: training: given 5; allowed: a mapping with the keys {TRAINING.removeprefix('known: ')}",
     ),
     "wrong type": (
         {"training": {"lr": "fast"}},
@@ -315,6 +315,57 @@ def test_a_path_is_set_in_a_copy():
     assert set_path(given, "new.deep", 2)["new"] == {"deep": 2}
     assert given == {"training": {"lr": 1}, "rounds": 3, "run": None}
     assert message(set_path, given, "rounds.x", 2) == "rounds.x: rounds is 3, not a section"
+
+
+def test_a_path_reaches_into_a_list():
+    given = {"method": {"submodels": [{"width": 1}, {"width": 0.5}], "norms": []}}
+    assert set_path(given, "method.submodels.1.width", 0.4)["method"]["submodels"] == [{"width": 1}, {"width": 0.4}]
+    assert set_path(given, "method.submodels.0", 3)["method"]["submodels"] == [3, {"width": 0.5}]
+    assert given["method"]["submodels"] == [{"width": 1}, {"width": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("submodels.2.width", "submodels is a list, given its entry '2'; allowed: 0 to 1"),
+        ("submodels.width", "submodels is a list, given its entry 'width'; allowed: 0 to 1"),
+        ("submodels.-1", "submodels is a list, given its entry '-1'; allowed: 0 to 1"),
+        ("submodels.0.width.x", "submodels.0.width is 1, not a section"),
+        ("norms.0", "norms is a list, given its entry '0'; allowed: nothing, for it is empty"),
+        ("sizes.0.width", "sizes is not given, so it has no entry 0; write its list first"),
+        ("variant.0", "variant is 'W', not a section"),
+    ],
+)
+def test_a_place_that_a_list_does_not_have(path, expected):
+    given = {"submodels": [{"width": 1}, {"width": 0.5}], "norms": [], "variant": "W"}
+    assert message(set_path, given, path, 2) == f"{path}: {expected}"
+
+
+SUBMODELS = [{"capacity": 1}, {"capacity": 0.3, "width": 0.75, "blocks": "11 10 00 10"}]
+
+
+def resnet(**sections):
+    given = {"rounds": 1, "model": {"name": "resnet18", "channels": 4}, "clients": {"capacities": [1, 0.3]}}
+    return parse_experiment(given | sections, "test")
+
+
+def test_what_a_network_keeps_and_costs():
+    experiment = resnet(method={"name": "nefl", "submodels": SUBMODELS})
+    full, part = describe_experiment(experiment, "macs")
+    assert (full["width"], full["blocks"], part["width"], part["blocks"]) == (1, "8/8", 0.75, "11 10 00 10")
+    assert list(full)[:3] == ["capacity", "width", "blocks"]
+    costs = experiment.costs()
+    assert list(costs) == ["parameters_1", "macs_1", "parameters_0.3", "macs_0.3"]
+    assert [costs["parameters_0.3"], costs["macs_0.3"]] == [part["parameters"], part["flops"]]
+    [digits, _] = describe_experiment(tiny(clients={"capacities": [1, 0.5]}), "macs")
+    assert list(digits)[:3] == ["capacity", "width", "parameters"]
+
+
+def test_blocks_behind_the_last_exit_are_left_out():
+    model = {"name": "resnet18", "channels": 4, "exits": ["stage1.1"]}
+    full, part = describe_experiment(resnet(model=model, method="depthfl"), "macs")
+    assert (full["exits"], full["blocks"]) == (2, "8/8")
+    assert (part["exits"], part["blocks"]) == (1, "11 00 00 00")
 
 
 # the parts

@@ -25,12 +25,45 @@ CAPACITIES = (0.3, 0.2, 0.1)
 """Of 64 channels 20, 13 and 7: nothing divides."""
 IMAGES = {"lenet5_caffe": [1, 16, 16], "liang_cnn": [1, 16, 16]}
 """The smallest that a model takes, where 8x8 pixels are too few."""
+EXITS = {"exits": ["stage1.0", "stage2.0"]}
+FIELDS = {
+    "depthfl_resnet18": EXITS,
+    "scalefl_resnet110": EXITS,
+    "wide_resnet101_2": {"channels": 20},
+    "vit_b_16": {"layers": 2, "heads": 2, "head_width": 20, "patch": 4},
+}
+"""Of models that are large, or whose exits stand behind blocks of a deeper one."""
+NEEDS = {
+    "depthfl": ("depthfl_resnet18", {}),
+    "scalefl": ("depthfl_resnet18", {}),
+    "depthfl_nefl": ("resnet18", {"metric": "params"}),
+}
+"""What a method that cuts in depth runs on where the others run on digits_cnn: a model, and clients."""
+
+
+def fits(method_name, model_name) -> bool:
+    """Whether the model has the exits, or the blocks, that a method wants."""
+    needed = NEEDS.get(method_name)
+    return needed is None or model_name == needed[0] or (MODELS[model_name]().exit_count > 1 and "nefl" not in method_name)
+
+
+PAIRS = [(method, model) for method in ALL_METHODS for model in MODELS if fits(method, model)]
+
+
+class Shallow:
+    """One block a stage: others are built in the same way."""
+
+    depth = (1, 1, 1, 1)
 
 
 @pytest.fixture(autouse=True)
-def methods_for_tests(monkeypatch):
+def for_tests(monkeypatch):
     for method in (PersonalHead, Troubled):
         monkeypatch.setitem(METHODS, method.model_fields["name"].default, method)
+    for name, model in MODELS.items():
+        if hasattr(model, "depth"):
+            depth = (1,) * len(model.depth)
+            monkeypatch.setitem(MODELS, name, type(model.__name__, (model,), {"depth": depth}))
 
 
 @pytest.fixture
@@ -39,19 +72,27 @@ def one_width(monkeypatch):
     monkeypatch.setattr(METHODS["fjord"], "draws", lambda self, widths, steps, seed: [0] * steps)
 
 
-@pytest.fixture(params=ALL_METHODS)
-def method_name(request):
-    return request.param
+def pytest_generate_tests(metafunc):
+    """Every method, on every model that it fits."""
+    names = {"method_name", "model_name"} & {*metafunc.fixturenames}
+    if metafunc.definition.get_closest_marker("parametrize"):
+        return
+    if len(names) == 2:
+        metafunc.parametrize(("method_name", "model_name"), PAIRS)
+    elif names == {"method_name"}:
+        metafunc.parametrize("method_name", ALL_METHODS)
 
 
-@pytest.fixture(params=MODELS)
-def model_name(request):
-    return request.param
-
-
-def experiment(method_name, model_name="digits_cnn", **sections):
-    data = {"shape": IMAGES.get(model_name, [1, 8, 8])} | sections.pop("data", {})
-    return tiny(**{"method": method_name, "model": model_name, "data": data} | sections)
+def experiment(method, model=None, **sections):
+    """A tiny experiment of a method, by name or section, on a model or on one that it fits."""
+    name = method if isinstance(method, str) else method["name"]
+    needed, clients = NEEDS.get(name, ("digits_cnn", {}))
+    model = model or needed
+    section = model if isinstance(model, dict) else {"name": model}
+    section = FIELDS.get(section["name"], {}) | section
+    data = {"shape": IMAGES.get(section["name"], [1, 8, 8])} | sections.pop("data", {})
+    clients = clients | sections.pop("clients", {})
+    return tiny(**{"method": method, "model": section, "data": data, "clients": clients} | sections)
 
 
 def cohort_of(simulation):

@@ -1,8 +1,15 @@
 """Published counts, to the unit."""
 
-import pytest
+import functools
+import math
+from pathlib import Path
 
-from rayfl.axes import Net
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from rayfl.axes import Net, on_meta
 from rayfl.config import ConfigError
 from rayfl.costs import (
     CONVENTIONS,
@@ -13,7 +20,7 @@ from rayfl.costs import (
     training_flops,
     width_for,
 )
-from rayfl.models import MODELS
+from rayfl.models import MODELS, layout
 
 LEVELS = dict(zip("abcde", (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16), strict=True))
 """HeteroFL's capacity levels."""
@@ -156,6 +163,114 @@ def test_nefl_depth_submodels(name, without, params, macs):
     assert (parameters(model, net), flops(model, net, "macs")) == (params, macs)
 
 
+DEEPEST = ("resnet110", "scalefl_resnet110", "wide_resnet101_2", "vit_b_16")
+"""Long rows of blocks, which the tables below count."""
+NEFL = yaml.safe_load(Path(__file__).with_name("nefl_counts.yaml").read_text())
+
+
+def nefl_net(row):
+    """Model and network of a row of NeFL's tables."""
+    small = row["arch"] in ("resnet56", "resnet110")
+    # how weights are drawn takes time and costs nothing
+    model = MODELS[row["arch"]](maxpool=not small, init="torch")
+    stages = zip(model.blocks, row["blocks"].split(), strict=True)
+    without = [path for paths, kept in stages for path, bit in zip(paths, kept, strict=True) if bit == "0"]
+    return model, Net(row["gamma_W"] ** 0.5, without=tuple(without))
+
+
+@functools.cache
+def pixels(model):
+    """Of the full network's convolutions and linear layers, by weight: how many pixels each gives."""
+    network, found = on_meta(model.build, Net()).eval(), {}
+    for path, module in network.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(lambda _, x, y, name=f"{path}.weight": found.update({name: y[0, 0].numel()}))
+    network(torch.empty(1, *model.input, device="meta"))
+    return found
+
+
+def nefl_counts(row):
+    """(parameters, multiply-adds): those of a submodel's layers, at the full network's sizes of images."""
+    model, net = nefl_net(row)
+    shapes, sizes = layout(model, net).shapes, pixels(model)
+    return parameters(model, net), sum(math.prod(shapes[name]) * sizes[name] for name in shapes if name in sizes)
+
+
+@pytest.mark.parametrize("row", NEFL, ids=lambda row: f"{row['arch']}-{row['variant']}-{row['params']}")
+def test_nefl_submodels(row):
+    assert nefl_counts(row) == (row["params"], row["macs"])
+
+
+@pytest.mark.parametrize("name", ["resnet56", "wide_resnet101_2"])
+def test_nefl_submodels_as_flops_are_counted(name):
+    """The smallest of NeFL-D, in which most blocks are left out."""
+    row = next(row for row in NEFL if (row["arch"], row["variant"]) == (name, "D"))
+    assert flops(*nefl_net(row)) == row["macs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "millions", "printed"),
+    [
+        ("resnet18", "WD", (6.711, 87.68), ("6.71", "87.8")),
+        ("resnet18", "W", (6.718, 84.98), ("6.71", "85")),
+        ("resnet18", "D", (6.689, 102.44), ("6.68", "102")),
+        ("resnet34", "WD", (12.611, 180.87), ("12.6", "181")),
+        ("resnet34", "W", (12.796, 176.04), ("12.8", "176")),
+        ("resnet34", "D", (12.931, 193.03), ("12.9", "193")),
+        ("resnet56", "WD", (0.521, 78.27), ("0.51", None)),
+        ("resnet56", "W", (0.525, 78.85), ("0.52", None)),
+        ("resnet56", "D", (0.517, 74.79), ("0.51", None)),
+        ("resnet110", "WD", (1.057, 157.72), ("1.05", "158")),
+        ("resnet110", "W", (1.062, 158.62), ("1.06", "159")),
+        ("resnet110", "D", (1.041, 178.60), ("1.04", None)),
+    ],
+)
+def test_nefl_table_v(name, variant, millions, printed):
+    """Means over the submodels, in millions, and what the paper prints, some of it cut off instead of rounded. None:
+    ResNet56's 530, 534 and 526 and ResNet110's 234 (D) million multiply-adds come out by no way of counting."""
+    rows = [nefl_counts(row) for row in NEFL if (row["arch"], row["variant"]) == (name, variant)]
+    params, macs = (sum(counts) / len(rows) / 1e6 for counts in zip(*rows, strict=True))
+    assert (round(params, 3), round(macs, 2)) == millions
+    for value, text in zip((params, macs), printed, strict=True):
+        if text is not None:
+            digits = len(text.partition(".")[2])
+            assert abs(value - float(text)) < 1.2 * 10**-digits
+
+
+def test_depthfl_depths():
+    """The parameters of the network in the authors' baseline; the multiply-adds in millions, 165.2 to 582.1."""
+    model, nets = MODELS["depthfl_resnet18"](classes=100), [Net(exits=n) for n in (1, 2, 3, 4)]
+    assert [parameters(model, net) for net in nets] == [479_652, 1_347_336, 3_838_316, 12_283_344]
+    assert [flops(model, net) for net in nets] == [165_160_960, 308_187_136, 447_846_400, 582_115_328]
+    fewer = model.model_copy(update={"classes": 10})
+    assert [parameters(fewer, net) for net in nets] == [433_482, 1_254_996, 3_699_806, 12_098_664]
+
+
+def test_scalefl_levels():
+    """ScaleFL's widths and exits of ResNet110, as a share of the whole: parameters and multiply-adds."""
+    model = MODELS["scalefl_resnet110"]()
+    nets = [Net(width, exits=n, rounding="down") for n, width in enumerate((0.7, 0.7, 0.75, 1), start=1)]
+    params, macs = ([count(model, net) for net in nets] for count in (parameters, flops))
+    assert params == [157_453, 325_631, 783_402, 1_982_136]
+    assert macs == [70_062_300, 90_754_708, 133_190_832, 274_385_088]
+    assert [round(n / params[-1], 3) for n in params] == [0.079, 0.164, 0.395, 1]
+    assert [round(n / macs[-1], 3) for n in macs] == [0.255, 0.331, 0.485, 1]
+
+
+@pytest.mark.parametrize("name", ["depthfl_resnet18", "scalefl_resnet110"])
+def test_without_exits_nothing_is_counted_of_them(name):
+    model, plain = MODELS[name](), MODELS[name](exits=())
+    assert layout(model, Net()) == layout(plain, Net())
+    assert flops(model, Net()) == flops(plain, Net())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "preact_resnet18"])
+def test_step_sizes_are_not_counted(name):
+    model = MODELS[name]()
+    assert parameters(model, Net(steps=True)) == parameters(model, Net())
+    assert flops(model, Net(steps=True)) == flops(model, Net())
+
+
 @pytest.mark.parametrize(
     ("name", "params", "macs"),
     [("mcmahan_cnn", 1_663_370, 12_273_152), ("lenet5_caffe", 430_500, 2_293_000)],
@@ -180,7 +295,7 @@ def test_training_costs_three_forward_passes_of_two_operations_a_multiply_add():
     assert training_flops(MODELS["lenet5_caffe"](), Net(), 600) == 6 * 2_293_000 * 600
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in DEEPEST])
 def test_counts_are_those_of_the_network(name):
     model, net = MODELS[name](), Net(1 / 16, scale=0.5)
     assert parameters(model, net) == sum(p.numel() for p in model.build(net).parameters())

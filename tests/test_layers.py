@@ -25,7 +25,7 @@ LAYERS = (
     ("executors.cluster",),
     ("tracking",),
     ("report", "export"),
-    ("published",),
+    ("published", "anatomy"),
     ("tuning",),
     ("cli",),
 )

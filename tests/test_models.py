@@ -1,29 +1,65 @@
 """Networks: they run, they are cut where their axes say, the Scaler, blocks that are left out."""
 
+import functools
 import re
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from pydantic import ValidationError
 from torch import nn
 
-from rayfl.axes import Net
+from rayfl.axes import Net, check_axes
 from rayfl.config import ConfigError
-from rayfl.models import MODELS, layout, load, params_of, resident
-from rayfl.models.layers import Scaler, scaler
-from rayfl.norms import static_norms
+from rayfl.models import MODELS, Model, layout, load, params_of, resident
+from rayfl.models.layers import Scaler, Step, scaler
+from rayfl.norms import fresh, static_norms, tracked
+from rayfl.norms import load as load_norms
 from rayfl.seeds import torch_generator, torch_scope
 from rayfl.submodel import prefix, rolling
 
 WITH_NORM = [name for name, cls in MODELS.items() if "norm" in cls.model_fields]
 RESNETS = [name for name in MODELS if "resnet" in name]
+POST_ACT = [name for name in RESNETS if "exits" in MODELS[name].model_fields]
+NO_TRANSFORMERS = [name for name in MODELS if not name.startswith("vit")]
+"""A LayerNorm over fewer features is another function, and heads are cut one by one: see test_vit.py."""
+
+DEPTHS = {
+    "resnet34": (1, 2, 1, 2),
+    "resnet56": (2, 1, 2),
+    "resnet110": (1, 1, 2),
+    "wide_resnet101_2": (1, 2, 1, 2),
+    "scalefl_resnet110": (1, 3, 2),
+}
+"""Fewer blocks for the deepest."""
+SMALL = {
+    **dict.fromkeys(POST_ACT, {"channels": 16}),
+    "scalefl_resnet110": {"exits": ("stage2.0", "stage2.2", "stage3.0")},
+    "vit_b_16": {"input": (3, 16, 16), "layers": 2, "heads": 2, "head_width": 16, "patch": 4},
+}
+SMALLEST = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16}
+"""Height and width of the smallest images, where these are not 8."""
+
+
+@functools.cache
+def family(name: str) -> type[Model]:
+    """The model, with fewer blocks if it has very many."""
+    if name not in DEPTHS:
+        return MODELS[name]
+
+    class Short(MODELS[name]):
+        depth: ClassVar[tuple[int, ...]] = DEPTHS[name]
+
+    return Short
 
 
 def make(name, **fields):
-    """A small-image variant of a model, with 7 classes."""
+    """A small variant of a model, for small images, with 7 classes."""
     size = {"input": (3, 16, 16)} if name in RESNETS else {}
-    return MODELS[name](classes=7, **size, **fields)
+    return family(name)(**{"classes": 7} | size | SMALL.get(name, {}) | fields)
 
 
 def without_norm(name):
@@ -89,8 +125,8 @@ def test_an_unknown_norm_is_refused():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_of_one_image_that_is_pooled_to_one_pixel_trains(name):
-    smallest = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16}.get(name, 8)
-    model = MODELS[name](input=(1, smallest, smallest))
+    smallest = SMALLEST.get(name, 8)
+    model = make(name, input=(1, smallest, smallest))
     F.cross_entropy(built(model, Net(1 / 16))(images(model, 1)), torch.tensor([3])).backward()
 
 
@@ -129,7 +165,7 @@ def test_load_copies_and_never_aliases(name):
 
 
 @pytest.mark.parametrize("offset", [0, 40], ids=["prefix", "a window that wraps"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NO_TRANSFORMERS)
 def test_a_sliced_network_is_the_full_one_with_dropped_channels_zeroed(name, offset):
     """width.md A7, without norm: the values of the submodel put into zeros give the same logits."""
     model, net = without_norm(name), Net(0.55)
@@ -147,7 +183,7 @@ def test_a_sliced_network_is_the_full_one_with_dropped_channels_zeroed(name, off
     torch.testing.assert_close(sliced(x), full(x))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NO_TRANSFORMERS)
 def test_a_prefix_is_the_first_entries_of_every_tensor(name):
     model, net = make(name), Net(0.5)
     params = params_of(built(model))
@@ -186,6 +222,7 @@ def test_a_scale_of_one_adds_no_module():
         ("preact_resnet18", {}, 8 * 2 + 1),  # two norms a block, the last norm
         ("preact_resnet18", {"scaler_site": "post_conv"}, 1 + 8 * 2 + 3),
         ("preact_resnet18_heterofl", {}, 5 * 2 + 1),
+        ("wide_resnet101_2", {}, 1 + 6 * 3 + 4),  # three a block, and every stage projects
     ],
 )
 def test_where_scalers_stand(name, fields, count):
@@ -244,6 +281,7 @@ def test_a_left_out_block_loses_its_residual_branch_and_keeps_its_projection(nam
     last = max(p.split(".residual")[0] for p in layout(model, Net()).dims if ".residual" in p)
     whole = layout(model, Net()).dims.keys()
     part = layout(model, Net(without=("stage2.0", last))).dims.keys()
+    assert last == model.blocks[-1][-1]
     gone = whole - part
     assert part < whole
     assert {n for n in whole if re.match(rf"(stage2\.0|{last})\.residual", n)} <= gone
@@ -264,11 +302,11 @@ def test_a_left_out_identity_block_passes_its_input_on(name):
 @pytest.mark.parametrize("name", RESNETS)
 def test_a_network_without_any_residual_branch_still_runs(name):
     model = make(name)
-    paths = {p.split(".residual")[0] for p in layout(model, Net()).dims if ".residual" in p}
-    net = built(model, Net(1 / 16, without=tuple(sorted(paths))))
+    net = built(model, Net(1 / 16, without=tuple(path for paths in model.blocks for path in paths)))
     logits = net(images(model))
     logits.sum().backward()
     assert logits.shape == (4, 7)
+    assert not any("residual" in path for path in params_of(net))
     assert all(p.grad is not None for p in net.parameters())
 
 
@@ -277,3 +315,246 @@ def test_unknown_blocks_are_refused():
         make("resnet18").build(Net(without=("stage2.2",)))
     with pytest.raises(ValueError, match="no block 'conv1' can be left out .*; it has none"):
         make("digits_cnn").build(Net(without=("conv1",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [
+        ("resnet34", (3, 4, 6, 3)),
+        ("resnet56", (9, 9, 9)),
+        ("scalefl_resnet110", (18, 18, 18)),
+        ("wide_resnet101_2", (3, 4, 23, 3)),
+        ("preact_resnet18_heterofl", (1, 1, 1, 2)),
+    ],
+)
+def test_blocks_by_stage(name, depth):
+    blocks = MODELS[name]().blocks
+    assert tuple(map(len, blocks)) == depth
+    assert blocks[1][0] == "stage2.0" and blocks[-1][-1] == f"stage{len(depth)}.{depth[-1] - 1}"
+
+
+# --- step sizes ---
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_every_residual_branch_has_a_step_size(name):
+    model = make(name)
+    left_out = model.blocks[1][0]
+    plain, stepped = (layout(model, Net(0.5, without=(left_out,), steps=steps)).dims for steps in (False, True))
+    kept = [path for paths in model.blocks for path in paths if path != left_out]
+    assert {n: stepped[n] for n in stepped.keys() - plain.keys()} == {f"{b}.residual.step.scale": () for b in kept}
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_step_sizes_of_one_change_no_bit(name):
+    model = make(name)
+    plain, stepped = built(model, Net(0.5)), built(model, Net(0.5, steps=True))
+    assert torch.equal(plain(images(model)), stepped(images(model)))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "wide_resnet101_2"])
+def test_a_step_size_multiplies_the_residual_branch_alone(name):
+    """out = relu(skip(x) + s * residual(x)), the residual with its last norm (NeFL section IV)."""
+    block = built(make(name), Net(1 / 16, steps=True)).double().stage2[0]
+    x = torch.rand(2, next(block.parameters()).shape[1], 6, 6, generator=torch_generator(0, "x")).double()
+    branch, skip = block.residual(x), block.projection(x)
+    nn.init.constant_(block.residual.step.scale, 3.0)
+    torch.testing.assert_close(block(x), (skip + 3 * branch).relu())
+    nn.init.constant_(block.residual.step.scale, 0.0)
+    assert torch.equal(block(x), skip.relu())
+
+
+def test_a_step_size_is_trained():
+    step = Step()
+    step(torch.tensor([2.0, 3.0])).sum().backward()
+    assert step.scale.shape == () and step.scale.item() == 1
+    assert step.scale.grad == 5
+
+
+# --- initialisation, and torchvision's network ---
+
+
+@pytest.mark.parametrize(
+    ("init", "conv", "head"),
+    [
+        # torch: uniform in +-1 / sqrt(fan in)
+        ("torch", (3 * 9 * 3) ** -0.5, (3 * 64) ** -0.5),
+        ("kaiming", (2 / 27) ** 0.5, (2 / 64) ** 0.5),
+        ("kaiming_fan_out", (2 / (64 * 9)) ** 0.5, (3 * 64) ** -0.5),
+    ],
+)
+def test_how_weights_start(init, conv, head):
+    params = params_of(built(make("resnet110", init=init, channels=64, classes=600)))
+    assert params["conv.weight"].std().item() == pytest.approx(conv, rel=0.05)
+    assert params["head.weight"].std().item() == pytest.approx(head * 0.5, rel=0.05)  # 256 features: 4 times 64
+
+
+def test_how_published_networks_start():
+    inits = {name: MODELS[name].model_fields["init"].default for name in POST_ACT}
+    assert inits == {
+        "resnet18": "torch",
+        "resnet34": "torch",
+        "resnet56": "kaiming",
+        "resnet110": "kaiming",
+        "wide_resnet101_2": "kaiming_fan_out",
+        "depthfl_resnet18": "kaiming_fan_out",
+        "scalefl_resnet110": "torch",
+    }
+
+
+def test_the_wide_resnet_has_torchvisions_parameters():
+    with torch.device("meta"):
+        theirs = torchvision.models.wide_resnet101_2(num_classes=10)
+    shapes = layout(MODELS["wide_resnet101_2"](), Net()).shapes
+    assert list(shapes.values()) == [tuple(p.shape) for p in theirs.parameters()]
+
+
+# --- early exits ---
+
+
+def exit_nets(model):
+    return [Net(exits=n) for n in range(1, model.exit_count + 1)]
+
+
+EXITS = [
+    ("depthfl_resnet18", {}),
+    ("scalefl_resnet110", {}),
+    # every kind on every kind of block, behind the first and the last, and with pooling
+    ("wide_resnet101_2", {"exits": ("stage1.0", "stage3.0"), "exit": "scalefl"}),
+    ("wide_resnet101_2", {"exits": ("stage2.1", "stage4.1"), "exit": "depthfl"}),
+    ("resnet18", {"exits": ("stage2.0", "stage2.1"), "exit": "depthfl", "maxpool": True}),
+]
+with_exits = pytest.mark.parametrize(
+    ("name", "fields"), EXITS, ids=lambda v: v if isinstance(v, str) else v.get("exit", "as published")
+)
+
+
+@with_exits
+def test_logits_and_gradients_of_every_exit(name, fields):
+    model = make(name, **fields)
+    for net in exit_nets(model):
+        network = built(model, net)
+        logits = network(images(model))
+        assert logits.shape == (net.exits, 4, 7)
+        sum(F.cross_entropy(one, torch.arange(4)) for one in logits).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+        assert network.eval()(images(model)).shape == (net.exits, 4, 7)
+
+
+@with_exits
+def test_fewer_exits_are_a_part_of_the_network_with_the_same_answers(name, fields):
+    """Nothing is built behind the last one; with the same statistics of norms, outputs are equal to the bit."""
+    model = make(name, **fields)
+    *nets, whole_net = exit_nets(model)
+    whole = built(model, whole_net)
+    statistics = fresh(whole)
+    with torch.no_grad(), tracked(whole, statistics):
+        whole(images(model))
+    load_norms(whole.eval(), statistics)
+    outputs = whole(images(model))
+    assert outputs.std(1).min() > 0
+    for net in nets:
+        part = built(model, net)
+        names = params_of(part).keys()
+        assert names < params_of(whole).keys()
+        assert {n.split(".")[0] for n in names if n.startswith("exit")} == {f"exit{i + 1}" for i in range(net.exits)}
+        stages = {".".join(n.split(".")[:2]) for n in names if n.startswith("stage")}
+        order = [path for paths in model.blocks for path in paths]
+        assert stages == set(order[: order.index(model.exits[net.exits - 1]) + 1])
+        load(part, params_of(whole))
+        load_norms(part.eval(), statistics)
+        assert torch.equal(part(images(model)), outputs[: net.exits])
+
+
+@with_exits
+def test_the_trunk_is_the_plain_network(name, fields):
+    """Without exits a network has no parameters of them; its logits are those of the last one."""
+    model = make(name, **fields)
+    plain, whole = built(model), built(model, Net(exits=model.exit_count))
+    params = params_of(whole)
+    assert params_of(plain).keys() == {n for n in params if not n.startswith("exit")}
+    load(plain, params)
+    assert torch.equal(plain(images(model)), whole(images(model))[-1])
+
+
+@with_exits
+def test_a_sliced_network_with_exits_is_the_full_one_with_dropped_channels_zeroed(name, fields):
+    model = make(name, **fields, norm="none")
+    full = built(model, Net(exits=model.exit_count)).double()
+    params = {n: p * 0.5 + 0.01 for n, p in params_of(full).items()}
+    for exits in (1, model.exit_count):
+        net = Net(0.6, exits=exits, rounding="down")
+        whole, part = layout(model, Net(exits=model.exit_count)), layout(model, net)
+        selection = prefix(whole, part, net)
+        sliced = model.build(net).double()
+        load(sliced, selection.take(params))
+        zeroed = {n: torch.zeros_like(p) for n, p in params.items()}
+        selection.put(selection.take(params), zeroed)
+        load(full, zeroed)
+        x = images(model).double()
+        assert sliced(x).std() > 0
+        torch.testing.assert_close(sliced(x), full(x)[:exits])
+
+
+@with_exits
+def test_two_widths_of_exits(name, fields):
+    model = make(name, **fields)
+    for net in (Net(exits=1), Net(exits=model.exit_count)):
+        check_axes(lambda n, net=net: model.build(replace(n, exits=net.exits)))
+
+
+def test_depthfls_gate():
+    """f' = sigmoid(upsampled(gate(f))) * f: where the gate's last ReLU gives 0, half of every pixel."""
+    model = make("depthfl_resnet18", norm="none", channels=2)
+    exit = built(model, Net(exits=1)).exit1
+    for parameter in exit.gate.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.rand(3, 2, 8, 8, generator=torch_generator(0, "x"))
+    assert torch.equal(exit(x), exit.head(exit.features(x / 2)))
+
+
+def test_depthfls_gate_fits_odd_images():
+    model = make("depthfl_resnet18", input=(1, 7, 5), channels=4)
+    assert built(model, Net(exits=4))(images(model)).shape == (4, 4, 7)
+
+
+@pytest.mark.parametrize(("name", "more"), [("scalefl_resnet110", 3 * 3), ("depthfl_resnet18", 2 * (4 + 3 + 2))])
+def test_where_scalers_of_exits_stand(name, more):
+    """Between a norm and the convolution before it: three a ScaleFL exit, two a halving of a DepthFL exit."""
+    model = make(name)
+    plain, whole = (model.build(Net(0.5, exits=n, scale=0.5)) for n in (0, model.exit_count))
+    count = {net: sum(type(m) is Scaler for m in net.modules()) for net in (plain, whole)}
+    assert count[whole] == count[plain] + more
+
+
+@pytest.mark.parametrize(
+    ("exits", "message"),
+    [
+        (("stage2.9",), "blocks of the network; 'stage2.9' is none; did you mean 'stage2.1'"),
+        (("stage2.0", "stage1.1"), "every block once, in the order of the network"),
+        (("stage2.0", "stage2.0"), "every block once, in the order of the network"),
+    ],
+)
+def test_exits_that_are_no_blocks_in_order_are_refused(exits, message):
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        MODELS["resnet18"](exits=exits)
+
+
+@pytest.mark.parametrize(
+    ("name", "exits", "message"),
+    [
+        ("depthfl_resnet18", 5, "this network cannot answer at 5 exits; take 0 (its head alone) to 4"),
+        ("resnet18", 2, "this network cannot answer at 2 exits; take 0 (its head alone) to 1"),
+        ("preact_resnet18", 1, "this network cannot answer at 1 exits; take 0: it has no early exits"),
+        ("digits_cnn", 1, "this network cannot answer at 1 exits; take 0: it has no early exits"),
+    ],
+)
+def test_exits_that_a_network_has_not_are_refused(name, exits, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(name).build(Net(exits=exits))
+
+
+def test_a_network_without_early_exits_answers_at_its_head_as_its_only_one():
+    model = make("resnet18")
+    assert model.exit_count == 1
+    assert torch.equal(built(model, Net(exits=1))(images(model))[0], built(model)(images(model)))

@@ -8,7 +8,18 @@ import pytest
 from rich.console import Console
 
 from rayfl import report
-from rayfl.report import best_trials, by_label, capacities, results_csv, table, write_report
+from rayfl.report import (
+    Offer,
+    best_trials,
+    by_label,
+    capacities,
+    offers,
+    pareto,
+    results_csv,
+    table,
+    write_pareto,
+    write_report,
+)
 from rayfl.tracking.records import Run, records, summary
 
 COSTS = {"bytes_down": 2_000_000, "bytes_up": 1_500, "train_flops": 1.234e12, "seconds": 185.2}
@@ -171,6 +182,77 @@ def test_a_report_of_run_folders(tmp_path):
         "plots/accuracy_by_capacity.png",
     }
     assert (tmp_path / "out" / "results.csv").read_text().count("\n") == 5
+
+
+# what accuracy costs
+
+
+def offer(macs, accuracy, label="a", capacity=1.0):
+    return Offer(label, "", capacity, 10 * macs, macs, accuracy)
+
+
+def test_what_nothing_dominates():
+    best, cheap, rest = offer(100, 0.9), offer(10, 0.5), [offer(100, 0.8), offer(50, 0.5), offer(200, 0.9)]
+    assert pareto([rest[0], best, cheap, *rest]) == [cheap, best]
+    assert pareto([offer(10, 0.5, "b"), offer(10, 0.5, "c")]) == [offer(10, 0.5, "b")]
+    assert pareto([]) == []
+
+
+NETWORKS = {"parameters_1": 100, "macs_1": 1000, "parameters_0.125": 12, "macs_0.125": 130}
+
+
+def test_offers_are_means_over_seeds_of_one_point():
+    rows = [
+        record("a", 0, 0.5, point="lr=0.1", **NETWORKS),
+        record("a", 1, 0.25, point="lr=0.1", **NETWORKS),
+        record("a", 0, 0.375, lr=0.2, point="lr=0.2", **NETWORKS),
+        record("a", 0, None, lr=0.3, status="failed", **NETWORKS),
+        record("b", 0, 0.5),
+    ]
+    assert offers(rows) == [
+        Offer("a", "lr=0.1", 1.0, 100, 1000, pytest.approx(0.475)),
+        Offer("a", "lr=0.1", 0.125, 12, 130, pytest.approx(0.275)),
+        Offer("a", "lr=0.2", 1.0, 100, 1000, 0.475),
+        Offer("a", "lr=0.2", 0.125, 12, 130, 0.275),
+    ]
+    assert offers(rows, "validation_accuracy") == []
+
+
+def test_the_front_of_a_sweep_is_by_what_it_is_tuned_by(tmp_path):
+    rows = [
+        record("a", 0, 0.5, **NETWORKS, **{"validation_accuracy_1": 0.75, "validation_accuracy_0.125": 0.25}),
+        record(
+            "b", 0, 0.7, point="x=1", **NETWORKS, **{"validation_accuracy_1": 0.5, "validation_accuracy_0.125": 0.375}
+        ),
+    ]
+    write_pareto(tmp_path, rows, "validation_accuracy_mean")
+    assert (tmp_path / "pareto.csv").read_text() == (
+        "method,point,capacity,parameters,macs,validation_accuracy,front\n"
+        "b,x=1,0.125,12,130,0.375,1\n"
+        "a,,0.125,12,130,0.25,0\n"
+        "a,,1.0,100,1000,0.75,1\n"
+        "b,x=1,1.0,100,1000,0.5,0\n"
+    )
+    assert (tmp_path / "pareto.md").read_text() == (
+        "| method | point | capacity | parameters | MACs | validation accuracy % |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| b | x=1 | 0.125 | 12 | 130 | 37.50 |\n"
+        "| a | – | 1 | 100 | 1,000 | 75.00 |\n"
+    )
+    assert (tmp_path / "plots" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_networks_of_one_cost_have_no_front(tmp_path):
+    write_pareto(tmp_path, [record("a", 0, 0.5, parameters_1=1, macs_1=10)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_networks_cost_is_in_a_run_s_result(tmp_path):
+    run = Run.create(tmp_path, "a", {"method": {"submodels": [{"width": 1}]}}, {"point": "lr=1"}, costs={"macs_1": 7})
+    run.finish("finished", summary([], "a", 0))
+    [row] = records(tmp_path)
+    assert (row["macs_1"], row["point"], row["params"]) == (7, "lr=1", {"method.submodels.0.width": 1})
+    assert Run.open(tmp_path).result["macs_1"] == 7
 
 
 def test_plots_are_pngs(tmp_path):

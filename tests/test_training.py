@@ -1,12 +1,14 @@
 """Local training: schedule, batches, augmentation, the SGD step, evaluation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rayfl.data import CIFAR10
 from rayfl.seeds import torch_generator
 from rayfl.training import ClientData, Preprocessing, Training, evaluate, mask_logits, sgd, weighted
 
@@ -34,6 +36,37 @@ def test_a_milestone_is_felt_in_the_first_round_after_it():
 def test_decay_of_every_round():
     training = Training(lr=0.1, round_decay=0.5, milestones=(2,), decay=0.1)
     assert [training.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.05, 0.0025, 0.00125])
+
+
+def rates(training, round, samples=7):
+    rate = training.rate(round, samples)
+    return [rate(step) for step in range(training.batches_of(samples))] if callable(rate) else rate
+
+
+def test_a_rate_that_is_constant_in_a_round_is_a_number():
+    training = Training(lr=0.1, milestones=(2,))
+    assert [rates(training, r) for r in range(3)] == [training.lr_at(r) for r in range(3)]
+
+
+def test_warm_up_goes_by_a_clients_own_steps_across_rounds():
+    """7 samples in batches of 4: 2 steps a round; 1 sample: 1 step."""
+    training = Training(lr=0.8, warmup=4, batch_size=4)
+    assert [rates(training, r) for r in range(3)] == [[0, 0.2], pytest.approx([0.4, 0.6]), [0.8, 0.8]]
+    assert sum((rates(training, r, samples=1) for r in range(5)), []) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+
+
+def test_the_cosine_begins_where_the_warm_up_ends_and_ends_at_zero():
+    """5 rounds of 2 steps, of which 4 warm up and 6 fall: cosines of 0, 30, ..., 150 degrees; then 0 for ever."""
+    training = Training(lr=2, warmup=4, cosine_rounds=5, batch_size=4)
+    root = math.sqrt(3) / 2
+    assert rates(training, 1) == pytest.approx([1, 1.5])
+    assert sum((rates(training, r) for r in (2, 3, 4)), []) == pytest.approx([2, 1 + root, 1.5, 1, 0.5, 1 - root])
+    assert rates(training, 5) == rates(training, 90) == [0, 0]
+
+
+def test_milestones_and_decays_apply_to_warm_up_and_cosine():
+    training = Training(lr=1, warmup=4, batch_size=4, milestones=(1,), round_decay=0.5)
+    assert rates(training, 1) == pytest.approx([0.5 * 0.1 * 0.5, 0.75 * 0.1 * 0.5])
 
 
 # batches
@@ -123,6 +156,73 @@ def test_augmentation_is_for_training_only():
     assert (x == 0).sum() > (given.pixels == 0).sum()
 
 
+# other sizes
+
+
+def ramp(size, n=1):
+    """[n, 1, size, size] bytes: 4, 12, 20, ... in every row."""
+    row = torch.arange(size) * 8 + 4
+    return row.expand(n, 1, size, size).byte()
+
+
+def test_images_are_resized_bilinearly_with_pixels_as_areas():
+    """Twice as large: halfway between 4 and 12 there are no pixels but at a quarter and three quarters."""
+    x = Preprocessing(scale=4, mean=(1.0,), std=(2.0,), size=8)(ramp(4))
+    row = (torch.tensor([4, 6, 10, 14, 18, 22, 26, 28]) / 4 - 1) / 2
+    assert torch.equal(x, row.expand(1, 1, 8, 8))
+
+
+def test_resizing_is_torchvisions():
+    from torchvision.transforms import functional
+
+    pixels = torch.randint(256, (2, 3, 9, 9), generator=torch_generator(0, "pixels")).byte()
+    expected = functional.resize(pixels.float(), [24, 24], antialias=False)
+    torch.testing.assert_close(Preprocessing(scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3, size=24)(pixels), expected)
+
+
+def test_crops_of_resized_images_are_of_larger_ones_in_a_larger_border():
+    """As NeFL does at 224: stored 32, crops of 4, become 256 in a border of 28; here 8 and 1, to 14: 16 in 2."""
+    preprocess = Preprocessing(scale=1.0, size=14, crop=1)
+    given = data(400, preprocess=preprocess, size=8)
+    pixels = torch.randint(1, 256, (1, 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
+    given = replace(given, pixels=pixels.expand(400, -1, -1, -1))
+    bordered = F.pad(F.interpolate(pixels.float(), (16, 16), mode="bilinear"), (2, 2, 2, 2))
+    windows = bordered.unfold(2, 14, 1).unfold(3, 14, 1)[0, 0]
+    [(x, _)] = batches(given, batch_size=400)
+    assert x.shape == (400, 1, 14, 14)
+    found = torch.stack([(windows == image[0]).all(-1).all(-1) for image in x])
+    assert torch.equal(found.sum((1, 2)), torch.ones(400))
+    # 7 by 7 places, 8 expected in each
+    assert windows.shape[:2] == (7, 7) and (found.sum(0) > 0).all()
+
+
+def test_images_are_resized_a_batch_at_a_time_and_alike_in_training_and_evaluation():
+    """Without crops."""
+    given = data(10, preprocess=Preprocessing(scale=1.0, size=12))
+    given = replace(given, pixels=ramp(6, 10))
+    evaluated = [x for x, _ in given.in_order(4)]
+    assert [x.shape for x in evaluated] == [(n, 1, 12, 12) for n in (4, 4, 2)]
+    for x, _ in batches(given, batch_size=4):
+        assert torch.equal(x, evaluated[0][: len(x)])
+
+
+def test_augmented_in_order():
+    """As training batches are, each sample once: resized once, not twice."""
+    given = data(5, preprocess=Preprocessing(scale=1.0, size=14, crop=1, flip=True), size=8)
+    found = list(given.in_order(3, torch_generator(0, "x")))
+    generator = torch_generator(0, "x")
+    for (x, y), rows in zip(found, (slice(0, 3), slice(3, 5)), strict=True):
+        assert torch.equal(y, given.labels[rows])
+        assert torch.equal(x, given.preprocess.augment(given.pixels[rows].float(), generator))
+
+
+def test_a_data_set_says_what_a_network_sees():
+    data = CIFAR10(size=224)
+    assert (data.shape, data.seen, CIFAR10().seen) == ((3, 32, 32), (3, 224, 224), (3, 32, 32))
+    assert data.preprocess == replace(data.preprocessing, size=224)
+    assert CIFAR10().preprocess == CIFAR10().preprocessing
+
+
 # losses and steps
 
 
@@ -176,6 +276,18 @@ def test_a_step_of_sgd():
     w, metrics = steps(Training(), [[2.0, 4.0]])
     assert w == pytest.approx(1 - 0.1 * 3)
     assert metrics == {"train_loss": pytest.approx(2 * 3), "train_samples": 2, "steps": 1}
+
+
+def test_a_rate_for_every_step_counted_from_0():
+    w, _ = steps(Training(), [[1.0], [1.0], [2.0]], lr=lambda step: [0.0, 0.5, 0.25][step])
+    assert w == pytest.approx(1 - 0.5 * 1 - 0.25 * 2)
+    assert steps(Training(), [], lr=lambda step: 0.1)[0] == 1
+
+
+def test_momentum_keeps_gradients_and_not_rates():
+    """v = 0.5 v + x, and each step subtracts its own rate times v."""
+    w, _ = steps(Training(momentum=0.5), [[1.0], [1.0]], lr=lambda step: 0.1 * (step + 1))
+    assert w == pytest.approx(1 - 0.1 * 1 - 0.2 * 1.5)
 
 
 def test_loss_is_a_sum_over_samples():

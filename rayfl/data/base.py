@@ -9,11 +9,12 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import numpy as np
+from pydantic import Field
 
 from rayfl.config import Config, ConfigError
 from rayfl.training import Preprocessing
@@ -42,8 +43,11 @@ class DataSet(Config, ABC):
     """What a `data:` section says. A subclass adds its fields and `name: Literal["..."] = "..."`."""
 
     name: str
+    size: int | None = Field(default=None, ge=1)
+    """Height and width that images are resized to before a network sees them (224 for networks that were trained on
+    ImageNet); unless given they are as stored."""
     shape: ClassVar[tuple[int, int, int]]
-    """Channels, height and width of one image."""
+    """Channels, height and width of one image, as stored."""
     classes: ClassVar[int]
     """Number of classes."""
 
@@ -54,7 +58,17 @@ class DataSet(Config, ABC):
     @property
     @abstractmethod
     def preprocessing(self) -> Preprocessing:
+        """From the arrays' pixels to what a network sees, but for `size`."""
+
+    @property
+    def seen(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image, as a network sees it."""
+        return self.shape if self.size is None else (self.shape[0], self.size, self.size)
+
+    @property
+    def preprocess(self) -> Preprocessing:
         """From the arrays' pixels to what a network sees."""
+        return replace(self.preprocessing, size=self.size)
 
 
 class Downloaded(DataSet, ABC):
@@ -86,7 +100,7 @@ class Downloaded(DataSet, ABC):
         with contextlib.suppress(RuntimeError):
             return read(str(folder), False)
         try:
-            with _patience(PATIENCE):
+            with patience(PATIENCE):
                 return read(str(folder), True)
         except (OSError, RuntimeError) as error:
             wanted = "\n".join(f"  {folder.resolve() / file}" for file in self.files)
@@ -98,7 +112,7 @@ class Downloaded(DataSet, ABC):
 
 
 @contextlib.contextmanager
-def _patience(seconds: float) -> Iterator[None]:
+def patience(seconds: float) -> Iterator[None]:
     """Inside the block a silent server is an error after so many seconds (torchvision sets no timeout)."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)

@@ -44,6 +44,6 @@ def federate(data: DataSet, arrays: Arrays, spec: Partition, clients: int, holdo
         test,
         spec.test_source,
         validation,
-        data.preprocessing,
+        data.preprocess,
         data.classes,
     )

@@ -5,6 +5,8 @@ from rayfl.methods.base import Deployment as Deployment
 from rayfl.methods.base import Method as Method
 from rayfl.methods.base import Task as Task
 from rayfl.methods.base import Update as Update
+from rayfl.methods.depthfl import DepthFL
+from rayfl.methods.depthfl_nefl import DepthFLNeFL
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.feddropout import FedDropout
 from rayfl.methods.fedprox import FedProx
@@ -12,7 +14,9 @@ from rayfl.methods.fedrolex import FedRolex
 from rayfl.methods.fjord import FjORD
 from rayfl.methods.heterofl import HeteroFL
 from rayfl.methods.lg_fedavg import LGFedAvg
+from rayfl.methods.nefl import NeFL
 from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.scalefl import ScaleFL
 from rayfl.methods.standalone import Standalone
 
 METHODS: dict[str, type[Method]] = {
@@ -25,4 +29,8 @@ METHODS: dict[str, type[Method]] = {
     "standalone": Standalone,
     "fedprox": FedProx,
     "scaffold": Scaffold,
+    "depthfl": DepthFL,
+    "scalefl": ScaleFL,
+    "nefl": NeFL,
+    "depthfl_nefl": DepthFLNeFL,
 }

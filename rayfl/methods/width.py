@@ -35,8 +35,7 @@ class WidthMethod(Method):
 
     def init(self, seed: int) -> State:
         with torch_scope(stream(seed, "init")):
-            net = self.task.model.build(self.task.server)
-        return {"params": params_of(net)}
+            return {"params": self.task.model.initial(self.task.server)}
 
     def extract(self, state: State, selection: Selection) -> Payload:
         return {"params": selection.take(state["params"])}
@@ -73,11 +72,11 @@ class WidthMethod(Method):
         adjust: Callable[[nn.Module], None] | None = None,
     ) -> dict[str, float]:
         """SGD on the client's masked cross-entropy, in place; the metrics of `sgd`. `training` in place of the
-        task's; `adjust` changes the gradients of every step."""
-        training = training or self.task.training
+        task's, but at its rates; `adjust` changes the gradients of every step."""
+        training, rate = training or self.task.training, self.task.training.rate(round, len(data))
         with torch_scope(stream(seed, "dropout"), data.device):
             batches = data.batches(training, torch_generator(seed, "batches"))
-            return sgd(net, batches, self.loss(data, round), training, training.lr_at(round), adjust)
+            return sgd(net, batches, self.loss(data, round), training, rate, adjust)
 
     def loss(self, data: ClientData, round: int) -> Loss:
         """A client's loss in a round: cross-entropy, with the logits of classes that it does not have masked."""
@@ -162,7 +161,8 @@ class GroupedMethod(PrefixMethod):
             return deployed
         names = self.task.layout(deployed.net).shapes
         params = {name: own[name] if name in own else deployed.params[name] for name in names}
-        return replace(deployed, params=params, statistics={name: t for name, t in own.items() if name not in names})
+        statistics = {name: t for name, t in own.items() if name not in names}
+        return replace(deployed, params=params, statistics=statistics or None)
 
 
 class SizedMethod(PrefixMethod):

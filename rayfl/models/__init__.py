@@ -7,7 +7,18 @@ from rayfl.models.base import params_of as params_of
 from rayfl.models.base import resident as resident
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
 from rayfl.models.liang import LiangCNN, LiangMLP
-from rayfl.models.resnet import PreActResNet18, PreActResNet18HeteroFL, ResNet18, ResNet34
+from rayfl.models.resnet import (
+    DepthFLResNet18,
+    PreActResNet18,
+    PreActResNet18HeteroFL,
+    ResNet18,
+    ResNet34,
+    ResNet56,
+    ResNet110,
+    ScaleFLResNet110,
+    WideResNet101,
+)
+from rayfl.models.vit import ViTB16
 
 MODELS: dict[str, type[Model]] = {
     "digits_cnn": DigitsCNN,
@@ -20,4 +31,10 @@ MODELS: dict[str, type[Model]] = {
     "preact_resnet18_heterofl": PreActResNet18HeteroFL,
     "resnet18": ResNet18,
     "resnet34": ResNet34,
+    "resnet56": ResNet56,
+    "resnet110": ResNet110,
+    "wide_resnet101_2": WideResNet101,
+    "depthfl_resnet18": DepthFLResNet18,
+    "scalefl_resnet110": ScaleFLResNet110,
+    "vit_b_16": ViTB16,
 }

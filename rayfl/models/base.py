@@ -9,7 +9,7 @@ from torch import nn
 
 from rayfl.axes import Axis, Layout, Net, layout_of, on_meta
 from rayfl.config import Config
-from rayfl.norms import static_norms
+from rayfl.norms import fresh, static_norms
 from rayfl.tensors import Params
 
 
@@ -29,6 +29,19 @@ class Model(Config, ABC):
     @abstractmethod
     def build(self, net: Net) -> nn.Module:
         """The network, [B, *input] -> logits [B, classes], freshly initialised, made of rayfl.axes layers."""
+
+    def prepare(self) -> None:
+        """Fetches what `initial` reads, or a ConfigError that says what to put where. To be called before Ray starts,
+        where the data are loaded too."""
+
+    def initial(self, net: Net) -> Params:
+        """The parameters that training of a network starts from. What is random is drawn from torch's global generator
+        (`seeds.torch_scope`)."""
+        return params_of(self.build(net))
+
+    def statistics(self, net: Net) -> Params:
+        """The running statistics that its static norms start from, by the names of `norms.fresh`."""
+        return fresh(on_meta(self.build, net))
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:

@@ -57,11 +57,36 @@ def heterofl_head(features: Axis, classes: Axis) -> nn.Linear:
     return head
 
 
-def check_without(net: Net, blocks: Collection[str]) -> None:
-    """`net.without` names only `blocks`, or a ValueError."""
+def depthwise(channels: Axis, kernel: int, **options) -> nn.Conv2d:
+    """A convolution of every channel on its own, without a bias: weight [channels, 1, kernel, kernel]."""
+    count = channels.length
+    layer = nn.Conv2d(count, count, kernel, groups=count, bias=False, **options)
+    layer.axes = {"weight": (channels, None, None, None)}  # type: ignore[assignment]
+    return layer
+
+
+Init = Literal["torch", "kaiming", "kaiming_fan_out"]
+"""How weights start. torch: as its layers do. kaiming: normal, by the fan-in, of convolutions and linear layers.
+kaiming_fan_out: normal, by the fan-out, of convolutions alone, as torchvision's ResNets."""
+
+
+def initialise(net: nn.Module, init: Init) -> None:
+    """Draws the weights of a network anew, in place; `torch` leaves them as they are."""
+    for module in net.modules():
+        if init == "kaiming" and isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
+        if init == "kaiming_fan_out" and isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def check_without(net: Net, blocks: Collection[str], exits: int = 0) -> None:
+    """`net.without` names only `blocks`, and `net.exits` is at most `exits`, or a ValueError."""
     for path in net.without:
         if path not in blocks:
             raise ValueError(
                 f"no block {path!r} can be left out of this network; "
                 f"{nearest(path, blocks) if blocks else 'it has none'}"
             )
+    if not 0 <= net.exits <= exits:
+        allowed = f"0 (its head alone) to {exits}" if exits else "0: it has no early exits"
+        raise ValueError(f"this network cannot answer at {net.exits} exits; take {allowed}")

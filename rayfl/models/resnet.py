@@ -1,71 +1,205 @@
-"""Residual networks for small images: a 3x3 stem and four stages of basic blocks.
+"""Residual networks: a stem and stages of blocks; the first block of a later stage halves the image.
 
-The residual stream of a stage is one axis, "stage1" ... "stage4": whatever is added to it is cut
-with it. The channels between the two convolutions of a block are an axis of their own. `Net.without`
+The residual stream of a stage is one axis, "stage1", "stage2", ...: whatever is added to it is cut
+with it. The channels between the convolutions of a block are axes of their own. `Net.without`
 names blocks ("stage2.1") whose residual branch is left out. What the skip needs of such a block
-stays: the projection, and before it the norm of a pre-activation block.
+stays: the projection, and before it the norm of a pre-activation block. With `Net.steps` a residual
+branch ends in a step size.
 """
 
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field, field_validator
 from torch import nn
 
 from rayfl.axes import Axis, Net, conv, linear, norm
+from rayfl.config import nearest
 from rayfl.models.base import Model
-from rayfl.models.layers import NormKind, Step, check_without, heterofl_head, scaler, sequential
-
-CHANNELS = (64, 128, 256, 512)
+from rayfl.models.exits import DepthFLExit, EarlyExits, ExitKind, scalefl_exit
+from rayfl.models.layers import Init, NormKind, Step, check_without, heterofl_head, initialise, scaler, sequential
+from rayfl.models.pretrained import RESNET, Pretrained
 
 ScalerSite = Literal["pre_norm", "post_conv"]
 
 
 class PostActResNet(Model, ABC):
-    """He et al., arXiv 1512.03385, with a 3x3 stem. A final class adds `name` and `depth`."""
+    """He et al., arXiv 1512.03385; a stage changes its stream by a 1x1 convolution and a norm. With `Net.exits` it
+    gives the logits of its early exits [E, B, classes]. A final class adds `name` and `depth`, perhaps another stem
+    and bottlenecks."""
 
     norm: NormKind = "static_bn"
     maxpool: bool = False
     """3x3 max pooling of stride 2 after the stem, as in NeFL; FjORD has none."""
+    channels: int = Field(default=64, ge=1)
+    """Channels of the stem and the first stage; they double from stage to stage."""
+    init: Init = "torch"
+    """How weights start: as torch's layers do; kaiming: normal by the fan-in, of convolutions and linear layers;
+    kaiming_fan_out: normal by the fan-out, of convolutions alone."""
+    exits: tuple[str, ...] = ()
+    """Blocks ("stage2.1") behind which an early exit stands, in the order of the network."""
+    exit: ExitKind = "scalefl"
+    """What an early exit is: ScaleFL's three convolutions, or DepthFL's gate and separable convolutions."""
 
     depth: ClassVar[tuple[int, ...]]
     """Blocks of every stage."""
+    stem: ClassVar[tuple[int, int]] = (3, 1)
+    """Kernel and stride of the first convolution."""
+    inner: ClassVar[int] = 1
+    outer: ClassVar[int] = 1
+    """Channels inside the blocks of the first stage and of its stream, as multiples of `channels`, which are cut
+    together. Blocks are bottlenecks where the two differ."""
+
+    @field_validator("exits")
+    @classmethod
+    def _blocks_in_order(cls, exits: tuple[str, ...]) -> tuple[str, ...]:
+        order = [*chain(*_paths(cls.depth))]
+        for path in exits:
+            if path not in order:
+                raise ValueError(f"blocks of the network; {path!r} is none; {nearest(path, order)}")
+        if list(exits) != [path for path in order if path in exits]:
+            raise ValueError("every block once, in the order of the network")
+        return exits
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
         return _paths(self.depth)
 
+    @property
+    def exit_count(self) -> int:
+        return len(self.exits) + 1
+
     def build(self, net: Net) -> nn.Module:
-        stem = net.axis("stage1", CHANNELS[0])
-        block = partial(BasicBlock, norm_kind=self.norm, scale=net.scale, steps=net.steps)
-        stages, features = _stages(net, self.depth, block)
-        return sequential(
-            conv=conv(self.image, stem, 3, padding=1, bias=False),
+        check_without(net, [*chain(*self.blocks)], self.exit_count)
+        has_head = net.exits in (0, self.exit_count)
+        stem = net.axis("stage1" if self.outer == 1 else "stem", self.channels)
+        kernel, stride = self.stem
+        if self.inner == self.outer:
+            block = partial(BasicBlock, norm_kind=self.norm)
+        else:
+            block = partial(Bottleneck, norm_kind=self.norm, copies=self.inner)
+        last = None if has_head else self.exits[net.exits - 1]
+        stages, streams = _stages(net, self.depth, self.channels, stem, block, self.outer, last)
+        layers = dict(
+            conv=conv(self.image, stem, kernel, stride=stride, padding=kernel // 2, bias=False),
             scaler=scaler(net.scale),
             norm=norm(self.norm, stem),
             relu=nn.ReLU(),
             maxpool=nn.MaxPool2d(3, stride=2, padding=1) if self.maxpool else nn.Identity(),
             **stages,
-            average=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            head=linear(features, self.labels),
         )
+        if has_head:
+            features = streams[-1]
+            layers |= dict(average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=linear(features, self.labels))
+        network = sequential(**layers)
+        if net.exits:
+            exits = {path: self._exit(net, i, streams) for i, path in enumerate(self.exits[: net.exits])}
+            network = EarlyExits(network, exits, has_head)
+        initialise(network, self.init)
+        return network
+
+    def _exit(self, net: Net, index: int, streams: list[Axis]) -> nn.Module:
+        """The early exit behind the block `self.exits[index]`."""
+        path, name = self.exits[index], f"exit{index + 1}"
+        stage = next(s for s, paths in enumerate(self.blocks) if path in paths)
+        channels = [self.channels * 2**s for s in range(stage, len(self.depth))]
+        if self.exit == "scalefl":
+            return scalefl_exit(net, name, streams[stage], channels[0], self.labels, norm_kind=self.norm)
+        channels = [self.outer * c for c in channels]
+        return DepthFLExit(net, name, streams[stage], channels, self.labels, norm_kind=self.norm)
 
 
-class ResNet18(PostActResNet):
+class ResNet18(Pretrained, PostActResNet):
     """11,173,962 parameters."""
 
     name: Literal["resnet18"] = "resnet18"
     depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
+    url: ClassVar[str] = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
+    names: ClassVar = RESNET
+    drawn: ClassVar = ("conv", "head")
 
 
-class ResNet34(PostActResNet):
+class ResNet34(Pretrained, PostActResNet):
     """21,282,122 parameters."""
 
     name: Literal["resnet34"] = "resnet34"
     depth: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
+    url: ClassVar[str] = "https://download.pytorch.org/models/resnet34-b627a593.pth"
+    names: ClassVar = RESNET
+    drawn: ClassVar = ("conv", "head")
+
+
+class ResNet56(PostActResNet):
+    """For small images, as in NeFL, with projections: 855,770 parameters."""
+
+    name: Literal["resnet56"] = "resnet56"
+    channels: int = Field(default=16, ge=1)
+    """Channels of the stem and the first stage; they double from stage to stage."""
+    init: Init = "kaiming"
+    """As for resnet18."""
+
+    depth: ClassVar[tuple[int, ...]] = (9, 9, 9)
+
+
+class ResNet110(PostActResNet):
+    """For small images, as in NeFL, with projections: 1,730,714 parameters."""
+
+    name: Literal["resnet110"] = "resnet110"
+    channels: int = Field(default=16, ge=1)
+    """Channels of the stem and the first stage; they double from stage to stage."""
+    init: Init = "kaiming"
+    """As for resnet18."""
+
+    depth: ClassVar[tuple[int, ...]] = (18, 18, 18)
+
+
+class WideResNet101(Pretrained, PostActResNet):
+    """torchvision's `wide_resnet101_2`, with 10 classes: 124,858,186 parameters."""
+
+    name: Literal["wide_resnet101_2"] = "wide_resnet101_2"
+    input: tuple[int, int, int] = (3, 224, 224)
+    """Channels, height and width of one image. Taken from the data set unless given."""
+    maxpool: bool = True
+    """3x3 max pooling of stride 2 after the stem."""
+    init: Init = "kaiming_fan_out"
+    """As for resnet18."""
+
+    depth: ClassVar[tuple[int, ...]] = (3, 4, 23, 3)
+    stem: ClassVar[tuple[int, int]] = (7, 2)
+    inner: ClassVar[int] = 2
+    outer: ClassVar[int] = 4
+    url: ClassVar[str] = "https://download.pytorch.org/models/wide_resnet101_2-32ee1156.pth"
+    names: ClassVar = RESNET
+
+
+class DepthFLResNet18(PostActResNet):
+    """DepthFL's, with early exits behind the first three stages: 12,283,344 parameters with 100 classes."""
+
+    name: Literal["depthfl_resnet18"] = "depthfl_resnet18"
+    init: Init = "kaiming_fan_out"
+    """As for resnet18."""
+    exits: tuple[str, ...] = ("stage1.1", "stage2.1", "stage3.1")
+    """Blocks behind which an early exit stands, in the order of the network."""
+    exit: ExitKind = "depthfl"
+    """As for resnet18."""
+
+    depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
+
+
+class ScaleFLResNet110(PostActResNet):
+    """ScaleFL's, with early exits behind 30, 38 and 46 of its 54 blocks: 1,982,136 parameters."""
+
+    name: Literal["scalefl_resnet110"] = "scalefl_resnet110"
+    channels: int = Field(default=16, ge=1)
+    """Channels of the stem and the first stage; they double from stage to stage."""
+    exits: tuple[str, ...] = ("stage2.11", "stage3.1", "stage3.9")
+    """Blocks behind which an early exit stands, in the order of the network."""
+
+    depth: ClassVar[tuple[int, ...]] = (18, 18, 18)
 
 
 class PreActResNet(Model, ABC):
@@ -78,16 +212,20 @@ class PreActResNet(Model, ABC):
 
     depth: ClassVar[tuple[int, ...]]
     """Blocks of every stage."""
+    channels: ClassVar[int] = 64
+    """Channels of the stem and the first stage; they double from stage to stage."""
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
         return _paths(self.depth)
 
     def build(self, net: Net) -> nn.Module:
-        stem = net.axis("stage1", CHANNELS[0])
+        check_without(net, [*chain(*self.blocks)])
+        stem = net.axis("stage1", self.channels)
         pre, post = _sites(self.scaler_site, net.scale)
         block = partial(PreActBlock, norm_kind=self.norm, pre=pre, post=post)
-        stages, features = _stages(net, self.depth, block)
+        stages, streams = _stages(net, self.depth, self.channels, stem, block)
+        features = streams[-1]
         return sequential(
             conv=conv(self.image, stem, 3, padding=1, bias=False),
             conv_scaler=scaler(post),
@@ -116,44 +254,72 @@ class PreActResNet18HeteroFL(PreActResNet):
 
 
 class BasicBlock(nn.Module):
-    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H', W']."""
+    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H', W']. Inside it has `channels`, in the widest
+    network."""
 
-    def __init__(
-        self,
-        cin: Axis,
-        inner: Axis,
-        cout: Axis,
-        is_whole: bool,
-        *,
-        norm_kind: NormKind,
-        scale: float,
-        steps: bool,
-    ):
+    def __init__(self, net: Net, path: str, cin: Axis, channels: int, cout: Axis, stride: int, *, norm_kind: NormKind):
         super().__init__()
-        projects, stride = _changes(cin, cout)
+        inner = net.axis(f"{path}.inner", channels)
         self.residual = self.projection = None
-        if is_whole:
+        if path not in net.without:
             self.residual = sequential(
                 conv1=conv(cin, inner, 3, stride=stride, padding=1, bias=False),
-                scaler1=scaler(scale),
+                scaler1=scaler(net.scale),
                 norm1=norm(norm_kind, inner),
                 relu=nn.ReLU(),
                 conv2=conv(inner, cout, 3, padding=1, bias=False),
-                scaler2=scaler(scale),
+                scaler2=scaler(net.scale),
                 norm2=norm(norm_kind, cout),
-                step=Step() if steps else nn.Identity(),
+                step=_step(net),
             )
-        if projects:
-            self.projection = sequential(
-                conv=conv(cin, cout, 1, stride=stride, bias=False),
-                scaler=scaler(scale),
-                norm=norm(norm_kind, cout),
-            )
+        if cin.name != cout.name:
+            self.projection = _projection(net, cin, cout, stride, norm_kind)
         self.relu = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        skip = x if self.projection is None else self.projection(x)
-        return self.relu(skip if self.residual is None else self.residual(x) + skip)
+        return self.relu(_sum(self.residual, self.projection, x))
+
+
+class Bottleneck(nn.Module):
+    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H', W']. Inside it has `channels` times `copies`, in
+    the widest network. The 3x3 convolution has the stride, as torchvision's."""
+
+    def __init__(
+        self,
+        net: Net,
+        path: str,
+        cin: Axis,
+        channels: int,
+        cout: Axis,
+        stride: int,
+        *,
+        norm_kind: NormKind,
+        copies: int,
+    ):
+        super().__init__()
+        inner1, inner2 = (net.axis(f"{path}.inner{i}", channels).repeat(copies) for i in (1, 2))
+        self.residual = self.projection = None
+        if path not in net.without:
+            self.residual = sequential(
+                conv1=conv(cin, inner1, 1, bias=False),
+                scaler1=scaler(net.scale),
+                norm1=norm(norm_kind, inner1),
+                relu1=nn.ReLU(),
+                conv2=conv(inner1, inner2, 3, stride=stride, padding=1, bias=False),
+                scaler2=scaler(net.scale),
+                norm2=norm(norm_kind, inner2),
+                relu2=nn.ReLU(),
+                conv3=conv(inner2, cout, 1, bias=False),
+                scaler3=scaler(net.scale),
+                norm3=norm(norm_kind, cout),
+                step=_step(net),
+            )
+        if cin.name != cout.name:
+            self.projection = _projection(net, cin, cout, stride, norm_kind)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(_sum(self.residual, self.projection, x))
 
 
 class PreActBlock(nn.Module):
@@ -165,17 +331,20 @@ class PreActBlock(nn.Module):
 
     def __init__(
         self,
+        net: Net,
+        path: str,
         cin: Axis,
-        inner: Axis,
+        channels: int,
         cout: Axis,
-        is_whole: bool,
+        stride: int,
         *,
         norm_kind: NormKind,
         pre: float,
         post: float,
     ):
         super().__init__()
-        projects, stride = _changes(cin, cout)
+        inner = net.axis(f"{path}.inner", channels)
+        is_whole, projects = path not in net.without, cin.name != cout.name
         self.activate = self.residual = self.projection = None
         if is_whole or projects:
             self.activate = sequential(scaler=scaler(pre), norm=norm(norm_kind, cin), relu=nn.ReLU())
@@ -187,6 +356,7 @@ class PreActBlock(nn.Module):
                 relu=nn.ReLU(),
                 conv2=conv(inner, cout, 3, padding=1, bias=False),
                 scaler2=scaler(post),
+                step=_step(net),
             )
         if projects:
             self.projection = sequential(conv=conv(cin, cout, 1, stride=stride, bias=False), scaler=scaler(post))
@@ -199,15 +369,28 @@ class PreActBlock(nn.Module):
         return skip if self.residual is None else self.residual(a) + skip
 
 
+def _sum(residual: nn.Module | None, projection: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
+    """residual(x) + skip(x) of a post-activation block."""
+    skip = x if projection is None else projection(x)
+    return skip if residual is None else residual(x) + skip
+
+
+def _projection(net: Net, cin: Axis, cout: Axis, stride: int, norm_kind: NormKind) -> nn.Sequential:
+    """The skip of a post-activation block whose stream changes its axis."""
+    return sequential(
+        conv=conv(cin, cout, 1, stride=stride, bias=False),
+        scaler=scaler(net.scale),
+        norm=norm(norm_kind, cout),
+    )
+
+
+def _step(net: Net) -> nn.Module:
+    return Step() if net.steps else nn.Identity()
+
+
 def _sites(site: ScalerSite, scale: float) -> tuple[float, float]:
     """What the Scaler divides by before a norm, and behind a convolution."""
     return (scale, 1.0) if site == "pre_norm" else (1.0, scale)
-
-
-def _changes(cin: Axis, cout: Axis) -> tuple[bool, int]:
-    """Whether a block projects, and its stride: where the stream changes its axis, its image is halved."""
-    projects = cin.name != cout.name
-    return projects, 2 if projects else 1
 
 
 def _paths(depth: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
@@ -216,21 +399,30 @@ def _paths(depth: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def _stages(
-    net: Net, depth: tuple[int, ...], block: Callable[[Axis, Axis, Axis, bool], nn.Module]
-) -> tuple[dict[str, nn.Module], Axis]:
-    """The stages by name, and the axis of the last. The stem before them has the axis of the first.
+    net: Net,
+    depth: tuple[int, ...],
+    channels: int,
+    cin: Axis,
+    block: Callable[[Net, str, Axis, int, Axis, int], nn.Module],
+    copies: int = 1,
+    last: str | None = None,
+) -> tuple[dict[str, nn.Module], list[Axis]]:
+    """The stages by name, and the axes of their streams, of which a channel is `copies` in a row. Nothing is made
+    behind the block `last`.
 
-    `block(cin, inner, cout, is_whole)` makes one block.
+    `block(net, path, cin, channels, cout, stride)` makes one block.
     """
-    check_without(net, [path for paths in _paths(depth) for path in paths])
     stages: dict[str, nn.Module] = {}
-    cin = net.axis("stage1", CHANNELS[0])
-    for s, (channels, count) in enumerate(zip(CHANNELS, depth, strict=True), start=1):
-        cout, blocks = net.axis(f"stage{s}", channels), []
-        for b in range(count):
-            path = f"stage{s}.{b}"
-            inner = net.axis(f"{path}.inner", channels)
-            blocks.append(block(cin, inner, cout, path not in net.without))
+    streams: list[Axis] = []
+    for s, paths in enumerate(_paths(depth)):
+        name = f"stage{s + 1}"
+        cout, blocks = net.axis(name, channels * 2**s).repeat(copies), []
+        for path in paths[: paths.index(last) + 1] if last in paths else paths:
+            stride = 2 if s and not blocks else 1
+            blocks.append(block(net, path, cin, channels * 2**s, cout, stride))
             cin = cout
-        stages[f"stage{s}"] = nn.Sequential(*blocks)
-    return stages, cin
+        stages[name] = nn.Sequential(*blocks)
+        streams.append(cout)
+        if last in paths:
+            break
+    return stages, streams

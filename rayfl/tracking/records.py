@@ -46,6 +46,8 @@ class Run:
     """Id of the sweep that it is a trial of."""
     started: float
     """Unix time in seconds."""
+    costs: dict[str, int] = field(default_factory=dict)
+    """What its networks cost (`Experiment.costs`): part of its result."""
     status: Status = "running"
     error: str | None = None
     pending: list[Line] = field(default_factory=list, repr=False)
@@ -60,6 +62,7 @@ class Run:
         tags: Mapping[str, Any],
         sweep: str | None = None,
         kind: Literal["run", "sweep"] = "run",
+        costs: Mapping[str, int] | None = None,
     ) -> "Run":
         """A new run in a folder that holds none; `config` is plain JSON."""
         run = cls(
@@ -70,6 +73,7 @@ class Run:
             tags={key: str(value) for key, value in tags.items()},
             sweep=sweep,
             started=time.time(),
+            costs=dict(costs or {}),
         )
         if cls.exists(path):
             raise ConfigError(f"{path}: holds a run already; resume it, or give another folder")
@@ -129,10 +133,10 @@ class Run:
         self._save()
 
     def finish(self, status: Status, result: Mapping[str, Any], error: str | None = None) -> None:
-        """Writes what is pending, the summary, and how it ended, in this order."""
+        """Writes what is pending, the summary with the costs, and how it ended, in this order."""
         if self.pending:
             self.append([])
-        write_json(self.path / "result.json", result)
+        write_json(self.path / "result.json", {**result, **self.costs})
         self.status, self.error = status, error
         self._save()
 
@@ -141,10 +145,11 @@ class Run:
         write_json(self.path / "clients.json", {str(id): value for id, value in accuracy.items()})
 
     def record(self) -> dict[str, Any]:
-        """The run as one flat row: id, label, status, error, sweep, seed, path, params, and its result."""
+        """The run as one flat row: id, label, point, status, error, sweep, seed, path, params, and its result."""
         return {
             "id": self.id,
             "label": self.label,
+            "point": self.tags.get("point", ""),
             "status": self.status,
             "error": self.error,
             "sweep": self.sweep,
@@ -210,9 +215,11 @@ def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Nested sections as dotted paths; lists stay values."""
+    """Nested sections as dotted paths, those in a list by their place in it; other lists stay values."""
     flat = {}
     for key, value in config.items():
+        if isinstance(value, list | tuple) and value and all(isinstance(entry, Mapping) for entry in value):
+            value = dict(enumerate(value))
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{at}{key}.")
         else:

@@ -1,0 +1,131 @@
+"""What the submodels of a run are made of, after its newest checkpoint: the figures of NeFL (arXiv 2308.07761).
+
+    submodels.png   accuracy of every capacity over rounds
+    weights.png     mean |w| of every convolution and linear layer, by capacity (its figure 5a), and weights.csv
+    steps.png       learned step sizes of the residual branches, by capacity, and steps.csv; where there are some
+
+Numbers are of what `Method.deploy` gives a device of a capacity; no data are loaded for it.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from rayfl import report
+from rayfl.axes import on_meta
+from rayfl.checkpoints import latest
+from rayfl.config import ConfigError
+from rayfl.experiment import parse_experiment
+from rayfl.methods import Deployment
+from rayfl.models.layers import Step
+from rayfl.population import label
+from rayfl.report import Record
+from rayfl.tracking.records import Line, Run
+
+Profile = dict[float, dict[str, float]]
+"""Capacity -> module path -> a number, for what its network has, in the network's order."""
+
+TICKS = 60
+"""Names that fit below a plot."""
+
+
+def write_anatomy(
+    folder: str | Path, records: Sequence[Record], say: Callable[[str], None], metric: str = "accuracy_mean"
+) -> None:
+    """The figures of each label into `folder`/plots/<label>, or into `folder`/plots if it is that run's own.
+
+    submodels.png is over the label's rows (seeds), the others are of the one with the best `metric`. `say` is told
+    of a run whose networks cannot be had, as without a checkpoint.
+    """
+    for name, rows in report.by_label(records, metric).items():
+        best = Path(max(rows, key=lambda row: row.get(metric, -math.inf))["path"])
+        plots = Path(folder) / "plots"
+        place = plots if best == Path(folder) else plots / name
+        place.mkdir(parents=True, exist_ok=True)
+        submodel_curves(place / "submodels.png", [Run.open(row["path"]).rounds() for row in rows])
+        try:
+            deployed = deployments(best, say)
+        except ConfigError as error:
+            say(f"{error}; no plots of its weights")
+            continue
+        write_profile(place / "weights", weights(deployed), "layer", "mean |weight|")
+        if any((found := steps(deployed)).values()):
+            write_profile(place / "steps", found, "residual branch", "step size")
+
+
+def deployments(folder: Path, say: Callable[[str], None]) -> dict[float, Deployment]:
+    """What a device of every capacity runs after a run's newest whole checkpoint, largest capacity first.
+
+    A ConfigError where there is none, or where it is not of the run's configuration.
+    """
+    experiment = parse_experiment(Run.open(folder).config, str(folder / "config.json"))
+    found = latest(folder / "checkpoints", experiment.result_config(), say)
+    if found is None:
+        raise ConfigError(f"{folder}: has no checkpoint")
+    round, state, _ = found
+    method = experiment.bound_method()
+    return {capacity: method.deploy(state, round, capacity) for capacity in experiment.clients.all_capacities}
+
+
+def weights(deployed: Mapping[float, Deployment]) -> Profile:
+    """Mean absolute value of the weight of every convolution and linear layer: its L1 norm a weight."""
+    return {
+        capacity: {path: d.params[f"{path}.weight"].abs().mean().item() for path in _modules(d, nn.Conv2d, nn.Linear)}
+        for capacity, d in deployed.items()
+    }
+
+
+def steps(deployed: Mapping[float, Deployment]) -> Profile:
+    """The step size of every residual branch, by the path of the branch."""
+    return {
+        capacity: {path.rpartition(".")[0]: d.params[f"{path}.scale"].item() for path in _modules(d, Step)}
+        for capacity, d in deployed.items()
+    }
+
+
+def write_profile(path: Path, profile: Profile, what: str, value: str) -> None:
+    """`path`.csv, a column a capacity and blank where its network has no such module, and `path`.png, where that
+    is a gap. `what` are the modules, `value` the numbers."""
+    names = list(dict.fromkeys(name for of_capacity in profile.values() for name in of_capacity))
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([what, *map(label, profile)])
+        writer.writerows([name, *(numbers.get(name, "") for numbers in profile.values())] for name in names)
+    figure, axes = report._figure()
+    figure.set_size_inches(min(14, 6 + 0.15 * len(names)), 4.8)
+    lines = {_legend(capacity): numbers for capacity, numbers in profile.items()}
+    for text, style in report._styles(lines).items():
+        heights = [lines[text].get(name, math.nan) for name in names]
+        axes.plot(range(len(names)), heights, label=text, linewidth=1.4, markersize=3.5, **style)
+    every = math.ceil(len(names) / TICKS)
+    axes.set_xticks(range(0, len(names), every), names[::every], rotation=90, fontsize=7)
+    axes.set_xlabel(what)
+    axes.set_ylabel(value)
+    axes.margins(x=0.02)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    report._save(figure, path.with_suffix(".png"))
+
+
+def submodel_curves(path: Path, runs: Sequence[Sequence[Line]]) -> None:
+    """Test accuracy of every capacity over rounds: mean and ± standard deviation over the runs' lines."""
+    curves = {
+        _legend(capacity): [
+            [{"round": line["round"], "accuracy": line[key]} for line in lines if key in line] for lines in runs
+        ]
+        for capacity in report.capacities(line for lines in runs for line in lines)
+        for key in [f"accuracy_{label(capacity)}"]
+    }
+    report.learning_curves(path, curves, "accuracy")
+
+
+def _legend(capacity: float) -> str:
+    return f"capacity {label(capacity)}"
+
+
+def _modules(deployed: Deployment, *kinds: type[nn.Module]) -> list[str]:
+    """The paths of a network's modules of these kinds."""
+    net = on_meta(deployed.model.build, deployed.net)
+    return [path for path, module in net.named_modules() if isinstance(module, kinds)]

@@ -1,0 +1,319 @@
+"""What the methods share whose submodels are cut in width and in depth: which channels and which residual blocks a
+device of every capacity has, and how its tensors of its own travel.
+
+A submodel keeps the first ceil(r K) of the K positions of every axis, and the residual branches that its bits say; of
+a block that is left out the skip stays, with its projection (importance_and_nested.md section 6.1).
+"""
+
+import functools
+import itertools
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator
+
+from rayfl import costs
+from rayfl.axes import Net
+from rayfl.config import Config, ConfigError, load_yaml
+from rayfl.methods.base import Client, Payload, State, Task, Update
+from rayfl.methods.width import GroupedMethod
+from rayfl.models.base import Model, layout
+from rayfl.norms import tracked
+from rayfl.population import label
+from rayfl.submodel import Selection
+from rayfl.tensors import Params
+from rayfl.training import ClientData, weighted
+
+Variant = Literal["W", "D", "WD"]
+"""What a submodel is cut in: its width, its depth, or both."""
+
+NEAR = 0.05
+"""How far a population's capacity may be from a published submodel's."""
+
+SLACK = 0.01
+"""Of the full network's cost: what a cut in depth may leave unused for the sake of balance."""
+
+
+class Submodel(Config):
+    """The network of one capacity."""
+
+    capacity: float = Field(gt=0, le=1)
+    """One of the population's."""
+    width: float | str = "auto"
+    """Channel ratio in (0, 1]; "sqrt(0.2)": that of a share of the parameters; or auto: the largest at which the
+    submodel, with its blocks, costs no more than its capacity."""
+    blocks: str = "all"
+    """A bit for every residual block and a group for every stage, e.g. "11 00 11 10" or [[1, 1], [0, 0], [1, 1],
+    [1, 0]]: 0 leaves the residual branch out; or all."""
+
+    @field_validator("width")
+    @classmethod
+    def _ratio(cls, value: float | str) -> float | str:
+        if value != "auto" and not 0 < _ratio(value) <= 1:
+            raise ValueError('a number in (0, 1], the root of one, e.g. "sqrt(0.2)", or auto')
+        return value
+
+    @field_validator("blocks", mode="before")
+    @classmethod
+    def _bits(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            groups = value if all(isinstance(group, list | tuple) for group in value) else [value]
+            value = " ".join("".join(map(str, group)) for group in groups)
+        if not isinstance(value, str) or (value != "all" and set(value) - set("01 ")):
+            raise ValueError('bits, a group for every stage, in quotes: "11 00 11 10", or all')
+        return value
+
+    def without(self, model: Model) -> tuple[str, ...]:
+        """The blocks that are left out, by module path."""
+        if self.blocks == "all":
+            return ()
+        groups = self.blocks.split()
+        sizes = [len(stage) for stage in model.blocks]
+        where = f'method.submodels: given blocks "{self.blocks}" for capacity {label(self.capacity)}; allowed'
+        if not sizes:
+            raise ConfigError(f"{where}: all, for model {model.name} has no residual blocks to leave out")
+        if len(groups) != len(sizes):
+            raise ConfigError(f"{where}: {len(sizes)} groups, for model {model.name} has stages of {sizes} blocks")
+        for s, (group, size) in enumerate(zip(groups, sizes, strict=True), start=1):
+            if len(group) != size:
+                raise ConfigError(f'{where}: {size} bits for stage {s} of model {model.name}, not "{group}"')
+        kept = zip("".join(groups), itertools.chain(*model.blocks), strict=True)
+        return tuple(path for bit, path in kept if bit == "0")
+
+
+class NestedMethod(GroupedMethod):
+    """Submodels of every width and depth, the largest of which contains all others. A subclass says what networks have
+    for themselves, by `group`."""
+
+    submodels: Literal["auto", "published"] | tuple[Submodel, ...] = "auto"
+    """The network of every capacity: cut to what it costs by `clients.metric`; those of NeFL's paper, in the order of
+    the capacities; or a list of {capacity, width, blocks}."""
+
+    @property
+    @abstractmethod
+    def variants(self) -> tuple[str, ...]:
+        """The names of its published submodels, the preferred first. The last, W, D or WD, is how `auto` cuts."""
+
+    @property
+    @abstractmethod
+    def has_steps(self) -> bool:
+        """Whether every residual branch has a step size."""
+
+    @abstractmethod
+    def groups(self, params: Params, statistics: Params) -> dict[str, Params]:
+        """What networks have for themselves at first, by group, given what the server's network starts from."""
+
+    def bind(self, task: Task) -> Self:
+        steps = self.has_steps
+        nets = {capacity: replace(net, steps=steps) for capacity, net in self._nets(task).items()}
+        return super().bind(replace(task, nets=nets))
+
+    def _nets(self, task: Task) -> Mapping[float, Net]:
+        if self.submodels == "auto":
+            variant = self.variants[-1]
+            largest = automatic(task, task.server_capacity, variant, Net())
+            rest = {c: automatic(task, c, variant, largest) for c in task.nets if c != task.server_capacity}
+            return {c: rest.get(c, largest) for c in task.nets}
+        if self.submodels == "published":
+            submodels = published(task.model, self.variants, tuple(task.nets))
+        else:
+            submodels = {submodel.capacity: submodel for submodel in self.submodels}
+            if len(submodels) < len(self.submodels) or submodels.keys() != task.nets.keys():
+                raise ConfigError(
+                    f"method.submodels: given capacities {_listed(s.capacity for s in self.submodels)}; "
+                    f"allowed: those of clients.capacities, each once: {_listed(task.nets)}"
+                )
+        nets = {capacity: _net(task, capacity, submodels[capacity]) for capacity in task.nets}
+        largest = nets[task.server_capacity]
+        for capacity, net in nets.items():
+            if net.width > largest.width or not {*net.without} >= {*largest.without}:
+                raise ConfigError(
+                    f"method.submodels: given for capacity {label(capacity)} channels or blocks that the largest "
+                    f"submodel, {label(task.server_capacity)}, does not have; allowed: a part of that"
+                )
+        return nets
+
+    @property
+    def nets(self) -> list[Net]:
+        """Its networks, each once, largest capacity first."""
+        return list(dict.fromkeys(map(self.net_at, self.task.nets)))
+
+    def init(self, seed: int) -> State:
+        params = super().init(seed)["params"]
+        groups = self.groups(params, self.task.model.statistics(self.task.server))
+        own = {name for tensors in groups.values() for name in tensors}
+        return {"params": {name: t for name, t in params.items() if name not in own}} | groups
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        payload, group = super().extract(state, selection), self.group(selection.net)
+        if group in state:
+            modules = {_module(name) for name in self.task.layout(selection.net).shapes}
+            payload[group] = {name: t for name, t in state[group].items() if _module(name) in modules}
+        return payload
+
+    def local_update(
+        self,
+        payload: Payload,
+        selection: Selection,
+        client: Client,
+        data: ClientData,
+        round: int,
+        seed: int,
+    ) -> Update:
+        group = self.group(selection.net)
+        own = payload.get(group, {})
+        net = self.network(payload["params"] | own, selection, data)
+        names = self.task.layout(selection.net).shapes
+        statistics = {name: t.to(data.device, copy=True) for name, t in own.items() if name not in names}
+        with tracked(net, statistics):
+            metrics = self.train(net, data, round, seed)
+        update = self.answer(net, selection, data, metrics)
+        params = update.sums["params"]
+        sent = {name: params.pop(name) for name in own if name in params} | weighted(statistics, update.weight)
+        if sent:
+            update.sums[group] = sent
+        return update
+
+
+def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:
+    """The network of a capacity, with blocks that `within` has. W: the widest. D: at full width as many first blocks
+    of every stage as it can carry, the stages in balance. WD: the width of the capacity's root, then as many blocks."""
+    if variant == "W" or capacity == 1:
+        return task.nets[capacity]
+    if task.metric == "width":
+        raise ConfigError(
+            "clients.metric: given width, of which a block is no share; allowed: params or flops, where "
+            f"method.submodels is auto and cuts in depth ({variant})"
+        )
+    if not task.model.blocks:
+        raise ConfigError(
+            f"model: given {task.model.name}, which has no residual blocks to leave out; allowed: one that has, where "
+            f"method.submodels cuts in depth ({variant})"
+        )
+    width = costs.width_for(task.model, math.sqrt(capacity), task.metric) if variant == "WD" else 1.0
+    return deepest(task.model, width, capacity, task.metric, within)
+
+
+@functools.lru_cache(maxsize=256)
+def deepest(model: Model, width: float, capacity: float, metric: costs.Metric, within: Net) -> Net:
+    """The network of a width with as many first blocks of every stage as `capacity` of the full network's cost buys.
+
+    Of all numbers of blocks that `within` has and that can be paid, and that cost within `SLACK` of the dearest, those
+    whose smallest share of a stage is largest, then the next one, and so on; of equal ones the dearest.
+    """
+    idle, added = _block_costs(model, width, metric)
+    budget = _budget(model, capacity, metric)
+    stages = zip(model.blocks, added, strict=True)
+    kept = [[c for p, c in zip(*stage, strict=True) if p not in within.without] for stage in stages]
+    sums = [list(itertools.accumulate(stage, initial=0)) for stage in kept]
+    affordable = []
+    for counts in itertools.product(*(range(len(stage)) for stage in sums)):
+        spent = idle + sum(stage[n] for stage, n in zip(sums, counts, strict=True))
+        if spent <= budget:
+            affordable.append((spent, counts))
+    if not affordable:
+        raise ConfigError(
+            f"capacity {label(capacity)} by {metric}: given model {model.name}, of which the layers outside its "
+            f"residual blocks cost {idle / _budget(model, 1, metric):.3g} at width {width:.3g}; take a larger capacity"
+        )
+    enough = max(affordable)[0] - SLACK * _budget(model, 1, metric)
+
+    def shares(counts: tuple[int, ...]) -> list[float]:
+        return sorted(n / len(stage) for n, stage in zip(counts, model.blocks, strict=True))
+
+    _, _, counts = max((shares(counts), spent, counts) for spent, counts in affordable if spent >= enough)
+    left = [stage[n:] for n, stage in zip(counts, model.blocks, strict=True)]
+    return Net(width, tuple(itertools.chain(*left)))
+
+
+@functools.lru_cache(maxsize=256)
+def _block_costs(model: Model, width: float, metric: costs.Metric) -> tuple[int, list[list[int]]]:
+    """What the network of a width costs without any residual branch, and what every branch adds, by stage."""
+    paths = tuple(itertools.chain(*model.blocks))
+    cost, none = _cost(metric), layout(model, Net(width, paths)).shapes
+    idle = cost(model, Net(width, paths))
+    shapes: dict[str, list[tuple[int, ...]]] = {path: [] for path in paths}
+    for name, shape in layout(model, Net(width)).shapes.items():
+        if name not in none:
+            shapes[_block(model, name)].append(shape)
+    added: dict[Any, int] = {}
+    for s, stage in enumerate(model.blocks):
+        for path in stage:
+            # equal layers of one stage cost the same
+            if (kind := (s, *shapes[path])) not in added:
+                alone = tuple(p for p in paths if p != path)
+                added[kind] = cost(model, Net(width, alone)) - idle
+    return idle, [[added[s, *shapes[path]] for path in stage] for s, stage in enumerate(model.blocks)]
+
+
+def published(model: Model, variants: tuple[str, ...], capacities: tuple[float, ...]) -> dict[float, Submodel]:
+    """NeFL's submodels of a model: capacity -> submodel, the smallest capacity having the smallest one.
+
+    Of the first of `variants` that has as many of about these capacities, each within `NEAR`; else a ConfigError.
+    """
+    tables = _tables().get(model.name, {})
+    ascending = sorted(capacities)
+    for variant in variants:
+        for name, rows in tables.items():
+            if name.partition("-")[0] != variant or len(rows) != len(ascending):
+                continue
+            if all(abs(row.capacity - c) <= NEAR for row, c in zip(rows, ascending, strict=True)):
+                return dict(zip(ascending, rows, strict=True))
+    known = [f"{name} ({_listed(row.capacity for row in rows)})" for name, rows in tables.items()]
+    allowed = "; ".join(known) or f"the models {', '.join(_tables())}"
+    raise ConfigError(
+        f"method.submodels: given published, {' or '.join(variants)} of model {model.name} at clients.capacities "
+        f"{_listed(capacities)}; published: {allowed}; or list the submodels, or auto"
+    )
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, tuple[Submodel, ...]]]:
+    given = load_yaml(Path(__file__).with_name("nefl_submodels.yaml"))
+    return {
+        model: {variant: tuple(Submodel(**row) for row in rows) for variant, rows in variants.items()}
+        for model, variants in given.items()
+    }
+
+
+def _net(task: Task, capacity: float, submodel: Submodel) -> Net:
+    net = Net(without=submodel.without(task.model))
+    if submodel.width == "auto":
+        return replace(net, width=costs.width_for(task.model, capacity, task.metric, net))
+    return replace(net, width=_ratio(submodel.width))
+
+
+def _ratio(width: float | str) -> float:
+    """A channel ratio, 0 if it is none."""
+    if not isinstance(width, str):
+        return width
+    share = re.fullmatch(r"sqrt\((\d*\.?\d+)\)", width)
+    return math.sqrt(float(share[1])) if share else 0.0
+
+
+def _cost(metric: costs.Metric):
+    return costs.parameters if metric == "params" else costs.flops
+
+
+def _budget(model: Model, capacity: float, metric: costs.Metric) -> float:
+    """What a network of a capacity may cost: what was computed as a ratio of two counts buys exactly that count."""
+    return capacity * _cost(metric)(model, Net()) * (1 + 1e-9)
+
+
+def _module(name: str) -> str:
+    """The module that a parameter or statistic belongs to."""
+    return name.rpartition(".")[0]
+
+
+def _block(model: Model, name: str) -> str:
+    """The residual block that a parameter belongs to."""
+    return next(path for path in itertools.chain(*model.blocks) if name.startswith(f"{path}."))
+
+
+def _listed(capacities: Iterable[float]) -> str:
+    return ", ".join(map(label, capacities))

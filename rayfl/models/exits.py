@@ -1,0 +1,127 @@
+"""Early exits of residual networks: the heads that read a stage's feature map, and the network that answers at them.
+
+All channels of an exit are axes of its own, but for those that it reads, which are the residual stream's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rayfl.axes import Axis, Net, conv, linear, norm
+from rayfl.models.layers import NormKind, depthwise, scaler, sequential
+
+ExitKind = Literal["scalefl", "depthfl"]
+
+
+class EarlyExits(nn.Module):
+    """[B, *input] -> logits [E, B, classes], the first exit's first.
+
+    `trunk` is a plain network up to the last exit, whose layers keep their names; if it has a head, that answers
+    last. `exits` says which exit, "exit1", "exit2", ..., reads what a layer or block of the trunk gives.
+    """
+
+    def __init__(self, trunk: nn.Sequential, exits: Mapping[str, nn.Module], has_head: bool):
+        super().__init__()
+        self.order = _paths(trunk)
+        self.exits = {path: f"exit{number}" for number, path in enumerate(exits, start=1)}
+        self.has_head = has_head
+        for name, layer in trunk.named_children():
+            self.add_module(name, layer)
+        for path, exit in exits.items():
+            self.add_module(self.exits[path], exit)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answers = []
+        for path in self.order:
+            x = self.get_submodule(path)(x)
+            if path in self.exits:
+                answers.append(self.get_submodule(self.exits[path])(x))
+        return torch.stack([*answers, x] if self.has_head else answers)
+
+
+def _paths(trunk: nn.Sequential) -> list[str]:
+    """Its layers in order, those of a stage one by one."""
+    paths = []
+    for name, layer in trunk.named_children():
+        blocks = dict(layer.named_children()) if isinstance(layer, nn.Sequential) else {}
+        paths += [f"{name}.{block}" for block in blocks] or [name]
+    return paths
+
+
+def scalefl_exit(
+    net: Net, name: str, stream: Axis, channels: int, classes: Axis, *, norm_kind: NormKind
+) -> nn.Sequential:
+    """ScaleFL's (its released code): three 3x3 convolutions, of `channels` in the widest network, and a classifier.
+    [B, stream, H, W] -> [B, classes]. Its Scaler is in force while training, as HeteroFL's; the code's is also in
+    evaluation, where norms by the batch undo it."""
+    layers: dict[str, nn.Module] = {}
+    cin = stream
+    for i in (1, 2, 3):
+        cout = net.axis(f"{name}.conv{i}", channels)
+        layers |= {
+            f"conv{i}": conv(cin, cout, 3, padding=1, bias=False),
+            f"scaler{i}": scaler(net.scale),
+            f"norm{i}": norm(norm_kind, cout),
+            f"relu{i}": nn.ReLU(),
+        }
+        cin = cout
+    return sequential(**layers, average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=linear(cin, classes))
+
+
+class DepthFLExit(nn.Module):
+    """DepthFL's (its authors' baseline in Flower): the feature map is multiplied by a gate that it gives itself, and
+    halved in size stage by stage until it has the channels of the last. [B, stream, H, W] -> [B, classes].
+
+    `channels` are those of the stages from the exit's own on, in the widest network. The gate is scaled to the size
+    of the map; the baseline doubles it, which is the same where height and width are even.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        name: str,
+        stream: Axis,
+        channels: Sequence[int],
+        classes: Axis,
+        *,
+        norm_kind: NormKind,
+    ):
+        super().__init__()
+        inner = net.axis(f"{name}.gate.inner", channels[0])
+        self.gate = sequential(
+            halve=_halving(stream, inner, stream, norm_kind, net.scale),
+            norm=norm(norm_kind, stream),
+            relu=nn.ReLU(),
+        )
+        layers: dict[str, nn.Module] = {}
+        cin = stream
+        for i, (before, after) in enumerate(zip(channels, channels[1:], strict=False), start=1):
+            inner = net.axis(f"{name}.halve{i}.inner", before)
+            cout = net.axis(f"{name}.halve{i}", after)
+            layers[f"halve{i}"] = _halving(cin, inner, cout, norm_kind, net.scale)
+            cin = cout
+        self.features = sequential(**layers, average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+        self.head = linear(cin, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = F.interpolate(self.gate(x), x.shape[-2:], mode="bilinear", align_corners=False)
+        return self.head(self.features(gate.sigmoid() * x))
+
+
+def _halving(cin: Axis, inner: Axis, cout: Axis, norm_kind: NormKind, scale: float) -> nn.Sequential:
+    """Two separable 3x3 convolutions, the first of stride 2: [B, cin, H, W] -> [B, cout, H / 2, W / 2]."""
+    return sequential(
+        depth1=depthwise(cin, 3, stride=2, padding=1),
+        point1=conv(cin, inner, 1, bias=False),
+        scaler1=scaler(scale),
+        norm1=norm(norm_kind, inner),
+        relu1=nn.ReLU(),
+        depth2=depthwise(inner, 3, padding=1),
+        point2=conv(inner, cout, 1, bias=False),
+        scaler2=scaler(scale),
+        norm2=norm(norm_kind, cout),
+        relu2=nn.ReLU(),
+    )

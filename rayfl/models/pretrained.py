@@ -1,0 +1,181 @@
+"""Networks that start from what torchvision has trained on ImageNet.
+
+A file holds torchvision's network at full width, by torchvision's names. `Pretrained.initial` says them as rayfl
+does, cuts them to the first positions of every axis for a narrower network, and leaves the layers `drawn` as they
+are in a new one: the classifier, and the stem where images are small (NeFL has a 3x3 convolution for 7x7).
+"""
+
+import pickle
+import re
+from abc import ABC
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from pydantic import field_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from rayfl.axes import Dims, Layout, Net, layout_of, on_meta
+from rayfl.config import ConfigError
+from rayfl.data.base import PATIENCE, patience
+from rayfl.models.base import Model, params_of
+from rayfl.norms import fresh
+from rayfl.tensors import Params
+
+RESNET = {
+    r"^conv1\.": "conv.",
+    r"^bn1\.": "norm.",
+    r"^layer(\d)\.(\d+)\.(conv|bn)(\d)\.": r"stage\1.\2.residual.\3\4.",
+    r"\.bn(\d)\.": r".norm\1.",
+    r"^layer(\d)\.(\d+)\.downsample\.0\.": r"stage\1.\2.projection.conv.",
+    r"^layer(\d)\.(\d+)\.downsample\.1\.": r"stage\1.\2.projection.norm.",
+    r"^fc\.": "head.",
+}
+VIT = {
+    r"^conv_proj\.": "patches.",
+    r"^class_token$": "tokens.first",
+    r"^encoder\.pos_embedding$": "tokens.positions",
+    r"^encoder\.ln\.": "norm.",
+    r"^encoder\.layers\.encoder_layer_": "encoder.",
+    r"\.ln_1\.": ".attention.norm.",
+    r"\.self_attention\.in_proj_": ".attention.attend.qkv.linear.",
+    r"\.self_attention\.out_proj\.": ".attention.attend.out.linear.",
+    r"\.ln_2\.": ".mlp.norm.",
+    r"\.mlp\.(0|linear_1)\.": ".mlp.up.",
+    r"\.mlp\.(3|linear_2)\.": ".mlp.down.",
+    r"^heads\.head\.": "head.",
+}
+"""torchvision's names -> rayfl's, as regular expressions that are applied one after another."""
+
+
+class Pretrained(Model, ABC):
+    """A final class adds `url` and `names`."""
+
+    pretrained: str = ""
+    """What training starts from. Empty: a new network. imagenet: torchvision's IMAGENET1K_V1, which is downloaded into
+    torch's hub folder. Else a file .pth, .pt or .safetensors with such weights, on the machine of the server."""
+
+    url: ClassVar[str]
+    """Where torchvision has IMAGENET1K_V1; the name ends with the start of its SHA-256."""
+    names: ClassVar[Mapping[str, str]]
+    """`RESNET` or `VIT`."""
+    drawn: ClassVar[tuple[str, ...]] = ("head",)
+    """Layers that are not taken, but start as in a new network."""
+
+    @field_validator("pretrained")
+    @classmethod
+    def _is_known(cls, given: str) -> str:
+        if given in ("", "imagenet") or given.endswith((".pth", ".pt", ".safetensors")):
+            return given
+        raise ValueError("imagenet, a file .pth, .pt or .safetensors, or nothing")
+
+    def prepare(self) -> None:
+        if self.pretrained:
+            self._published()
+
+    def initial(self, net: Net) -> Params:
+        return self._taken(super().initial(net), net)
+
+    def statistics(self, net: Net) -> Params:
+        return self._taken(super().statistics(net), net)
+
+    def _taken(self, start: Params, net: Net) -> Params:
+        """`start`, with what is published in its place."""
+        if not self.pretrained:
+            return start
+        published = self._published()
+        whole, part = (layout_of(on_meta(self.build, net)) for net in (Net(), net))
+        return {
+            name: _first(published[name], _dims(whole, name), _dims(part, name)) if name in published else t
+            for name, t in start.items()
+        }
+
+    def _published(self) -> Params:
+        """Parameters and statistics of the full network, by rayfl's names, but for what is drawn."""
+        file, full = self._file(), on_meta(self.build, Net())
+        found, wanted = (self._kept(t) for t in (translated(_read(file), self.names), params_of(full) | fresh(full)))
+        names = sorted(found.keys() | wanted.keys())
+        given, fits = ({name: list(t.shape) for name, t in tensors.items()} for tensors in (found, wanted))
+        if wrong := [name for name in names if given.get(name) != fits.get(name)]:
+            first = wrong[0]
+            raise ConfigError(
+                f"model.pretrained: {file} is not of {self.name} as it is configured: of {len(wrong)} tensors that "
+                f"differ, {first} is {given.get(first, 'missing')} and should be {fits.get(first, 'missing')}; "
+                f"allowed: a file such as {self.url}"
+            )
+        return found
+
+    def _kept(self, tensors: Params) -> Params:
+        layers = tuple(f"{layer}." for layer in self.drawn)
+        return {name: t for name, t in tensors.items() if not name.startswith(layers)}
+
+    def _file(self) -> Path:
+        """The file with the weights, downloaded if need be."""
+        if self.pretrained != "imagenet":
+            file = Path(self.pretrained).expanduser()
+            if not file.is_file():
+                raise ConfigError(
+                    f"model.pretrained: given {self.pretrained!r}; allowed: an existing file with the weights of "
+                    f"{self.name}, such as {self.url}, or imagenet, which downloads that"
+                )
+            return file
+        file = Path(torch.hub.get_dir(), "checkpoints", self.url.rpartition("/")[2])
+        if not file.exists():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with patience(PATIENCE):
+                    torch.hub.download_url_to_file(self.url, str(file), file.stem.rpartition("-")[2])
+            except (OSError, RuntimeError) as error:
+                raise ConfigError(
+                    f"model.pretrained: the weights of {self.name} are not in {file.parent} and cannot be downloaded "
+                    f"({' '.join(str(error).split())}). Put there\n  {self.url}\n"
+                    "or put it anywhere and give its path as model.pretrained"
+                ) from None
+        return file
+
+
+def translated(state: Params, names: Mapping[str, str]) -> Params:
+    """torchvision's state of a network by rayfl's names: `names` says how. Counts of batches are left out."""
+    found = {}
+    for name, t in state.items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        for pattern, ours in names.items():
+            name = re.sub(pattern, ours, name)
+        if ".qkv." in name:
+            found |= {name.replace(".qkv.", f".{part}."): rows for part, rows in zip("qkv", t.chunk(3), strict=True)}
+        else:
+            found[name] = t
+    return found
+
+
+def _read(file: Path) -> Params:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        state = torch.load(file, "cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        [reason, *_] = [*str(error).splitlines(), type(error).__name__]
+        raise ConfigError(
+            f"model.pretrained: {file} cannot be read ({reason}); allowed: the state of a network as torch or "
+            "safetensors saves it. Delete it if it is damaged"
+        ) from None
+    if not isinstance(state, Mapping) or not all(isinstance(t, torch.Tensor) for t in state.values()):
+        raise ConfigError(f"model.pretrained: {file} holds no named tensors; allowed: the state of a network")
+    return dict(state)
+
+
+def _dims(layout: Layout, name: str) -> Dims:
+    """Running statistics lie along their norm's weight."""
+    path, _, kind = name.rpartition(".")
+    return layout.dims[f"{path}.weight" if kind.startswith("running_") else name]
+
+
+def _first(t: torch.Tensor, whole: Dims, part: Dims) -> torch.Tensor:
+    """The first positions of every axis, in memory of its own."""
+    for d, (full, kept) in enumerate(zip(whole, part, strict=True)):
+        if full is not None and kept is not None and kept.size < full.size:
+            t = t.unflatten(d, (full.groups, full.size, full.copies)).narrow(d + 1, 0, kept.size).flatten(d, d + 2)
+    return t.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,321 @@
+"""DepthFL by hand: its losses, FedDyn's signs and counts, running statistics."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_same, bound, client_data, one_round, run, simulate, tiny
+from test_exits import ExitPerceptron, names, staged
+from torch import nn
+
+from rayfl import norms
+from rayfl.config import ConfigError
+from rayfl.methods import METHODS, Client
+from rayfl.models import MODELS
+from rayfl.seeds import torch_generator
+from rayfl.training import evaluate
+
+DepthFL = METHODS["depthfl"]
+NORMED = ExitPerceptron(norm="static_bn")
+
+
+def noise(tensors, purpose):
+    generator = torch_generator(0, purpose)
+    return {name: torch.randn(t.shape, generator=generator) / 10 for name, t in tensors.items()}
+
+
+def full(tensors, value):
+    return {name: torch.full_like(t, value) for name, t in tensors.items()}
+
+
+def values(tensors):
+    """Name -> the one value of each tensor."""
+    found = {name: t.unique().tolist() for name, t in tensors.items()}
+    assert all(len(v) == 1 for v in found.values())
+    return {name: v[0] for name, v in found.items()}
+
+
+def answer(method, state, client, data, round=0):
+    selection = method.select(state, round, client, 0)
+    return selection, method.local_update(method.extract(state, selection), selection, client, data, round, 0)
+
+
+# the loss
+
+
+def test_the_loss_by_hand():
+    """p_1 = (1/2, 1/2) and p_2 = (1/4, 3/4)."""
+    logits = torch.tensor([[[0.0, 0.0]], [[0.0, math.log(3)]]])
+    labels = math.log(2) + math.log(4 / 3)
+    towards_1 = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    towards_2 = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    data, y = client_data(0, 1), torch.tensor([1])
+    for options, round, ramp in (
+        ({"distill": False}, 300, 0.0),
+        ({}, 0, math.exp(-5)),
+        ({}, 150, math.exp(-1.25)),
+        ({}, 300, 1.0),
+        ({}, 1000, 1.0),
+        ({"ramp_rounds": 0}, 0, 1.0),
+    ):
+        value = DepthFL(**options).loss(data, round)(logits, y).item()
+        assert value == pytest.approx(labels + ramp * (towards_1 + towards_2), rel=1e-5)
+
+
+def test_the_loss_of_more_exits_pair_by_pair():
+    """The divergence is over n - 1, a mean over the batch, and its teachers get no gradient."""
+    logits = torch.randn(3, 5, 4, generator=torch_generator(0, "logits"), requires_grad=True)
+    y = torch.tensor([0, 1, 2, 3, 0])
+    DepthFL().loss(client_data(0), 300)(logits, y).backward()
+    twin = logits.detach().clone().requires_grad_()
+    expected = torch.zeros(())
+    for i in range(3):
+        expected = expected + F.cross_entropy(twin[i], y)
+        for j in {0, 1, 2} - {i}:
+            p, q = twin[j].softmax(1).detach(), twin[i].softmax(1)
+            expected = expected + (p * (p / q).log()).sum() / 5 / 2
+    expected.backward()
+    assert DepthFL().loss(client_data(0), 300)(logits, y).item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(logits.grad, twin.grad)
+
+
+def test_one_exit_has_nobody_to_learn_from():
+    """[1, B, C] and [B, C] are the same."""
+    logits, y = torch.randn(5, 4, generator=torch_generator(0, "logits")), torch.tensor([0, 1, 2, 3, 0])
+    loss = DepthFL().loss(client_data(0), 300)
+    assert loss(logits, y) == loss(logits[None], y) == F.cross_entropy(logits, y)
+
+
+# FedDyn
+
+
+def test_feddyn_by_hand():
+    """Two steps of gradient + alpha (y - x) - g, then g - alpha (y - x), against autograd on the written-out loss."""
+    method = staged(DepthFL(distill=False, alpha=0.5), 1.0, lr=0.3, epochs=2, weight_decay=0.1)
+    state, data = method.init(0), client_data(0, 1, 2, 3)
+    kept = noise(state["params"], "g")
+    _, update = answer(method, state, Client(3, 1.0, kept), data)
+    net = method.task.model.build(method.task.server)
+    net.load_state_dict(state["params"])
+    named = dict(net.named_parameters())
+    [(x, y)] = data.in_order(4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.3, weight_decay=0.1)
+    for _ in range(2):
+        loss = sum(F.cross_entropy(z, y) for z in net(x))
+        for name, p in named.items():
+            loss = loss - (kept[name] * p).sum() + 0.25 * (p - state["params"][name]).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(update.sums["params"], {name: p.detach() for name, p in named.items()})
+    for name, p in update.sums["params"].items():
+        torch.testing.assert_close(update.carries[3][name], kept[name] - 0.5 * (p - state["params"][name]))
+
+
+def test_a_new_client_keeps_zeros_before():
+    method = staged(DepthFL(), 1.0, lr=0.3)
+    state, data = method.init(0), client_data(0, 1)
+    zeros = full(state["params"], 0.0)
+    (_, first), (_, second) = (answer(method, state, Client(0, 1.0, carry), data) for carry in (None, zeros))
+    assert_same(first.sums, second.sums)
+    assert_same(first.carries[0], second.carries[0])
+
+
+def test_the_servers_step(clients_answer):
+    """From 2, 10 clients, alpha 0.1. Shared tensors: m = (4 + 8) / 2 and h = -0.1 * 2/10 * 4; the large client's own:
+    m = 8 and h = -0.1 * 1/10 * 6; the next round's: h goes on, and what nobody has stays."""
+    method = staged(DepthFL(), 1.0, 0.5, 0.25)
+    state, data = method.init(0), client_data(0, 1)
+    state["params"] = full(state["params"], 2.0)
+    smallest, middle, largest = (names(method, c) for c in (0.25, 0.5, 1.0))
+    clients_answer(4, 8)
+    new = one_round(method, state, (0.25, data), (0.5, data))
+    expected = {n: (-0.08, 6.8) if n in smallest else (-0.06, 8.6) if n in middle else (0, 2) for n in largest}
+    h, params = values(new["h"]), values(new["params"])
+    assert h == pytest.approx({n: e[0] for n, e in expected.items()})
+    assert params == pytest.approx({n: e[1] for n, e in expected.items()})
+    for name in largest - middle:
+        assert torch.equal(new["params"][name], state["params"][name])
+    clients_answer(5)
+    last = one_round(method, new, (0.25, data), round=1)
+    h, params = values(last["h"]), values(last["params"])
+    for name in smallest:
+        assert h[name] == pytest.approx(-0.08 - 0.1 / 10 * (5 - 6.8))
+        assert params[name] == pytest.approx(5 - h[name] / 0.1)
+    for name in largest - smallest:
+        assert torch.equal(last["params"][name], new["params"][name])
+        assert torch.equal(last["h"][name], new["h"][name])
+
+
+def test_h_is_the_mean_of_what_all_clients_keep(tmp_path, monkeypatch):
+    """Over the population, zero for those that lack a tensor or never trained."""
+    monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
+    spec = tiny(
+        rounds=5,
+        method={"name": "depthfl", "alpha": 0.3},
+        model={"name": "exit_perceptron", "norm": "static_bn"},
+        clients={"capacities": [1.0, 0.5, 0.25], "cohort": 3},
+        evaluation={"every": 9},
+        run={"chunk": 2},
+    )
+    simulation = simulate(spec, tmp_path)
+    run(simulation, 4)
+    mean = full(simulation.state["params"], 0.0)
+    for id in simulation.carries.files:
+        for name, g in simulation.carries.get(id).items():
+            mean[name] += g / 6
+    torch.testing.assert_close(simulation.state["h"], mean, rtol=1e-4, atol=1e-6)
+    assert any(t.abs().max() > 1e-3 for t in mean.values())
+
+
+def test_a_client_without_a_step_keeps_what_it_has():
+    method = staged(DepthFL(), 1.0, 0.5, 0.25, epochs=0)
+    state = method.init(0)
+    for carry in (None, noise(state["params"], "g")):
+        _, update = answer(method, state, Client(0, 1.0, carry), client_data(0, 1))
+        assert not update.carries
+        assert_same(update.sums["params"], state["params"])
+
+
+def test_without_feddyn_there_is_nothing_to_keep():
+    method = staged(DepthFL(alpha=0), 1.0, 0.5, 0.25)
+    state = method.init(0)
+    selection, update = answer(method, state, Client(0, 0.5), client_data(0, 1))
+    assert state.keys() == {"params"} and not update.carries and not method.keeps_capacities
+    assert_same(
+        method.aggregate(state, 0, iter([(selection, update)])), one_round(method, state, (0.5, client_data(0, 1)))
+    )
+
+
+@pytest.mark.parametrize("extra", [{}, {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}], ids=str)
+def test_one_exit_without_feddyn_is_fedavg(extra):
+    """To the bit."""
+    data, states = client_data(0, 1, 2, 3, 1), []
+    for method in (DepthFL(alpha=0, distill=False), METHODS["fedavg"](weight="uniform")):
+        method = bound(method, 1.0, hidden=(3, 3), batch_size=2, **extra)
+        state = one_round(method, method.init(0), (1.0, data), (1.0, client_data(2, 3)))
+        states.append(one_round(method, state, (1.0, data), round=1))
+    assert_same(*states)
+
+
+def test_capacities_stay_with_feddyn(monkeypatch):
+    monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
+    sections = {"model": "exit_perceptron", "clients": {"capacities": [1.0, 0.5, 0.25], "assignment": "dynamic"}}
+    with pytest.raises(ConfigError, match="clients.assignment: given 'dynamic'; allowed: 'fixed'"):
+        tiny(method="depthfl", **sections)
+    tiny(method={"name": "depthfl", "alpha": 0}, **sections)
+    assert not staged(DepthFL(), 1.0).keeps_capacities
+
+
+# norms
+
+
+def test_running_statistics_are_averaged_over_holders():
+    """With their weights: the first norm's over both clients, of 4 and 2 samples, the third's are the large one's."""
+    method = staged(DepthFL(alpha=0, weight="samples"), 1.0, 0.5, 0.25, model=NORMED, lr=0.1, batch_size=2)
+    state, data = method.init(0), (client_data(0, 1, 2, 3), client_data(3, 2))
+    assert_same(state["statistics"], norms.fresh(method.task.model.build(method.task.server)))
+    answers = [answer(method, state, Client(0, c), d) for c, d in zip((1.0, 0.25), data, strict=True)]
+    (_, large), (selection, small) = answers
+    uniform = staged(DepthFL(alpha=0), 1.0, 0.5, 0.25, model=NORMED, lr=0.1, batch_size=2)
+    _, plain = answer(uniform, state, Client(0, 1.0), data[0])
+    assert_same({n: t / 4 for n, t in large.sums["statistics"].items()}, plain.sums["statistics"])
+    for own in (method.extract(state, selection)["statistics"], small.sums["statistics"]):
+        assert own.keys() == {"norm1.running_mean", "norm1.running_var"}
+    new = method.aggregate(state, 0, iter(answers))["statistics"]
+    for name, t in new.items():
+        total, weight = large.sums["statistics"][name], 4
+        if name in small.sums["statistics"]:
+            total, weight = total + small.sums["statistics"][name], 6
+        torch.testing.assert_close(t, total / weight)
+        assert not torch.equal(t, state["statistics"][name])
+
+
+def test_statistics_of_one_batch():
+    """0.9 of the start and 0.1 of the batch, as nn.BatchNorm1d."""
+    method = staged(DepthFL(), 1.0, model=NORMED, lr=1e-9)
+    state, data = method.init(0), client_data(0, 1, 2)
+    [(x, _)] = data.in_order(3)
+    twin = nn.BatchNorm1d(4)
+    twin(F.linear(x.flatten(1), state["params"]["hidden1.weight"], state["params"]["hidden1.bias"]))
+    for update in (answer(method, state, Client(0, 1.0), data)[1] for _ in range(2)):
+        torch.testing.assert_close(update.sums["statistics"]["norm1.running_mean"], twin.running_mean)
+        torch.testing.assert_close(update.sums["statistics"]["norm1.running_var"], twin.running_var)
+
+
+def test_a_device_has_the_statistics_of_its_norms():
+    method = staged(DepthFL(), 1.0, 0.5, 0.25, model=NORMED)
+    state = method.init(0)
+    for capacity, count in ((1.0, 3), (0.5, 2), (0.25, 1)):
+        deployed = method.deploy(state, 1, capacity)
+        assert deployed.statistics.keys() == norms.fresh(deployed.model.build(deployed.net)).keys()
+        assert len(deployed.statistics) == 2 * count
+        assert deployed.params.keys() == names(method, capacity)
+    static = staged(DepthFL(norms="static"), 1.0, 0.5, 0.25, model=NORMED)
+    assert "statistics" not in static.init(0)
+    assert static.deploy(static.init(0), 1, 0.5).statistics is None
+
+
+# answers
+
+
+def test_the_global_model_answers_by_the_mean_of_its_exits():
+    method = staged(DepthFL(), 1.0)
+    deployed = method.deploy(method.init(0), 1, 1.0)
+    net, data = deployed.model.build(deployed.net), client_data(*[0, 1, 2, 3] * 5)
+    result = evaluate(net, data, 7, deployed.answer)
+    logits = torch.cat([net(x) for x, _ in data.in_order(20)], 1)
+    assert result.correct == int((logits.mean(0).argmax(1) == data.labels).sum())
+    assert result.exits == tuple((z.argmax(1) == data.labels).sum().item() for z in logits)
+    last = staged(DepthFL(distill=False, exits_trained="last"), 1.0)
+    assert last.deploy(last.init(0), 1, 1.0).answer == "last"
+
+
+@pytest.mark.parametrize(
+    "model", [ExitPerceptron(), MODELS["depthfl_resnet18"](channels=2, input=(1, 8, 8), init="torch")]
+)
+def test_what_is_trained_if_only_the_last_exit_is(model):
+    """What the last exit's loss does not reach, and no other."""
+    capacities = [(i + 1) / model.exit_count for i in range(model.exit_count)]
+    method = staged(DepthFL(distill=False, exits_trained="last"), *capacities, model=model)
+    everything = staged(DepthFL(), *capacities, model=model)
+    for level, net in enumerate(reversed(method.task.nets.values()), start=1):
+        trained, layers = set(method.trained(net)), set(method.task.layout(net).dims)
+        assert everything.trained(net) == list(method.task.layout(net).dims)
+        assert layers - trained == {n for n in layers if n.startswith(tuple(f"exit{i}." for i in range(1, level)))}
+        network = model.build(net).train()
+        generator = torch_generator(0, "x")
+        network(torch.randn(4, *model.input, generator=generator))[-1].square().sum().backward()
+        assert not any(p.grad.any() for n, p in network.named_parameters() if n not in trained)
+
+
+def test_earlier_exits_are_not_sent_if_only_the_last_is_trained():
+    """A head's mean is over those whose last it is."""
+    method = staged(
+        DepthFL(distill=False, exits_trained="last", alpha=0), 1.0, 0.5, 0.25, model=NORMED, lr=0.3, weight_decay=0.1
+    )
+    state, data = method.init(0), client_data(0, 1, 2, 3)
+    logits, y = torch.randn(3, 4, 4, generator=torch_generator(0, "logits")), data.labels
+    assert method.loss(data, 0)(logits, y) == F.cross_entropy(logits[-1], y)
+    _, update = answer(method, state, Client(0, 0.5), data)
+    assert update.sums["params"].keys() == names(method, 0.5) - {"exit1.weight", "exit1.bias"}
+    new = one_round(method, state, (0.5, data), (0.5, data))["params"]
+    assert torch.equal(new["exit1.weight"], state["params"]["exit1.weight"])
+    assert not torch.equal(new["exit2.weight"], state["params"]["exit2.weight"])
+    assert not torch.equal(new["hidden1.weight"], state["params"]["hidden1.weight"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"distill": False, "ramp_rounds": 10},
+        {"exits_trained": "last"},
+        {"weight": "samples"},
+        {"label_rows": "present"},
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(options):
+    with pytest.raises(ValueError, match=f"{next(reversed(options))}|distill"):
+        DepthFL(**options)

@@ -1,0 +1,228 @@
+"""What DepthFL and ScaleFL share: depths by capacity, and what every method promises, on networks that have exits."""
+
+import pickle
+from collections.abc import Mapping
+from typing import Literal
+
+import pytest
+import torch
+from helpers import Perceptron, Shuffled, assert_same, run, simulate, tiny
+from torch import nn
+
+from rayfl.axes import Axis, Net, linear, norm
+from rayfl.checkpoints import checksum
+from rayfl.config import ConfigError
+from rayfl.methods import METHODS, Client, Method, Task
+from rayfl.methods.exits import every_exit
+from rayfl.models import MODELS, Model
+from rayfl.seeds import stream
+from rayfl.training import Training
+from rayfl.worker import Worker
+
+
+class ExitPerceptron(Model):
+    """hidden1, hidden2, ..., an exit of one layer behind each: exit1, exit2, ..., and `head` behind the last."""
+
+    name: Literal["exit_perceptron"] = "exit_perceptron"
+    input: tuple[int, int, int] = (1, 1, 2)
+    classes: int = 4
+    hidden: tuple[int, ...] = (4, 4, 4)
+    norm: Literal["none", "static_bn"] = "none"
+
+    @property
+    def exit_count(self) -> int:
+        return len(self.hidden)
+
+    def build(self, net):
+        channels, height, width = self.input
+        return Layers(self, net, Axis.fixed("pixels", channels * height * width))
+
+
+class Layers(nn.Module):
+    def __init__(self, model: ExitPerceptron, net: Net, cin: Axis):
+        super().__init__()
+        self.hidden, self.exits = [], net.exits
+        for i, size in enumerate(model.hidden[: net.exits or None], start=1):
+            cout = net.axis(f"hidden{i}", size)
+            self.add_module(f"hidden{i}", linear(cin, cout))
+            self.add_module(f"norm{i}", norm(model.norm, cout))
+            self.hidden.append((f"hidden{i}", f"norm{i}", "head" if i == model.exit_count else f"exit{i}"))
+            if i == model.exit_count or net.exits:
+                self.add_module(self.hidden[-1][2], linear(cout, model.labels))
+            cin = cout
+
+    def forward(self, x):
+        x, answers = x.flatten(1), []
+        for hidden, norming, exit in self.hidden:
+            x = torch.relu(self.get_submodule(norming)(self.get_submodule(hidden)(x)))
+            if self.exits or exit == "head":
+                answers.append(self.get_submodule(exit)(x))
+        return torch.stack(answers) if self.exits else answers[0]
+
+
+def staged(method: Method, *capacities: float, model: Model | None = None, metric="width", clients=10, **training):
+    """The method on an ExitPerceptron."""
+    nets = {c: Net(c) for c in sorted(capacities, reverse=True)}
+    task = Task(model or ExitPerceptron(), Training(**training), nets, max(capacities), clients, metric)
+    return method.bind(task)
+
+
+def names(method: Method, capacity: float) -> set[str]:
+    return set(method.task.layout(method.task.nets[capacity]).dims)
+
+
+@pytest.fixture(params=["depthfl", "scalefl"])
+def method_name(request):
+    return request.param
+
+
+# depths
+
+
+def test_every_capacity_has_an_exit_more(method_name):
+    method = staged(METHODS[method_name](), 1.0, 0.5, 0.25)
+    assert {c: net.exits for c, net in method.task.nets.items()} == {1.0: 3, 0.5: 2, 0.25: 1}
+    assert list(method.task.nets) == [1.0, 0.5, 0.25]
+    assert method.task.server == method.task.nets[1.0]
+
+
+@pytest.mark.parametrize(
+    ("capacities", "exits", "expected"),
+    [
+        ((1.0,), (), [3]),
+        ((1.0,), (2,), [2]),
+        ((1.0, 0.5), (1, 3), [1, 3]),
+        ((1.0, 0.5, 0.3, 0.2), (1, 1, 2, 2), [1, 1, 2, 2]),
+    ],
+)
+def test_depths_as_given(method_name, capacities, exits, expected):
+    nets = staged(METHODS[method_name](exits=exits), *capacities).task.nets
+    assert [nets[c].exits for c in sorted(nets)] == expected
+
+
+def test_a_model_without_exits_answers_at_its_head(method_name):
+    for capacities, exits in (((1.0,), ()), ((1.0, 0.5), (1, 1))):
+        method = staged(METHODS[method_name](exits=exits), *capacities, model=Perceptron())
+        assert {net.exits for net in method.task.nets.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("capacities", "exits", "given"),
+    [((1.0, 0.5), (), "none"), ((1.0, 0.5), (1, 2, 3), "[1, 2, 3]"), ((1.0, 0.5), (1, 4), "[1, 4]")],
+)
+def test_depths_that_do_not_fit_are_refused(method_name, capacities, exits, given):
+    with pytest.raises(ConfigError) as error:
+        staged(METHODS[method_name](exits=exits), *capacities)
+    assert str(error.value) == (
+        f"method.exits: given {given}; allowed: 2 exits of 1 to 3, the last of every capacity, "
+        "smallest capacity first; model exit_perceptron answers at 3"
+    )
+
+
+def test_depths_ascend(method_name):
+    for exits in ((2, 1), (0, 1)):
+        with pytest.raises(ValueError):
+            METHODS[method_name](exits=exits)
+
+
+@pytest.mark.parametrize(
+    "model", [ExitPerceptron(), MODELS["depthfl_resnet18"](channels=4, input=(1, 8, 8), init="torch")]
+)
+def test_a_level_has_the_layers_and_heads_up_to_its_exit(method_name, model):
+    capacities = [(i + 1) / model.exit_count for i in range(model.exit_count)]
+    method = staged(METHODS[method_name](), *capacities, model=model)
+    heads = [f"exit{i}." for i in range(1, model.exit_count)] + ["head."]
+    for level, capacity in enumerate(capacities, start=1):
+        held = names(method, capacity)
+        assert held < names(method, capacities[level]) if level < len(capacities) else held == names(method, 1.0)
+        assert [any(name.startswith(head) for name in held) for head in heads] == [i < level for i in range(len(heads))]
+
+
+def test_one_head_is_one_exit():
+    assert every_exit(torch.ones(5, 4)).shape == (1, 5, 4)
+    assert every_exit(torch.ones(3, 5, 4)).shape == (3, 5, 4)
+
+
+# promises
+
+
+OPTIONS: Mapping[str, list[dict]] = {
+    "depthfl": [{}, {"alpha": 0, "norms": "static"}, {"distill": False, "exits_trained": "last"}],
+    "scalefl": [{"gamma": 0.5, "distill_from": 1}, {"widths": [0.5, 0.7, 1]}],
+}
+
+
+@pytest.fixture(params=[(name, i) for name, options in OPTIONS.items() for i in range(len(options))], ids=str)
+def spec(request, monkeypatch):
+    """Experiments of three depths, with momentum and weight decay."""
+    monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
+    name, i = request.param
+    return tiny(
+        rounds=3,
+        method={"name": name} | OPTIONS[name][i],
+        model={"name": "exit_perceptron", "hidden": [8, 7, 6], "norm": "static_bn"},
+        clients={"capacities": [1.0, 0.5, 0.3], "assignment": "fixed", "count": 3, "cohort": 2},
+        partition="iid",
+        training={"momentum": 0.5, "weight_decay": 0.01},
+        evaluation={"every": 2, "clients": False},
+    )
+
+
+def test_a_resumed_run_is_the_straight_run(spec, tmp_path):
+    straight = simulate(spec, tmp_path / "straight")
+    lines = run(straight)
+    first = simulate(spec, tmp_path / "first")
+    run(first, 2)
+    first.save(tmp_path / "checkpoints")
+    second = simulate(spec, tmp_path / "second")
+    assert second.restore(tmp_path / "checkpoints") == (2, [])
+    assert run(second) == lines[2:]
+    assert_same(second.state, straight.state)
+    assert second.carries.files.keys() == straight.carries.files.keys()
+    for client in straight.carries.files:
+        assert_same(second.carries.get(client), straight.carries.get(client))
+    assert {f"accuracy_exit{i}" for i in (1, 2, 3)} < lines[-1].keys() - {"accuracy_exit4"}
+    assert all(line["refused"] == 0 for line in lines)
+
+
+def test_the_order_of_work_changes_no_bit(spec, tmp_path):
+    serial = simulate(spec, tmp_path / "serial")
+    shuffled = simulate(
+        spec, tmp_path / "shuffled", lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2]))
+    )
+    assert run(serial) == run(shuffled)
+    assert_same(shuffled.state, serial.state)
+
+
+def test_verbs_are_pure_and_travel_by_pickle(spec, tmp_path):
+    simulation = simulate(spec, tmp_path)
+    run(simulation, 2)
+    method, state, round = simulation.method, simulation.state, simulation.round
+    id = simulation.population.sample(simulation.seed, 0)[0]
+    client = Client(id, simulation.population.capacity(id, 0, round), simulation.carries.get(id))
+    assert (client.carry is not None) == (method.name == "depthfl" and method.alpha > 0)
+    selection = method.select(state, round, client, 0)
+    data = simulation.executor.worker._rows("train", simulation.data.train[id])
+    payload = method.extract(state, selection)
+    everything = {"payload": payload, "state": state, "carry": client.carry or {}}
+    before = checksum(everything)
+    first = method.local_update(payload, selection, client, data, round, stream(0, "local"))
+    copy, copied = pickle.loads(pickle.dumps((method, selection)))
+    assert (copy, copied.key) == (method, selection.key)
+    second = copy.local_update(payload, copied, client, data, round, stream(0, "local"))
+    assert_same(second.sums, first.sums)
+    assert second.carries.keys() == first.carries.keys()
+    assert_same(second.carries.get(id, {}), first.carries.get(id, {}))
+    assert second.metrics == first.metrics
+    method.deploy(state, round, client.capacity)
+    simulation.run_round()
+    assert checksum(everything) == before
+
+
+def test_clients_that_train_nothing_change_nothing(spec, tmp_path):
+    spec = spec.model_copy(update={"training": Training(epochs=0)})
+    simulation = simulate(spec, tmp_path)
+    before = simulation.state
+    simulation.run_round()
+    torch.testing.assert_close(simulation.state, before, rtol=1e-6, atol=1e-7)
+    assert not simulation.carries.files

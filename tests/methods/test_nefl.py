@@ -1,0 +1,325 @@
+"""NeFL by hand: importance_and_nested.md section 6, acceptance vectors 3 to 5."""
+
+import pytest
+import torch
+from helpers import assert_same, one_round, run, simulate, tiny
+from torch import nn
+
+from rayfl import costs
+from rayfl.axes import Net
+from rayfl.methods import METHODS, Client, Task
+from rayfl.methods.nefl import initial_steps
+from rayfl.methods.nested import Submodel, published
+from rayfl.models import MODELS, resident
+from rayfl.models.layers import Step
+from rayfl.seeds import torch_generator
+from rayfl.training import ClientData, Training
+
+NeFL = METHODS["nefl"]
+
+FIVE = (
+    Submodel(capacity=0.2, width=0.2),
+    Submodel(capacity=0.4, width=0.4, blocks="10 11 11 11"),
+    Submodel(capacity=0.6, width=0.6),
+    Submodel(capacity=0.8, width=0.8, blocks="10 11 11 11"),
+    Submodel(capacity=1, width=1),
+)
+"""The second block of the first stage is in the submodels 1, 3 and 5."""
+
+TWO = (Submodel(capacity=0.5, width=0.5, blocks="10 10 10 00"), Submodel(capacity=1, width=1))
+BLOCK = "stage1.1.residual"
+CONV = f"{BLOCK}.conv1.weight"
+
+
+def bound(method, model=None, *, norm="static_bn", **training):
+    """The method with its submodels on a narrow ResNet18 for images of one channel."""
+    model = model or MODELS["resnet18"](channels=5, norm=norm, input=(1, 8, 8), classes=4)
+    nets = {submodel.capacity: Net() for submodel in reversed(method.submodels)}
+    return method.bind(Task(model, Training(**training), nets, 1.0, clients=10))
+
+
+def images(*labels):
+    pixels = torch.randint(256, (len(labels), 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
+    return ClientData(pixels, torch.tensor(labels), 4)
+
+
+def updated(method, state, capacity, data, seed=0):
+    client = Client(0, capacity)
+    selection = method.select(state, 0, client, 0)
+    return method.local_update(method.extract(state, selection), selection, client, data, 0, seed)
+
+
+# NeFedAvg
+
+
+def test_the_papers_example(clients_answer):
+    """A block in the submodels 1, 3 and 5 with 2, 3 and 2 clients: the bands of its channels are divided by 7, 5 and
+    2. Clients of submodels 2 and 4 count for the stem, not for the block."""
+    method = bound(NeFL(submodels=FIVE), norm="none")
+    state = method.init(0)
+    answers = {0.2: 1, 0.4: 1000, 0.6: 10, 0.8: 1000, 1: 100}
+    cohort = [0.2, 0.2, 0.6, 0.6, 0.6, 1, 1, 0.4, 0.8]
+    clients_answer(*(answers[c] for c in cohort))
+    new = one_round(method, state, *((c, images(0)) for c in cohort))["params"]
+    bands = [(2 * 1 + 3 * 10 + 2 * 100) / 7, (3 * 10 + 2 * 100) / 5, 2 * 100 / 2]
+    expected = torch.tensor([bands[0], bands[1], bands[1], bands[2], bands[2]])
+    # an element of row o and column i is in the bands of both: in the outer one
+    outer = torch.maximum(torch.arange(5)[:, None], torch.arange(5))
+    for pixel in range(9):
+        torch.testing.assert_close(new[CONV].flatten(2)[:, :, pixel], expected[outer], rtol=1e-6, atol=0)
+    all_bands = [(232 + 2000) / 9, (230 + 2000) / 7, (230 + 1000) / 6, (200 + 1000) / 3, 200 / 2]
+    torch.testing.assert_close(new["conv.weight"][:, 0, 0, 0], torch.tensor(all_bands), rtol=1e-6, atol=0)
+
+
+def test_inconsistent_parameters_are_averaged_inside_a_submodel(clients_answer):
+    """Two clients of the small submodel answer 1 and 3, one of the large answers 100."""
+    method = bound(NeFL(submodels=TWO))
+    clients_answer(1, 3, 100)
+    new = one_round(method, method.init(0), (0.5, images(0)), (0.5, images(1)), (1, images(0)))
+    assert new.keys() == {"params", "submodel 1", "submodel 2"}
+    assert "stage1.0.residual.step.scale" in new["submodel 1"]
+    assert "stage1.1.residual.step.scale" in new["submodel 2"].keys() - new["submodel 1"].keys()
+    for group, value in (("submodel 1", 2), ("submodel 2", 100)):
+        parameters = [t for name, t in new[group].items() if "running" not in name]
+        assert all((t == value).all() for t in parameters) and len(parameters) > 8
+    assert not new["params"].keys() & new["submodel 2"].keys()
+    assert {"norm" in name or "step" in name for name in new["params"]} == {False}
+    assert {"norm" in name or "step" in name for name in new["submodel 2"]} == {True}
+
+
+def test_a_submodel_that_nobody_trained_stays():
+    """Its norms, steps and statistics, and its blocks: to the bit."""
+    method = bound(NeFL(submodels=TWO), lr=0.5)
+    state = method.init(0)
+    new = one_round(method, state, (0.5, images(0, 1, 2)), (0.5, images(3)))
+    assert_same(new["submodel 2"], state["submodel 2"])
+    assert not torch.equal(new["submodel 1"]["norm.running_mean"], state["submodel 1"]["norm.running_mean"])
+    exclusive = [name for name in state["params"] if name.startswith(("stage1.1.", "stage4.0.residual", "stage4.1."))]
+    assert len(exclusive) == 6
+    assert [name for name in exclusive if not torch.equal(new["params"][name], state["params"][name])] == []
+    assert (new["params"]["conv.weight"][:3] != state["params"]["conv.weight"][:3]).all()
+    assert torch.equal(new["params"]["conv.weight"][3:], state["params"]["conv.weight"][3:])
+
+
+def test_a_block_that_nobody_holds_is_not_zeroed():
+    """As it is in the authors' code: a 7 stays a 7."""
+    method = bound(NeFL(submodels=TWO))
+    state = method.init(0)
+    seven = {name: torch.full_like(t, 7) for name, t in state["params"].items()}
+    new = one_round(method, state | {"params": seven}, (0.5, images(0, 1)))["params"]
+    assert (new[CONV] == 7).all() and (new["stage4.0.residual.conv1.weight"] == 7).all()
+
+
+@pytest.mark.parametrize(("projections", "value"), [("held", 55), ("with_block", 100)])
+def test_projections_of_omitted_blocks(projections, value, clients_answer):
+    """The small submodel answers 10, the large one 100; the small one has the first block of stage 2, and of stage 4
+    the projection alone. Its norm is its own."""
+    method = bound(NeFL(submodels=TWO, projections=projections))
+    clients_answer(10, 100)
+    new = one_round(method, method.init(0), (0.5, images(0)), (1, images(0)))
+    assert (new["params"]["stage2.0.projection.conv.weight"][:5, :3] == 55).all()
+    assert (new["params"]["stage4.0.projection.conv.weight"][:20, :10] == value).all()
+    assert (new["submodel 1"]["stage4.0.projection.norm.weight"] == 10).all()
+
+
+# step sizes
+
+
+def test_initial_steps_of_the_papers_vectors():
+    """NeFL-DO as in the authors' code, where it differs from the blocks."""
+    expected = {
+        ("resnet18", 0.2): "13 00 13 00",
+        ("resnet18", 0.4): "11 13 00 20",
+        ("resnet18", 0.6): "11 11 11 20",
+        ("resnet18", 0.8): "20 13 00 11",
+        ("resnet18", 1): "11 11 11 11",
+        ("resnet34", 0.2): "300 4000 600000 300",
+        ("resnet34", 0.4): "111 1111 140001 300",
+        ("resnet34", 0.6): "111 1111 140001 201",
+        ("resnet34", 0.8): "111 3001 140001 111",
+        ("resnet56", 0.2): "180000000 180000000 180000000",
+        ("resnet56", 0.4): "117000000 117000000 111600000",
+        ("resnet56", 0.6): "111600000 111600000 111114000",
+        ("resnet56", 0.8): "111111111 111111120 111111300",
+        ("resnet110", 0.2): "111111111111111300 111f00000000000000 11g000000000000000",
+        ("resnet110", 0.4): "111111111111150000 111111c00000000000 111111c00000000000",
+        ("resnet110", 0.6): "111111111111111120 111111111111600000 111111111900000000",
+        ("resnet110", 0.8): "111111111111111300 111111111111111300 111111111111150000",
+    }
+    for (name, capacity), text in expected.items():
+        model = MODELS[name]()
+        submodel = published(model, ("D",), (1.0, 0.8, 0.6, 0.4, 0.2))[capacity]
+        steps = initial_steps(model.blocks, submodel.without(model))
+        # f, g, c: 15, 16, 12
+        assert [[steps.get(path, 0) for path in stage] for stage in model.blocks] == [
+            [int(digit, 17) for digit in group] for group in text.split()
+        ]
+
+
+def steps_of(state, group):
+    return {name: float(t) for name, t in state[group].items() if name.endswith("step.scale")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        ({}, [1, 1, 1]),
+        ({"skipping_steps": True}, [2, 2, 4]),
+        ({"skipping_steps": True, "learn_steps": False}, [2, 2, 4]),
+        ({"learn_steps": False}, []),
+    ],
+)
+def test_steps_start(fields, steps):
+    """Blocks 10 10 10 00. Steps that are 1 for ever are left out."""
+    method = bound(NeFL(submodels=TWO, **fields))
+    state = method.init(0)
+    assert list(steps_of(state, "submodel 1").values()) == steps
+    assert list(steps_of(state, "submodel 2").values()) == [1] * 8 * bool(steps)
+
+
+@pytest.mark.parametrize("learn_steps", [True, False])
+def test_steps_are_trained_if_they_learn(learn_steps):
+    """With weight decay and momentum too; and the shared network can be trained again."""
+    training = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "epochs": 2, "batch_size": 2}
+    method = bound(NeFL(submodels=TWO, skipping_steps=True, learn_steps=learn_steps), **training)
+    state = method.init(0)
+    new = one_round(method, state, (0.5, images(0, 1, 2)), (0.5, images(0, 3)), (0.5, images(1)))
+    before, after = steps_of(state, "submodel 1"), steps_of(new, "submodel 1")
+    assert len(before) == 3 and [after[name] != before[name] for name in before] == [learn_steps] * 3
+    assert (new["params"]["conv.weight"][:3] != state["params"]["conv.weight"][:3]).all()
+    net = resident(method.task.model, method.net_at(0.5), torch.device("cpu"))
+    assert all(p.requires_grad for p in net.parameters())
+
+
+def test_a_step_size_multiplies_its_branch():
+    """Half a step is a branch of half the size; a network of steps 1 is the plain one."""
+    model = MODELS["resnet18"](channels=4, norm="none", input=(1, 8, 8), classes=4)
+    net, x = model.build(Net(steps=True)), torch.randn(2, 1, 8, 8, generator=torch_generator(0, "x"))
+    plain = model.build(Net())
+    plain.load_state_dict({name: t for name, t in net.state_dict().items() if not name.endswith("step.scale")})
+    assert torch.equal(net(x), plain(x))
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, Step):
+                module.scale.fill_(0.5)
+        for name, p in plain.named_parameters():
+            if "conv2" in name:
+                p.mul_(0.5)
+    torch.testing.assert_close(net(x), plain(x))
+
+
+# norms
+
+
+def test_norms_of_its_own():
+    """What a submodel deploys: its own norms and statistics, and a prefix of all else. They follow its batches."""
+    method = bound(NeFL(submodels=TWO), lr=0.1)
+    state = one_round(method, method.init(0), (0.5, images(0, 1, 2)), (1, images(2, 3)))
+    for capacity, group, channels in ((0.5, "submodel 1", 3), (1.0, "submodel 2", 5)):
+        deployed = method.deploy(state, 1, capacity)
+        own = state[group]
+        assert torch.equal(deployed.params["norm.weight"], own["norm.weight"])
+        assert torch.equal(deployed.params["conv.weight"], state["params"]["conv.weight"][:channels])
+        assert deployed.params.keys() | deployed.statistics.keys() >= own.keys()
+        assert deployed.statistics["norm.running_mean"].shape == (channels,)
+        assert deployed.statistics.keys() == {name for name in own if "running" in name}
+    data = images(0, 1, 2)
+    seen = nn.functional.conv2d(data.preprocess(data.pixels), method.init(0)["params"]["conv.weight"][:3], padding=1)
+    by_hand = 0.9 * torch.ones(3) + 0.1 * seen.var((0, 2, 3))
+    torch.testing.assert_close(state["submodel 1"]["norm.running_var"], by_hand)
+
+
+def test_statistics_are_collected_where_norms_are_static():
+    method = bound(NeFL(submodels=TWO, norms="static"))
+    state = method.init(0)
+    assert "norm.weight" in state["params"] and len(state["submodel 2"]) == 8
+    assert method.deploy(state, 0, 0.5).statistics is None
+
+
+@pytest.mark.parametrize("norms_init", ["sliced", "fresh"])
+def test_norms_start_from_the_models(norms_init, monkeypatch):
+    """A pre-trained model's: a prefix of its channels, or thrown away."""
+    method = bound(NeFL(submodels=TWO, norms_init=norms_init))
+    model = type(method.task.model)
+    initial, statistics = model.initial, model.statistics
+
+    def numbered(tensors):
+        return {name: torch.arange(t.numel()).float().reshape(t.shape) for name, t in tensors.items()}
+
+    monkeypatch.setattr(model, "initial", lambda self, net: numbered(initial(self, net)))
+    monkeypatch.setattr(model, "statistics", lambda self, net: numbered(statistics(self, net)))
+    own = method.init(0)["submodel 1"]
+    for kind, fresh in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+        expected = torch.arange(3.0) if norms_init == "sliced" else torch.full((3,), float(fresh))
+        assert torch.equal(own[f"norm.{kind}"], expected)
+    assert float(own["stage1.0.residual.step.scale"]) == 1
+
+
+@pytest.mark.parametrize("layer_norms", ["shared", "own"])
+def test_layer_norms_of_a_transformer(layer_norms):
+    model = MODELS["vit_b_16"](layers=2, heads=2, head_width=4, patch=4, input=(1, 8, 8), classes=4)
+    submodels = (Submodel(capacity=0.5, width=0.5, blocks="10"), Submodel(capacity=1, width=1))
+    method = bound(NeFL(submodels=submodels, layer_norms=layer_norms, skipping_steps=True), model, lr=0.1)
+    state = method.init(0)
+    assert steps_of(state, "submodel 1") == {f"encoder.0.{part}.step.scale": 2 for part in ("attention", "mlp")}
+    assert ("norm.weight" in state["params"]) == (layer_norms == "shared")
+    if layer_norms == "own":
+        assert state["submodel 1"]["norm.weight"].shape == (4,)
+    new = one_round(method, state, (0.5, images(0, 1)), (1, images(2, 3)))
+    deployed = method.deploy(new, 1, 0.5)
+    assert deployed.statistics is None
+    assert deployed.params.keys() == method.task.layout(deployed.net).shapes.keys()
+
+
+# identities
+
+
+def trained(tmp_path, method, model, **clients):
+    """The state after two rounds."""
+    simulation = simulate(tiny(method=method, model=model, clients=clients), tmp_path / method["name"])
+    simulation._train()
+    simulation.round = 1
+    simulation._train()
+    return simulation.state
+
+
+def test_in_width_with_steps_of_one_it_is_heterofl(tmp_path):
+    """W (N/L) with static norms, and HeteroFL without Scaler and masks: to the bit."""
+    nefl = {"name": "nefl", "norms": "static", "learn_steps": False}
+    heterofl = {"name": "heterofl", "scaler": False, "mask": "none", "label_rows": "all"}
+    model = {"name": "resnet18", "channels": 6}
+    assert_same(*(trained(tmp_path, method, model, capacities=[1, 0.5, 0.3]) for method in (nefl, heterofl)))
+
+
+def test_one_submodel_is_fedavg(tmp_path):
+    """To the bit, on a network without norms and residual blocks."""
+    methods = {"name": "nefl"}, {"name": "fedavg", "weight": "uniform"}
+    assert_same(*(trained(tmp_path, method, "mcmahan_cnn", capacities=[1.0]) for method in methods))
+
+
+def test_what_travels():
+    """A client gets and sends its submodel's parameters, its norms' statistics, and a scalar a block."""
+    method = bound(NeFL(submodels=TWO))
+    state = method.init(0)
+    selection = method.select(state, 0, Client(0, 0.5), 0)
+    payload = method.extract(state, selection)
+    update = updated(method, state, 0.5, images(0, 1))
+    for sent in (payload, update.sums):
+        assert sent.keys() == {"params", "submodel 1"}
+        tensors = sent["params"] | sent["submodel 1"]
+        statistics = sum(t.numel() for name, t in tensors.items() if "running" in name)
+        scalars = sum(t.dim() == 0 for t in tensors.values())
+        assert scalars == 3
+        counted = sum(t.numel() for t in tensors.values())
+        assert counted - statistics - scalars == costs.parameters(method.task.model, selection.net)
+
+
+def test_a_run_of_five_submodels(tmp_path):
+    """Every submodel is evaluated with its own norms."""
+    spec = {
+        "method": {"name": "nefl", "variant": "WD"},
+        "model": {"name": "resnet18", "channels": 4},
+        "clients": {"capacities": [1, 0.5, 0.2], "assignment": "tiers", "reach": 1, "metric": "params"},
+    }
+    lines = run(simulate(tiny(**spec), tmp_path))
+    assert {f"accuracy_{c:g}" for c in (1, 0.5, 0.2)} < lines[-1].keys()

@@ -1,0 +1,358 @@
+"""Submodels cut in width and depth: importance_and_nested.md sections 6.1, 6.7 and 6.8."""
+
+import itertools
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import Shuffled, assert_same, run, simulate, tiny
+
+from rayfl import costs
+from rayfl.axes import Net
+from rayfl.checkpoints import checksum
+from rayfl.config import ConfigError, parse
+from rayfl.experiment import parse_experiment
+from rayfl.methods import METHODS, Client, Task
+from rayfl.methods.nested import SLACK, Submodel, published
+from rayfl.models import MODELS
+from rayfl.training import Training
+from rayfl.worker import Worker
+
+NeFL = METHODS["nefl"]
+
+FIVE = (1.0, 0.8, 0.6, 0.4, 0.2)
+
+
+def bound(method, model, capacities=FIVE, metric="params"):
+    nets = {c: Net(costs.width_for(model, c, metric)) for c in capacities}
+    return method.bind(Task(model, Training(), nets, max(capacities), 10, metric)).task
+
+
+def bits(model, net):
+    return " ".join("".join("01"[path not in net.without] for path in stage) for stage in model.blocks)
+
+
+def resnet18(**fields):
+    return MODELS["resnet18"](maxpool=True, **fields)
+
+
+# one submodel
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("11 00 11 10", "11 00 11 10"),
+        ([[1, 1], [0, 0], [1, 1], [1, 0]], "11 00 11 10"),
+        ([1, 1, 0], "110"),
+        ("all", "all"),
+    ],
+)
+def test_ways_to_say_blocks(given, kept):
+    assert Submodel(capacity=0.5, blocks=given).blocks == kept
+
+
+BITS = 'bits, a group for every stage, in quotes: "11 00 11 10", or all'
+RATIO = 'a number in (0, 1], the root of one, e.g. "sqrt(0.2)", or auto'
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "allowed"),
+    [
+        ("blocks", "12", BITS),
+        ("blocks", 111100, BITS),
+        ("width", 1.5, RATIO),
+        ("width", "root", RATIO),
+        ("width", "sqrt(2)", RATIO),
+    ],
+)
+def test_what_a_submodel_cannot_be(field, given, allowed):
+    with pytest.raises(ConfigError) as error:
+        parse(Submodel, {"capacity": 0.5, field: given}, "x: s")
+    assert str(error.value) == f"x: s.{field}: given {given!r}; allowed: {allowed}"
+
+
+def test_bits_are_blocks():
+    submodel = Submodel(capacity=0.2, blocks="11 00 11 10")
+    assert submodel.without(resnet18()) == ("stage2.0", "stage2.1", "stage4.1")
+    assert Submodel(capacity=0.2).without(MODELS["digits_cnn"]()) == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "allowed"),
+    [
+        ("resnet18", "11 00 11", "4 groups, for model resnet18 has stages of [2, 2, 2, 2] blocks"),
+        ("resnet18", "11 00 1 10", '2 bits for stage 3 of model resnet18, not "1"'),
+        ("digits_cnn", "11", "all, for model digits_cnn has no residual blocks to leave out"),
+    ],
+)
+def test_bits_that_do_not_fit_the_model(model, blocks, allowed):
+    with pytest.raises(ConfigError) as error:
+        Submodel(capacity=0.2, blocks=blocks).without(MODELS[model]())
+    assert str(error.value) == f'method.submodels: given blocks "{blocks}" for capacity 0.2; allowed: {allowed}'
+
+
+# a list of submodels
+
+
+def test_a_list():
+    """An exact root, and the widest network of these blocks that a capacity buys."""
+    submodels = (
+        Submodel(capacity=0.2, width="sqrt(0.2)", blocks="11 11 11 10"),
+        Submodel(capacity=0.4, width="auto", blocks="11 11 10 10"),
+        Submodel(capacity=1, width=1),
+    )
+    model = resnet18(channels=16)
+    task = bound(NeFL(submodels=submodels), model, (1.0, 0.4, 0.2))
+    assert list(task.nets) == [1.0, 0.4, 0.2]
+    assert task.server == Net(steps=True)
+    assert task.nets[0.2] == Net(math.sqrt(0.2), ("stage4.1",), steps=True)
+    net, full = task.nets[0.4], costs.parameters(model, Net())
+    assert bits(model, net) == "11 11 10 10" and net.width < 1
+    wider = Net(net.width + 1 / 128, net.without)
+    assert costs.parameters(model, net) <= 0.4 * full < costs.parameters(model, wider)
+
+
+def test_by_channels_auto_is_the_capacity():
+    submodels = (Submodel(capacity=0.3, blocks="10 10 10 10"), Submodel(capacity=1))
+    task = bound(NeFL(submodels=submodels), resnet18(), (1.0, 0.3), "width")
+    assert [net.width for net in task.nets.values()] == [1.0, 0.3]
+
+
+@pytest.mark.parametrize("capacities", [(1, 0.5), (1,), (1, 0.2, 0.2)])
+def test_a_list_has_every_capacity_once(capacities):
+    submodels = tuple(Submodel(capacity=c, width=1) for c in capacities)
+    with pytest.raises(ConfigError) as error:
+        bound(NeFL(submodels=submodels), resnet18(), (1.0, 0.2))
+    given = ", ".join(f"{c:g}" for c in capacities)
+    assert str(error.value) == (
+        f"method.submodels: given capacities {given}; allowed: those of clients.capacities, each once: 1, 0.2"
+    )
+
+
+@pytest.mark.parametrize("largest", [{"width": 0.5}, {"width": 1, "blocks": "11 11 11 10"}])
+def test_the_largest_contains_all(largest):
+    submodels = (Submodel(capacity=0.2, width=0.6), Submodel(capacity=1, **largest))
+    with pytest.raises(ConfigError) as error:
+        bound(NeFL(submodels=submodels), resnet18(), (1.0, 0.2))
+    assert str(error.value) == (
+        "method.submodels: given for capacity 0.2 channels or blocks that the largest submodel, 1, does not have; "
+        "allowed: a part of that"
+    )
+
+
+def test_a_list_in_a_file():
+    given = {
+        "model": {"name": "resnet18", "channels": 4},
+        "clients": {"count": 2, "cohort": 1, "capacities": [1, 0.2]},
+        "method": {
+            "name": "nefl",
+            "submodels": [
+                {"capacity": 0.2, "width": "sqrt(0.2)", "blocks": [[1, 1], [1, 0], [0, 0], [1, 0]]},
+                {"capacity": 1, "width": 1},
+            ],
+        },
+    }
+    experiment = parse_experiment(given, "test")
+    assert experiment.bound_method().task.nets[0.2].without == ("stage2.1", "stage3.0", "stage3.1", "stage4.1")
+    plain = experiment.plain()
+    assert plain["method"]["submodels"][0] == {"capacity": 0.2, "width": "sqrt(0.2)", "blocks": "11 10 00 10"}
+    assert parse_experiment(plain, "test").method == experiment.method
+
+
+# auto
+
+
+def test_auto_in_width_is_what_a_capacity_buys():
+    task = bound(NeFL(variant="W", learn_steps=False), MODELS["digits_cnn"](), (1.0, 0.3))
+    assert task.nets == {c: Net(costs.width_for(task.model, c, "params")) for c in (1.0, 0.3)}
+
+
+def test_auto_in_depth_of_resnet18():
+    """At 0.6 and 0.4 of the parameters the paper's own blocks; at 0.2 the last stage costs too much."""
+    model = resnet18()
+    task = bound(NeFL(variant="D"), model)
+    assert [bits(model, net) for net in task.nets.values()] == [
+        "11 11 11 11",
+        "11 10 00 11",
+        "11 11 11 10",
+        "11 11 00 10",
+        "11 11 10 00",
+    ]
+    assert {net.width for net in task.nets.values()} == {1.0}
+
+
+@pytest.mark.parametrize(("metric", "capacities"), [("params", FIVE), ("flops", (1.0, 0.4))])
+@pytest.mark.parametrize("variant", ["D", "WD"])
+def test_auto_spends_what_it_has(variant, metric, capacities):
+    """No submodel costs more than its capacity; the widths of WD are those of the capacities' roots."""
+    model = resnet18(channels=8)
+    cost = costs.parameters if metric == "params" else costs.flops
+    task = bound(NeFL(variant=variant), model, capacities, metric)
+    for capacity, net in task.nets.items():
+        assert (capacity - 0.1) * cost(model, Net()) < cost(model, net) <= capacity * cost(model, Net())
+        assert net.width == (costs.width_for(model, math.sqrt(capacity), metric) if variant == "WD" else 1)
+        assert all(group == "".join(sorted(group, reverse=True)) for group in bits(model, net).split())
+
+
+def test_auto_finds_the_best_of_all():
+    """Of all 81 numbers of blocks none that can be paid costs 1 % more of the network, nor as much with fairer
+    shares."""
+    model = resnet18(channels=8)
+    full = costs.parameters(model, Net())
+    net = bound(NeFL(variant="D"), model, (1.0, 0.45)).nets[0.45]
+
+    def found(counts):
+        left = itertools.chain(*(stage[n:] for n, stage in zip(counts, model.blocks, strict=True)))
+        return costs.parameters(model, Net(without=tuple(left)))
+
+    payable = {
+        counts: found(counts) for counts in itertools.product(range(3), repeat=4) if found(counts) <= 0.45 * full
+    }
+    chosen = tuple(group.count("1") for group in bits(model, net).split())
+    near = [counts for counts, cost in payable.items() if cost >= max(payable.values()) - SLACK * full]
+    assert sorted(chosen) == max(map(sorted, near))
+    assert payable[chosen] == max(payable[counts] for counts in near if sorted(counts) == sorted(chosen))
+
+
+def test_auto_is_nested_in_a_largest_that_is_not_full():
+    model = resnet18(channels=8)
+    task = bound(NeFL(variant="D"), model, (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))
+    assert all({*net.without} >= {*task.server.without} for net in task.nets.values())
+    assert task.server.without
+
+
+def test_a_capacity_that_is_a_ratio_of_counts_buys_that_count():
+    model = resnet18(channels=8)
+    wanted = Net(without=("stage4.1",))
+    share = costs.parameters(model, wanted) / costs.parameters(model, Net())
+    assert bound(NeFL(variant="D", learn_steps=False), model, (1.0, share)).nets[share] == wanted
+
+
+def test_depth_wants_a_budget_and_blocks():
+    with pytest.raises(ConfigError) as error:
+        bound(NeFL(variant="D"), resnet18(), (1.0, 0.5), "width")
+    assert str(error.value) == (
+        "clients.metric: given width, of which a block is no share; allowed: params or flops, where "
+        "method.submodels is auto and cuts in depth (D)"
+    )
+    with pytest.raises(ConfigError) as error:
+        bound(NeFL(variant="WD"), MODELS["digits_cnn"](), (1.0, 0.5))
+    assert str(error.value) == (
+        "model: given digits_cnn, which has no residual blocks to leave out; allowed: one that has, where "
+        "method.submodels cuts in depth (WD)"
+    )
+    with pytest.raises(
+        ConfigError, match=r"^capacity 0.01 by params: given model resnet18, of which the layers outside"
+    ):
+        bound(NeFL(variant="D"), resnet18(channels=8), (1.0, 0.01))
+    submodels = (Submodel(capacity=0.0001), Submodel(capacity=1))
+    with pytest.raises(ConfigError, match=r"^capacity 0.0001 by params: given model resnet18, of which one channel in"):
+        nets = {1.0: Net(), 0.0001: Net(0.1)}
+        NeFL(submodels=submodels).bind(Task(resnet18(channels=8), Training(), nets, 1.0, 10, "params"))
+
+
+def test_at_full_capacity_nothing_is_cut():
+    for metric in ("width", "params"):
+        for name in ("nefl", "depthfl_nefl"):
+            assert bound(METHODS[name](), MODELS["digits_cnn"](), (1.0,), metric).server.width == 1
+
+
+# published
+
+
+COUNTS = yaml.safe_load((Path(__file__).parents[1] / "nefl_counts.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [key for key, _ in itertools.groupby(COUNTS, lambda row: (row["arch"], row["variant"]))],
+)
+def test_published_submodels(name, variant):
+    """Widths and blocks of every table are those whose parameters and multiply-adds are known."""
+    rows = [row for row in COUNTS if (row["arch"], row["variant"]) == (name, variant)]
+    capacities = (0.5, 0.75, 1.0) if len(rows) == 3 else (0.04, 0.16, 0.36, 0.64, 1.0) if "-" in variant else FIVE
+    # as the counts of other tests: how weights are drawn takes time
+    model = MODELS[name](init="torch", maxpool=name not in ("resnet56", "resnet110"))
+    cut = variant.partition("-")[0].removesuffix("O")
+    task = bound(NeFL(variant=cut, submodels="published", learn_steps=False), model, capacities, "width")
+    for row, capacity in zip(rows, sorted(capacities), strict=True):
+        net = task.nets[capacity]
+        assert net.width == pytest.approx(math.sqrt(row["gamma_W"]))
+        assert bits(model, net) == str(row["blocks"])
+    assert costs.parameters(model, task.nets[min(capacities)]) == rows[0]["params"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "counts"),
+    [
+        ("D", [43_279_114, 64_542_730, 85_806_346]),
+        ("W", [44_503_906, 65_790_826, 85_806_346]),
+        ("WD", [44_079_850, 65_110_678, 85_806_346]),
+    ],
+)
+def test_published_submodels_of_a_transformer(variant, counts):
+    model = MODELS["vit_b_16"]()
+    task = bound(NeFL(variant=variant, submodels="published"), model, (1.0, 0.75, 0.5), "width")
+    assert [costs.parameters(model, task.nets[c]) for c in (0.5, 0.75, 1.0)] == counts
+
+
+def test_published_capacities_are_about_the_populations():
+    """ResNet18's third is at 0.57: it is for 0.6, and not for 0.63."""
+    model = resnet18()
+    assert published(model, ("D",), FIVE)[0.6].blocks == "11 11 11 10"
+    with pytest.raises(ConfigError):
+        published(model, ("D",), (1.0, 0.8, 0.63, 0.4, 0.2))
+
+
+def test_what_is_not_published():
+    with pytest.raises(ConfigError) as error:
+        published(resnet18(), ("D",), (1.0, 0.5))
+    assert str(error.value) == (
+        "method.submodels: given published, D of model resnet18 at clients.capacities 1, 0.5; published: "
+        "W (0.2, 0.4, 0.6, 0.8, 1); D (0.2, 0.38, 0.57, 0.81, 1); WD (0.2, 0.4, 0.6, 0.8, 1); "
+        "or list the submodels, or auto"
+    )
+    with pytest.raises(ConfigError, match=r"D or W of model digits_cnn .* published: the models resnet18, resnet34, "):
+        published(MODELS["digits_cnn"](), ("D", "W"), (1.0,))
+
+
+# the same bits
+
+BLOCKS = {
+    "model": {"name": "resnet18", "channels": 3},
+    "clients": {"capacities": [1, 0.5, 0.2], "assignment": "dynamic", "metric": "params"},
+}
+METHOD = [{"name": "nefl", "variant": "WD", "skipping_steps": True}, {"name": "depthfl_nefl"}]
+
+
+@pytest.mark.parametrize("method", METHOD, ids=lambda method: method["name"])
+def test_resumed_and_shuffled_runs_are_the_straight_run(method, tmp_path):
+    spec = tiny(method=method, rounds=3, evaluation={"every": 3}, **BLOCKS)
+    straight = simulate(spec, tmp_path / "straight")
+    lines = run(straight)
+    first = simulate(spec, tmp_path / "first", lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2])))
+    assert run(first, 2) == lines[:2]
+    first.save(tmp_path / "checkpoints")
+    second = simulate(spec, tmp_path / "second")
+    assert second.restore(tmp_path / "checkpoints") == (2, [])
+    assert run(second) == lines[2:]
+    assert_same(second.state, straight.state)
+
+
+@pytest.mark.parametrize("method", METHOD, ids=lambda method: method["name"])
+def test_verbs_are_pure(method, tmp_path):
+    simulation = simulate(tiny(method=method, **BLOCKS), tmp_path)
+    bound, state = pickle.loads(pickle.dumps(simulation.method)), simulation.state
+    data = simulation.executor.worker._rows("train", simulation.data.train[0])
+    before = checksum(state)
+    for capacity in (1.0, 0.5, 0.2):
+        client = Client(0, capacity)
+        selection = bound.select(state, 0, client, 0)
+        payload = bound.extract(state, selection)
+        first, second = (bound.local_update(payload, selection, client, data, 0, seed) for seed in (1, 1))
+        assert_same(first.sums, second.sums)
+        bound.aggregate(state, 0, iter([(selection, first)]))
+    assert checksum(state) == before
