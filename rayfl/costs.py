@@ -66,27 +66,30 @@ def space_mb(parameters: int) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def width_for(model: Model, capacity: float, metric: Metric = "width", net: Net = WHOLE) -> float:
-    """The width of the network that a device of a capacity in (0, 1] runs; `net` says its blocks and exits.
+    """The width of the network that a device of a capacity in (0, 1] runs; `net` says its blocks, exits and rounding.
 
     `width`: the capacity itself (HeteroFL, FedRolex). `params` and `flops`: the largest width whose
-    parameters, or multiply-adds, are at most `capacity` times the full network's (NeFL, FIARSE). A
-    network changes only at the widths j / K, so the answer is one of them, found exactly. A
-    ConfigError if even one channel everywhere costs more.
+    parameters, or multiply-adds, are at most `capacity` times the full network's (NeFL, FIARSE), which has
+    all exits if `net` has some. A network changes only at the widths j / K, so the answer is one of them, found
+    exactly. A ConfigError if even the narrowest network costs more.
     """
     if metric == "width":
         return capacity
     cost = parameters if metric == "params" else flops
-    sizes = {axis.size for axis in layout(model, WHOLE).axes.values()}
-    widths = sorted({j / size for size in sizes for j in range(1, size + 1)})
-    full = cost(model, WHOLE)
+    whole = Net(exits=model.exit_count if net.exits else 0)
+    sizes = {axis.size for axis in layout(model, whole).axes.values()}
+    # rounded down, a layer of few channels has none below 1 / K
+    least = 1 / min(sizes) if net.rounding == "down" else 0.0
+    widths = sorted({j / size for size in sizes for j in range(1, size + 1) if j / size >= least})
+    full = cost(model, whole)
     # a capacity that was computed as a ratio of two counts must buy exactly that count
     budget = capacity * full * (1 + 1e-9)
     affordable = bisect_right(widths, budget, key=lambda width: cost(model, replace(net, width=width)))
     if not affordable:
         smallest = cost(model, replace(net, width=widths[0])) / full
         raise ConfigError(
-            f"capacity {capacity:g} by {metric}: given model {model.name}, of which one channel in "
-            f"every layer already is {smallest:.3g}; take capacities from {smallest:.3g} to 1"
+            f"capacity {capacity:g} by {metric}: given model {model.name}, whose narrowest network already is "
+            f"{smallest:.3g}; take capacities from {smallest:.3g} to 1"
         )
     return widths[affordable - 1]
 

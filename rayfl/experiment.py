@@ -114,10 +114,10 @@ class Experiment(Config):
                     f"evaluation.local: given 'server'; allowed: 'deployed' with method {method.name}, whose server "
                     "has no network that was trained as a whole"
                 )
-            if method.keeps_capacities and self.clients.assignment != "fixed":
+            if (otherwise := method.keeps_capacities) and self.clients.assignment != "fixed":
                 raise ValueError(
                     f"clients.assignment: given {self.clients.assignment!r}; allowed: 'fixed', for with method "
-                    f"{method.name} every client keeps layers of one width; or method.size: smallest or largest"
+                    f"{method.name} every client keeps what fits one network; or {otherwise}"
                 )
             task = method.task
             for net in task.nets.values():
@@ -257,6 +257,7 @@ def describe_experiment(
     the early exits that it keeps; `costs.describe`, with the bytes that the method really sends: those of one client's
     last round on two made-up samples. With `coverage` the share of the server's parameters that a client of this
     capacity ever holds in so many rounds."""
+    experiment = experiment.model_copy(update={"model": experiment.model.blank})
     method, model = experiment.bound_method(), experiment.model
     state = method.init(experiment.seed)
     nets = method.task.nets

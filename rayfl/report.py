@@ -374,25 +374,27 @@ def accuracy_by_capacity(path: str | Path, records: Sequence[Record]) -> None:
 def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy") -> None:
     """Accuracy over multiply-adds (log) of every offer; those that no other one dominates are joined, and say their
     capacity."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     figure, axes = _figure()
     front = pareto(found)
     axes.plot([o.macs for o in front], [o.accuracy for o in front], color="#888888", linewidth=1.2, zorder=1)
-    for label, style in _styles(sorted({offer.label for offer in found})).items():
-        look = {"color": style["color"], "marker": style["marker"], "linewidths": 0}
-        for some, alpha, size in ((found, 0.3, 22), (front, 1.0, 44)):
+    styles = _styles(sorted({offer.label for offer in found}))
+    for label, style in styles.items():
+        for some, alpha, size in ((found, 0.35, 22), (front, 1.0, 44)):
             own = [offer for offer in some if offer.label == label]
-            name = label if some is found else None
-            axes.scatter([o.macs for o in own], [o.accuracy for o in own], s=size, alpha=alpha, label=name, **look)
+            look = {"color": style["color"], "marker": style["marker"], "linewidths": 0, "alpha": alpha}
+            axes.scatter([o.macs for o in own], [o.accuracy for o in own], s=size, **look)
+        if len(styles) > 1:
+            axes.plot([], [], label=label, color=style["color"], marker=style["marker"], linestyle="")
     for offer in front:
-        axes.annotate(
-            f"{offer.capacity:g}",
-            (offer.macs, offer.accuracy),
-            (0, 6),
-            textcoords="offset points",
-            fontsize=8,
-            ha="center",
-        )
+        place = {"xytext": (-4, 5), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(f"{offer.capacity:g}", (offer.macs, offer.accuracy), fontsize=8, **place)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda macs, _: human_flops(macs)))
+    axes.minorticks_off()
+    axes.margins(0.08)
     axes.set_xlabel("multiply-adds of one sample")
     axes.set_ylabel(kind.replace("_", " "))
     _legend(axes)

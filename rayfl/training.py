@@ -213,6 +213,12 @@ def mask_logits(logits: torch.Tensor, present: torch.Tensor, fill: Fill) -> torc
     return logits.masked_fill(~present, 0.0 if fill == "zero" else float("-inf"))
 
 
+def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:
+    """KL(softmax(teacher / T) || softmax(student / T)) of logits [B, C], the mean over the batch."""
+    target, given = (F.log_softmax(logits / temperature, 1) for logits in (teacher, student))
+    return F.kl_div(given, target, reduction="batchmean", log_target=True)
+
+
 def sgd(
     net: nn.Module,
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]],

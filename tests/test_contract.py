@@ -12,7 +12,8 @@ from rayfl import costs
 from rayfl.checkpoints import checksum
 from rayfl.experiment import parse_experiment
 from rayfl.methods import METHODS, Client, Update
-from rayfl.models import MODELS
+from rayfl.models import MODELS, Model
+from rayfl.norms import fresh
 from rayfl.population import Population
 from rayfl.seeds import stream
 from rayfl.simulation import RefusedUpdate
@@ -44,26 +45,36 @@ NEEDS = {
 def fits(method_name, model_name) -> bool:
     """Whether the model has the exits, or the blocks, that a method wants."""
     needed = NEEDS.get(method_name)
-    return needed is None or model_name == needed[0] or (MODELS[model_name]().exit_count > 1 and "nefl" not in method_name)
+    return (
+        needed is None or model_name == needed[0] or (MODELS[model_name]().exit_count > 1 and "nefl" not in method_name)
+    )
 
 
 PAIRS = [(method, model) for method in ALL_METHODS for model in MODELS if fits(method, model)]
 
 
-class Shallow:
-    """One block a stage: others are built in the same way."""
+def shallow(model: type[Model]) -> type[Model]:
+    """The family with one block a stage: others are built in the same way."""
+    depth = (1,) * len(model.depth)
+    name = f"Shallow{model.__name__}"
+    # under its name here it can be pickled
+    globals()[name] = type(name, (model,), {"depth": depth, "__module__": __name__})
+    return globals()[name]
 
-    depth = (1, 1, 1, 1)
+
+SHALLOW = {name: shallow(model) for name, model in MODELS.items() if hasattr(model, "depth")}
+SHARED_NORMS = {"norms": "static"}
+PLAIN = {"fjord": SHARED_NORMS, "nefl": SHARED_NORMS | {"learn_steps": False}, "depthfl": SHARED_NORMS | {"alpha": 0}}
+"""What makes a method's state the model's parameters, and nothing of a network's own."""
 
 
 @pytest.fixture(autouse=True)
 def for_tests(monkeypatch):
+    """Methods that are made for tests, and residual networks that are not deep."""
     for method in (PersonalHead, Troubled):
         monkeypatch.setitem(METHODS, method.model_fields["name"].default, method)
-    for name, model in MODELS.items():
-        if hasattr(model, "depth"):
-            depth = (1,) * len(model.depth)
-            monkeypatch.setitem(MODELS, name, type(model.__name__, (model,), {"depth": depth}))
+    for name, model in SHALLOW.items():
+        monkeypatch.setitem(MODELS, name, model)
 
 
 @pytest.fixture
@@ -74,13 +85,12 @@ def one_width(monkeypatch):
 
 def pytest_generate_tests(metafunc):
     """Every method, on every model that it fits."""
-    names = {"method_name", "model_name"} & {*metafunc.fixturenames}
-    if metafunc.definition.get_closest_marker("parametrize"):
-        return
-    if len(names) == 2:
-        metafunc.parametrize(("method_name", "model_name"), PAIRS)
-    elif names == {"method_name"}:
-        metafunc.parametrize("method_name", ALL_METHODS)
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "method_name" in metafunc.fixturenames and not any("method_name" in names for names in given):
+        if "model_name" in metafunc.fixturenames:
+            metafunc.parametrize(("method_name", "model_name"), PAIRS)
+        else:
+            metafunc.parametrize("method_name", ALL_METHODS)
 
 
 def experiment(method, model=None, **sections):
@@ -156,14 +166,15 @@ def held_by_hand(selection: Slice, name: str, shape) -> torch.Tensor:
 
 def test_the_mean_is_over_holders(method_name, model_name):
     """Client k answers k + 1 everywhere: the mean counts, coordinate by coordinate, who holds it."""
-    simulation_method = experiment(method_name, model_name).bound_method()
-    state = simulation_method.init(0)
-    selections = [simulation_method.select(state, 5, Client(k, c), 0) for k, c in enumerate(CAPACITIES)]
+    spec = experiment({"name": method_name} | PLAIN.get(method_name, {}), model_name)
+    method = spec.bound_method()
+    state = method.init(0)
+    selections = [method.select(state, 5, Client(k, c), 0) for k, c in enumerate(CAPACITIES)]
     updates = [
-        (s, Update({"params": {n: torch.full(shape, k + 1.0) for n, shape in s.part.shapes.items()}}, 1.0))
+        (s, Update({"params": {n: torch.full(t.shape, k + 1.0) for n, t in s.take(shared(state)).items()}}, 1.0))
         for k, s in enumerate(selections)
     ]
-    new = simulation_method.aggregate(state, 5, iter(updates))
+    new = method.aggregate(state, 5, iter(updates))
     for name, old in shared(state).items():
         held = torch.stack([held_by_hand(s, name, old.shape) for s in selections])
         values = torch.arange(1.0, 4).view(-1, *[1] * old.dim())
@@ -187,8 +198,7 @@ def traffic(method_name, size, head) -> tuple[int, int]:
 
 
 def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, model_name, tmp_path, one_width):
-    plain = {"norms": "static"} if method_name == "fjord" else {}
-    simulation = simulate(experiment({"name": method_name} | plain, model_name), tmp_path)
+    simulation = simulate(experiment({"name": method_name} | PLAIN.get(method_name, {}), model_name), tmp_path)
     method, model = simulation.method, simulation.method.task.model
     cohort, before = cohort_of(simulation), simulation.state
     expected = Counter(round=1, clients=len(cohort), steps=2 * len(cohort), bytes_down=0, bytes_up=0)
@@ -197,6 +207,8 @@ def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, mode
         network = model.build(selection.net)
         shapes = {n: p.shape for n, p in network.named_parameters()}
         payload = method.extract(before, selection)
+        statistics = {n: t.shape for n, t in payload.pop("statistics", {}).items()}
+        assert statistics.keys() <= fresh(network).keys()
         assert {n: t.shape for group in payload.values() for n, t in group.items()}.items() <= shapes.items()
         assert {n: p.shape for n, p in payload["params"].items()} == {n: shapes[n] for n in selection.part.dims}
         size = sum(p.numel() for p in network.parameters())
@@ -204,9 +216,10 @@ def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, mode
         head = sum(p.numel() for n, p in network.named_parameters() if "head" in n)
         samples = min(10, len(simulation.data.train[client.id]))
         down, up = traffic(method_name, size, head)
+        extra = sum(map(math.prod, statistics.values()))
         expected += Counter(
-            bytes_down=4 * down,
-            bytes_up=4 * up,
+            bytes_down=4 * (down + extra),
+            bytes_up=4 * (up + extra),
             train_flops=6 * samples * costs.flops(model, selection.net, "macs"),
         )
         for name in held:
@@ -222,13 +235,18 @@ def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, mode
         assert torch.equal(after[name][~held[name]], t[~held[name]])
 
 
+@pytest.mark.parametrize(
+    ("method_name", "model_name"),
+    # a transformer's norms cannot be left out, and an early exit adds to the loss of the wider one
+    [pair for pair in PAIRS if pair[1] != "vit_b_16" and pair[0] not in ("depthfl", "scalefl")],
+)
 def test_sliced_training_is_masked_full_width_training(method_name, model_name, tmp_path, one_width):
     """The narrow network trains as the server's with zeros outside of the selection: there all gradients vanish.
-    Without Scaler and norm, which see the width."""
+    Without Scaler and norm, which see the width. A residual branch of zeros is none."""
     model = {"name": model_name} | ({"norm": "none"} if "norm" in MODELS[model_name].model_fields else {})
     own_size = {"size": "own"} if "size" in METHODS[method_name].model_fields else {}
-    options = {"name": method_name, "scaler": False} | own_size
-    spec = experiment(options, model_name, model=model, training={"lr": 0.01})
+    options = {"name": method_name, "scaler": False} | own_size | PLAIN.get(method_name, {})
+    spec = experiment(options, model, training={"lr": 0.01})
     simulation = simulate(spec, tmp_path)
     method, state = simulation.method, simulation.method.init(0)
     data = simulation.executor.worker._rows("train", simulation.data.train[0])
@@ -238,7 +256,8 @@ def test_sliced_training_is_masked_full_width_training(method_name, model_name, 
     own = {name: t for name, t in cut.take(shared(state)).items() if name not in narrow.part.dims} or None
 
     def embedded(tensors):
-        whole = {name: torch.zeros_like(shared(state)[name]) for name in tensors}
+        names = tensors.keys() | (wide.part.dims.keys() - narrow.part.dims.keys() if own is None else set())
+        whole = {name: torch.zeros_like(shared(state)[name]) for name in names}
         cut.put(tensors, whole)
         return whole
 
@@ -279,7 +298,11 @@ def test_every_capacity_is_deployed_as_its_own_network(method_name, model_name, 
     assert line["accuracy_worst"] == min(accuracies)
 
 
-LIKE_FEDAVG = {"fedprox": {"mu": 0}, "lg_fedavg": {"warmup": 2}, "fjord": {"norms": "static"}}
+LIKE_FEDAVG = PLAIN | {
+    "fedprox": {"mu": 0},
+    "lg_fedavg": {"warmup": 2},
+    "depthfl": PLAIN["depthfl"] | {"distill": False},
+}
 """What makes a method FedAvg where all clients are able. SCAFFOLD is so in its first round; Standalone never."""
 
 

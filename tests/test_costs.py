@@ -334,8 +334,8 @@ def test_a_budget_below_one_channel_is_refused():
     with pytest.raises(ConfigError) as error:
         width_for(model, 0.0001, "params")
     assert str(error.value) == (
-        "capacity 0.0001 by params: given model lenet5_caffe, of which one channel in every layer "
-        "already is 0.000177; take capacities from 0.000177 to 1"
+        "capacity 0.0001 by params: given model lenet5_caffe, whose narrowest network already is "
+        "0.000177; take capacities from 0.000177 to 1"
     )
 
 

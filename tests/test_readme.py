@@ -52,9 +52,10 @@ def test_every_shipped_config_runs_a_round(tmp_path):
         plan = load_sweep(path)
         experiments = [plan.experiment(row, plan.search.points(0)[0], 0) for row in plan.rows]
         for experiment in {e.method.name: e for e in experiments}.values():
-            given, model = experiment.plain(), experiment.model
+            given, model = experiment.plain(), experiment.model.blank
+            given["model"] = model.model_dump()
             if experiment.data.name != "digits":
-                shape = {"shape": list(model.input), "classes": model.classes}
+                shape = {"shape": list(experiment.data.shape), "classes": model.classes, "size": experiment.data.size}
                 given["data"] = {"name": "synthetic", "samples": 2000, "test_samples": 200} | shape
             given["clients"] |= {"cohort": 1}
             given["training"] |= {"steps": 1, "batch_size": 2}

@@ -136,9 +136,9 @@ class Method(Config, ABC):
         """Raises a ValueError if runs of so many rounds make no sense."""
 
     @property
-    def keeps_capacities(self) -> bool:
-        """Whether every client must have the same capacity in all rounds."""
-        return False
+    def keeps_capacities(self) -> str:
+        """If every client must have the same capacity in all rounds, which setting would change that; else nothing."""
+        return ""
 
     @abstractmethod
     def init(self, seed: int) -> State:

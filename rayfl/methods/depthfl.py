@@ -87,9 +87,9 @@ class DepthFL(ExitMethod, GroupedMethod):
         return {capacity: Net(exits=count) for capacity, count in exits.items()}
 
     @property
-    def keeps_capacities(self) -> bool:
+    def keeps_capacities(self) -> str:
         """With FedDyn, where depths differ: a client's g_k fits one network."""
-        return self.alpha > 0 and len(set(self.task.nets.values())) > 1
+        return "method.alpha: 0" if self.alpha and len(set(self.task.nets.values())) > 1 else ""
 
     def group(self, net: Net) -> str:
         return STATISTICS
@@ -101,12 +101,6 @@ class DepthFL(ExitMethod, GroupedMethod):
         if self.alpha:
             state["h"] = {name: torch.zeros_like(t) for name, t in state["params"].items()}
         return state
-
-    def extract(self, state: State, selection: Selection) -> Payload:
-        payload = super().extract(state, selection)
-        if STATISTICS in state:
-            payload[STATISTICS] = _of_norms_in(payload["params"], state[STATISTICS])
-        return payload
 
     def local_update(
         self,
@@ -198,8 +192,6 @@ class DepthFL(ExitMethod, GroupedMethod):
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
         deployed = super().deploy(state, round, capacity)
-        if deployed.statistics is not None:
-            deployed = replace(deployed, statistics=_of_norms_in(deployed.params, deployed.statistics))
         return replace(deployed, answer="mean" if self.exits_trained == "all" else "last")
 
 

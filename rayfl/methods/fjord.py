@@ -42,7 +42,6 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import nn
 from torch.func import functional_call
@@ -56,7 +55,7 @@ from rayfl.norms import fresh, static_norms, tracked
 from rayfl.seeds import numpy_generator
 from rayfl.submodel import Selection, Slice, prefix
 from rayfl.tensors import Params
-from rayfl.training import ClientData, Loss, weighted
+from rayfl.training import ClientData, Loss, divergence, weighted
 
 
 class FjORD(GroupedMethod):
@@ -131,7 +130,7 @@ class FjORD(GroupedMethod):
             labels = plain(student, y)
             objective = plain(teacher, y) + (1 - self.alpha) * labels
             if len(logits) == 2:
-                objective = objective + self.alpha * _divergence(teacher.detach(), student, self.temperature)
+                objective = objective + self.alpha * divergence(teacher.detach(), student, self.temperature)
             # the number of the student's cross-entropy, with the gradient of the objective
             return labels.detach() + (objective - objective.detach())
 
@@ -207,12 +206,6 @@ def _zeros(net: nn.Module) -> None:
     for parameter in net.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-
-
-def _divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:
-    """KL(softmax(teacher / T) || softmax(student / T)) of logits [B, C], the mean over the batch."""
-    target, given = (F.log_softmax(logits / temperature, 1) for logits in (teacher, student))
-    return F.kl_div(given, target, reduction="batchmean", log_target=True)
 
 
 @functools.lru_cache(maxsize=256)

@@ -149,13 +149,6 @@ class NestedMethod(GroupedMethod):
         own = {name for tensors in groups.values() for name in tensors}
         return {"params": {name: t for name, t in params.items() if name not in own}} | groups
 
-    def extract(self, state: State, selection: Selection) -> Payload:
-        payload, group = super().extract(state, selection), self.group(selection.net)
-        if group in state:
-            modules = {_module(name) for name in self.task.layout(selection.net).shapes}
-            payload[group] = {name: t for name, t in state[group].items() if _module(name) in modules}
-        return payload
-
     def local_update(
         self,
         payload: Payload,
@@ -303,11 +296,6 @@ def _cost(metric: costs.Metric):
 def _budget(model: Model, capacity: float, metric: costs.Metric) -> float:
     """What a network of a capacity may cost: what was computed as a ratio of two counts buys exactly that count."""
     return capacity * _cost(metric)(model, Net()) * (1 + 1e-9)
-
-
-def _module(name: str) -> str:
-    """The module that a parameter or statistic belongs to."""
-    return name.rpartition(".")[0]
 
 
 def _block(model: Model, name: str) -> str:

@@ -34,13 +34,11 @@ Departures:
 7. Absent classes are masked in the cross-entropies alone. `train_loss` is L.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
 
 from rayfl import costs
@@ -48,8 +46,7 @@ from rayfl.axes import Net
 from rayfl.config import ConfigError
 from rayfl.methods.base import Task
 from rayfl.methods.exits import ExitMethod, every_exit
-from rayfl.models.base import Model, layout
-from rayfl.training import ClientData, Loss
+from rayfl.training import ClientData, Loss, divergence
 
 
 class ScaleFL(ExitMethod):
@@ -103,7 +100,7 @@ class ScaleFL(ExitMethod):
         if self.widths:
             widths = dict(zip(sorted(nets), self.widths, strict=True))
         else:
-            widths = {c: affordable_width(task.model, net, c, task.metric) for c, net in nets.items()}
+            widths = {c: costs.width_for(task.model, c, task.metric, net) for c, net in nets.items()}
         server = widths[task.server_capacity]
         return {c: replace(net, width=min(widths[c], server)) for c, net in nets.items()}
 
@@ -115,41 +112,10 @@ class ScaleFL(ExitMethod):
             teacher = last.detach() if self.detach else last
             losses = [plain(z, y) for z in (*students, last)]
             if distills:
+                scale = self.gamma * self.temperature**2 / (last.shape[1] if self.reduction == "mean" else 1)
                 for j, z in enumerate(students):
-                    losses[j] = losses[j] + self.gamma * self.temperature**2 * self._divergence(teacher, z)
+                    losses[j] = losses[j] + scale * divergence(teacher, z, self.temperature)
             total = torch.stack([j * loss for j, loss in enumerate(losses, start=1)]).sum()
             return 2 / (len(losses) * (len(losses) + 1)) * total
 
         return of_all_exits
-
-    def _divergence(self, teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-        """KL(softmax(teacher / T) || softmax(student / T)) of logits [B, C]."""
-        target, given = (F.log_softmax(logits / self.temperature, 1) for logits in (teacher, student))
-        total = F.kl_div(given, target, reduction="sum", log_target=True)
-        return total / (len(student) if self.reduction == "batchmean" else student.numel())
-
-
-def affordable_width(model: Model, net: Net, capacity: float, metric: costs.Metric) -> float:
-    """The largest width at which `net` costs at most `capacity` times the model's full network with all its exits:
-    one of the widths j / K at which a network changes. By `width` the capacity itself.
-
-    A ConfigError if even one channel in the narrowest layer costs more.
-    """
-    if metric == "width":
-        return capacity
-    cost = costs.parameters if metric == "params" else costs.flops
-    full = Net(exits=model.exit_count if model.exit_count > 1 else 0, rounding="down")
-    sizes = {axis.size for axis in layout(model, full).axes.values()}
-    # floor(j / K) channels: below 1 / min(sizes) some layer has none
-    widths = sorted({j / size for size in sizes for j in range(-(-size // min(sizes)), size + 1)})
-    # a capacity that was computed as a ratio of two counts must buy exactly that count
-    budget = capacity * cost(model, full) * (1 + 1e-9)
-    affordable = bisect_right(widths, budget, key=lambda width: cost(model, replace(net, width=width)))
-    if not affordable:
-        smallest = cost(model, replace(net, width=widths[0])) / cost(model, full)
-        raise ConfigError(
-            f"capacity {capacity:g} by {metric}: given model {model.name}, whose narrowest network up to exit "
-            f"{net.exits or 1} already is {smallest:.3g}; take capacities from {smallest:.3g} to 1, or other "
-            "method.exits"
-        )
-    return widths[affordable - 1]

@@ -144,6 +144,15 @@ class GroupedMethod(PrefixMethod):
     def group(self, net: Net) -> str:
         """The group of this network."""
 
+    def own(self, state: State, net: Net) -> Params:
+        """What the network's group has for its layers."""
+        layers = {_layer(name) for name in self.task.layout(net).shapes}
+        return {name: t for name, t in state.get(self.group(net), {}).items() if _layer(name) in layers}
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        own = self.own(state, selection.net)
+        return super().extract(state, selection) | ({self.group(selection.net): own} if own else {})
+
     def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
         means = {group: NestedMean(tensors) for group, tensors in state.items()}
         for selection, update in updates:
@@ -156,13 +165,16 @@ class GroupedMethod(PrefixMethod):
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
         deployed = super().deploy(state, round, capacity)
-        own = state.get(self.group(deployed.net))
-        if own is None:
-            return deployed
+        own = self.own(state, deployed.net)
         names = self.task.layout(deployed.net).shapes
         params = {name: own[name] if name in own else deployed.params[name] for name in names}
         statistics = {name: t for name, t in own.items() if name not in names}
         return replace(deployed, params=params, statistics=statistics or None)
+
+
+def _layer(name: str) -> str:
+    """The path of the layer that a parameter or a statistic belongs to."""
+    return name.rpartition(".")[0]
 
 
 class SizedMethod(PrefixMethod):
@@ -186,9 +198,9 @@ class PersonalMethod(SizedMethod):
     is_personal: ClassVar[bool] = True
 
     @property
-    def keeps_capacities(self) -> bool:
-        """Where widths differ: a client's own layers fit one network."""
-        return len(set(self.task.nets.values())) > 1
+    def keeps_capacities(self) -> str:
+        """Where networks differ: a client's own layers fit one."""
+        return "method.size: smallest or largest" if len(set(self.task.nets.values())) > 1 else ""
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
         deployed = super().deploy(state, round, capacity)

@@ -2,7 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import nn
@@ -33,6 +33,11 @@ class Model(Config, ABC):
     def prepare(self) -> None:
         """Fetches what `initial` reads, or a ConfigError that says what to put where. To be called before Ray starts,
         where the data are loaded too."""
+
+    @property
+    def blank(self) -> Self:
+        """The same network, which starts from nothing that would have to be fetched."""
+        return self
 
     def initial(self, net: Net) -> Params:
         """The parameters that training of a network starts from. What is random is drawn from torch's global generator

@@ -72,6 +72,8 @@ kaiming_fan_out: normal, by the fan-out, of convolutions alone, as torchvision's
 
 def initialise(net: nn.Module, init: Init) -> None:
     """Draws the weights of a network anew, in place; `torch` leaves them as they are."""
+    if next(net.parameters()).is_meta:
+        return
     for module in net.modules():
         if init == "kaiming" and isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)

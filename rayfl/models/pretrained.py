@@ -10,7 +10,7 @@ import re
 from abc import ABC
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from pydantic import field_validator
@@ -74,6 +74,10 @@ class Pretrained(Model, ABC):
     def prepare(self) -> None:
         if self.pretrained:
             self._published()
+
+    @property
+    def blank(self) -> Self:
+        return self.model_copy(update={"pretrained": ""})
 
     def initial(self, net: Net) -> Params:
         return self._taken(super().initial(net), net)

@@ -11,8 +11,8 @@ from test_exits import ExitPerceptron, names, staged
 from rayfl import costs
 from rayfl.axes import Net
 from rayfl.config import ConfigError
+from rayfl.costs import width_for
 from rayfl.methods import METHODS, Client
-from rayfl.methods.scalefl import affordable_width
 from rayfl.models import MODELS
 from rayfl.seeds import torch_generator
 
@@ -82,7 +82,7 @@ def test_one_exit_of_full_width_is_fedavg(extra):
 
 
 def test_the_published_networks():
-    """methods/importance_and_nested.md 4.1: ResNet110 with 10 classes."""
+    """Parameters of the four levels of the authors' ResNet110 with 10 classes."""
     model = MODELS["scalefl_resnet110"](init="torch")
     capacities = (0.079, 0.164, 0.395, 1.0)
     method = staged(ScaleFL(widths=(0.7, 0.7, 0.75, 1)), *capacities, model=model)
@@ -133,13 +133,13 @@ def test_a_capacity_buys_the_largest_width(metric):
         assert net.width < 1 and costly
         for width in widths:
             shares = cost(model, Net(width, exits=exits, rounding="down")) / cost(model, whole)
-            assert affordable_width(model, net, shares, metric) >= width
+            assert width_for(model, shares, metric, net) >= width
 
 
 def test_no_width_is_over_the_servers():
     """Half of the full network's parameters: all channels of the first layer, but a part of the third."""
     model = ExitPerceptron(hidden=(2, 4, 16))
-    assert affordable_width(model, Net(exits=1, rounding="down"), 0.4, "params") == 1
+    assert width_for(model, 0.4, "params", Net(exits=1, rounding="down")) == 1
     method = staged(ScaleFL(exits=(1, 3)), 0.5, 0.4, model=model, metric="params")
     widths = {c: net.width for c, net in method.task.nets.items()}
     assert widths[0.4] == widths[0.5] < 1
