@@ -254,7 +254,8 @@ def describe(
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of records.")] = False,
 ) -> None:
-    """What every capacity costs: parameters, FLOPs of one forward pass, bytes a round, size."""
+    """What every capacity runs and costs: width, blocks and exits; parameters, FLOPs of one forward pass, bytes a
+    round, size."""
     from rayfl import costs
     from rayfl.config import choose
     from rayfl.experiment import describe_experiment, experiment_section, native, parse_experiment

@@ -328,7 +328,7 @@ class Sweep:
 
     @property
     def is_fair(self) -> bool:
-        """Whether all rows run the same points to the end, so that one Tuner can hold them all."""
+        """Whether the points of all rows are known and run to the end, so that one Tuner can hold them all."""
         return self.search.searcher == "random" and self.search.scheduler == "fifo"
 
     def plain(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ MISTAKES = {
     ),
     "no channel is left": (
         {"clients": {"capacities": [1, 1e-5], "metric": "params"}},
-        "test: capacity 1e-05 by params: given model digits_cnn, of which one channel in every layer "
+        "test: capacity 1e-05 by params: given model digits_cnn, whose narrowest network "
         "already is 0.000921; take capacities from 0.000921 to 1",
     ),
     "group norm does not divide": (

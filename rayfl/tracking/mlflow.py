@@ -317,6 +317,7 @@ def _record(found: Any) -> dict[str, Any]:
     return {
         "id": tags["rayfl.run_id"],
         "label": tags["label"],
+        "point": tags.get("point", ""),
         "status": status[found.info.status],
         "error": tags.get("error"),
         "sweep": tags.get("rayfl.sweep"),

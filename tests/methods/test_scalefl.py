@@ -178,8 +178,8 @@ def test_a_capacity_that_buys_nothing_is_refused():
     with pytest.raises(ConfigError) as error:
         staged(ScaleFL(), 1.0, 0.5, 0.01, model=model, metric="params")
     assert str(error.value) == (
-        "capacity 0.01 by params: given model exit_perceptron, whose narrowest network up to exit 1 already is 0.217; "
-        "take capacities from 0.217 to 1, or other method.exits"
+        "capacity 0.01 by params: given model exit_perceptron, whose narrowest network already is 0.217; "
+        "take capacities from 0.217 to 1"
     )
 
 
