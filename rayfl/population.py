@@ -93,7 +93,8 @@ class Population(Config):
                 if ticket < 0:
                     return capacity
         ascending = self.all_capacities[::-1]
-        tier = min(client * len(ascending) // self.count, len(ascending) - 1)
+        # blocks of equal length, of which the largest capacity's takes the rest (NeFL's code)
+        tier = min(client // max(self.count // len(ascending), 1), len(ascending) - 1)
         low, high = max(tier - self.reach, 0), min(tier + self.reach, len(ascending) - 1)
         return ascending[int(draw.integers(low, high + 1))]
 

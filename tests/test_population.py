@@ -73,9 +73,9 @@ def test_marginal_frequencies_of_tiers():
 
 
 def test_tiers_without_reach_are_fixed():
-    """Three submodels and 10 clients: floor(3 i / 10)."""
+    """Three submodels and 10 clients: 3, 3 and 4, as NeFL's code has them."""
     population = Population(count=10, cohort=1, capacities=(1.0, 0.5, 0.25), assignment="tiers", reach=0)
-    assert capacities(population) == [0.25] * 4 + [0.5] * 3 + [1.0] * 3
+    assert capacities(population) == [0.25] * 3 + [0.5] * 3 + [1.0] * 4
 
 
 def test_cohorts_are_drawn_without_replacement():

@@ -191,6 +191,14 @@ def test_a_row_decides_nothing_that_is_searched(tmp_path):
         load_sweep(searched(tmp_path, rows={"nefl": {"method": {"name": "nefl", "submodels": parts}}}))
 
 
+def test_a_setting_reaches_into_a_list_of_a_row(tmp_path):
+    path = searched(tmp_path, space={}, budget=None)
+    plan = load_sweep(path, ["method.submodels.1.width=0.625"])
+    assert plan.example("nefl").method.submodels[1].width == 0.625
+    with pytest.raises(ConfigError, match="method.submodels.3.width: method.submodels is a list, given its entry '3'"):
+        load_sweep(path, ["method.submodels.3.width=1"])
+
+
 class Listed(Searcher):
     """Suggests the widths of a list, one after another."""
 

@@ -17,6 +17,7 @@ from rayfl.methods.lg_fedavg import LGFedAvg
 from rayfl.methods.nefl import NeFL
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.scalefl import ScaleFL
+from rayfl.methods.scalefl_nefl import ScaleFLNeFL
 from rayfl.methods.standalone import Standalone
 
 METHODS: dict[str, type[Method]] = {
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
     "scaffold": Scaffold,
     "depthfl": DepthFL,
     "scalefl": ScaleFL,
+    "scalefl_nefl": ScaleFLNeFL,
     "nefl": NeFL,
     "depthfl_nefl": DepthFLNeFL,
 }

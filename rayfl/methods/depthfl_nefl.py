@@ -24,39 +24,14 @@ Departures:
 3. As for NeFL, projections of omitted blocks count as held, and what nobody trained keeps its value.
 """
 
-from typing import Literal, Self
+from typing import Literal
 
-from rayfl.axes import Net
-from rayfl.config import ConfigError
-from rayfl.methods.base import Task
-from rayfl.methods.nested import NestedMethod
-from rayfl.tensors import Params
+from rayfl.methods.nested import UniformMethod
 
 
-class DepthFLNeFL(NestedMethod):
+class DepthFLNeFL(UniformMethod):
     name: Literal["depthfl_nefl"] = "depthfl_nefl"
 
     @property
     def variants(self) -> tuple[str, ...]:
         return ("DepthFL", "D")
-
-    @property
-    def has_steps(self) -> bool:
-        return False
-
-    def bind(self, task: Task) -> Self:
-        bound = super().bind(task)
-        for capacity, net in bound.task.nets.items():
-            if net.width != bound.task.server.width:
-                raise ConfigError(
-                    f"method.submodels: given width {net.width:g} for capacity {capacity:g}; allowed with method "
-                    f"{self.name}: that of the largest submodel, {bound.task.server.width:g}, for running statistics "
-                    "are of whole layers"
-                )
-        return bound
-
-    def group(self, net: Net) -> str:
-        return "statistics"
-
-    def groups(self, params: Params, statistics: Params) -> dict[str, Params]:
-        return {"statistics": statistics} if statistics else {}

@@ -18,14 +18,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator
 
 from rayfl import costs
-from rayfl.axes import Net
+from rayfl.axes import Layout, Net
 from rayfl.config import Config, ConfigError, load_yaml
 from rayfl.methods.base import Client, Payload, State, Task, Update
 from rayfl.methods.width import GroupedMethod
 from rayfl.models.base import Model, layout
 from rayfl.norms import tracked
 from rayfl.population import label
-from rayfl.submodel import Selection
+from rayfl.submodel import Selection, prefix
 from rayfl.tensors import Params
 from rayfl.training import ClientData, weighted
 
@@ -171,6 +171,34 @@ class NestedMethod(GroupedMethod):
         if sent:
             update.sums[group] = sent
         return update
+
+
+class UniformMethod(NestedMethod):
+    """All submodels are averaged in one: the norms and their running statistics, along the norm's axis, as well."""
+
+    @property
+    def has_steps(self) -> bool:
+        return False
+
+    def group(self, net: Net) -> str:
+        return "statistics"
+
+    def groups(self, params: Params, statistics: Params) -> dict[str, Params]:
+        return {"statistics": statistics} if statistics else {}
+
+    def place(self, net: Net) -> Selection:
+        return prefix(_statistics(self.task.model, self.task.server), _statistics(self.task.model, net), net)
+
+
+@functools.lru_cache(maxsize=256)
+def _statistics(model: Model, net: Net) -> Layout:
+    """The running statistics of a network's norms, each on the axis of its norm's weight."""
+    whole, names = layout(model, net), model.statistics(net)
+    weights = {name: f"{name.rpartition('.')[0]}.weight" for name in names}
+    return Layout(
+        {name: whole.dims[weight] for name, weight in weights.items()},
+        {name: whole.shapes[weight] for name, weight in weights.items()},
+    )
 
 
 def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:

@@ -147,11 +147,16 @@ class GroupedMethod(PrefixMethod):
     def own(self, state: State, net: Net) -> Params:
         """What the network's group has for its layers."""
         layers = {_layer(name) for name in self.task.layout(net).shapes}
-        return {name: t for name, t in state.get(self.group(net), {}).items() if _layer(name) in layers}
+        group = state.get(self.group(net), {})
+        return self.place(net).take({name: t for name, t in group.items() if _layer(name) in layers})
 
     def extract(self, state: State, selection: Selection) -> Payload:
         own = self.own(state, selection.net)
         return super().extract(state, selection) | ({self.group(selection.net): own} if own else {})
+
+    def place(self, net: Net) -> Selection:
+        """Where in its group a network's tensors are."""
+        return EVERYTHING
 
     def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
         means = {group: NestedMean(tensors) for group, tensors in state.items()}
@@ -160,7 +165,7 @@ class GroupedMethod(PrefixMethod):
                 if group == "params":
                     means[group].add(selection, sums, update.weight, update.held)
                 else:
-                    means[group].add(EVERYTHING, sums, update.weight)
+                    means[group].add(self.place(selection.net), sums, update.weight)
         return {group: mean.mean() for group, mean in means.items()}
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:

@@ -249,7 +249,9 @@ def test_depth_wants_a_budget_and_blocks():
     ):
         bound(NeFL(variant="D"), resnet18(channels=8), (1.0, 0.01))
     submodels = (Submodel(capacity=0.0001), Submodel(capacity=1))
-    with pytest.raises(ConfigError, match=r"^capacity 0.0001 by params: given model resnet18, whose narrowest network already"):
+    with pytest.raises(
+        ConfigError, match=r"^capacity 0.0001 by params: given model resnet18, whose narrowest network already"
+    ):
         nets = {1.0: Net(), 0.0001: Net(0.1)}
         NeFL(submodels=submodels).bind(Task(resnet18(channels=8), Training(), nets, 1.0, 10, "params"))
 

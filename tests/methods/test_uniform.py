@@ -1,4 +1,6 @@
-"""DepthFL as NeFL's authors ran it: importance_and_nested.md section 5.5."""
+"""DepthFL and ScaleFL as NeFL's authors ran them: importance_and_nested.md sections 4.5 and 5.5."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +8,6 @@ from helpers import one_round
 
 from rayfl import costs
 from rayfl.axes import Net
-from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Task
 from rayfl.methods.nested import Submodel
 from rayfl.models import MODELS
@@ -14,7 +15,7 @@ from rayfl.norms import fresh
 from rayfl.seeds import torch_generator
 from rayfl.training import ClientData, Training
 
-DepthFLNeFL = METHODS["depthfl_nefl"]
+DepthFLNeFL, ScaleFLNeFL = METHODS["depthfl_nefl"], METHODS["scalefl_nefl"]
 
 TWO = (Submodel(capacity=0.5, width=1, blocks="10 10 10 00"), Submodel(capacity=1, width=1))
 
@@ -89,11 +90,31 @@ def test_all_deploy_the_same_norms():
     assert torch.equal(small.statistics["norm.running_mean"], large.statistics["norm.running_mean"])
 
 
-def test_only_depth_is_cut():
-    submodels = (Submodel(capacity=0.5, width=0.5), Submodel(capacity=1, width=1))
-    with pytest.raises(ConfigError) as error:
-        bound(DepthFLNeFL(submodels=submodels), 1.0, 0.5)
-    assert str(error.value) == (
-        "method.submodels: given width 0.5 for capacity 0.5; allowed with method depthfl_nefl: that of the largest "
-        "submodel, 1, for running statistics are of whole layers"
+def test_norms_of_narrow_submodels_are_prefixes(clients_answer):
+    """ScaleFL as NeFL ran it: the first half of the channels is averaged over both clients, the rest is the large
+    one's; running statistics go with their norm's channels."""
+    submodels = (Submodel(capacity=0.5, width=0.5, blocks="10 10 10 00"), Submodel(capacity=1, width=1))
+    model = MODELS["resnet18"](channels=4, input=(1, 8, 8), classes=4)
+    method = bound(ScaleFLNeFL(submodels=submodels), 1.0, 0.5, model=model, lr=0.1)
+    state, data = method.init(0), images(0, 1, 2)
+    small = one_round(method, state, (0.5, data))["statistics"]["norm.running_mean"]
+    large = one_round(method, state, (1.0, data))["statistics"]["norm.running_mean"]
+    both = one_round(method, state, (0.5, data), (1.0, data))["statistics"]["norm.running_mean"]
+    assert torch.equal(small[2:], torch.zeros(2)) and (small[:2] != 0).all()
+    torch.testing.assert_close(both, torch.cat([(small[:2] + large[:2]) / 2, large[2:]]))
+    deployed = method.deploy({**state, "statistics": {n: t + 1 for n, t in state["statistics"].items()}}, 1, 0.5)
+    assert deployed.statistics["stage4.0.projection.norm.running_var"].tolist() == [2.0] * 16
+    assert "stage4.0.residual.norm1.running_var" not in deployed.statistics
+    clients_answer(1, 3)
+    new = one_round(method, state, (0.5, data), (1.0, data))["params"]
+    assert new["norm.weight"].tolist() == [2, 2, 3, 3]
+
+
+def test_scalefl_is_cut_as_nefl_wd():
+    model = MODELS["resnet18"]()
+    capacities = (1.0, 0.8, 0.6, 0.4, 0.2)
+    ours, nefls = (
+        bound(method, *capacities, model=model).task.nets
+        for method in (ScaleFLNeFL(submodels="published"), METHODS["nefl"](variant="WD", submodels="published"))
     )
+    assert ours == {c: replace(net, steps=False) for c, net in nefls.items()}
