@@ -9,10 +9,11 @@ import torch
 from helpers import PersonalHead, Shuffled, Troubled, assert_same, drawn_like, run, simulate, tiny
 
 from rayfl import costs
+from rayfl.axes import Net
 from rayfl.checkpoints import checksum
 from rayfl.experiment import parse_experiment
 from rayfl.methods import METHODS, Client, Update
-from rayfl.models import MODELS, Model
+from rayfl.models import MODELS, Model, layout
 from rayfl.norms import fresh
 from rayfl.population import Population
 from rayfl.seeds import stream
@@ -34,23 +35,6 @@ FIELDS = {
     "vit_b_16": {"layers": 2, "heads": 2, "head_width": 20, "patch": 4},
 }
 """Of models that are large, or whose exits stand behind blocks of a deeper one."""
-NEEDS = {
-    "depthfl": ("depthfl_resnet18", {}),
-    "scalefl": ("depthfl_resnet18", {}),
-    "depthfl_nefl": ("resnet18", {"metric": "params"}),
-}
-"""What a method that cuts in depth runs on where the others run on digits_cnn: a model, and clients."""
-
-
-def fits(method_name, model_name) -> bool:
-    """Whether the model has the exits, or the blocks, that a method wants."""
-    needed = NEEDS.get(method_name)
-    return (
-        needed is None or model_name == needed[0] or (MODELS[model_name]().exit_count > 1 and "nefl" not in method_name)
-    )
-
-
-PAIRS = [(method, model) for method in ALL_METHODS for model in MODELS if fits(method, model)]
 
 
 def shallow(model: type[Model]) -> type[Model]:
@@ -63,6 +47,26 @@ def shallow(model: type[Model]) -> type[Model]:
 
 
 SHALLOW = {name: shallow(model) for name, model in MODELS.items() if hasattr(model, "depth")}
+
+
+def networks() -> list[str]:
+    """The models, of several that are one network when they are shallow the first."""
+    found = {}
+    for name, model in (MODELS | SHALLOW).items():
+        found.setdefault(str(layout(model(**FIELDS.get(name, {})), Net(0.3)).shapes), name)
+    return list(found.values())
+
+
+WITH_EXITS, WITH_BLOCKS = ["depthfl_resnet18", "scalefl_resnet110"], ["resnet18"]
+RUNS_ON = {
+    "depthfl": (WITH_EXITS, {}),
+    "scalefl": (WITH_EXITS, {}),
+    "depthfl_nefl": (WITH_BLOCKS, {"metric": "params"}),
+    "scalefl_nefl": (WITH_BLOCKS, {"metric": "params"}),
+}
+"""The models, the smallest first, and the clients of methods that cannot run on all."""
+ANYTHING = (networks(), {})
+PAIRS = [(method, model) for method in ALL_METHODS for model in RUNS_ON.get(method, ANYTHING)[0]]
 SHARED_NORMS = {"norms": "static"}
 PLAIN = {"fjord": SHARED_NORMS, "nefl": SHARED_NORMS | {"learn_steps": False}, "depthfl": SHARED_NORMS | {"alpha": 0}}
 """What makes a method's state the model's parameters, and nothing of a network's own."""
@@ -96,8 +100,8 @@ def pytest_generate_tests(metafunc):
 def experiment(method, model=None, **sections):
     """A tiny experiment of a method, by name or section, on a model or on one that it fits."""
     name = method if isinstance(method, str) else method["name"]
-    needed, clients = NEEDS.get(name, ("digits_cnn", {}))
-    model = model or needed
+    models, clients = RUNS_ON.get(name, ANYTHING)
+    model = model or models[0]
     section = model if isinstance(model, dict) else {"name": model}
     section = FIELDS.get(section["name"], {}) | section
     data = {"shape": IMAGES.get(section["name"], [1, 8, 8])} | sections.pop("data", {})
@@ -238,7 +242,7 @@ def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, mode
 @pytest.mark.parametrize(
     ("method_name", "model_name"),
     # a transformer's norms cannot be left out, and an early exit adds to the loss of the wider one
-    [pair for pair in PAIRS if pair[1] != "vit_b_16" and pair[0] not in ("depthfl", "scalefl")],
+    [(method, model) for method, model in PAIRS if model not in ("vit_b_16", *WITH_EXITS)],
 )
 def test_sliced_training_is_masked_full_width_training(method_name, model_name, tmp_path, one_width):
     """The narrow network trains as the server's with zeros outside of the selection: there all gradients vanish.
