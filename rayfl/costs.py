@@ -15,11 +15,12 @@ Residual additions, the Scaler (an identity in evaluation) and reshapes are free
 """
 
 import functools
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -33,6 +34,9 @@ Convention = Literal["heterofl_official", "macs", "flops2"]
 Metric = Literal["width", "params", "flops"]
 
 WHOLE = Net()
+
+SLACK = 0.01
+"""Of the full network's cost: what a cut in depth may leave unused for the sake of balance."""
 
 BYTES = 4
 """Bytes of a parameter: float32."""
@@ -75,16 +79,14 @@ def width_for(model: Model, capacity: float, metric: Metric = "width", net: Net 
     """
     if metric == "width":
         return capacity
-    cost = parameters if metric == "params" else flops
+    cost = cost_of(metric)
     whole = Net(exits=model.exit_count if net.exits else 0)
     sizes = {axis.size for axis in layout(model, whole).axes.values()}
     # rounded down, a layer of few channels has none below 1 / K
     least = 1 / min(sizes) if net.rounding == "down" else 0.0
     widths = sorted({j / size for size in sizes for j in range(1, size + 1) if j / size >= least})
     full = cost(model, whole)
-    # a capacity that was computed as a ratio of two counts must buy exactly that count
-    budget = capacity * full * (1 + 1e-9)
-    affordable = bisect_right(widths, budget, key=lambda width: cost(model, replace(net, width=width)))
+    affordable = bisect_right(widths, _budget(capacity, full), key=lambda width: cost(model, replace(net, width=width)))
     if not affordable:
         smallest = cost(model, replace(net, width=widths[0])) / full
         raise ConfigError(
@@ -92,6 +94,69 @@ def width_for(model: Model, capacity: float, metric: Metric = "width", net: Net 
             f"{smallest:.3g}; take capacities from {smallest:.3g} to 1"
         )
     return widths[affordable - 1]
+
+
+@functools.lru_cache(maxsize=256)
+def depth_for(model: Model, capacity: float, metric: Metric, width: float = 1.0, within: Net = WHOLE) -> Net:
+    """The network of a width with as many first blocks of every stage as `capacity` of the full network's cost buys.
+
+    Of all numbers of blocks that `within` has and that can be paid, and that cost within `SLACK` of the dearest, those
+    whose smallest share of a stage is largest, then the next one, and so on; of equal ones the dearest.
+    """
+    idle, added = _block_costs(model, width, metric)
+    full = cost_of(metric)(model, WHOLE)
+    budget = _budget(capacity, full)
+    stages = zip(model.blocks, added, strict=True)
+    kept = [[c for p, c in zip(*stage, strict=True) if p not in within.without] for stage in stages]
+    sums = [list(itertools.accumulate(stage, initial=0)) for stage in kept]
+    affordable = []
+    for counts in itertools.product(*(range(len(stage)) for stage in sums)):
+        spent = idle + sum(stage[n] for stage, n in zip(sums, counts, strict=True))
+        if spent <= budget:
+            affordable.append((spent, counts))
+    if not affordable:
+        raise ConfigError(
+            f"capacity {capacity:g} by {metric}: given model {model.name}, of which the layers outside its "
+            f"residual blocks cost {idle / full:.3g} at width {width:.3g}; take a larger capacity"
+        )
+    enough = max(affordable)[0] - SLACK * full
+
+    def shares(counts: tuple[int, ...]) -> list[float]:
+        return sorted(n / len(stage) for n, stage in zip(counts, model.blocks, strict=True))
+
+    _, _, counts = max((shares(counts), spent, counts) for spent, counts in affordable if spent >= enough)
+    left = [stage[n:] for n, stage in zip(counts, model.blocks, strict=True)]
+    return Net(width, tuple(itertools.chain(*left)))
+
+
+@functools.lru_cache(maxsize=256)
+def _block_costs(model: Model, width: float, metric: Metric) -> tuple[int, list[list[int]]]:
+    """What the network of a width costs without any residual branch, and what every branch adds, by stage."""
+    paths = tuple(itertools.chain(*model.blocks))
+    cost, none = cost_of(metric), layout(model, Net(width, paths)).shapes
+    idle = cost(model, Net(width, paths))
+    shapes: dict[str, list[tuple[int, ...]]] = {path: [] for path in paths}
+    for name, shape in layout(model, Net(width)).shapes.items():
+        if name not in none:
+            shapes[next(path for path in paths if name.startswith(f"{path}."))].append(shape)
+    added: dict[Any, int] = {}
+    for s, stage in enumerate(model.blocks):
+        for path in stage:
+            # equal layers of one stage cost the same
+            if (kind := (s, *shapes[path])) not in added:
+                alone = tuple(p for p in paths if p != path)
+                added[kind] = cost(model, Net(width, alone)) - idle
+    return idle, [[added[s, *shapes[path]] for path in stage] for s, stage in enumerate(model.blocks)]
+
+
+def cost_of(metric: Metric) -> Callable[[Model, Net], int]:
+    """What `params` or `flops` counts."""
+    return parameters if metric == "params" else flops
+
+
+def _budget(capacity: float, full: int) -> float:
+    """A capacity that was computed as a ratio of two counts buys exactly that count."""
+    return capacity * full * (1 + 1e-9)
 
 
 def describe(

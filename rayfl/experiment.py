@@ -27,7 +27,7 @@ from rayfl.data.partition import PARTITIONS, Partition
 from rayfl.executors.base import Executor
 from rayfl.executors.serial import Serial
 from rayfl.methods import METHODS, Client, Method, Task, Update
-from rayfl.methods.base import Payload, State
+from rayfl.methods.base import Affordable, Payload, State
 from rayfl.models import MODELS, Model
 from rayfl.models.base import layout
 from rayfl.population import Population, label
@@ -97,7 +97,7 @@ class Experiment(Config):
     @property
     def task(self) -> Task:
         population = self.clients
-        nets = {c: Net(costs.width_for(self.model, c, population.metric)) for c in population.all_capacities}
+        nets = Affordable(self.model, population.metric, tuple(population.all_capacities))
         return Task(self.model, self.training, nets, max(nets), population.count, population.metric, self.seed)
 
     def bound_method(self) -> Method:
@@ -319,7 +319,9 @@ def native(model: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _check_model(model: Model) -> None:
-    check_axes(model.build)
+    """With all that a network may have."""
+    exits = model.exit_count if model.exit_count > 1 else 0
+    check_axes(lambda net: model.build(replace(net, exits=exits, steps=True)))
 
 
 def git_commit() -> str:

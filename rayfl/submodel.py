@@ -333,6 +333,8 @@ class NestedMean:
         _, before = self.weights.get(key, (selection, 0.0))
         self.weights[key] = (selection, before + weight)
         for name, rows in held.items():
+            if name not in sums:
+                continue
             if name not in self.covers:
                 self.covers[name] = torch.zeros_like(self.old[name])
             selection.mark(name, rows, self.covers[name])

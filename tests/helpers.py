@@ -30,6 +30,16 @@ TINY = {
 }
 
 
+RESNET = {"name": "resnet18", "channels": 16}
+NESTED = {
+    "depthfl": {"model": RESNET | {"exits": ["stage1.0", "stage2.0"], "exit": "depthfl"}},
+    "scalefl": {"model": RESNET | {"exits": ["stage1.0", "stage2.0"]}},
+    "depthfl_nefl": {"model": RESNET, "clients": {"metric": "params"}},
+    "scalefl_nefl": {"model": RESNET, "clients": {"metric": "params"}},
+}
+"""Tiny experiments of methods that want early exits or residual blocks."""
+
+
 def tiny(**sections) -> Experiment:
     """A tiny experiment; what a section says is laid over TINY's."""
     given = dict(TINY)

@@ -13,11 +13,13 @@ from torchvision import models as theirs
 from rayfl import norms
 from rayfl.axes import Net, on_meta
 from rayfl.config import ConfigError
+from rayfl.methods import METHODS, Task
 from rayfl.models import MODELS, layout, load, params_of
 from rayfl.models.pretrained import Pretrained, translated
 from rayfl.norms import fresh
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import prefix
+from rayfl.training import Training
 
 NAMES = [name for name, cls in MODELS.items() if issubclass(cls, Pretrained)]
 VIT = {"name": "vit_b_16", "layers": 1, "heads": 2, "head_width": 4, "patch": 4}
@@ -133,6 +135,23 @@ def test_a_narrow_transformer_keeps_the_first_features_of_every_head(vit):
     for start, projection in zip((0, 8, 16), "qkv", strict=True):
         rows = stack[[start, start + 1, start + 4, start + 5], :4]
         assert torch.equal(part[f"encoder.0.attention.attend.{projection}.linear.weight"], rows)
+
+
+def test_of_any_precision_it_is_float32(resnet, tmp_path):
+    file = tmp_path / "half.pth"
+    torch.save({name: t.half() if t.is_floating_point() else t for name, t in torch.load(resnet[1]).items()}, file)
+    model = MODELS["resnet18"](pretrained=str(file))
+    tensors = model.initial(Net(0.1)) | model.statistics(Net(0.1))
+    assert {t.dtype for t in tensors.values()} == {torch.float32}
+
+
+def test_fjords_widths_start_from_its_statistics(resnet):
+    model = MODELS["resnet18"](pretrained=str(resnet[1]))
+    nets = {1.0: Net(0.2), 0.5: Net(0.1)}
+    method = METHODS["fjord"]().bind(Task(model, Training(), nets, 1.0, clients=1))
+    state, expected = method.init(0), model.statistics(Net(0.1))
+    assert_same(state["width 0.1"], expected)
+    assert (expected["norm.running_var"] != 1).any()
 
 
 def test_runs_start_from_it(vit):

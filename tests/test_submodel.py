@@ -230,6 +230,14 @@ def test_counting_whole_tensors_at_once_changes_no_bit():
     assert_same(*results)
 
 
+def test_held_rows_of_what_was_not_sent_are_not_held():
+    mean = NestedMean({"w": torch.ones(2), "v": torch.ones(2)})
+    mean.add(
+        Mask(Net(), "whole", {}), {"v": torch.tensor([4.0, 4.0])}, 2.0, dict.fromkeys("vw", torch.tensor([2.0, 0.0]))
+    )
+    assert {name: t.tolist() for name, t in mean.mean().items()} == {"w": [1, 1], "v": [2, 1]}
+
+
 def test_the_old_state_is_not_changed():
     old = {"w": torch.ones(3)}
     mean = NestedMean(old)

@@ -27,6 +27,27 @@ Payload = dict
 """What travels down to a client, nested dicts of tensors: counted in bytes. Read only on the worker."""
 
 
+@dataclass(frozen=True, eq=False)
+class Affordable(Mapping[float, Net]):
+    """Capacity -> the widest network that it buys, which is found when it is asked for."""
+
+    model: Model
+    metric: costs.Metric
+    capacities: tuple[float, ...]
+
+    def __getitem__(self, capacity: float) -> Net:
+        return Net(costs.width_for(self.model, capacity, self.metric))
+
+    def __contains__(self, capacity: object) -> bool:
+        return capacity in self.capacities
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.capacities)
+
+    def __len__(self) -> int:
+        return len(self.capacities)
+
+
 @dataclass(frozen=True)
 class Task:
     """What a method is applied to; the same for all methods of a comparison."""

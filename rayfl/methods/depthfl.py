@@ -50,10 +50,9 @@ from rayfl.axes import Net
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update, add_metrics
 from rayfl.methods.exits import ExitMethod, every_exit
 from rayfl.methods.width import GroupedMethod
-from rayfl.norms import tracked
 from rayfl.submodel import Selection
 from rayfl.tensors import Params
-from rayfl.training import ClientData, Loss, weighted
+from rayfl.training import ClientData, Loss
 
 STATISTICS = "statistics"
 
@@ -91,6 +90,10 @@ class DepthFL(ExitMethod, GroupedMethod):
         """With FedDyn, where depths differ: a client's g_k fits one network."""
         return "method.alpha: 0" if self.alpha and len(set(self.task.nets.values())) > 1 else ""
 
+    @property
+    def tracks(self) -> bool:
+        return self.norms == "running"
+
     def group(self, net: Net) -> str:
         return STATISTICS
 
@@ -111,23 +114,20 @@ class DepthFL(ExitMethod, GroupedMethod):
         round: int,
         seed: int,
     ) -> Update:
-        net = self.network(payload["params"], selection, data)
-        statistics = {name: t.to(data.device, copy=True) for name, t in payload.get(STATISTICS, {}).items()}
-        received = {name: payload["params"][name] for name in self.trained(selection.net)}
+        received = {name: payload["params"][name] for name in self.trained_by(selection.net)}
         kept = cast(Params, client.carry) or {name: torch.zeros_like(t) for name, t in received.items()}
-        with tracked(net, statistics):
-            metrics = self.train(net, data, round, seed, adjust=self._pull(received, kept, data.device))
-        update = self.answer(net, selection, data, metrics)
+        pull = self._pull(received, kept, data.device) if self.alpha else None
+        update = self.trained(payload, selection, data, round, seed, pull)
         sent = update.sums["params"] = {name: update.sums["params"][name] for name in received}
-        if statistics:
-            update.sums[STATISTICS] = weighted(_of_norms_in(sent, statistics), update.weight)
-        if self.alpha and metrics["steps"]:
+        if STATISTICS in update.sums:
+            update.sums[STATISTICS] = _of_norms_in(sent, update.sums[STATISTICS])
+        if self.alpha and update.metrics["steps"]:
             update.carries[client.id] = {
                 name: g - self.alpha * (sent[name] - received[name]) for name, g in kept.items()
             }
         return update
 
-    def trained(self, net: Net) -> list[str]:
+    def trained_by(self, net: Net) -> list[str]:
         """The parameters that a client with this network trains: with `exits_trained: last` not those of the exits
         before, which are those that a network of one exit less has beside the trunk."""
         names, task = list(self.task.layout(net).dims), self.task
@@ -140,8 +140,6 @@ class DepthFL(ExitMethod, GroupedMethod):
 
     def _pull(self, received: Params, kept: Params, device: torch.device):
         """Adds FedDyn's alpha (y - x_t) - g_k to the gradients."""
-        if not self.alpha:
-            return None
         fixed = {name: (x.to(device), kept[name].to(device)) for name, x in received.items()}
 
         def pull(net: nn.Module) -> None:

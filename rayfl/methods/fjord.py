@@ -51,7 +51,7 @@ from rayfl.axes import Net, on_meta
 from rayfl.methods.base import Client, Payload, State, Update
 from rayfl.methods.width import GroupedMethod
 from rayfl.models.base import Model, has_static_norms, layout, resident
-from rayfl.norms import fresh, static_norms, tracked
+from rayfl.norms import static_norms, tracked
 from rayfl.seeds import numpy_generator
 from rayfl.submodel import Selection, Slice, prefix
 from rayfl.tensors import Params
@@ -136,6 +136,10 @@ class FjORD(GroupedMethod):
 
         return distilling
 
+    @property
+    def tracks(self) -> bool:
+        return self.norms != "static"
+
     def group(self, net: Net) -> str:
         return f"width {net.width:g}"
 
@@ -150,10 +154,10 @@ class FjORD(GroupedMethod):
             return {}
         network = on_meta(self.task.model.build, net)
         if self.norms == "per_width":
-            return fresh(network)
+            return self.task.model.statistics(net)
         taken = _cut(self.task.model, self.task.server, net).take(params)
         names = [f"{path}.{name}" for path in static_norms(network) for name in ("weight", "bias")]
-        return fresh(network) | {name: taken[name].clone() for name in names}
+        return self.task.model.statistics(net) | {name: taken[name].clone() for name in names}
 
     def _width(self, payload: Payload, whole: Net, net: Net, data: ClientData) -> "_Width":
         model = self.task.model

@@ -33,14 +33,16 @@ Departures:
 5. A transformer's block has a step size for the attention and one for the MLP, which start equal under
    `skipping_steps`.
 6. `submodels: auto` is ours; the paper chooses by hand (`submodels: published`).
+7. Momentum dies with the round; the code for ViT and Wide ResNet carries each client's over.
 """
 
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Literal
+from typing import Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import nn
 
 from rayfl.axes import Net, on_meta
@@ -65,7 +67,8 @@ class NeFL(NestedMethod):
     skipping_steps: bool = False
     """Whether step sizes start with those of the omitted blocks after them; at 1 otherwise."""
     norms: Literal["own", "static"] = "own"
-    """Batch norms. own: every submodel has weight, bias and running statistics. static: a prefix of shared weights and
+    """Batch norms. own: every submodel has weight, bias and running statistics, and `evaluation.statistics` has no
+    effect. static: a prefix of shared weights and
     biases, with statistics that are collected before an evaluation, as for HeteroFL."""
     layer_norms: Literal["shared", "own"] = "shared"
     """LayerNorm and GroupNorm: consistent as in the paper, or of every submodel as in its code."""
@@ -74,6 +77,16 @@ class NeFL(NestedMethod):
     fresh: weight 1, bias 0, mean 0, variance 1, as in the authors' last code."""
     projections: Literal["held", "with_block"] = "held"
     """Whether the projection of an omitted block counts in the average."""
+
+    @model_validator(mode="after")
+    def _norms_of_its_own(self) -> Self:
+        if (self.norms, self.layer_norms, self.norms_init) == ("static", "shared", "fresh"):
+            raise ValueError("norms_init: sliced where no norm is a submodel's own")
+        return self
+
+    @property
+    def tracks(self) -> bool:
+        return self.norms == "own"
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -144,7 +157,7 @@ class NeFL(NestedMethod):
     ) -> Update:
         update = super().local_update(payload, selection, client, data, round, seed)
         if self.projections == "with_block":
-            omitted = tuple(f"{block}." for block in selection.net.without)
+            omitted = tuple(f"{block}.projection." for block in selection.net.without)
             params = update.sums["params"]
             update.sums["params"] = {name: t for name, t in params.items() if not name.startswith(omitted)}
         return update

@@ -20,23 +20,18 @@ from pydantic import Field, field_validator
 from rayfl import costs
 from rayfl.axes import Layout, Net
 from rayfl.config import Config, ConfigError, load_yaml
-from rayfl.methods.base import Client, Payload, State, Task, Update
+from rayfl.methods.base import State, Task
 from rayfl.methods.width import GroupedMethod
 from rayfl.models.base import Model, layout
-from rayfl.norms import tracked
 from rayfl.population import label
 from rayfl.submodel import Selection, prefix
 from rayfl.tensors import Params
-from rayfl.training import ClientData, weighted
 
 Variant = Literal["W", "D", "WD"]
 """What a submodel is cut in: its width, its depth, or both."""
 
 NEAR = 0.05
 """How far a population's capacity may be from a published submodel's."""
-
-SLACK = 0.01
-"""Of the full network's cost: what a cut in depth may leave unused for the sake of balance."""
 
 
 class Submodel(Config):
@@ -149,32 +144,10 @@ class NestedMethod(GroupedMethod):
         own = {name for tensors in groups.values() for name in tensors}
         return {"params": {name: t for name, t in params.items() if name not in own}} | groups
 
-    def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
-    ) -> Update:
-        group = self.group(selection.net)
-        own = payload.get(group, {})
-        net = self.network(payload["params"] | own, selection, data)
-        names = self.task.layout(selection.net).shapes
-        statistics = {name: t.to(data.device, copy=True) for name, t in own.items() if name not in names}
-        with tracked(net, statistics):
-            metrics = self.train(net, data, round, seed)
-        update = self.answer(net, selection, data, metrics)
-        params = update.sums["params"]
-        sent = {name: params.pop(name) for name in own if name in params} | weighted(statistics, update.weight)
-        if sent:
-            update.sums[group] = sent
-        return update
-
 
 class UniformMethod(NestedMethod):
-    """All submodels are averaged in one: the norms and their running statistics, along the norm's axis, as well."""
+    """All submodels are averaged in one: the norms and their running statistics, along the norm's axis, as well.
+    `evaluation.statistics` has no effect."""
 
     @property
     def has_steps(self) -> bool:
@@ -217,59 +190,7 @@ def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:
             f"method.submodels cuts in depth ({variant})"
         )
     width = costs.width_for(task.model, math.sqrt(capacity), task.metric) if variant == "WD" else 1.0
-    return deepest(task.model, width, capacity, task.metric, within)
-
-
-@functools.lru_cache(maxsize=256)
-def deepest(model: Model, width: float, capacity: float, metric: costs.Metric, within: Net) -> Net:
-    """The network of a width with as many first blocks of every stage as `capacity` of the full network's cost buys.
-
-    Of all numbers of blocks that `within` has and that can be paid, and that cost within `SLACK` of the dearest, those
-    whose smallest share of a stage is largest, then the next one, and so on; of equal ones the dearest.
-    """
-    idle, added = _block_costs(model, width, metric)
-    budget = _budget(model, capacity, metric)
-    stages = zip(model.blocks, added, strict=True)
-    kept = [[c for p, c in zip(*stage, strict=True) if p not in within.without] for stage in stages]
-    sums = [list(itertools.accumulate(stage, initial=0)) for stage in kept]
-    affordable = []
-    for counts in itertools.product(*(range(len(stage)) for stage in sums)):
-        spent = idle + sum(stage[n] for stage, n in zip(sums, counts, strict=True))
-        if spent <= budget:
-            affordable.append((spent, counts))
-    if not affordable:
-        raise ConfigError(
-            f"capacity {label(capacity)} by {metric}: given model {model.name}, of which the layers outside its "
-            f"residual blocks cost {idle / _budget(model, 1, metric):.3g} at width {width:.3g}; take a larger capacity"
-        )
-    enough = max(affordable)[0] - SLACK * _budget(model, 1, metric)
-
-    def shares(counts: tuple[int, ...]) -> list[float]:
-        return sorted(n / len(stage) for n, stage in zip(counts, model.blocks, strict=True))
-
-    _, _, counts = max((shares(counts), spent, counts) for spent, counts in affordable if spent >= enough)
-    left = [stage[n:] for n, stage in zip(counts, model.blocks, strict=True)]
-    return Net(width, tuple(itertools.chain(*left)))
-
-
-@functools.lru_cache(maxsize=256)
-def _block_costs(model: Model, width: float, metric: costs.Metric) -> tuple[int, list[list[int]]]:
-    """What the network of a width costs without any residual branch, and what every branch adds, by stage."""
-    paths = tuple(itertools.chain(*model.blocks))
-    cost, none = _cost(metric), layout(model, Net(width, paths)).shapes
-    idle = cost(model, Net(width, paths))
-    shapes: dict[str, list[tuple[int, ...]]] = {path: [] for path in paths}
-    for name, shape in layout(model, Net(width)).shapes.items():
-        if name not in none:
-            shapes[_block(model, name)].append(shape)
-    added: dict[Any, int] = {}
-    for s, stage in enumerate(model.blocks):
-        for path in stage:
-            # equal layers of one stage cost the same
-            if (kind := (s, *shapes[path])) not in added:
-                alone = tuple(p for p in paths if p != path)
-                added[kind] = cost(model, Net(width, alone)) - idle
-    return idle, [[added[s, *shapes[path]] for path in stage] for s, stage in enumerate(model.blocks)]
+    return costs.depth_for(task.model, capacity, task.metric, width, within)
 
 
 def published(model: Model, variants: tuple[str, ...], capacities: tuple[float, ...]) -> dict[float, Submodel]:
@@ -315,20 +236,6 @@ def _ratio(width: float | str) -> float:
         return width
     share = re.fullmatch(r"sqrt\((\d*\.?\d+)\)", width)
     return math.sqrt(float(share[1])) if share else 0.0
-
-
-def _cost(metric: costs.Metric):
-    return costs.parameters if metric == "params" else costs.flops
-
-
-def _budget(model: Model, capacity: float, metric: costs.Metric) -> float:
-    """What a network of a capacity may cost: what was computed as a ratio of two counts buys exactly that count."""
-    return capacity * _cost(metric)(model, Net()) * (1 + 1e-9)
-
-
-def _block(model: Model, name: str) -> str:
-    """The residual block that a parameter belongs to."""
-    return next(path for path in itertools.chain(*model.blocks) if name.startswith(f"{path}."))
 
 
 def _listed(capacities: Iterable[float]) -> str:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import ClassVar, Literal, Self, cast
 
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import nn
 
 from rayfl.axes import Net
 from rayfl.methods.base import Client, Deployment, Method, Payload, State, Task, Update
 from rayfl.models.base import load, params_of, resident
+from rayfl.norms import tracked
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Mask, NestedMean, Selection, Slice, prefix
 from rayfl.tensors import Params
@@ -153,6 +155,51 @@ class GroupedMethod(PrefixMethod):
     def extract(self, state: State, selection: Selection) -> Payload:
         own = self.own(state, selection.net)
         return super().extract(state, selection) | ({self.group(selection.net): own} if own else {})
+
+    @property
+    def tracks(self) -> bool:
+        """Whether norms keep running statistics; `evaluation.statistics` has no effect then."""
+        return True
+
+    @model_validator(mode="after")
+    def _unscaled(self) -> Self:
+        if self.scaler and self.tracks:
+            raise ValueError("scaler: false where norms keep running statistics, for those would be of what is divided")
+        return self
+
+    def local_update(
+        self,
+        payload: Payload,
+        selection: Selection,
+        client: Client,
+        data: ClientData,
+        round: int,
+        seed: int,
+    ) -> Update:
+        return self.trained(payload, selection, data, round, seed)
+
+    def trained(
+        self,
+        payload: Payload,
+        selection: Selection,
+        data: ClientData,
+        round: int,
+        seed: int,
+        adjust: Callable[[nn.Module], None] | None = None,
+    ) -> Update:
+        """A plain local update, with the group's tensors in their place; `adjust` as for `train`."""
+        group, names = self.group(selection.net), self.task.layout(selection.net).shapes
+        own = payload.get(group, {})
+        net = self.network(payload["params"] | own, selection, data)
+        statistics = {name: t.to(data.device, copy=True) for name, t in own.items() if name not in names}
+        with tracked(net, statistics):
+            metrics = self.train(net, data, round, seed, adjust=adjust)
+        update = self.answer(net, selection, data, metrics)
+        params = update.sums["params"]
+        sent = {name: params.pop(name) for name in own if name in params} | weighted(statistics, update.weight)
+        if sent:
+            update.sums[group] = sent
+        return update
 
     def place(self, net: Net) -> Selection:
         """Where in its group a network's tensors are."""

@@ -113,7 +113,7 @@ class Pretrained(Model, ABC):
 
     def _kept(self, tensors: Params) -> Params:
         layers = tuple(f"{layer}." for layer in self.drawn)
-        return {name: t for name, t in tensors.items() if not name.startswith(layers)}
+        return {name: t.float() for name, t in tensors.items() if not name.startswith(layers)}
 
     def _file(self) -> Path:
         """The file with the weights, downloaded if need be."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import ray
 from faults import Faulty
-from helpers import PersonalHead, run, simulate, tiny
+from helpers import NESTED, PersonalHead, run, simulate, tiny
 from ray.exceptions import ObjectLostError, OutOfMemoryError
 from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -221,7 +221,11 @@ def test_ray_equals_serial(actors, group, tmp_path):
         for name in ("fedavg", "fedrolex", "personal_head")
         for chunk in (1, 2)
     }
-    others = {name: tiny(method=name, clients={"cohort": 6}, run={"chunk": 2}) for name in PUBLISHED}
+    others = {}
+    for name in PUBLISHED:
+        sections = NESTED.get(name, {})
+        clients = sections.get("clients", {}) | {"cohort": 6}
+        others[name] = tiny(**sections | {"method": name, "clients": clients, "run": {"chunk": 2}})
     serial = {key: result(simulate(spec, tmp_path / key)) for key, spec in (runs | others).items()}
     for count in (4, 2, 1):
         pool = resized(actors, group, count)

@@ -14,7 +14,7 @@ from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client
 from rayfl.models import MODELS
 from rayfl.seeds import torch_generator
-from rayfl.training import evaluate
+from rayfl.training import ClientData, evaluate
 
 DepthFL = METHODS["depthfl"]
 NORMED = ExitPerceptron(norm="static_bn")
@@ -281,8 +281,8 @@ def test_what_is_trained_if_only_the_last_exit_is(model):
     method = staged(DepthFL(distill=False, exits_trained="last"), *capacities, model=model)
     everything = staged(DepthFL(), *capacities, model=model)
     for level, net in enumerate(reversed(method.task.nets.values()), start=1):
-        trained, layers = set(method.trained(net)), set(method.task.layout(net).dims)
-        assert everything.trained(net) == list(method.task.layout(net).dims)
+        trained, layers = set(method.trained_by(net)), set(method.task.layout(net).dims)
+        assert everything.trained_by(net) == list(method.task.layout(net).dims)
         assert layers - trained == {n for n in layers if n.startswith(tuple(f"exit{i}." for i in range(1, level)))}
         network = model.build(net).train()
         generator = torch_generator(0, "x")
@@ -304,6 +304,26 @@ def test_earlier_exits_are_not_sent_if_only_the_last_is_trained():
     assert torch.equal(new["exit1.weight"], state["params"]["exit1.weight"])
     assert not torch.equal(new["exit2.weight"], state["params"]["exit2.weight"])
     assert not torch.equal(new["hidden1.weight"], state["params"]["hidden1.weight"])
+
+
+def test_what_is_not_sent_of_norms_and_label_rows():
+    """Exits with norms: statistics of earlier exits stay, those of the trunk and of the last exit are averaged; and
+    label rows of exits that are not sent are nobody's."""
+    model = MODELS["depthfl_resnet18"](channels=2, input=(1, 8, 8), classes=4)
+    capacities = (1.0, 0.75, 0.5, 0.25)
+    method = staged(
+        DepthFL(distill=False, exits_trained="last", alpha=0, label_rows="present"), *capacities, model=model, lr=0.1
+    )
+    state = method.init(0)
+    pixels = torch.randint(256, (4, 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
+    new = one_round(method, state, (0.5, ClientData(pixels, torch.tensor([0, 1, 0, 1]), 4)))
+    changed = {
+        group: {name for name, t in new[group].items() if not torch.equal(t, state[group][name])}
+        for group in ("params", "statistics")
+    }
+    for found in changed.values():
+        assert any(name.startswith("exit2.") for name in found) and any(name.startswith("stage2.") for name in found)
+        assert not any(name.startswith(("exit1.", "exit3.", "stage3.")) for name in found)
 
 
 @pytest.mark.parametrize(

@@ -398,7 +398,7 @@ def test_capacities_of_one_width_are_one():
         {"norms": "per_width_affine", "sample": "round"},
         {"norms": "per_width_affine", "distill": True, "alpha": 0.5},
         {"norms": "static", "distill": True, "temperature": 2.0},
-        {"distill": True, "scaler": True, "label_rows": "present", "mask": "zero"},
+        {"distill": True, "scaler": True, "norms": "static", "label_rows": "present", "mask": "zero"},
     ],
     ids=str,
 )

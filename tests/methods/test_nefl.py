@@ -271,6 +271,29 @@ def test_layer_norms_of_a_transformer(layer_norms):
     assert deployed.params.keys() == method.task.layout(deployed.net).shapes.keys()
 
 
+def test_group_norms_may_be_a_submodels_own():
+    names = []
+    for layer_norms in ("shared", "own"):
+        model = MODELS["resnet18"](channels=8, norm="group", input=(1, 8, 8), classes=4)
+        state = bound(NeFL(submodels=TWO, layer_norms=layer_norms), model).init(0)
+        names.append({name for name in state["submodel 1"] if "step" not in name})
+        assert ("norm.weight" in state["params"]) == (layer_norms == "shared")
+    assert not names[0] and {"norm.weight", "norm.bias"} < names[1]
+
+
+@pytest.mark.parametrize("name", ["nefl", "fjord", "depthfl", "depthfl_nefl", "scalefl_nefl"])
+def test_no_scaler_where_norms_keep_statistics(name):
+    with pytest.raises(ValueError, match="scaler: false where norms keep running statistics"):
+        METHODS[name](scaler=True)
+    if "norms" in METHODS[name].model_fields:
+        assert METHODS[name](scaler=True, norms="static").scaler
+
+
+def test_norms_that_are_shared_have_no_start_of_their_own():
+    with pytest.raises(ValueError, match="norms_init: sliced where no norm is a submodel's own"):
+        NeFL(norms="static", norms_init="fresh")
+
+
 # identities
 
 

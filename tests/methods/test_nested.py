@@ -13,9 +13,10 @@ from rayfl import costs
 from rayfl.axes import Net
 from rayfl.checkpoints import checksum
 from rayfl.config import ConfigError, parse
+from rayfl.costs import SLACK
 from rayfl.experiment import parse_experiment
 from rayfl.methods import METHODS, Client, Task
-from rayfl.methods.nested import SLACK, Submodel, published
+from rayfl.methods.nested import Submodel, published
 from rayfl.models import MODELS
 from rayfl.training import Training
 from rayfl.worker import Worker
