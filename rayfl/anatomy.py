@@ -59,7 +59,7 @@ def write_anatomy(
 def deployments(folder: Path, say: Callable[[str], None]) -> dict[float, Deployment]:
     """What a device of every capacity runs after a run's newest whole checkpoint, largest capacity first.
 
-    A ConfigError where there is none, or where it is not of the run's configuration.
+    A ConfigError where there is none, where it is not of the run's configuration, or where there is no one network.
     """
     experiment = parse_experiment(Run.open(folder).config, str(folder / "config.json"))
     found = latest(folder / "checkpoints", experiment.result_config(), say)
@@ -67,6 +67,8 @@ def deployments(folder: Path, say: Callable[[str], None]) -> dict[float, Deploym
         raise ConfigError(f"{folder}: has no checkpoint")
     round, state, _ = found
     method = experiment.bound_method()
+    if method.is_personal:
+        raise ConfigError(f"{folder}: with method {method.name} every client has a network of its own")
     return {capacity: method.deploy(state, round, capacity) for capacity in experiment.clients.all_capacities}
 
 
@@ -94,10 +96,10 @@ def write_profile(path: Path, profile: Profile, what: str, value: str) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([what, *map(label, profile)])
         writer.writerows([name, *(numbers.get(name, "") for numbers in profile.values())] for name in names)
-    figure, axes = report._figure()
+    figure, axes = report.new_figure()
     figure.set_size_inches(min(14, 6 + 0.15 * len(names)), 4.8)
     lines = {_legend(capacity): numbers for capacity, numbers in profile.items()}
-    for text, style in report._styles(lines).items():
+    for text, style in report.styles_of(lines).items():
         heights = [lines[text].get(name, math.nan) for name in names]
         axes.plot(range(len(names)), heights, label=text, linewidth=1.4, markersize=3.5, **style)
     every = math.ceil(len(names) / TICKS)
@@ -106,7 +108,7 @@ def write_profile(path: Path, profile: Profile, what: str, value: str) -> None:
     axes.set_ylabel(value)
     axes.margins(x=0.02)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    report._save(figure, path.with_suffix(".png"))
+    report.save(figure, path.with_suffix(".png"))
 
 
 def submodel_curves(path: Path, runs: Sequence[Sequence[Line]]) -> None:

@@ -82,9 +82,8 @@ def run(
     tracking_uri: TrackingUri = None,
 ) -> None:
     """One federated run: config, metrics, result, plots and checkpoints in a folder, and in MLflow."""
-    from rayfl.anatomy import write_anatomy
     from rayfl.experiment import load_experiment
-    from rayfl.report import label_distribution, write_pareto, write_report
+    from rayfl.report import label_distribution
     from rayfl.tracking.console import RunProgress
     from rayfl.tracking.records import summary
 
@@ -119,9 +118,8 @@ def run(
             finally:
                 record.finish(status, summary(record.rounds(), record.label, experiment.seed), error)
                 if status == "finished":
-                    write_report(record.path, [record.record()])
-                    write_pareto(record.path, [record.record()])
-                    write_anatomy(record.path, [record.record()], progress.note)
+                    rows = [record.record()]
+                    _write_report(record.path, rows, rows, {}, progress.note)
                     label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
     _show_best([record.record()], {})
     console.print(f"results in {record.path}", soft_wrap=True)
@@ -170,7 +168,7 @@ def sweep(
             sender.add(record.path)
             try:
                 best = run_sweep(plan, record, arrays, progress, sender.add)
-                _write_report(folder, best, records(folder, record.id), flatten(plan.plain()))
+                _write_report(folder, best, records(folder, record.id), flatten(plan.plain()), progress.note)
                 for name, experiment in splits.items():
                     label_distribution(folder / "plots" / name, _label_counts(experiment, arrays))
                 status = "finished"
@@ -201,7 +199,7 @@ def compare(
     from rayfl.report import table as results
 
     choose(dict.fromkeys(["table", "markdown", "csv", "latex"]), format, "--format", "format")
-    client = _client(output, tracking_uri, lambda text: errors.print(text, soft_wrap=True))
+    client = _client(output, tracking_uri, _say)
     if output.is_dir():
         client.sync_all(output)
     params, best = _best_of(client, name, metric)
@@ -233,7 +231,7 @@ def report(
     own = Run.open(folder).config if Run.exists(folder) else {}
     best = _choose_best(found, own, metric)
     params = flatten(own)
-    _write_report(folder, best, found, params)
+    _write_report(folder, best, found, params, _say)
     _show_best(best, params)
     console.print(f"results.csv, results.md, results.tex and plots in {folder}", soft_wrap=True)
 
@@ -247,7 +245,8 @@ def describe(
     capacities: Annotated[str | None, typer.Option(help="Shares, or HeteroFL's letters; 1,0.5,...,0.0625.")] = None,
     convention: Annotated[Any, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
     metric: Annotated[str | None, typer.Option(help="What a capacity is a share of: width, params, flops.")] = None,
-    method: Annotated[str | None, typer.Option(help="The method whose bytes are counted; a plain narrow one.")] = None,
+    method: Annotated[str | None, typer.Option(help="The method that decides what a capacity runs.")] = None,
+    row: Annotated[str | None, typer.Option(help="Of a sweep's CONFIG: that row.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
     coverage: Annotated[
         int, typer.Option(min=0, help="Rounds: the share of the server's parameters that a client ever holds in them.")
@@ -259,11 +258,17 @@ def describe(
     from rayfl import costs
     from rayfl.config import choose
     from rayfl.experiment import describe_experiment, experiment_section, native, parse_experiment
+    from rayfl.tuning import load_sweep
 
     choose(dict.fromkeys(costs.CONVENTIONS), convention, "--convention", "convention")
     if (config is None) == (model is None):
         raise ConfigError("describe: allowed: either a CONFIG or --model NAME")
-    given = experiment_section(config) if config else native(model)
+    if row is not None:
+        if config is None:
+            raise ConfigError("--row: allowed: with a sweep's CONFIG")
+        given = load_sweep(config, rows=row).example(row).plain()
+    else:
+        given = experiment_section(config) if config else native(model)
     clients = dict(given.get("clients", {}))
     if capacities:
         clients |= {"capacities": capacities if capacities[:1].isalpha() else _floats(capacities), "weights": []}
@@ -315,9 +320,15 @@ def list_() -> None:
                 for key, field in cls.model_fields.items()
                 if key not in ("name", "task", "input", "classes")
             )
-            table.add_row(f"[bold]{name}[/]", (cls.__doc__ or "").split("\n")[0], options)
+            table.add_row(f"[bold]{name}[/]", _first_sentence(cls), options)
         console.print(table)
         console.print()
+
+
+def _first_sentence(cls: type) -> str:
+    """Of its docstring, or of the file that it stands for."""
+    text = cls.__doc__ or sys.modules[cls.__module__].__doc__ or ""
+    return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 
 @app.command()
@@ -330,11 +341,15 @@ def export(
     """The submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load."""
     from rayfl.export import export_submodel
 
-    export_submodel(run, capacity, to, client, lambda text: errors.print(text, soft_wrap=True))
+    export_submodel(run, capacity, to, client, _say)
     console.print(f"model.safetensors, config.json and model.pt2 in {to}", soft_wrap=True)
 
 
 # what the commands share
+
+
+def _say(text: str) -> None:
+    errors.print(text, soft_wrap=True)
 
 
 def _load_data(experiment: "Experiment", config: Path):
@@ -486,9 +501,13 @@ def _show_best(records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
 
 
 def _write_report(
-    folder: Path, records: "Sequence[Record]", trials: "Sequence[Record]", config: Mapping[str, Any]
+    folder: Path,
+    records: "Sequence[Record]",
+    trials: "Sequence[Record]",
+    config: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> None:
-    """Everything that a comparison leaves in its folder: of its best trials, and of all."""
+    """Everything that a run or a comparison leaves in its folder: of its best trials, and of all."""
     from rayfl import published as beside
     from rayfl.anatomy import write_anatomy
     from rayfl.report import judged_by, write_pareto, write_report
@@ -497,7 +516,7 @@ def _write_report(
     judge = judged_by(metric)
     write_report(folder, records, judge)
     write_pareto(folder, [trial for trial in trials if trial["status"] == "finished"], metric)
-    write_anatomy(folder, records, lambda text: errors.print(text, soft_wrap=True), judge)
+    write_anatomy(folder, records, say, judge)
     published, changed = beside.from_config(config)
     if published:
         (folder / "published.md").write_text(beside.markdown(published, changed, records))

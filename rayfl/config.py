@@ -6,12 +6,15 @@ the sections: they stand beside what they configure.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+PLAIN = {"tuple_type": "a list", "list_type": "a list", "dict_type": "a section", "model_type": "a section"}
+"""What pydantic calls by Python's names."""
 
 
 class ConfigError(ValueError):
@@ -121,9 +124,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") ->
 
 
 def _explain(cls: type[BaseModel], given: Any, where: str, error: ValidationError) -> str:
-    """A line for each thing that is wrong. Where one of several types is allowed, they share it."""
+    """A line for each thing that is wrong. Where one of several types is allowed, they share it; where `given` got as
+    far as a part of one of them, that part counts."""
+    errors = error.errors()
+    paths = [_path(given, e) for e in errors]
     lines: dict[str, list[str]] = {}
-    for e in error.errors():
+    for e, path in zip(errors, paths, strict=True):
+        if any(longer[: len(path)] == path and len(longer) > len(path) for longer in paths):
+            continue
         start, allowed = _line(cls, given, where, e)
         lines.setdefault(start, []).append(allowed)
     return "\n".join(start + ", or ".join(allowed) for start, allowed in lines.items())
@@ -138,19 +146,18 @@ def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str
     if error["type"] == "missing":
         return f"{place}: missing; it has no default", ""
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{place}: given {error['input']!r}; allowed: ", message
+    return f"{place}: given {error['input']!r}; allowed: ", PLAIN.get(str(error["type"])) or message
 
 
 def _path(given: Any, error: Any) -> list[Any]:
     """Where in `given` the error is. pydantic also names the type that it tried, of several."""
-    if error["type"] == "missing":
-        return list(error["loc"])
-    path = []
-    for part in error["loc"]:
+    is_missing = error["type"] == "missing"
+    path: list[Any] = []
+    for part in error["loc"][:-1] if is_missing else error["loc"]:
         if part in given if isinstance(given, Mapping) else isinstance(part, int):
             path.append(part)
             given = given[part]
-    return path
+    return [*path, error["loc"][-1]] if is_missing else path
 
 
 def _unknown(place: str, key: Any, cls: type[BaseModel]) -> str:
@@ -173,10 +180,17 @@ def _keys(cls: type[BaseModel]) -> list[str]:
 def _owner(cls: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel]:
     for part in loc:
         field = cls.model_fields.get(str(part))
-        if field is not None and isinstance(field.annotation, type):
-            if issubclass(field.annotation, BaseModel):
-                cls = field.annotation
+        if field is not None:
+            cls = next((kind for kind in _kinds(field.annotation) if issubclass(kind, BaseModel)), cls)
     return cls
+
+
+def _kinds(annotation: Any) -> Iterator[type]:
+    """The classes that a type names, inside unions and lists as well."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _kinds(inner)
 
 
 def _names(names: Iterable[str]) -> str:

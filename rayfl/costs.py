@@ -35,9 +35,6 @@ Metric = Literal["width", "params", "flops"]
 
 WHOLE = Net()
 
-SLACK = 0.01
-"""Of the full network's cost: what a cut in depth may leave unused for the sake of balance."""
-
 BYTES = 4
 """Bytes of a parameter: float32."""
 
@@ -97,11 +94,14 @@ def width_for(model: Model, capacity: float, metric: Metric = "width", net: Net 
 
 
 @functools.lru_cache(maxsize=256)
-def depth_for(model: Model, capacity: float, metric: Metric, width: float = 1.0, within: Net = WHOLE) -> Net:
+def depth_for(
+    model: Model, capacity: float, metric: Metric, width: float = 1.0, within: Net = WHOLE, slack: float = 0.01
+) -> Net:
     """The network of a width with as many first blocks of every stage as `capacity` of the full network's cost buys.
 
-    Of all numbers of blocks that `within` has and that can be paid, and that cost within `SLACK` of the dearest, those
-    whose smallest share of a stage is largest, then the next one, and so on; of equal ones the dearest.
+    Of all numbers of blocks that `within` has and that can be paid, and that cost within `slack` of the full network's
+    cost of the dearest, those whose smallest share of a stage is largest, then the next one, and so on; of equal ones
+    the dearest.
     """
     idle, added = _block_costs(model, width, metric)
     full = cost_of(metric)(model, WHOLE)
@@ -119,7 +119,7 @@ def depth_for(model: Model, capacity: float, metric: Metric, width: float = 1.0,
             f"capacity {capacity:g} by {metric}: given model {model.name}, of which the layers outside its "
             f"residual blocks cost {idle / full:.3g} at width {width:.3g}; take a larger capacity"
         )
-    enough = max(affordable)[0] - SLACK * full
+    enough = max(affordable)[0] - slack * full
 
     def shares(counts: tuple[int, ...]) -> list[float]:
         return sorted(n / len(stage) for n, stage in zip(counts, model.blocks, strict=True))

@@ -109,6 +109,11 @@ class Experiment(Config):
             _check_model(self.model)
             method = self.bound_method()
             method.check(self.rounds)
+            if 0 < self.training.cosine_rounds < self.rounds:
+                raise ValueError(
+                    f"training.cosine_rounds: given {self.training.cosine_rounds}; allowed: 0, or at least the run's "
+                    f"{self.rounds} rounds, for the rate is 0 behind them"
+                )
             if method.is_personal and self.evaluation.local == "server":
                 raise ValueError(
                     f"evaluation.local: given 'server'; allowed: 'deployed' with method {method.name}, whose server "

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from rayfl import norms
+from rayfl import costs, norms
 from rayfl.checkpoints import complete
 from rayfl.config import ConfigError
 from rayfl.experiment import parse_experiment
@@ -78,7 +78,8 @@ def export_submodel(
         "method": experiment.method.name,
         "model": deployed.model.model_dump(mode="json"),
         "net": asdict(deployed.net),
-        "parameters": sum(p.numel() for p in net.parameters()),
+        "answer": deployed.answer,
+        "parameters": costs.parameters(deployed.model, deployed.net),
         "pixels": {key: getattr(preprocessing, key) for key in ("scale", "mean", "std", "size")},
     }
     (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -334,8 +334,8 @@ def learning_curves(
     path: str | Path, curves: Mapping[str, Sequence[Sequence[Line]]], metric: str = "accuracy_mean"
 ) -> None:
     """`metric` over rounds: for each label its runs' lines; mean and ± standard deviation over the runs."""
-    figure, axes = _figure()
-    for label, style in _styles(curves).items():
+    figure, axes = new_figure()
+    for label, style in styles_of(curves).items():
         rounds, values = _common(curves[label], metric)
         if not len(rounds):
             continue
@@ -349,15 +349,15 @@ def learning_curves(
     axes.set_xlabel("round")
     axes.set_ylabel(metric.replace("_", " "))
     _legend(axes)
-    _save(figure, path)
+    save(figure, path)
 
 
 def accuracy_by_capacity(path: str | Path, records: Sequence[Record]) -> None:
     """Test accuracy of the submodel of every capacity (log2), mean and standard deviation over seeds."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     groups = by_label(records)
     known = capacities(records)
-    for label, style in _styles(groups).items():
+    for label, style in styles_of(groups).items():
         values = {c: v for c in known if (v := _values(groups[label], _accuracy(c)))}
         mean = [statistics.fmean(v) for v in values.values()]
         std = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values.values()]
@@ -368,7 +368,7 @@ def accuracy_by_capacity(path: str | Path, records: Sequence[Record]) -> None:
     axes.set_xlabel("capacity of the client")
     axes.set_ylabel("accuracy")
     _legend(axes)
-    _save(figure, path)
+    save(figure, path)
 
 
 def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy") -> None:
@@ -376,10 +376,10 @@ def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy
     capacity."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    figure, axes = _figure()
+    figure, axes = new_figure()
     front = pareto(found)
     axes.plot([o.macs for o in front], [o.accuracy for o in front], color="#888888", linewidth=1.2, zorder=1)
-    styles = _styles(sorted({offer.label for offer in found}))
+    styles = styles_of(sorted({offer.label for offer in found}))
     for label, style in styles.items():
         for some, alpha, size in ((found, 0.35, 22), (front, 1.0, 44)):
             own = [offer for offer in some if offer.label == label]
@@ -398,7 +398,7 @@ def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy
     axes.set_xlabel("multiply-adds of one sample")
     axes.set_ylabel(kind.replace("_", " "))
     _legend(axes)
-    _save(figure, path)
+    save(figure, path)
 
 
 def label_distribution(path: str | Path, counts: np.ndarray) -> None:
@@ -418,13 +418,13 @@ def label_distribution(path: str | Path, counts: np.ndarray) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
     figure.colorbar(image, ax=axes, label="samples of the class", pad=0.01)
-    _save(figure, path)
+    save(figure, path)
 
 
 def accuracy_histogram(path: str | Path, accuracies: Mapping[str, Sequence[float]]) -> None:
     """How many clients reach which accuracy: for each label the accuracies [clients]; dashes are means."""
-    figure, axes = _figure()
-    for label, style in _styles(accuracies).items():
+    figure, axes = new_figure()
+    for label, style in styles_of(accuracies).items():
         values = np.asarray(accuracies[label])
         color = style["color"]
         axes.hist(values, bins=20, range=(0, 1), histtype="stepfilled", color=color, alpha=0.15)
@@ -433,7 +433,7 @@ def accuracy_histogram(path: str | Path, accuracies: Mapping[str, Sequence[float
     axes.set_xlabel("accuracy of a client on its own test data")
     axes.set_ylabel("clients")
     _legend(axes)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
@@ -443,7 +443,7 @@ def _common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.
     return rounds, np.array([[one[round] for round in rounds] for one in series])
 
 
-def _styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
+def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Color, line and marker of each label: the same in all plots of the same labels, however ranked."""
     places = {label: i for i, label in enumerate(sorted(labels))}
     return {
@@ -457,7 +457,7 @@ def _styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _figure() -> "tuple[Figure, Axes]":
+def new_figure() -> "tuple[Figure, Axes]":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
@@ -477,5 +477,5 @@ def _legend(axes: "Axes") -> None:
         axes.legend(frameon=False)
 
 
-def _save(figure: "Figure", path: str | Path) -> None:
+def save(figure: "Figure", path: str | Path) -> None:
     figure.savefig(path)

@@ -138,6 +138,14 @@ def test_a_run_without_steps(tmp_path):
         assert float(value) == deployed.params[f"{name}.weight"].abs().mean().item()
 
 
+def test_networks_of_clients_own_are_not_drawn(tmp_path):
+    folder, said = tmp_path / "run", []
+    finished(folder, {"method": "standalone"}, "standalone", rounds=1)
+    write_anatomy(folder, records(tmp_path), said.append)
+    assert said == [f"{folder}: with method standalone every client has a network of its own; no plots of its weights"]
+    assert plots_of(folder / "plots") == ["submodels.png"]
+
+
 def test_a_run_with_steps_from_its_newest_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "stepped", Stepped)
     sections = {"method": "stepped", "model": {"name": "resnet18"}, "clients": {"capacities": [1 / 32, 1 / 64]}}

@@ -20,6 +20,8 @@ from rayfl.data import Digits
 from rayfl.methods import METHODS
 from rayfl.models import MODELS, Model
 
+CONFIGS = Path(__file__).parents[1] / "tune_configs"
+
 
 @pytest.fixture
 def rayfl(monkeypatch, capsys, tmp_path):
@@ -87,6 +89,13 @@ def test_describe_counts_what_a_method_sends(rayfl, config):
     assert record["capacity"] == 0.5 and record["bytes_down"] == 4 * record["parameters"]
 
 
+def test_describe_a_row_of_a_sweep(rayfl):
+    code, out, _ = rayfl("describe", CONFIGS / "nested_fashion_mnist.yaml", "--row", "nefl-wd", "--json")
+    records = json.loads(out)
+    assert code == 0 and [record["capacity"] for record in records] == [1, 0.75, 0.5, 0.25]
+    assert records[-1]["blocks"] == "10 10 10 10" and records[-1]["width"] == 0.671875
+
+
 def test_describe_as_a_table(rayfl):
     code, out, _ = rayfl("describe", "--model", "lenet5_caffe", "--capacities", "1")
     assert code == 0 and "430,500" in out
@@ -152,6 +161,7 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["describe", "--model", "resnet18", "--convention", "mac"], "did you mean 'macs'?"),
         (["describe", "--model", "resnet18", "--capacities", "x,y"], "letters a to e with a whole weight"),
         (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: given '1;0.5'"),
+        (["describe", "--model", "resnet18", "--row", "x"], "--row: allowed: with a sweep's CONFIG"),
         (["report", "."], "holds no run with an accuracy"),
         (["compare", "--format", "html"], "no format is called 'html'"),
         (["compare"], "run a sweep first"),

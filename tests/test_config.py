@@ -67,6 +67,28 @@ MISTAKES = {
         {"run": {"chunk": 0}},
         "test: run.chunk: given 0; allowed: greater than or equal to 1, or 'auto'",
     ),
+    "neither of two types": (
+        {"method": {"name": "nefl", "submodels": 3}},
+        "test: method.submodels: given 3; allowed: 'auto' or 'published', or a list",
+    ),
+    "unknown key in a list of sections": (
+        {"method": {"name": "nefl", "submodels": [{"capacity": 1, "widht": 1}]}},
+        "test: method.submodels.0.widht: unknown key 'widht'; did you mean 'width'? known: blocks, capacity, width",
+    ),
+    "missing in a list of sections": (
+        {"method": {"name": "nefl", "submodels": [{"width": 1}]}},
+        "test: method.submodels.0.capacity: missing; it has no default",
+    ),
+    "a rate of 0 for the rest of the run": (
+        {"training": {"cosine_rounds": 3}, "rounds": 5},
+        "test: training.cosine_rounds: given 3; allowed: 0, or at least the run's 5 rounds, for the rate is 0 behind "
+        "them",
+    ),
+    "no early exits": (
+        {"method": "depthfl", "clients": {"capacities": [1, 0.5]}},
+        "test: model: given digits_cnn, which has no early exits; allowed: one for every of the 2 capacities but the "
+        "last, by model.exits of a ResNet, or a model such as depthfl_resnet18",
+    ),
     "out of range": (
         {"training": {"lr": -1, "momentum": 1}},
         "test: training.lr: given -1; allowed: greater than 0\ntest: training.momentum: given 1; allowed: less than 1",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from helpers import run, simulate, tiny
+from helpers import NESTED, run, simulate, tiny
 from safetensors.torch import load_file
 
 from rayfl.config import ConfigError
@@ -58,6 +58,22 @@ def test_plain_torch_runs_it(finished, tmp_path):
     state = load_file(tmp_path / "to" / "model.safetensors")
     assert sum(t.numel() for n, t in state.items() if "running" not in n) == sum(p.numel() for p in net.parameters())
     assert any("running_mean" in name for name in state)
+
+
+def test_a_network_with_exits_answers_as_it_is_deployed(tmp_path):
+    """By the mean of its exits, which its file says."""
+    spec = tiny(method={"name": "depthfl"}, rounds=1, **NESTED["depthfl"])
+    simulation = simulate(spec, tmp_path / "run")
+    run(simulation)
+    Run.create(tmp_path / "run", "depthfl", spec.plain(), {"seed": 0})
+    simulation.save(tmp_path / "run" / "checkpoints")
+    net = export_submodel(tmp_path / "run", 0.2, tmp_path / "to", None, pytest.fail)
+    assert json.loads((tmp_path / "to" / "config.json").read_text())["answer"] == "mean"
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    program = torch.export.load(tmp_path / "to" / "model.pt2").module()
+    with torch.no_grad():
+        assert net(x).shape == (2, 3, 4)
+        torch.testing.assert_close(program(x), net(x).mean(0))
 
 
 def test_what_cannot_be_exported(finished, tmp_path):

@@ -42,6 +42,12 @@ class ExitMethod(PrefixMethod):
         default = tuple(range(1, count + 1))[-len(capacities) :] if len(capacities) in (1, count) else ()
         last = self.exits or default
         if len(last) != len(capacities) or max(last) > count:
+            if count == 1:
+                raise ConfigError(
+                    f"model: given {model.name}, which has no early exits; allowed: one for every of the "
+                    f"{len(capacities)} capacities but the last, by model.exits of a ResNet, or a model such as "
+                    "depthfl_resnet18"
+                )
             raise ConfigError(
                 f"method.exits: given {list(self.exits) or 'none'}; allowed: {len(capacities)} exits of 1 to {count}, "
                 f"the last of every capacity, smallest capacity first; model {model.name} answers at {count}"

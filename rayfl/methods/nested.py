@@ -41,14 +41,16 @@ class Submodel(Config):
     """One of the population's."""
     width: float | str = "auto"
     """Channel ratio in (0, 1]; "sqrt(0.2)": that of a share of the parameters; or auto: the largest at which the
-    submodel, with its blocks, costs no more than its capacity."""
+    submodel, with its blocks, costs no more than its capacity, where capacities are widths the capacity itself."""
     blocks: str = "all"
     """A bit for every residual block and a group for every stage, e.g. "11 00 11 10" or [[1, 1], [0, 0], [1, 1],
     [1, 0]]: 0 leaves the residual branch out; or all."""
 
-    @field_validator("width")
+    @field_validator("width", mode="before")
     @classmethod
-    def _ratio(cls, value: float | str) -> float | str:
+    def _ratio(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError('a number in (0, 1], the root of one, e.g. "sqrt(0.2)", or auto')
         if value != "auto" and not 0 < _ratio(value) <= 1:
             raise ValueError('a number in (0, 1], the root of one, e.g. "sqrt(0.2)", or auto')
         return value
@@ -120,7 +122,7 @@ class NestedMethod(GroupedMethod):
             submodels = {submodel.capacity: submodel for submodel in self.submodels}
             if len(submodels) < len(self.submodels) or submodels.keys() != task.nets.keys():
                 raise ConfigError(
-                    f"method.submodels: given capacities {_listed(s.capacity for s in self.submodels)}; "
+                    f"method.submodels: given capacities {_listed(s.capacity for s in self.submodels) or 'none'}; "
                     f"allowed: those of clients.capacities, each once: {_listed(task.nets)}"
                 )
         nets = {capacity: _net(task, capacity, submodels[capacity]) for capacity in task.nets}
@@ -175,8 +177,9 @@ def _statistics(model: Model, net: Net) -> Layout:
 
 
 def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:
-    """The network of a capacity, with blocks that `within` has. W: the widest. D: at full width as many first blocks
-    of every stage as it can carry, the stages in balance. WD: the width of the capacity's root, then as many blocks."""
+    """The network of a capacity, with blocks that `within` has. W: the widest. D: at full width the first blocks of
+    every stage that spend it best. WD: the first blocks of every stage, the stages in balance, that it can carry at
+    the width of the capacity's root; then the largest width."""
     if variant == "W" or capacity == 1:
         return task.nets[capacity]
     if task.metric == "width":
@@ -189,8 +192,12 @@ def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:
             f"model: given {task.model.name}, which has no residual blocks to leave out; allowed: one that has, where "
             f"method.submodels cuts in depth ({variant})"
         )
-    width = costs.width_for(task.model, math.sqrt(capacity), task.metric) if variant == "WD" else 1.0
-    return costs.depth_for(task.model, capacity, task.metric, width, within)
+    if variant == "D":
+        return costs.depth_for(task.model, capacity, task.metric, 1.0, within)
+    root = costs.width_for(task.model, math.sqrt(capacity), task.metric)
+    net = costs.depth_for(task.model, capacity, task.metric, root, within, slack=1.0)
+    width = costs.width_for(task.model, capacity, task.metric, net)
+    return replace(net, width=min(width, within.width))
 
 
 def published(model: Model, variants: tuple[str, ...], capacities: tuple[float, ...]) -> dict[float, Submodel]:
