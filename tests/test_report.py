@@ -144,9 +144,9 @@ def test_human_units(function, amount, text):
 
 
 def test_a_method_keeps_its_colour_when_the_ranking_changes():
-    one, two = report._styles(["b", "a", "c"]), report._styles(["c", "b", "a"])
+    one, two = report.styles_of(["b", "a", "c"]), report.styles_of(["c", "b", "a"])
     assert one == two
-    many = report._styles([f"m{i}" for i in range(20)])
+    many = report.styles_of([f"m{i}" for i in range(20)])
     assert len({(s["color"], s["linestyle"]) for s in many.values()}) == 20
 
 
