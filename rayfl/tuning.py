@@ -95,7 +95,7 @@ class Budget(Config):
         return self
 
     def excess(self, task: Task) -> Excess:
-        cost = costs.parameters if self.metric == "params" else costs.flops
+        cost = costs.cost_of(self.metric)
         full = cost(task.model, task.nets.get(1.0, Net()))
         shares = {c: cost(task.model, _alike(task, net)) / (c * full) for c, net in task.nets.items() if c != 1}
         # a capacity that was computed as a ratio of two counts allows exactly that count
