@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers import Perceptron, assert_same, run, simulate, tiny
+from helpers import NESTED, Perceptron, assert_same, run, simulate, tiny
 
 from rayfl import costs, norms
 from rayfl.axes import Net
@@ -303,5 +303,5 @@ def test_spans_and_groups():
 
 def test_every_method_evaluates_with_every_split(tmp_path):
     for name in METHODS:
-        line = run(simulate(tiny(method=name, rounds=1), tmp_path / name))[-1]
+        line = run(simulate(tiny(**NESTED.get(name, {}) | {"method": name, "rounds": 1}), tmp_path / name))[-1]
         assert {"accuracy_mean", "validation_accuracy_mean", "local_accuracy_mean"} <= line.keys()
