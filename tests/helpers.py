@@ -9,7 +9,7 @@ from torch import nn
 from rayfl.axes import Axis, Net, linear
 from rayfl.executors.base import Executor
 from rayfl.experiment import Experiment, parse_experiment
-from rayfl.methods import Client, Method, Task
+from rayfl.methods import Client, Method, Task, Update
 from rayfl.methods.width import PersonalMethod
 from rayfl.models import Model
 from rayfl.seeds import numpy_generator, torch_generator
@@ -107,6 +107,19 @@ def client_data(*labels: int) -> ClientData:
     """Random pixels for a Perceptron."""
     pixels = torch.randint(256, (len(labels), 1, 1, 2), generator=torch_generator(0, "pixels")).byte()
     return ClientData(pixels, torch.tensor(labels), 4)
+
+
+def images(*labels: int) -> ClientData:
+    """Random 8x8 pixels."""
+    pixels = torch.randint(256, (len(labels), 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
+    return ClientData(pixels, torch.tensor(labels), 4)
+
+
+def updated(method: Method, state: dict, capacity: float, data: ClientData, seed: int = 0) -> Update:
+    """What a client of this capacity answers in round 0."""
+    client = Client(0, capacity)
+    selection = method.select(state, 0, client, 0)
+    return method.local_update(method.extract(state, selection), selection, client, data, 0, seed)
 
 
 def one_round(method: Method, state: dict, *clients: tuple[float, ClientData], round: int = 0) -> dict:

@@ -38,7 +38,7 @@ Departures:
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, Self
 
 import torch
@@ -46,13 +46,14 @@ from pydantic import model_validator
 from torch import nn
 
 from rayfl.axes import Net, on_meta
-from rayfl.methods.base import Client, Payload, Update
+from rayfl.methods.base import Payload, Update
 from rayfl.methods.nested import NestedMethod, Variant
+from rayfl.models.base import resident
 from rayfl.models.layers import Step
 from rayfl.norms import StaticBatchNorm
 from rayfl.submodel import Selection, prefix
 from rayfl.tensors import Params
-from rayfl.training import ClientData, Training
+from rayfl.training import ClientData
 
 FRESH = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
 """The tensors of a norm, before training."""
@@ -129,33 +130,19 @@ class NeFL(NestedMethod):
             return self.norms == "own"
         return isinstance(module, nn.LayerNorm | nn.GroupNorm) and self.layer_norms == "own"
 
-    def train(
-        self,
-        net: nn.Module,
-        data: ClientData,
-        round: int,
-        seed: int,
-        *,
-        training: Training | None = None,
-        adjust: Callable[[nn.Module], None] | None = None,
-    ) -> dict[str, float]:
-        with (
-            contextlib.nullcontext()
-            if self.learn_steps
-            else frozen(m.scale for m in net.modules() if isinstance(m, Step))
-        ):
-            return super().train(net, data, round, seed, training=training, adjust=adjust)
-
-    def local_update(
+    def trained(
         self,
         payload: Payload,
         selection: Selection,
-        client: Client,
         data: ClientData,
         round: int,
         seed: int,
+        adjust: Callable[[nn.Module], None] | None = None,
     ) -> Update:
-        update = super().local_update(payload, selection, client, data, round, seed)
+        net = resident(self.task.model, selection.net, data.device)
+        fixed = [] if self.learn_steps else [m.scale for m in net.modules() if isinstance(m, Step)]
+        with frozen(fixed):
+            update = super().trained(payload, selection, data, round, seed, adjust)
         if self.projections == "with_block":
             omitted = tuple(f"{block}.projection." for block in selection.net.without)
             params = update.sums["params"]
@@ -175,9 +162,8 @@ def initial_steps(blocks: Iterable[Iterable[str]], without: Collection[str]) -> 
 
 
 @contextlib.contextmanager
-def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Inside, these are not trained: the network is shared."""
-    parameters = list(parameters)
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

@@ -18,11 +18,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator
 
 from rayfl import costs
-from rayfl.axes import Layout, Net
+from rayfl.axes import Net
 from rayfl.config import Config, ConfigError, load_yaml
 from rayfl.methods.base import State, Task
 from rayfl.methods.width import GroupedMethod
-from rayfl.models.base import Model, layout
+from rayfl.models.base import Model, layout_of_all
 from rayfl.population import label
 from rayfl.submodel import Selection, prefix
 from rayfl.tensors import Params
@@ -162,18 +162,8 @@ class UniformMethod(NestedMethod):
         return {"statistics": statistics} if statistics else {}
 
     def place(self, net: Net) -> Selection:
-        return prefix(_statistics(self.task.model, self.task.server), _statistics(self.task.model, net), net)
-
-
-@functools.lru_cache(maxsize=256)
-def _statistics(model: Model, net: Net) -> Layout:
-    """The running statistics of a network's norms, each on the axis of its norm's weight."""
-    whole, names = layout(model, net), model.statistics(net)
-    weights = {name: f"{name.rpartition('.')[0]}.weight" for name in names}
-    return Layout(
-        {name: whole.dims[weight] for name, weight in weights.items()},
-        {name: whole.shapes[weight] for name, weight in weights.items()},
-    )
+        whole, part = (layout_of_all(self.task.model, n) for n in (self.task.server, net))
+        return prefix(whole, part, net)
 
 
 def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:

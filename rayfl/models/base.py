@@ -76,6 +76,17 @@ def layout(model: Model, net: Net) -> Layout:
 
 
 @functools.lru_cache(maxsize=256)
+def layout_of_all(model: Model, net: Net) -> Layout:
+    """Of the parameters, and of the running statistics of static norms, each on the axis of its norm's weight."""
+    found = layout(model, net)
+    weights = {name: f"{name.rpartition('.')[0]}.weight" for name in fresh(on_meta(model.build, net))}
+    return Layout(
+        {**found.dims, **{name: found.dims[weight] for name, weight in weights.items()}},
+        {**found.shapes, **{name: found.shapes[weight] for name, weight in weights.items()}},
+    )
+
+
+@functools.lru_cache(maxsize=256)
 def has_static_norms(model: Model, net: Net) -> bool:
     """Whether the network needs statistics before it is evaluated."""
     return bool(static_norms(on_meta(model.build, net)))

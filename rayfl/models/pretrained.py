@@ -9,19 +9,21 @@ import pickle
 import re
 from abc import ABC
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import torch
 from pydantic import field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from rayfl.axes import Dims, Layout, Net, layout_of, on_meta
+from rayfl.axes import Net, on_meta
 from rayfl.config import ConfigError
 from rayfl.data.base import PATIENCE, patience
-from rayfl.models.base import Model, params_of
+from rayfl.models.base import Model, layout_of_all, params_of
 from rayfl.norms import fresh
+from rayfl.submodel import prefix
 from rayfl.tensors import Params
 
 RESNET = {
@@ -90,11 +92,10 @@ class Pretrained(Model, ABC):
         if not self.pretrained:
             return start
         published = self._published()
-        whole, part = (layout_of(on_meta(self.build, net)) for net in (Net(), net))
-        return {
-            name: _first(published[name], _dims(whole, name), _dims(part, name)) if name in published else t
-            for name, t in start.items()
-        }
+        model = cast(Model, self)
+        whole, part = (layout_of_all(model, n) for n in (replace(net, width=1.0), net))
+        cut = prefix(whole, part, net).take(published)
+        return start | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in start.keys() & cut}
 
     def _published(self) -> Params:
         """Parameters and statistics of the full network, by rayfl's names, but for what is drawn."""
@@ -169,17 +170,3 @@ def _read(file: Path) -> Params:
     if not isinstance(state, Mapping) or not all(isinstance(t, torch.Tensor) for t in state.values()):
         raise ConfigError(f"model.pretrained: {file} holds no named tensors; allowed: the state of a network")
     return dict(state)
-
-
-def _dims(layout: Layout, name: str) -> Dims:
-    """Running statistics lie along their norm's weight."""
-    path, _, kind = name.rpartition(".")
-    return layout.dims[f"{path}.weight" if kind.startswith("running_") else name]
-
-
-def _first(t: torch.Tensor, whole: Dims, part: Dims) -> torch.Tensor:
-    """The first positions of every axis, in memory of its own."""
-    for d, (full, kept) in enumerate(zip(whole, part, strict=True)):
-        if full is not None and kept is not None and kept.size < full.size:
-            t = t.unflatten(d, (full.groups, full.size, full.copies)).narrow(d + 1, 0, kept.size).flatten(d, d + 2)
-    return t.clone(memory_format=torch.contiguous_format)

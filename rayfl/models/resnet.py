@@ -79,9 +79,9 @@ class PostActResNet(Model, ABC):
         stem = net.axis("stage1" if self.outer == 1 else "stem", self.channels)
         kernel, stride = self.stem
         if self.inner == self.outer:
-            block = partial(BasicBlock, norm_kind=self.norm)
+            block = partial(_basic, norm_kind=self.norm)
         else:
-            block = partial(Bottleneck, norm_kind=self.norm, copies=self.inner)
+            block = partial(_bottleneck, norm_kind=self.norm, copies=self.inner)
         last = None if has_head else self.exits[net.exits - 1]
         stages, streams = _stages(net, self.depth, self.channels, stem, block, self.outer, last)
         layers = dict(
@@ -253,73 +253,61 @@ class PreActResNet18HeteroFL(PreActResNet):
     depth: ClassVar[tuple[int, ...]] = (1, 1, 1, 2)
 
 
-class BasicBlock(nn.Module):
-    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H', W']. Inside it has `channels`, in the widest
-    network."""
+class PostActBlock(nn.Module):
+    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H', W']. The skip is x itself, or a projection."""
 
-    def __init__(self, net: Net, path: str, cin: Axis, channels: int, cout: Axis, stride: int, *, norm_kind: NormKind):
+    def __init__(self, residual: nn.Module | None, projection: nn.Module | None):
         super().__init__()
-        inner = net.axis(f"{path}.inner", channels)
-        self.residual = self.projection = None
-        if path not in net.without:
-            self.residual = sequential(
-                conv1=conv(cin, inner, 3, stride=stride, padding=1, bias=False),
-                scaler1=scaler(net.scale),
-                norm1=norm(norm_kind, inner),
-                relu=nn.ReLU(),
-                conv2=conv(inner, cout, 3, padding=1, bias=False),
-                scaler2=scaler(net.scale),
-                norm2=norm(norm_kind, cout),
-                step=_step(net),
-            )
-        if cin.name != cout.name:
-            self.projection = _projection(net, cin, cout, stride, norm_kind)
+        self.residual, self.projection = residual, projection
         self.relu = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.relu(_sum(self.residual, self.projection, x))
+        skip = x if self.projection is None else self.projection(x)
+        return self.relu(skip if self.residual is None else self.residual(x) + skip)
 
 
-class Bottleneck(nn.Module):
-    """relu(residual(x) + skip(x)): [B, cin, H, W] -> [B, cout, H', W']. Inside it has `channels` times `copies`, in
-    the widest network. The 3x3 convolution has the stride, as torchvision's."""
+def _basic(
+    net: Net, path: str, cin: Axis, channels: int, cout: Axis, stride: int, *, norm_kind: NormKind
+) -> PostActBlock:
+    """Two 3x3 convolutions, with `channels` between them in the widest network."""
+    inner, residual = net.axis(f"{path}.inner", channels), None
+    if path not in net.without:
+        residual = sequential(
+            conv1=conv(cin, inner, 3, stride=stride, padding=1, bias=False),
+            scaler1=scaler(net.scale),
+            norm1=norm(norm_kind, inner),
+            relu=nn.ReLU(),
+            conv2=conv(inner, cout, 3, padding=1, bias=False),
+            scaler2=scaler(net.scale),
+            norm2=norm(norm_kind, cout),
+            step=_step(net),
+        )
+    return PostActBlock(residual, _projection(net, cin, cout, stride, norm_kind))
 
-    def __init__(
-        self,
-        net: Net,
-        path: str,
-        cin: Axis,
-        channels: int,
-        cout: Axis,
-        stride: int,
-        *,
-        norm_kind: NormKind,
-        copies: int,
-    ):
-        super().__init__()
-        inner1, inner2 = (net.axis(f"{path}.inner{i}", channels).repeat(copies) for i in (1, 2))
-        self.residual = self.projection = None
-        if path not in net.without:
-            self.residual = sequential(
-                conv1=conv(cin, inner1, 1, bias=False),
-                scaler1=scaler(net.scale),
-                norm1=norm(norm_kind, inner1),
-                relu1=nn.ReLU(),
-                conv2=conv(inner1, inner2, 3, stride=stride, padding=1, bias=False),
-                scaler2=scaler(net.scale),
-                norm2=norm(norm_kind, inner2),
-                relu2=nn.ReLU(),
-                conv3=conv(inner2, cout, 1, bias=False),
-                scaler3=scaler(net.scale),
-                norm3=norm(norm_kind, cout),
-                step=_step(net),
-            )
-        if cin.name != cout.name:
-            self.projection = _projection(net, cin, cout, stride, norm_kind)
-        self.relu = nn.ReLU()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.relu(_sum(self.residual, self.projection, x))
+def _bottleneck(
+    net: Net, path: str, cin: Axis, channels: int, cout: Axis, stride: int, *, norm_kind: NormKind, copies: int
+) -> PostActBlock:
+    """Convolutions of 1x1, 3x3 and 1x1, with `channels` times `copies` between them in the widest network. The second
+    has the stride, as torchvision's."""
+    inner1, inner2 = (net.axis(f"{path}.inner{i}", channels).repeat(copies) for i in (1, 2))
+    residual = None
+    if path not in net.without:
+        residual = sequential(
+            conv1=conv(cin, inner1, 1, bias=False),
+            scaler1=scaler(net.scale),
+            norm1=norm(norm_kind, inner1),
+            relu1=nn.ReLU(),
+            conv2=conv(inner1, inner2, 3, stride=stride, padding=1, bias=False),
+            scaler2=scaler(net.scale),
+            norm2=norm(norm_kind, inner2),
+            relu2=nn.ReLU(),
+            conv3=conv(inner2, cout, 1, bias=False),
+            scaler3=scaler(net.scale),
+            norm3=norm(norm_kind, cout),
+            step=_step(net),
+        )
+    return PostActBlock(residual, _projection(net, cin, cout, stride, norm_kind))
 
 
 class PreActBlock(nn.Module):
@@ -369,14 +357,10 @@ class PreActBlock(nn.Module):
         return skip if self.residual is None else self.residual(a) + skip
 
 
-def _sum(residual: nn.Module | None, projection: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
-    """residual(x) + skip(x) of a post-activation block."""
-    skip = x if projection is None else projection(x)
-    return skip if residual is None else residual(x) + skip
-
-
-def _projection(net: Net, cin: Axis, cout: Axis, stride: int, norm_kind: NormKind) -> nn.Sequential:
-    """The skip of a post-activation block whose stream changes its axis."""
+def _projection(net: Net, cin: Axis, cout: Axis, stride: int, norm_kind: NormKind) -> nn.Module | None:
+    """The skip of a post-activation block, where the stream changes its axis."""
+    if cin.name == cout.name:
+        return None
     return sequential(
         conv=conv(cin, cout, 1, stride=stride, bias=False),
         scaler=scaler(net.scale),

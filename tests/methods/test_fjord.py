@@ -6,7 +6,19 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import Shuffled, assert_same, bound, client_data, drawn_like, one_round, run, simulate, tiny
+from helpers import (
+    Shuffled,
+    assert_same,
+    bound,
+    client_data,
+    drawn_like,
+    images,
+    one_round,
+    run,
+    simulate,
+    tiny,
+    updated,
+)
 from torch import nn
 
 from rayfl import costs, norms
@@ -27,17 +39,6 @@ def with_norms(method, *capacities, **training):
     nets = {c: Net(c) for c in sorted(capacities, reverse=True)}
     model = MODELS["digits_cnn"](classes=4)
     return method.bind(Task(model, Training(**training), nets, max(capacities), clients=10))
-
-
-def images(*labels):
-    pixels = torch.randint(256, (len(labels), 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
-    return ClientData(pixels, torch.tensor(labels), 4)
-
-
-def updated(method, state, capacity, data, seed=0):
-    client = Client(0, capacity)
-    selection = method.select(state, 0, client, 0)
-    return method.local_update(method.extract(state, selection), selection, client, data, 0, seed)
 
 
 def answered(update, group="params"):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_same, one_round, run, simulate, tiny
+from helpers import assert_same, images, one_round, run, simulate, tiny, updated
 from torch import nn
 
 from rayfl import costs
@@ -13,7 +13,7 @@ from rayfl.methods.nested import Submodel, published
 from rayfl.models import MODELS, resident
 from rayfl.models.layers import Step
 from rayfl.seeds import torch_generator
-from rayfl.training import ClientData, Training
+from rayfl.training import Training
 
 NeFL = METHODS["nefl"]
 
@@ -36,17 +36,6 @@ def bound(method, model=None, *, norm="static_bn", **training):
     model = model or MODELS["resnet18"](channels=5, norm=norm, input=(1, 8, 8), classes=4)
     nets = {submodel.capacity: Net() for submodel in reversed(method.submodels)}
     return method.bind(Task(model, Training(**training), nets, 1.0, clients=10))
-
-
-def images(*labels):
-    pixels = torch.randint(256, (len(labels), 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
-    return ClientData(pixels, torch.tensor(labels), 4)
-
-
-def updated(method, state, capacity, data, seed=0):
-    client = Client(0, capacity)
-    selection = method.select(state, 0, client, 0)
-    return method.local_update(method.extract(state, selection), selection, client, data, 0, seed)
 
 
 # NeFedAvg

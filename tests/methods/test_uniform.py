@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import one_round
+from helpers import images, one_round
 
 from rayfl import costs
 from rayfl.axes import Net
@@ -12,8 +12,7 @@ from rayfl.methods import METHODS, Task
 from rayfl.methods.nested import Submodel
 from rayfl.models import MODELS
 from rayfl.norms import fresh
-from rayfl.seeds import torch_generator
-from rayfl.training import ClientData, Training
+from rayfl.training import Training
 
 DepthFLNeFL, ScaleFLNeFL = METHODS["depthfl_nefl"], METHODS["scalefl_nefl"]
 
@@ -24,11 +23,6 @@ def bound(method, *capacities, model=None, **training):
     model = model or MODELS["resnet18"](channels=3, input=(1, 8, 8), classes=4)
     nets = {c: Net() for c in sorted(capacities, reverse=True)}
     return method.bind(Task(model, Training(**training), nets, max(capacities), clients=10, metric="params"))
-
-
-def images(*labels):
-    pixels = torch.randint(256, (len(labels), 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
-    return ClientData(pixels, torch.tensor(labels), 4)
 
 
 @pytest.mark.parametrize(
