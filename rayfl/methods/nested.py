@@ -162,8 +162,13 @@ class UniformMethod(NestedMethod):
         return {"statistics": statistics} if statistics else {}
 
     def place(self, net: Net) -> Selection:
-        whole, part = (layout_of_all(self.task.model, n) for n in (self.task.server, net))
-        return prefix(whole, part, net)
+        return _place(self.task.model, self.task.server, net)
+
+
+@functools.lru_cache(maxsize=256)
+def _place(model: Model, server: Net, net: Net) -> Selection:
+    """Where a network's running statistics are in the server's: found once, for folding asks with every answer."""
+    return prefix(layout_of_all(model, server), layout_of_all(model, net), net)
 
 
 def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:
