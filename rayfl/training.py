@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from rayfl.config import Config
@@ -28,8 +28,12 @@ class Training(Config):
     """Samples a step; the last incomplete batch of an epoch is kept."""
     lr: float = Field(default=0.05, gt=0)
     """Learning rate in round 0."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """adamw: Adam with decoupled weight decay."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD momentum."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Adam's decay of the running means of gradients and of their squares."""
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 on every parameter, norms and biases too."""
     clip: float | None = Field(default=None, gt=0)
@@ -46,6 +50,21 @@ class Training(Config):
     cosine_rounds: int = Field(default=0, ge=0)
     """Rounds at whose end the rate is 0: after the warm-up it falls along half a cosine, step by step. 0: it does
     not."""
+
+    @model_validator(mode="after")
+    def _of_its_optimizer(self) -> Self:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum with optimizer: sgd only; {self.optimizer} has betas")
+        if self.optimizer == "sgd" and self.betas != (0.9, 0.999):
+            raise ValueError("betas with optimizer: adam or adamw only")
+        return self
+
+    def optimiser(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """A new one."""
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr, self.betas, weight_decay=self.weight_decay, fused=True)
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round, counted from 0, before warm-up and cosine."""
@@ -219,29 +238,24 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float)
     return F.kl_div(given, target, reduction="batchmean", log_target=True)
 
 
-def sgd(
+def fit(
     net: nn.Module,
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
     loss: Loss,
     training: Training,
     lr: Rate,
     adjust: Callable[[nn.Module], None] | None = None,
+    project: Callable[[nn.Module], None] | None = None,
 ) -> dict[str, float]:
     """Trains `net` in place and returns sums: train_loss (over samples), train_samples, steps.
 
     `loss` maps (logits [B, C], y [B]) to a mean over the batch; logits [E, B, C] are those of early exits.
     `adjust` may change the gradients after the backward pass and before clipping (a proximal term, a control
-    variate).
+    variate); `project` the parameters after every step (bounds).
     """
     net.train()
     parameters = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(
-        parameters,
-        lr(0) if callable(lr) else lr,
-        training.momentum,
-        weight_decay=training.weight_decay,
-        fused=True,
-    )
+    optimizer = training.optimiser(parameters, lr(0) if callable(lr) else lr)
     total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
     for x, y in batches:
         value = loss(net(x), y)
@@ -254,6 +268,8 @@ def sgd(
         if callable(lr):
             optimizer.param_groups[0]["lr"] = lr(steps)
         optimizer.step()
+        if project is not None:
+            project(net)
         total += value.detach() * len(y)
         samples += len(y)
         steps += 1

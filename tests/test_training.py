@@ -10,7 +10,7 @@ from torch import nn
 
 from rayfl.data import CIFAR10
 from rayfl.seeds import torch_generator
-from rayfl.training import ClientData, Preprocessing, Training, evaluate, mask_logits, sgd, weighted
+from rayfl.training import ClientData, Preprocessing, Training, evaluate, fit, mask_logits, weighted
 
 
 def data(samples=10, classes=4, preprocess=None, size=6):
@@ -268,7 +268,7 @@ def steps(training, xs, w=1.0, lr=0.1, adjust=None):
     """w after minimising the mean of w x: the gradient is the mean of x."""
     net = Scalar(w)
     given = ((torch.tensor(x), torch.zeros(len(x))) for x in xs)
-    metrics = sgd(net, given, lambda out, y: out.mean(), training, lr, adjust)
+    metrics = fit(net, given, lambda out, y: out.mean(), training, lr, adjust)
     return net.w.item(), metrics
 
 

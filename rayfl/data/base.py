@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -46,6 +46,8 @@ class DataSet(Config, ABC):
     size: int | None = Field(default=None, ge=1)
     """Height and width that images are resized to before a network sees them (224 for networks that were trained on
     ImageNet); unless given they are as stored."""
+    pixels: Literal["normalised", "raw"] = "normalised"
+    """normalised: less the data set's mean, by its standard deviation. raw: 0 to 255, not augmented (SpaFL's code)."""
     shape: ClassVar[tuple[int, int, int]]
     """Channels, height and width of one image, as stored."""
     classes: ClassVar[int]
@@ -68,7 +70,8 @@ class DataSet(Config, ABC):
     @property
     def preprocess(self) -> Preprocessing:
         """From the arrays' pixels to what a network sees."""
-        return replace(self.preprocessing, size=self.size)
+        kept = self.preprocessing if self.pixels == "normalised" else Preprocessing(scale=1.0)
+        return replace(kept, size=self.size)
 
 
 class Downloaded(DataSet, ABC):

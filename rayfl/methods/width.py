@@ -16,7 +16,7 @@ from rayfl.norms import tracked
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Mask, NestedMean, Selection, Slice, prefix
 from rayfl.tensors import Params
-from rayfl.training import ClientData, Fill, Loss, Training, mask_logits, sgd, weighted
+from rayfl.training import ClientData, Fill, Loss, Training, fit, mask_logits, weighted
 
 
 class WidthMethod(Method):
@@ -73,12 +73,12 @@ class WidthMethod(Method):
         training: Training | None = None,
         adjust: Callable[[nn.Module], None] | None = None,
     ) -> dict[str, float]:
-        """SGD on the client's masked cross-entropy, in place; the metrics of `sgd`. `training` in place of the
+        """SGD on the client's masked cross-entropy, in place; the metrics of `fit`. `training` in place of the
         task's, but at its rates; `adjust` changes the gradients of every step."""
         training, rate = training or self.task.training, self.task.training.rate(round, len(data))
         with torch_scope(stream(seed, "dropout"), data.device):
             batches = data.batches(training, torch_generator(seed, "batches"))
-            return sgd(net, batches, self.loss(data, round), training, rate, adjust)
+            return fit(net, batches, self.loss(data, round), training, rate, adjust)
 
     def loss(self, data: ClientData, round: int) -> Loss:
         """A client's loss in a round: cross-entropy, with the logits of classes that it does not have masked."""

@@ -19,6 +19,6 @@ def clients_answer(monkeypatch):
                     parameter.fill_(value)
             return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
 
-        monkeypatch.setattr(width, "sgd", fill)
+        monkeypatch.setattr(width, "fit", fill)
 
     return answer
