@@ -18,8 +18,8 @@ import functools
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,7 @@ from rayfl.axes import Net, on_meta
 from rayfl.config import ConfigError
 from rayfl.models.base import Model, layout
 from rayfl.norms import StaticBatchNorm
+from rayfl.tensors import Params
 
 Convention = Literal["heterofl_official", "macs", "flops2"]
 Metric = Literal["width", "params", "flops"]
@@ -51,7 +52,33 @@ def parameters(model: Model, net: Net) -> int:
 
 def flops(model: Model, net: Net, convention: Convention = "macs") -> int:
     """Operations of the forward pass of ONE sample, by a convention of this module."""
-    return _operations(model, net)[convention]
+    return _operations(model, net)[0][convention]
+
+
+@dataclass(frozen=True)
+class Held:
+    """How much of a network is there, where only elements that are not 0 are."""
+
+    parameters: int
+    macs: float
+    """Multiply-adds of one sample: of every layer the dense ones times its density (FIARSE, SpaFL)."""
+    layers: Mapping[str, float]
+    """Density of the weight of every masked layer, by its path."""
+
+
+def held(model: Model, net: Net, params: Params, masked: Collection[str]) -> Held:
+    """Of `params`, of which the `masked` are counted by their elements that are not 0."""
+    there = {name: int(params[name].count_nonzero()) for name in masked}
+    shares = {name: n / params[name].numel() for name, n in there.items()}
+    densities = {name.removesuffix(".weight"): share for name, share in shares.items() if name.endswith(".weight")}
+    whole = sum(math.prod(shape) for name, shape in layout(model, net).shapes.items() if shape and name not in there)
+    macs = sum(n * densities.get(path, 1.0) for path, n in layer_macs(model, net).items())
+    return Held(whole + sum(there.values()), macs, densities)
+
+
+def layer_macs(model: Model, net: Net) -> Mapping[str, int]:
+    """Multiply-adds of one sample's forward pass, of every convolution and linear layer by its path."""
+    return _operations(model, net)[1]
 
 
 def training_flops(model: Model, net: Net, samples: int) -> int:
@@ -182,21 +209,27 @@ def describe(
 
 
 @functools.lru_cache(maxsize=4096)
-def _operations(model: Model, net: Net) -> dict[str, int]:
-    """Convention -> operations of one sample, from forward hooks on the leaf modules."""
+def _operations(model: Model, net: Net) -> tuple[dict[str, int], dict[str, int]]:
+    """Convention -> operations of one sample, and path -> multiply-adds of every convolution and linear layer, from
+    forward hooks on the leaf modules."""
     network = on_meta(model.build, net).eval()
-    totals = dict.fromkeys(CONVENTIONS, 0)
+    totals, layers = dict.fromkeys(CONVENTIONS, 0), {}
 
-    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        for convention, operations in _COUNT.items():
-            totals[convention] += operations(module, inputs[0], output)
+    def hook(path: str):
+        def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            for convention, operations in _COUNT.items():
+                totals[convention] += operations(module, inputs[0], output)
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                layers[path] = layers.get(path, 0) + _macs(module, inputs[0], output)
 
-    for module in network.modules():
+        return count
+
+    for path, module in network.named_modules():
         if not any(True for _ in module.children()):
-            module.register_forward_hook(count)
+            module.register_forward_hook(hook(path))
     with torch.no_grad():
         network(torch.empty(1, *model.input, device="meta"))
-    return totals
+    return totals, layers
 
 
 def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:

@@ -260,8 +260,8 @@ def describe_experiment(
 ) -> list[dict[str, Any]]:
     """What every capacity is and costs: the width of its network and, where the model has any, the residual blocks and
     the early exits that it keeps; `costs.describe`, with the bytes that the method really sends: those of one client's
-    last round on two made-up samples. With `coverage` the share of the server's parameters that a client of this
-    capacity ever holds in so many rounds."""
+    last round on two made-up samples. Of a masked network only what is there counts. With `coverage` the share of the
+    server's parameters that a client of this capacity ever holds in so many rounds."""
     experiment = experiment.model_copy(update={"model": experiment.model.blank})
     method, model = experiment.bound_method(), experiment.model
     state = method.init(experiment.seed)
@@ -277,10 +277,16 @@ def describe_experiment(
         payload, update = _worked(experiment, method, state, replace(client, carry=first.carries.get(client.id)))
         record["bytes_down"] = update.metrics.get("bytes_down", nbytes(payload))
         record["bytes_up"] = update.metrics.get("bytes_up", nbytes(update.sums))
+        deployed = method.deploy(state, 0, record["capacity"])
+        if deployed.masked:
+            there = deployed.held
+            share = there.macs / costs.flops(deployed.model, deployed.net)
+            record |= {"parameters": there.parameters, "flops": round(share * record["flops"])}
+            record["space_mb"] = costs.space_mb(there.parameters)
         if coverage:
             held = Coverage(method.task.layout(method.task.server).shapes)
-            for round in range(coverage):
-                held.add(method.select(state, round, client, experiment.seed))
+            for t in range(coverage):
+                held.add(method.select(state, t, client, experiment.seed))
             record["coverage"] = held.share()
     return records
 

@@ -7,7 +7,7 @@ restart and after any fault that the executor survives.
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -206,6 +206,7 @@ class Simulation:
             return _as_message(found[key], statistics.get(key))
 
         metrics = self._global("", "test", len(self.data.arrays.y_test), keys, nets, shared)
+        metrics |= _densities(deployed)
         if held := len(self.data.validation):
             metrics |= self._global("validation_", "validation", held, keys, nets, shared)
         if self.evaluation.clients:
@@ -325,8 +326,13 @@ class Simulation:
                 owners[key] = Client(id, capacity)
             members.setdefault(key, []).append(id)
 
+        densities: dict[Hashable, costs.Held] = {}
+
         def own(key: Hashable) -> Deployment:
-            return self._own(owners[key])
+            deployed = self._own(owners[key])
+            if deployed.masked:
+                densities[key] = deployed.held
+            return deployed
 
         def own_pieces(key: Hashable) -> list[tuple[int, Any]]:
             return self._own_pieces(owners[key].id)
@@ -363,6 +369,9 @@ class Simulation:
         metrics["local_accuracy_mean"] = float(accuracies.mean())
         metrics["local_accuracy_samples"] = float(np.average(accuracies, weights=sizes[list(able)]))
         metrics["local_accuracy_worst"] = float(accuracies.min())
+        if densities:
+            shared_densities = {key: d.held for key, d in found.items() if d.masked}
+            metrics |= _local_densities(members, shared_densities | densities)
         return metrics
 
     def _has_own(self, id: int) -> bool:
@@ -417,6 +426,27 @@ class Simulation:
             self.round, self.state, carries = found
             self.carries.restore(carries)
         return self.round, said
+
+
+def _densities(deployed: Mapping[float, Deployment]) -> dict[str, float]:
+    """Of masked networks: the shares of the dense one's parameters and multiply-adds that are there."""
+    metrics = {}
+    for capacity, d in deployed.items():
+        if d.masked:
+            held = d.held
+            metrics[f"density_{label(capacity)}"] = held.parameters / costs.parameters(d.model, d.net)
+            metrics[f"macs_{label(capacity)}"] = held.macs / costs.flops(d.model, d.net)
+    return metrics
+
+
+def _local_densities(members: Mapping[Hashable, list[int]], held: Mapping[Hashable, costs.Held]) -> dict[str, float]:
+    """The mean over clients of the mean density of their masked layers (SpaFL), and of every layer's."""
+    clients = [(len(members[key]), h.layers) for key, h in held.items() if key in members]
+    total = sum(n for n, _ in clients)
+    means = {path: sum(n * layers[path] for n, layers in clients) / total for path in clients[0][1]}
+    return {"local_density": sum(means.values()) / len(means)} | {
+        f"local_density_{path}": mean for path, mean in means.items()
+    }
 
 
 def _as_message(d: Deployment, statistics: Params | None = None) -> Message:

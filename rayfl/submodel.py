@@ -14,7 +14,7 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -217,7 +217,8 @@ def _grouped(t: torch.Tensor, dims) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Mask(Selection):
-    """Single coordinates of a network of full shape: `take` is zero outside the mask.
+    """Single coordinates of a network of full shape: of a masked tensor `take` gives the vector [k] of those that are
+    kept, in its order.
 
     `masks` holds a bool tensor for every masked name; a name without one is held whole.
     """
@@ -227,21 +228,54 @@ class Mask(Selection):
     masks: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
 
     def take(self, params: Params) -> Params:
-        return {name: self._take(name, t) for name, t in params.items()}
+        return {
+            name: t.reshape(-1).index_select(0, self._kept[name]) if name in self.masks else t
+            for name, t in params.items()
+        }
 
     def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
         for name, t in part.items():
-            whole[name].add_(self._take(name, t), alpha=alpha)
+            self._add(name, t, whole[name], alpha)
+
+    def spread(self, part: Params) -> Params:
+        """S^T part: the network's tensors, 0 where nothing is held."""
+        whole = dict(part)
+        for name in part.keys() & self.masks.keys():
+            whole[name] = part[name].new_zeros(self.masks[name].shape)
+            self._add(name, part[name], whole[name], 1.0)
+        return whole
 
     def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
-        whole.add_(self.masks[name] * value if name in self.masks else value)
+        if name in self.masks:
+            value = torch.as_tensor(value, dtype=whole.dtype).expand(len(self._kept[name]))
+        self._add(name, value, whole, 1.0)
 
     def covers(self, name: str) -> bool:
-        return name not in self.masks
+        return name not in self.masks or len(self._kept[name]) == self.masks[name].numel()
 
-    def _take(self, name: str, t: torch.Tensor) -> torch.Tensor:
-        # torch multiplies by bytes three times as fast as by bools
-        return t * self.masks[name].view(torch.uint8) if name in self.masks else t
+    def _add(self, name: str, part: float | torch.Tensor, t: torch.Tensor, alpha: float) -> None:
+        if isinstance(part, torch.Tensor) and name in self.masks:
+            t.view(-1).index_add_(0, self._kept[name], part, alpha=alpha)
+        else:
+            t.add_(part, alpha=alpha)
+
+    @functools.cached_property
+    def _kept(self) -> Mapping[str, torch.Tensor]:
+        """Where every masked tensor is kept, as positions [k] of the flattened tensor: found once a name."""
+        return _Found(lambda name: self.masks[name].reshape(-1).nonzero().squeeze(1))
+
+    def __getstate__(self) -> dict:
+        return {name: self.__dict__[name] for name in ("net", "key", "masks")}
+
+
+class _Found(dict):
+    """What `find` gives for a key, kept."""
+
+    def __init__(self, find: Callable[[str], torch.Tensor]):
+        self.find = find
+
+    def __missing__(self, key: str) -> torch.Tensor:
+        return self.setdefault(key, self.find(key))
 
 
 def prefix(whole: Layout, part: Layout, net: Net) -> Slice:

@@ -165,7 +165,7 @@ class PersonalHead(PersonalMethod):
     size: Literal["own"] = "own"
 
     def local_update(self, payload, selection, client, data, round, seed):
-        net = self.network(payload["params"] | (client.carry or {}), selection, data)
+        net = self.network(payload["params"] | (client.carry or {}), selection.net, data)
         update = self.answer(net, selection, data, self.train(net, data, round, seed))
         head = [n for n, d in self.task.layout(selection.net).dims.items() if d[0] == self.task.model.labels]
         update.carries[client.id] = {n: update.sums["params"].pop(n) for n in head}

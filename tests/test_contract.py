@@ -256,7 +256,7 @@ def test_sliced_training_is_masked_full_width_training(method_name, model_name, 
     data = simulation.executor.worker._rows("train", simulation.data.train[0])
     narrow, wide = (method.select(state, 3, Client(0, capacity), 0) for capacity in (0.2, 0.3))
     # what a client keeps is a part of the network that no selection holds
-    cut = method.window(3, 0.2) if method.is_personal else narrow
+    cut = method.window({}, 3, 0.2) if method.is_personal else narrow
     own = {name: t for name, t in cut.take(shared(state)).items() if name not in narrow.part.dims} or None
 
     def embedded(tensors):

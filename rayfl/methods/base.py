@@ -132,6 +132,13 @@ class Deployment:
     """The norms' own statistics, by the names of `norms.finish`; collected before an evaluation unless given."""
     answer: Answer = "last"
     """Which of a network's early exits count, if it has some: the last, or the mean of all their logits."""
+    masked: tuple[str, ...] = ()
+    """Parameters of which only what is not 0 is there: what it costs is counted from that."""
+
+    @property
+    def held(self) -> costs.Held:
+        """How much of the network is there."""
+        return costs.held(self.model, self.net, self.params, self.masked)
 
 
 class Method(Config, ABC):

@@ -58,7 +58,7 @@ class FedDropout(WidthMethod):
             return self._shared(round, client.capacity, seed)
         return self._subset(client.capacity, torch_generator(seed, "subset", round, client.id))
 
-    def window(self, round: int, capacity: float) -> Selection:
+    def window(self, state: State, round: int, capacity: float) -> Selection:
         if self.deploys == "prefix":
             return self.prefix(capacity)
         return self._shared(max(round - 1, 0), capacity, self.task.seed)

@@ -61,7 +61,7 @@ class FedProx(SizedMethod):
         round: int,
         seed: int,
     ) -> Update:
-        net = self.network(payload["params"], selection, data)
+        net = self.network(payload["params"], selection.net, data)
         received = {name: t.to(data.device) for name, t in payload["params"].items()}
 
         def add_proximal(net: nn.Module) -> None:

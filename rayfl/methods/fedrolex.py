@@ -68,7 +68,7 @@ class FedRolex(WidthMethod):
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
         return self._rolled(round, client.capacity)
 
-    def window(self, round: int, capacity: float) -> Selection:
+    def window(self, state: State, round: int, capacity: float) -> Selection:
         if self.deploys == "prefix":
             return self.prefix(capacity)
         return self._rolled(max(round - 1, 0), capacity)

@@ -101,7 +101,7 @@ class FjORD(GroupedMethod):
         seed: int,
     ) -> Update:
         model, params = self.task.model, payload["params"]
-        whole = self.network(params | payload.get(self.group(selection.net), {}), selection, data)
+        whole = self.network(params | payload.get(self.group(selection.net), {}), selection.net, data)
         widths = {net: self._width(payload, selection.net, net, data) for net in self._nets(selection.net)}
         drawn = self.draws(len(widths), self.task.training.batches_of(len(data)), seed)
         ordered = _Ordered(whole, list(widths.values()), drawn, self.distill)

@@ -66,7 +66,7 @@ class LGFedAvg(PersonalMethod):
             raise ValueError(f"method.warmup: given {self.warmup}; allowed: fewer than the run's {rounds} rounds")
 
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
-        everything = self.window(round, client.capacity)
+        everything = self.window(state, round, client.capacity)
         if round < self.warmup:
             return everything
         whole, part = everything.whole, everything.part
@@ -96,7 +96,7 @@ class LGFedAvg(PersonalMethod):
         seed: int,
     ) -> Update:
         shared, kept = payload["params"], cast(Params, client.carry or {})
-        net = self.network(shared | payload.get("start", {}) | kept, selection, data)
+        net = self.network(shared | payload.get("start", {}) | kept, selection.net, data)
         update = self.answer(net, selection, data, self.train(net, data, round, seed))
         update.metrics["bytes_down"] = nbytes(shared if kept else payload)
         own = {name: t for name, t in params_of(net).items() if name not in shared}

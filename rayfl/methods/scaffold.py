@@ -72,7 +72,7 @@ class Scaffold(SizedMethod):
         kept = self._kept(client)
         own = selection.take(kept)
         correction = {name: (c - own[name]).to(data.device) for name, c in payload["variate"].items()}
-        net = self.network(payload["params"], selection, data)
+        net = self.network(payload["params"], selection.net, data)
         mean = {name: torch.zeros_like(t) for name, t in correction.items()}
         steps = self.task.training.batches_of(len(data))
         if self.option == "I" and steps:

@@ -49,7 +49,7 @@ class Standalone(PersonalMethod):
         seed: int,
     ) -> Update:
         kept = self._initial(client.capacity) if client.carry is None else cast(Params, client.carry)
-        net = self.network(kept, selection, data)
+        net = self.network(kept, selection.net, data)
         metrics = self.train(net, data, round, seed)
         return Update({"params": {}}, 1.0, metrics=metrics, carries={client.id: weighted(params_of(net), 1.0)})
 
@@ -60,4 +60,5 @@ class Standalone(PersonalMethod):
 
     def _initial(self, capacity: float) -> Params:
         """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
-        return self.window(0, capacity).take(self.init(self.task.seed)["params"])
+        state = self.init(self.task.seed)
+        return self.window(state, 0, capacity).take(state["params"])

@@ -5,39 +5,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar, Literal, Self, cast
 
-import torch.nn.functional as F
 from pydantic import model_validator
 from torch import nn
 
 from rayfl.axes import Net
-from rayfl.methods.base import Client, Deployment, Method, Payload, State, Task, Update
-from rayfl.models.base import load, params_of, resident
+from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
+from rayfl.methods.local import LocalMethod
+from rayfl.models.base import params_of
 from rayfl.norms import tracked
-from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Mask, NestedMean, Selection, Slice, prefix
 from rayfl.tensors import Params
-from rayfl.training import ClientData, Fill, Loss, Training, fit, mask_logits, weighted
+from rayfl.training import ClientData, weighted
 
 
-class WidthMethod(Method):
+class WidthMethod(LocalMethod):
     """Train a narrow dense network, average over holders. A subclass defines `select` and `window`."""
 
     scaler: bool = False
     """Divide activations by (client width / server width) during training (HeteroFL section 3.3)."""
-    mask: Fill = "none"
-    """Logits of classes that a client does not have, in its loss (HeteroFL section 4): left alone, 0, -inf."""
     label_rows: Literal["all", "present"] = "all"
     """Classifier rows that a client contributes: all, or those of its own classes (HeteroFL's code)."""
-    weight: Literal["samples", "uniform"] = "uniform"
-    """A client's weight in the mean: its number of training samples, or 1."""
 
     @abstractmethod
-    def window(self, round: int, capacity: float) -> Selection:
+    def window(self, state: State, round: int, capacity: float) -> Selection:
         """What a device of this capacity runs outside training."""
-
-    def init(self, seed: int) -> State:
-        with torch_scope(stream(seed, "init")):
-            return {"params": self.task.model.initial(self.task.server)}
 
     def extract(self, state: State, selection: Selection) -> Payload:
         return {"params": selection.take(state["params"])}
@@ -51,43 +42,13 @@ class WidthMethod(Method):
         round: int,
         seed: int,
     ) -> Update:
-        net = self.network(payload["params"], selection, data)
+        net = self.network(payload["params"], selection.net, data)
         metrics = self.train(net, data, round, seed)
         return self.answer(net, selection, data, metrics)
 
-    # the three parts of a local update, for methods that have something to add between them
-
-    def network(self, params: Params, selection: Selection, data: ClientData) -> nn.Module:
-        """The selection's network with `params`, on the device of `data`. It is shared: used until the answer."""
-        net = resident(self.task.model, selection.net, data.device)
-        load(net, params)
-        return net
-
-    def train(
-        self,
-        net: nn.Module,
-        data: ClientData,
-        round: int,
-        seed: int,
-        *,
-        training: Training | None = None,
-        adjust: Callable[[nn.Module], None] | None = None,
-    ) -> dict[str, float]:
-        """SGD on the client's masked cross-entropy, in place; the metrics of `fit`. `training` in place of the
-        task's, but at its rates; `adjust` changes the gradients of every step."""
-        training, rate = training or self.task.training, self.task.training.rate(round, len(data))
-        with torch_scope(stream(seed, "dropout"), data.device):
-            batches = data.batches(training, torch_generator(seed, "batches"))
-            return fit(net, batches, self.loss(data, round), training, rate, adjust)
-
-    def loss(self, data: ClientData, round: int) -> Loss:
-        """A client's loss in a round: cross-entropy, with the logits of classes that it does not have masked."""
-        present = data.present
-        return lambda logits, y: F.cross_entropy(mask_logits(logits, present, self.mask), y)
-
     def answer(self, net: nn.Module, selection: Selection, data: ClientData, metrics: dict[str, float]) -> Update:
         """The trained network, weighted, as what the server gets."""
-        weight = float(len(data)) if self.weight == "samples" else 1.0
+        weight = self.share(data)
         update = Update({"params": weighted(params_of(net), weight)}, weight, metrics=metrics)
         if self.label_rows == "present":
             self._keep_present_rows(update, selection.net, data.present.float().cpu())
@@ -109,7 +70,7 @@ class WidthMethod(Method):
         return {"params": mean.mean()}
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
-        selection = self.window(round, capacity)
+        selection = self.window(state, round, capacity)
         params = selection.take(state["params"])
         return Deployment(selection.key, self.task.model, selection.net, params)
 
@@ -128,9 +89,9 @@ class PrefixMethod(WidthMethod):
     """Every client holds the first positions of every axis, in every round (HeteroFL Algorithm 1)."""
 
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
-        return self.window(round, client.capacity)
+        return self.window(state, round, client.capacity)
 
-    def window(self, round: int, capacity: float) -> Slice:
+    def window(self, state: State, round: int, capacity: float) -> Slice:
         return self.prefix(capacity)
 
 
@@ -190,7 +151,7 @@ class GroupedMethod(PrefixMethod):
         """A plain local update, with the group's tensors in their place; `adjust` as for `train`."""
         group, names = self.group(selection.net), self.task.layout(selection.net).shapes
         own = payload.get(group, {})
-        net = self.network(payload["params"] | own, selection, data)
+        net = self.network(payload["params"] | own, selection.net, data)
         statistics = {name: t.to(data.device, copy=True) for name, t in own.items() if name not in names}
         with tracked(net, statistics):
             metrics = self.train(net, data, round, seed, adjust=adjust)

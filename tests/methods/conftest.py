@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayfl.methods import width
+from rayfl.methods import local
 
 
 @pytest.fixture
@@ -19,6 +19,6 @@ def clients_answer(monkeypatch):
                     parameter.fill_(value)
             return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
 
-        monkeypatch.setattr(width, "fit", fill)
+        monkeypatch.setattr(local, "fit", fill)
 
     return answer

@@ -183,7 +183,7 @@ def test_heads_are_drawn_inside_each_head(tie):
 
 def test_a_device_runs_a_subset_of_the_last_round():
     method = bound(FedDropout(), 1.0, 0.4, hidden=(35,))
-    windows = [method.window(round, 0.4) for round in (0, 1, 2, 3)]
+    windows = [method.window({}, round, 0.4) for round in (0, 1, 2, 3)]
     assert windows[0].key == windows[1].key and len({w.key for w in windows}) == 3
     state = method.init(0)
     deployed = method.deploy(state, 3, 0.4)
@@ -191,12 +191,12 @@ def test_a_device_runs_a_subset_of_the_last_round():
     assert torch.equal(deployed.params["hidden0.bias"], state["params"]["hidden0.bias"][picked])
     shared = bound(FedDropout(draw="round"), 1.0, 0.4, hidden=(35,))
     shared = shared.bind(replace(shared.task, seed=7))
-    assert shared.window(5, 0.4).key == shared.select({}, 4, Client(0, 0.4), shared.task.seed).key
+    assert shared.window({}, 5, 0.4).key == shared.select({}, 4, Client(0, 0.4), shared.task.seed).key
 
 
 def test_a_device_runs_the_prefix_if_asked():
     method = bound(FedDropout(deploys="prefix", tie_residual=False), 1.0, 0.4, hidden=(35,))
-    assert all(method.window(r, 0.4).positions["hidden0"] == Window(0, 14, 35) for r in (0, 1, 5))
+    assert all(method.window({}, r, 0.4).positions["hidden0"] == Window(0, 14, 35) for r in (0, 1, 5))
 
 
 def test_an_axis_that_is_held_whole_is_not_drawn():

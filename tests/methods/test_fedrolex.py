@@ -205,8 +205,8 @@ def test_clients_of_a_server_gamma_times_as_wide_never_see_its_model(gamma, lett
 def test_a_device_runs_the_window_of_the_last_round():
     method = bound(FedRolex(), 1.0, 0.5, hidden=(8,))
     for rounds in (1, 5, 9):
-        assert method.window(rounds, 0.5).key == method.select({}, rounds - 1, Client(0, 0.5), 0).key
-    assert method.window(0, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)
+        assert method.window({}, rounds, 0.5).key == method.select({}, rounds - 1, Client(0, 0.5), 0).key
+    assert method.window({}, 0, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)
     state = method.init(0)
     deployed = method.deploy(state, 3, 0.5)
     assert torch.equal(deployed.params["hidden0.bias"], state["params"]["hidden0.bias"][2:6])
@@ -216,4 +216,4 @@ def test_a_device_runs_the_window_of_the_last_round():
 def test_a_device_runs_the_prefix_if_asked():
     method = bound(FedRolex(deploys="prefix", axis_phase=True, capacity_phase=3), 1.0, 0.5, hidden=(8,))
     for rounds in (0, 1, 5):
-        assert method.window(rounds, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)
+        assert method.window({}, rounds, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)

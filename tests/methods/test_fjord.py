@@ -322,7 +322,7 @@ def test_a_capacity_is_evaluated_with_its_own_norms(kind, tmp_path, monkeypatch)
     for capacity in (0.3, 0.2, 0.1):
         group = state[f"width {capacity:g}"]
         net = method.task.model.build(method.net_at(capacity))
-        net.load_state_dict(method.window(2, capacity).take(state["params"]))
+        net.load_state_dict(method.window({}, 2, capacity).take(state["params"]))
         net.load_state_dict({name: t for name, t in group.items() if "running" not in name}, strict=False)
         norms.load(net, group)
         found = evaluate(net, data, 7)
