@@ -1,15 +1,24 @@
-"""What the submodels of a run are made of, after its newest checkpoint: the figures of NeFL (arXiv 2308.07761).
+"""What the submodels of a run are made of: figures of NeFL (arXiv 2308.07761), FIARSE (2407.19389), SpaFL (2406.00431).
 
-    submodels.png   accuracy of every capacity over rounds
-    weights.png     mean |w| of every convolution and linear layer, by capacity (its figure 5a), and weights.csv
-    steps.png       learned step sizes of the residual branches, by capacity, and steps.csv; where there are some
+Over rounds:
 
-Numbers are of what `Method.deploy` gives a device of a capacity; no data are loaded for it.
+    submodels   accuracy of every capacity
+    layers      of masked networks that are clients' own: share of every layer that they keep (SpaFL's
+                figure 3)
+    shares      of masked networks: share of the dense network's multiply-adds and parameters, by capacity
+
+After the newest checkpoint, of what `Method.deploy` gives a device of a capacity; no data are loaded for it:
+
+    weights     mean |w| of every convolution and linear layer, by capacity (NeFL's figure 5a); of masked ones, of what
+                is there
+    kept        of masked networks: share of every layer that is there, by capacity
+    steps       learned step sizes of the residual branches, by capacity
+
+Each is a .png and a .csv, and written where there is something of it.
 """
 
-import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -22,7 +31,7 @@ from rayfl.experiment import parse_experiment
 from rayfl.methods import Deployment
 from rayfl.models.layers import Step
 from rayfl.population import label
-from rayfl.report import Record
+from rayfl.report import COLORS, MARKERS, Record, as_csv
 from rayfl.tracking.records import Line, Run
 
 Profile = dict[float, dict[str, float]]
@@ -31,27 +40,35 @@ Profile = dict[float, dict[str, float]]
 TICKS = 60
 """Names that fit below a plot."""
 
+SHARES = (0.0, 1.03)
+"""Limits of an axis of shares."""
+
 
 def write_anatomy(
     folder: str | Path, records: Sequence[Record], say: Callable[[str], None], metric: str = "accuracy_mean"
 ) -> None:
     """The figures of each label into `folder`/plots/<label>, or into `folder`/plots if it is that run's own.
 
-    submodels.png is over the label's rows (seeds), the others are of the one with the best `metric`. `say` is told
-    of a run whose networks cannot be had, as without a checkpoint.
+    What is over rounds is a mean over the label's rows (seeds), the others are of the one with the best `metric`. `say`
+    is told of a run whose networks cannot be had, as without a checkpoint.
     """
     for name, rows in report.by_label(records, metric).items():
         best = Path(max(rows, key=lambda row: row.get(metric, -math.inf))["path"])
         plots = Path(folder) / "plots"
         place = plots if best == Path(folder) else plots / name
         place.mkdir(parents=True, exist_ok=True)
-        submodel_curves(place / "submodels.png", [Run.open(row["path"]).rounds() for row in rows])
+        runs = [Run.open(row["path"]).rounds() for row in rows]
+        submodel_curves(place / "submodels.png", runs)
+        layer_curves(place / "layers.png", runs)
+        share_curves(place / "shares.png", runs, report.trained(rows))
         try:
             deployed = deployments(best, say)
         except ConfigError as error:
             say(f"{error}; no plots of its weights")
             continue
         write_profile(place / "weights", weights(deployed), "layer", "mean |weight|")
+        if masked := {capacity: dict(d.held.layers) for capacity, d in deployed.items() if d.masked}:
+            write_profile(place / "kept", masked, "layer", "share of the weights that is there")
         if any((found := steps(deployed)).values()):
             write_profile(place / "steps", found, "residual branch", "step size")
 
@@ -73,11 +90,19 @@ def deployments(folder: Path, say: Callable[[str], None]) -> dict[float, Deploym
 
 
 def weights(deployed: Mapping[float, Deployment]) -> Profile:
-    """Mean absolute value of the weight of every convolution and linear layer: its L1 norm a weight."""
+    """Mean absolute value of the weight of every convolution and linear layer: its L1 norm a weight that is there."""
     return {
-        capacity: {path: d.params[f"{path}.weight"].abs().mean().item() for path in _modules(d, nn.Conv2d, nn.Linear)}
+        capacity: {path: _mean_weight(d, f"{path}.weight") for path in _modules(d, nn.Conv2d, nn.Linear)}
         for capacity, d in deployed.items()
     }
+
+
+def _mean_weight(deployed: Deployment, name: str) -> float:
+    """0 of a masked weight of which nothing is there."""
+    weight = deployed.params[name].abs()
+    if name in deployed.masked:
+        weight = weight[weight > 0]
+    return weight.mean().item() if len(weight) else 0.0
 
 
 def steps(deployed: Mapping[float, Deployment]) -> Profile:
@@ -92,10 +117,8 @@ def write_profile(path: Path, profile: Profile, what: str, value: str) -> None:
     """`path`.csv, a column a capacity and blank where its network has no such module, and `path`.png, where that
     is a gap. `what` are the modules, `value` the numbers."""
     names = list(dict.fromkeys(name for of_capacity in profile.values() for name in of_capacity))
-    with path.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([what, *map(label, profile)])
-        writer.writerows([name, *(numbers.get(name, "") for numbers in profile.values())] for name in names)
+    rows = [[name, *(numbers.get(name, "") for numbers in profile.values())] for name in names]
+    path.with_suffix(".csv").write_text(as_csv([what, *map(label, profile)], rows))
     figure, axes = report.new_figure()
     figure.set_size_inches(min(14, 6 + 0.15 * len(names)), 4.8)
     lines = {_legend(capacity): numbers for capacity, numbers in profile.items()}
@@ -113,14 +136,42 @@ def write_profile(path: Path, profile: Profile, what: str, value: str) -> None:
 
 def submodel_curves(path: Path, runs: Sequence[Sequence[Line]]) -> None:
     """Test accuracy of every capacity over rounds: mean and ± standard deviation over the runs' lines."""
-    curves = {
-        _legend(capacity): [
-            [{"round": line["round"], "accuracy": line[key]} for line in lines if key in line] for lines in runs
-        ]
-        for capacity in report.capacities(line for lines in runs for line in lines)
-        for key in [f"accuracy_{label(capacity)}"]
+    capacities = report.capacities(line for lines in runs for line in lines)
+    keys = {_legend(capacity): f"accuracy_{label(capacity)}" for capacity in capacities}
+    report.learning_curves(path, _curves(runs, keys, "accuracy"), "accuracy")
+
+
+def layer_curves(path: Path, runs: Sequence[Sequence[Line]]) -> None:
+    """What clients' own masked networks keep of every layer over rounds, and the mean over layers: means over clients,
+    then over the runs. Nothing without such networks."""
+    found = dict.fromkeys(key for lines in runs for line in lines for key in line if key.startswith("local_density"))
+    if found:
+        keys = {key.removeprefix("local_density_"): key for key in found if key != "local_density"}
+        keys |= {"mean of the layers": "local_density"}
+        report.learning_curves(path, _curves(runs, keys, "share kept"), "share kept", ylim=SHARES)
+
+
+def share_curves(path: Path, runs: Sequence[Sequence[Line]], capacities: Collection[float]) -> None:
+    """Shares of the dense network's multiply-adds (lines) and parameters (dashes) that the masked networks of these
+    capacities have, over rounds. Nothing without such networks."""
+    found = {key for lines in runs for line in lines for key in line}
+    keys, styles = {}, {}
+    masked = [c for c in map(label, sorted(capacities, reverse=True)) if f"density_{c}" in found]
+    for i, capacity in enumerate(masked):
+        for kind, name, line in (("macs", "multiply-adds", "-"), ("density", "parameters", "--")):
+            legend = f"{name} at {capacity}"
+            keys[legend] = f"{kind}_{capacity}"
+            styles[legend] = {"color": COLORS[i % len(COLORS)], "linestyle": line, "marker": MARKERS[i % len(MARKERS)]}
+    if keys:
+        report.learning_curves(path, _curves(runs, keys, "share there"), "share there", styles, yscale="log")
+
+
+def _curves(runs: Sequence[Sequence[Line]], keys: Mapping[str, str], name: str) -> dict[str, list[list[Line]]]:
+    """For every legend the lines of every run that have its key, under the same `name`."""
+    return {
+        legend: [[{"round": line["round"], name: line[key]} for line in lines if key in line] for lines in runs]
+        for legend, key in keys.items()
     }
-    report.learning_curves(path, curves, "accuracy")
 
 
 def _legend(capacity: float) -> str:

@@ -72,10 +72,17 @@ class Net:
     """What HeteroFL's Scaler divides by during training (section 3.3): client width / server width."""
     rounding: Literal["up", "down"] = "up"
     """Of width * K: ScaleFL rounds down."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Axes by name that have so many positions (a group), whatever the width: what a removal of channels leaves."""
 
     def axis(self, name: str, full: int, groups: int = 1) -> Axis:
         """The axis `name`, of `full` positions (a group) in the widest network, as it is in this one."""
-        return Axis(name, size_at(self.width, full, self.rounding), groups)
+        size = dict(self.sizes).get(name)
+        if size is None:
+            size = size_at(self.width, full, self.rounding)
+        elif not 1 <= size <= full:
+            raise ValueError(f"Net.sizes: given {size} for the axis {name!r}; allowed: 1 to {full}")
+        return Axis(name, size, groups)
 
 
 def size_at(width: float, full: int, rounding: Literal["up", "down"] = "up") -> int:

@@ -3,15 +3,17 @@
 A checkpoint is a folder `round-000012/` with `state.safetensors`, one `carry-<client>.safetensors` for every
 client that keeps something, and `manifest.json`: the round, the configuration, and the SHA-256 of every file.
 It is written beside its place and renamed into it, so a folder of that name is whole or it is damaged later;
-a damaged one is passed over for the one before, and that is said. Files that did not change since the last
-checkpoint are hard links to it.
+a damaged one is passed over for the one before, and that is said. What a client keeps is a hard link to the file that
+the run works with: one that did not change since the last checkpoint is neither read nor written again.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,24 @@ from rayfl.config import ConfigError, differences
 from rayfl.tensors import Tensors, leaves, nest
 
 MANIFEST = "manifest.json"
+STATE = "state.safetensors"
+PARTIAL = ".partial-"
 
 
 class DamagedCheckpoint(ConfigError):
     """A checkpoint that cannot be read, or is not what its manifest says."""
+
+
+class NotWritten(RuntimeError):
+    """The disk did not take a checkpoint, or what a client keeps. Nothing of it is left there."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of a checkpoint with what a client keeps; it never changes."""
+
+    path: Path
+    sha256: str
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
@@ -47,27 +63,29 @@ def write(
     round: int,
     config: dict[str, Any],
     state: Tensors,
-    carries: dict[int, Path] | None = None,
+    carries: "Carries | None" = None,
     keep: int = 2,
 ) -> Path:
-    """Writes the checkpoint of `round` into `folder` and removes all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"round-{round:06d}"
-    partial = folder / f".partial-{os.getpid()}"
-    for torn in folder.glob(".partial-*"):
+    """Writes the checkpoint of `round` into `folder` and removes all but the newest `keep`.
+
+    NotWritten if the disk does not take it: the others stay as they are.
+    """
+    for torn in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(torn)
-    partial.mkdir()
-    save_tensors(partial / "state.safetensors", state)
-    for client, file in (carries or {}).items():
-        _link(file, partial / f"carry-{client}.safetensors")
-    checksums = {file.name: _sha256(file) for file in sorted(partial.iterdir())}
-    manifest = {"round": round, "config": config, "sha256": checksums}
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for file in partial.iterdir():
-        _sync(file)
-    if final.exists():
-        shutil.rmtree(final)
-    partial.rename(final)
+    final = folder / f"round-{round:06d}"
+    with _beside(final, f"the checkpoint of round {round}") as partial:
+        partial.mkdir()
+        save_tensors(partial / STATE, state)
+        _sync(partial / STATE)
+        checksums = {STATE: _sha256(partial / STATE)}
+        if carries is not None:
+            checksums |= carries.link(partial)
+        manifest = {"round": round, "config": config, "sha256": checksums}
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        _sync(partial / MANIFEST)
+        _sync(partial)
+        if final.exists():
+            shutil.rmtree(final)
     _sync(folder)
     for old in complete(folder)[:-keep]:
         shutil.rmtree(old)
@@ -79,17 +97,17 @@ def complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*"))
 
 
-def read(path: Path) -> tuple[int, dict[str, Any], dict, dict[int, Path]]:
-    """(round, config, state, carry files by client), after every checksum was verified."""
+def read(path: Path) -> tuple[int, dict[str, Any], dict, dict[int, Kept]]:
+    """(round, config, state, what each client kept), after every checksum was verified."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         for name, expected in manifest["sha256"].items():
             if _sha256(path / name) != expected:
                 raise DamagedCheckpoint(f"{path / name}: its SHA-256 is not the manifest's")
-        state = load_tensors(path / "state.safetensors")
+        state = load_tensors(path / STATE)
         carries = {
-            int(name.removeprefix("carry-").removesuffix(".safetensors")): path / name
-            for name in manifest["sha256"]
+            int(name.removeprefix("carry-").removesuffix(".safetensors")): Kept(path / name, sha256)
+            for name, sha256 in manifest["sha256"].items()
             if name.startswith("carry-")
         }
         return manifest["round"], manifest["config"], state, carries
@@ -101,8 +119,8 @@ def read(path: Path) -> tuple[int, dict[str, Any], dict, dict[int, Path]]:
 
 def latest(
     folder: Path, config: dict[str, Any], say: Callable[[str], None]
-) -> tuple[int, dict, dict[int, Path]] | None:
-    """(round, state, carries) of the newest good checkpoint, None where there is none.
+) -> tuple[int, dict, dict[int, Kept]] | None:
+    """(round, state, what each client kept) of the newest good checkpoint, None where there is none.
 
     Damaged ones are passed over and said. One of another configuration is an error that lists what differs.
     """
@@ -133,7 +151,8 @@ def same_config(path: Path, saved: dict[str, Any], config: dict[str, Any]) -> No
 class Carries:
     """What clients keep between their rounds: one file a client and round, loaded when it is wanted.
 
-    Never all in memory. A client's older file stays until a checkpoint no longer needs it.
+    Never all in memory. A file never changes, so its first checkpoint sees to it that it is on disk for good and takes
+    its SHA-256; later ones only link to it. A client's older file stays until no checkpoint needs it.
     """
 
     def __init__(self, folder: Path):
@@ -141,37 +160,71 @@ class Carries:
         shutil.rmtree(folder, ignore_errors=True)
         self.folder = folder
         self.files: dict[int, Path] = {}
+        self._sums: dict[int, str] = {}  # of the files that are on disk for good
 
     def get(self, client: int) -> dict | None:
         file = self.files.get(client)
         return None if file is None else load_tensors(file)
 
     def put(self, client: int, round: int, tensors: Tensors) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """NotWritten if the disk does not take it: what the client kept before stays."""
         file = self.folder / f"{client}-{round}.safetensors"
-        save_tensors(file, tensors)
+        with _beside(file, f"what client {client} keeps of round {round + 1}") as partial:
+            save_tensors(partial, tensors)
         if (old := self.files.get(client)) is not None and old != file:
             old.unlink()
         self.files[client] = file
+        self._sums.pop(client, None)
 
-    def restore(self, files: dict[int, Path]) -> None:
+    def link(self, folder: Path) -> dict[str, str]:
+        """Links every file into a checkpoint's folder: its name there -> its SHA-256."""
+        checksums = {}
+        for client, file in sorted(self.files.items()):
+            if client not in self._sums:
+                _sync(file)
+                self._sums[client] = _sha256(file)
+            name = f"carry-{client}.safetensors"
+            _link(file, folder / name)
+            checksums[name] = self._sums[client]
+        return checksums
+
+    def restore(self, kept: dict[int, Kept]) -> None:
         """Takes over a checkpoint's files; what this folder held is forgotten."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        self.files = {}
-        for client, file in files.items():
-            self.files[client] = self.folder / file.name
-            _link(file, self.files[client])
+        self.files, self._sums = {}, {}
+        for client, there in kept.items():
+            file = self.folder / there.path.name
+            _link(there.path, file)
+            _sync(file)  # whoever copied the checkpoint may not have
+            self.files[client], self._sums[client] = file, there.sha256
 
-    def __iter__(self) -> Iterable[int]:
-        return iter(self.files)
+
+@contextmanager
+def _beside(final: Path, what: str) -> Iterator[Path]:
+    """Where to write what is renamed to `final` when it is whole; where that fails nothing is left."""
+    partial = final.with_name(f"{PARTIAL}{final.name}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.rename(final)
+    except (OSError, SafetensorError) as error:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
+        raise NotWritten(
+            f"{final}: {what} cannot be written: {error}; --resume goes on once the disk takes it"
+        ) from None
 
 
 def _link(source: Path, target: Path) -> None:
+    """The same file where one file system holds both, else a copy, which then is on disk for good."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+        _sync(target)
 
 
 def _sha256(path: Path) -> str:

@@ -195,7 +195,7 @@ def compare(
     """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
     from rayfl import published as beside
     from rayfl.config import choose
-    from rayfl.report import judged_by, results_csv
+    from rayfl.report import best_table, judged_by, results_csv
     from rayfl.report import table as results
 
     choose(dict.fromkeys(["table", "markdown", "csv", "latex"]), format, "--format", "format")
@@ -212,6 +212,7 @@ def compare(
     else:
         render = beside.markdown if format == "markdown" else beside.latex
         print(getattr(results(best, judge), format)())
+        print(getattr(best_table(best, judge), format)())
         if published:
             print(render(published, changed, best))
 
@@ -488,11 +489,16 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "tuple[d
 
 
 def _show_best(records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
-    """The table of a run, or of a sweep with this flat configuration, and a paper's numbers if it has some."""
+    """The tables of a run, or of a sweep with this flat configuration, and a paper's numbers if it has some. The best
+    rounds are shown where clients' own accuracies judge."""
     from rayfl import published as beside
-    from rayfl.report import judged_by, table
+    from rayfl.report import best_table, judged_by, table
 
-    _print(table(records, judged_by(config.get("search.metric", ""))).rich())
+    judge = judged_by(config.get("search.metric", ""))
+    _print(table(records, judge).rich())
+    if judge == "local_accuracy_mean":
+        best = best_table(records, judge)
+        _print(best.rich(full=len(best.header)))
     published, changed = beside.from_config(config)
     if published:
         console.print("\n".join(beside.caption(published, changed)), soft_wrap=True, highlight=False)

@@ -1,4 +1,7 @@
-"""A submodel out of a run's checkpoint, for the world outside: plain torch runs it without rayfl."""
+"""A submodel out of a run's checkpoint, for the world outside: plain torch runs it without rayfl.
+
+Of a masked network (SpaFL, FedPM, FIARSE) the filters and neurons that are not there are left out (`rayfl.shrink`).
+"""
 
 import json
 import tempfile
@@ -14,8 +17,12 @@ from rayfl import costs, norms
 from rayfl.checkpoints import complete
 from rayfl.config import ConfigError
 from rayfl.experiment import parse_experiment
+from rayfl.methods import Deployment
 from rayfl.models import load
 from rayfl.population import label
+from rayfl.seeds import torch_generator
+from rayfl.shrink import filters, shrunk
+from rayfl.tensors import Params
 from rayfl.tracking.records import Run
 from rayfl.training import Answer, answered
 
@@ -39,7 +46,9 @@ def export_submodel(
 
     model.safetensors   parameters and norm statistics, by the names of the network's state
     model.pt2           the same as a program: `torch.export.load(...).module()(x)`, x [B, C, H, W] float32
-    config.json         capacity, network, parameters, and how pixels become x: (pixels / scale - mean) / std
+    config.json         capacity, network, parameters, and how pixels become x: (pixels / scale - mean) / std;
+                        of a masked network also how many of the parameters are not 0 (`nonzero`), and of how many
+                        `filters` of the masked layers how many were `removed` and how many are `zeros` that stay
     """
     run = Run.open(folder)
     if not complete(folder / "checkpoints"):
@@ -58,10 +67,9 @@ def export_submodel(
         for text in said:
             say(text)
         deployed, statistics = simulation.deployment(capacity, client)
-    net = deployed.model.build(deployed.net)
-    load(net, deployed.params)
-    norms.load(net, statistics)
-    net.eval()
+    net, of_mask = _network(deployed, statistics), {}
+    if deployed.masked:
+        deployed, net, of_mask = _without_zeros(deployed, statistics, net, say)
     example = torch.zeros(2, *deployed.model.input)
     program = torch.export.export(
         _Answering(net, deployed.answer), (example,), dynamic_shapes=({0: torch.export.Dim.AUTO},)
@@ -80,7 +88,36 @@ def export_submodel(
         "net": asdict(deployed.net),
         "answer": deployed.answer,
         "parameters": costs.parameters(deployed.model, deployed.net),
+        **of_mask,
         "pixels": {key: getattr(preprocessing, key) for key in ("scale", "mean", "std", "size")},
     }
     (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return net
+
+
+def _network(deployed: Deployment, statistics: Params) -> nn.Module:
+    """As a device runs it."""
+    net = deployed.model.build(deployed.net)
+    load(net, deployed.params)
+    norms.load(net, statistics)
+    return net.eval()
+
+
+def _without_zeros(
+    deployed: Deployment, statistics: Params, net: nn.Module, say: Callable[[str], None]
+) -> tuple[Deployment, nn.Module, dict]:
+    """A masked deployment as a smaller network, if that answers as `net` does, and what config.json has of it."""
+    small, left = shrunk(deployed, statistics)
+    smaller = _network(small, left)
+    x = torch.randn(8, *deployed.model.input, generator=torch_generator(0, "export"))
+    with torch.no_grad():
+        expected, given = (answered(network(x), deployed.answer) for network in (net, smaller))
+    if not torch.allclose(given, expected, rtol=0, atol=1e-4 * float(expected.abs().max())):
+        say(f"all filters stay: without those of zeros model {deployed.model.name} answers otherwise")
+        small, smaller = deployed, net
+    (count, _), (stay, zeros) = filters(deployed), filters(small)
+    before, after = (costs.parameters(d.model, d.net) for d in (deployed, small))
+    rest = f"; {zeros:,} of zeros stay (why: rayfl/shrink.py)" if zeros else ""
+    say(f"{before:,} -> {after:,} parameters; {count - stay:,} of {count:,} filters removed{rest}")
+    removed = {"filters": count, "removed": count - stay, "zeros": zeros}
+    return small, smaller, {"nonzero": small.held.parameters, **removed}

@@ -14,9 +14,10 @@ from pydantic import Field
 
 from rayfl.config import Config
 from rayfl.report import Record, Table, by_label, percent
+from rayfl.tracking.records import AMOUNTS, amounts
 
 Number = float | tuple[float, float]
-"""Per cent; with the published standard deviation, if there is one."""
+"""Per cent, or an amount; with the published standard deviation, if there is one."""
 
 
 class Published(Config):
@@ -27,7 +28,8 @@ class Published(Config):
     note: str = ""
     """What this file does otherwise than the paper, if anything."""
     numbers: dict[str, Annotated[dict[str, Number], Field(min_length=1)]] = Field(min_length=1)
-    """Our metric (a key of result.json) -> row -> the published number, in per cent."""
+    """Our metric -> row -> the published number. A metric is a key of result.json, and the number in per cent; or one
+    of `AMOUNTS`: gbit, what was communicated in 10^9 bits, or client_macs, multiply-adds of training a client."""
 
 
 def in_config(published: Published, changed: Sequence[str]) -> str:
@@ -46,10 +48,13 @@ def from_config(config: Mapping[str, Any]) -> tuple[Published | None, list[str]]
 
 def table(published: Published, records: Sequence[Record]) -> Table:
     """One line a row and metric: per cent; the difference in points, and in standard deviations of ours over
-    the seeds (and the published one's, if it is known)."""
+    the seeds (and the published one's, if it is known). Of amounts the difference in per cent of the published one."""
     metrics = list(published.numbers)
-    header = ["method", *([] if len(metrics) == 1 else ["metric"])]
-    header += ["published %", "ours %", "points", "in stds", "seeds", "rounds"]
+    mixed = any(metric in AMOUNTS for metric in metrics)
+    named = mixed or len(metrics) > 1
+    header = ["method", *(["metric"] if named else [])]
+    header += ["published", "ours", "difference"] if mixed else ["published %", "ours %", "points"]
+    header += ["in stds", "seeds", "rounds"]
     groups = by_label(records)
     rows = []
     for row in dict.fromkeys(row for numbers in published.numbers.values() for row in numbers):
@@ -58,21 +63,29 @@ def table(published: Published, records: Sequence[Record]) -> Table:
                 continue
             number = published.numbers[metric][row]
             theirs, spread = number if isinstance(number, tuple | list) else (number, 0.0)
-            ours = [100 * record[metric] for record in groups[row] if metric in record]
-            points, deviations = _difference(ours, theirs, spread)
+            found = [amounts(record) if metric in AMOUNTS else record for record in groups[row]]
+            ours = [record[metric] for record in found if metric in record]
             rounds = max(record["rounds"] for record in groups[row])
-            name = [row, *([] if len(metrics) == 1 else [metric])]
-            cells = [f"{theirs:.2f}" + (f" ± {spread:.2f}" if spread else ""), percent([v / 100 for v in ours])]
-            rows.append([*name, *cells, points, deviations, str(len(ours)), str(rounds)])
+            name = [row, *([metric if metric in AMOUNTS or not mixed else f"{metric} %"] if named else [])]
+            cells = _amounts(ours, theirs) if metric in AMOUNTS else _shares(ours, theirs, spread)
+            rows.append([*name, *cells, str(len(ours)), str(rounds)])
     return Table(header, rows)
 
 
-def _difference(ours: Sequence[float], theirs: float, spread: float) -> tuple[str, str]:
+def _shares(ours: Sequence[float], theirs: float, spread: float) -> list[str]:
+    cells = [f"{theirs:.2f}" + (f" ± {spread:.2f}" if spread else ""), percent(ours)]
     if not ours:
-        return "–", "–"
-    difference = statistics.fmean(ours) - theirs
-    deviation = math.hypot(statistics.stdev(ours) if len(ours) > 1 else 0.0, spread)
-    return f"{difference:+.2f}", f"{difference / deviation:+.1f}" if deviation else "–"
+        return [*cells, "–", "–"]
+    values = [100 * value for value in ours]
+    difference = statistics.fmean(values) - theirs
+    deviation = math.hypot(statistics.stdev(values) if len(values) > 1 else 0.0, spread)
+    return [*cells, f"{difference:+.2f}", f"{difference / deviation:+.1f}" if deviation else "–"]
+
+
+def _amounts(ours: Sequence[float], theirs: float) -> list[str]:
+    mean = statistics.fmean(ours) if ours else math.nan
+    difference = f"{mean / theirs - 1:+.2%}" if ours and theirs else "–"
+    return [f"{theirs:.5g}", f"{mean:.5g}" if ours else "–", difference, "–"]
 
 
 def caption(published: Published, changed: Sequence[str]) -> list[str]:

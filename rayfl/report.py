@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rayfl.tracking.records import Line, Run, read_json
+from rayfl.population import Population
+from rayfl.tracking.records import DENSITY_AT_BEST, Line, Run, amounts, read_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +94,8 @@ def _mean(records: Iterable[Record], key: str) -> float:
 
 @dataclass(frozen=True)
 class Offer:
-    """The network of one capacity, after the runs of one point of a search: what it costs and what it reaches."""
+    """The network of one capacity, after the runs of one point of a search: what it costs and what it reaches. Of a
+    masked network only what is there costs, a mean over the point's seeds."""
 
     label: str
     point: str
@@ -117,12 +119,16 @@ def offers(records: Iterable[Record], kind: str = "accuracy") -> list[Offer]:
             label=label,
             point=rows[0].get("point", ""),
             capacity=float(capacity),
-            parameters=rows[0][f"parameters_{capacity}"],
-            macs=rows[0][f"macs_{capacity}"],
+            parameters=_there(rows, f"parameters_{capacity}", f"density_{capacity}"),
+            macs=_there(rows, f"macs_{capacity}", f"macs_share_{capacity}"),
             accuracy=_mean(rows, f"{kind}_{capacity}"),
         )
         for (capacity, label, _), rows in groups.items()
     ]
+
+
+def _there(rows: Sequence[Record], amount: str, share: str) -> int:
+    return round(statistics.fmean(row[amount] * row.get(share, 1.0) for row in rows))
 
 
 def pareto(found: Iterable[Offer]) -> list[Offer]:
@@ -212,14 +218,42 @@ def results_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str
     local = [metric] if metric != "accuracy_mean" else []
     columns = ["seed", *local, "accuracy_mean", "accuracy_worst", *map(_accuracy, capacities(records))]
     columns += ["bytes_down", "bytes_up", "train_flops", "seconds"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", *columns])
-    for label, runs in by_label(records, metric).items():
-        for run in runs:
-            if "accuracy_mean" in run:
-                writer.writerow([label, *(run.get(column, "") for column in columns)])
-    return text.getvalue()
+    rows = [
+        [name, *(run.get(column, "") for column in columns)]
+        for name, runs in by_label(records, metric).items()
+        for run in runs
+        if "accuracy_mean" in run
+    ]
+    return as_csv(["method", *columns], rows)
+
+
+BEST = {"best_local_accuracy_mean": "best local %", "best_accuracy_mean": "best %", DENSITY_AT_BEST: "density %"}
+
+
+def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Table:
+    """One line a label as SpaFL's tables (arXiv 2406.00431) have it, the best by the best `metric` first: the best
+    accuracies of any evaluated round; the density of clients' networks in the round with the best local one, if some
+    are masked; what training communicated, and its multiply-adds a client (`amounts`)."""
+    shares = {key: name for key, name in BEST.items() if _values(records, key)}
+    rows = []
+    for name, runs in by_label(records, f"best_{metric}").items():
+        spent = [amounts(run) for run in runs]
+        cells = [percent(_values(runs, key)) for key in shares]
+        cells += [_cost(_values(spent, "gbit"), "{:.4g}".format), _cost(_values(spent, "client_macs"), human_flops)]
+        rows.append([name, str(len(runs)), *cells])
+    return Table(["method", "seeds", *shares.values(), "Gbit", "MACs a client"], rows)
+
+
+def best_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str:
+    """Plain numbers of `best_table`, one line a row with an accuracy."""
+    columns = [key for key in BEST if _values(records, key)] + ["gbit", "client_macs"]
+    rows = [
+        [name, run["seed"], *({**run, **amounts(run)}.get(column, "") for column in columns)]
+        for name, runs in by_label(records, f"best_{metric}").items()
+        for run in runs
+        if "accuracy_mean" in run
+    ]
+    return as_csv(["method", "seed", *columns], rows)
 
 
 def pareto_table(front: Iterable[Offer], kind: str = "accuracy") -> Table:
@@ -238,10 +272,15 @@ def pareto_csv(found: Iterable[Offer], kind: str = "accuracy") -> str:
     """Plain numbers, one line an offer by rising cost; `front`: whether no other one dominates it."""
     found = sorted(found, key=lambda offer: (offer.macs, -offer.accuracy))
     front = pareto(found)
+    header = ["method", "point", "capacity", "parameters", "macs", kind, "front"]
+    return as_csv(header, [[*astuple(offer), int(offer in front)] for offer in found])
+
+
+def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "point", "capacity", "parameters", "macs", kind, "front"])
-    writer.writerows([*astuple(offer), int(offer in front)] for offer in found)
+    writer.writerow(header)
+    writer.writerows(rows)
     return text.getvalue()
 
 
@@ -293,27 +332,44 @@ def _tex(cell: str) -> str:
     return "".join(special.get(letter, letter) for letter in cell)
 
 
-# plots: each writes one PNG
+# plots: each writes one PNG; beside it, with the same name, a CSV of its numbers unless they are in a file already
 
 
 def write_report(folder: str | Path, records: Sequence[Record], metric: str = "accuracy_mean") -> None:
-    """results.csv, .md, .tex and the plots of a comparison into a folder; rows are of runs on disk."""
+    """Tables (results, best: .csv, .md, .tex) and plots of a comparison into a folder; rows are of runs on disk."""
     folder = Path(folder)
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    (folder / "results.csv").write_text(results_csv(records, metric))
-    (folder / "results.md").write_text(table(records, metric).markdown())
-    (folder / "results.tex").write_text(table(records, metric).latex())
+    plots = folder / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
+    for name, text, cells in (
+        ("results", results_csv(records, metric), table(records, metric)),
+        ("best", best_csv(records, metric), best_table(records, metric)),
+    ):
+        (folder / f"{name}.csv").write_text(text)
+        (folder / f"{name}.md").write_text(cells.markdown())
+        (folder / f"{name}.tex").write_text(cells.latex())
     ranked = [record for runs in by_label(records, metric).values() for record in runs]
     curves: dict[str, list[list[Line]]] = defaultdict(list)
     for record in ranked:
         curves[record["label"]].append(Run.open(record["path"]).rounds())
-    learning_curves(folder / "plots" / "learning_curves.png", curves, metric)
-    accuracy_by_capacity(folder / "plots" / "accuracy_by_capacity.png", ranked)
+    learning_curves(plots / "learning_curves.png", curves, metric)
+    accuracy_by_capacity(plots / "accuracy_by_capacity.png", ranked)
+    if len(curves) > 1:
+        accuracy_by_traffic(plots / "accuracy_by_traffic.png", curves, metric)
+        curves_by_capacity(plots / "curves_by_capacity.png", curves, sorted(trained(ranked), reverse=True))
     clients: dict[str, list[float]] = defaultdict(list)
     for record in ranked:
         clients[record["label"]] += read_json(Path(record["path"]) / "clients.json").values()
     if all(clients.values()):
-        accuracy_histogram(folder / "plots" / "client_accuracy.png", clients)
+        accuracy_histogram(plots / "client_accuracy.png", clients)
+
+
+def trained(records: Iterable[Record]) -> set[float]:
+    """The capacities that clients have in some row; a population may have others, of weight 0."""
+    found: set[float] = set()
+    for record in records:
+        section = {k.removeprefix("clients."): v for k, v in record["params"].items() if k.startswith("clients.")}
+        found |= {capacity for capacity, weight in Population(**section).levels if weight}
+    return found
 
 
 def write_pareto(folder: str | Path, records: Sequence[Record], metric: str = "accuracy_mean") -> None:
@@ -331,44 +387,121 @@ def write_pareto(folder: str | Path, records: Sequence[Record], metric: str = "a
 
 
 def learning_curves(
+    path: str | Path,
+    curves: Mapping[str, Sequence[Sequence[Line]]],
+    metric: str = "accuracy_mean",
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    **axis: Any,
+) -> None:
+    """`metric` over rounds: for each label its runs' lines; mean and ± standard deviation over the runs. `styles` in
+    place of `styles_of`; `axis` as yscale, ylim."""
+    from matplotlib.ticker import LogLocator
+
+    figure, axes = new_figure()
+    for label, style in (styles or styles_of(curves)).items():
+        _draw(axes, curves[label], metric, style, label)
+    axes.set(xlabel="round", ylabel=metric.replace("_", " "), **axis)
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+    _legend(axes)
+    save(figure, path)
+    Path(path).with_suffix(".csv").write_text(as_csv(*_over_rounds(curves, metric)))
+
+
+def curves_by_capacity(
+    path: str | Path, curves: Mapping[str, Sequence[Sequence[Line]]], capacities: Sequence[float]
+) -> None:
+    """Test accuracy of every capacity over rounds, a panel a capacity, as `learning_curves` (FIARSE, arXiv 2407.19389,
+    figure 3); nothing for one capacity."""
+    if len(capacities) < 2:
+        return
+    figure, panels = _panels([f"capacity {capacity:g}" for capacity in capacities], "round", "accuracy")
+    styles = styles_of(curves)
+    rows: list[list[Any]] = []
+    for axes, capacity in zip(panels, capacities, strict=True):
+        for label, style in styles.items():
+            _draw(axes, curves[label], _accuracy(capacity), style, label)
+        rows += [[capacity, *row] for row in _over_rounds(curves, _accuracy(capacity))[1]]
+    lines = [line for axes in panels for line in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in lines}
+    figure.legend(handles.values(), handles.keys(), frameon=False, loc="outside right center")
+    save(figure, path)
+    header, _ = _over_rounds(curves, "accuracy")
+    Path(path).with_suffix(".csv").write_text(as_csv(["capacity", *header], rows))
+
+
+def accuracy_by_traffic(
     path: str | Path, curves: Mapping[str, Sequence[Sequence[Line]]], metric: str = "accuracy_mean"
 ) -> None:
-    """`metric` over rounds: for each label its runs' lines; mean and ± standard deviation over the runs."""
+    """`metric` over what was communicated by then, up and down (SpaFL, arXiv 2406.00431, figure 2): for each label
+    its runs' lines, means over the runs. On a log scale if the labels differ by ten times; one that sends nothing is
+    a dotted line at its last value. Nothing if all send as much."""
+    found = {}
+    for label, runs in curves.items():
+        sent = [_with_traffic(lines) for lines in runs]
+        rounds, gbit = _common([[line for line in lines if metric in line] for lines in sent], "gbit")
+        if rounds:
+            found[label] = rounds, gbit.mean(0), _common(sent, metric)[1].mean(0)
+    totals = [float(gbit[-1]) for _, gbit, _ in found.values()]
+    if not any(totals) or max(totals) - min(totals) < 0.01 * max(totals):
+        return
     figure, axes = new_figure()
-    for label, style in styles_of(curves).items():
-        rounds, values = _common(curves[label], metric)
-        if not len(rounds):
-            continue
-        mean = values.mean(0)
-        marker = {"marker": style["marker"], "markersize": 4} if len(rounds) <= 12 else {}
-        line = {"color": style["color"], "linestyle": style["linestyle"]} | marker
-        axes.plot(rounds, mean, label=label, linewidth=1.8, **line)
-        if len(values) > 1:
-            std = values.std(0, ddof=1)
-            axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
-    axes.set_xlabel("round")
+    for label, style in styles_of(found).items():
+        _, gbit, values = found[label]
+        if gbit[-1]:
+            axes.plot(gbit, values, label=label, **_line(style, len(gbit)))
+        else:
+            axes.axhline(values[-1], label=f"{label}: sends nothing", color=style["color"], linestyle=":")
+    if max(totals) > 10 * min(total for total in totals if total):
+        axes.set_xscale("log")
+    axes.set_xlabel("communicated by all clients, Gbit")
     axes.set_ylabel(metric.replace("_", " "))
     _legend(axes)
     save(figure, path)
+    rows = [
+        [label, round, float(x), float(y)] for label, some in found.items() for round, x, y in zip(*some, strict=True)
+    ]
+    Path(path).with_suffix(".csv").write_text(as_csv(["method", "round", "gbit", metric], rows))
 
 
 def accuracy_by_capacity(path: str | Path, records: Sequence[Record]) -> None:
-    """Test accuracy of the submodel of every capacity (log2), mean and standard deviation over seeds."""
+    """Test accuracy of the submodel of every capacity (log2), mean and standard deviation over seeds. Markers of
+    capacities that no client has are hollow (FIARSE, arXiv 2407.19389, figure 4)."""
     figure, axes = new_figure()
     groups = by_label(records)
-    known = capacities(records)
+    known, everywhere, rows = capacities(records), trained(records), []
     for label, style in styles_of(groups).items():
         values = {c: v for c in known if (v := _values(groups[label], _accuracy(c)))}
-        mean = [statistics.fmean(v) for v in values.values()]
+        mean = {c: statistics.fmean(v) for c, v in values.items()}
         std = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values.values()]
-        axes.errorbar(list(values), mean, std, label=label, capsize=3, markersize=5, **style)
+        axes.errorbar(list(mean), list(mean.values()), std, label=label, capsize=3, markersize=5, **style)
+        held = trained(groups[label])
+        rows += [[label, c, m, s, int(c in held)] for (c, m), s in zip(mean.items(), std, strict=True)]
+        new = [c for c in mean if c not in held]
+        look = {"color": style["color"], "marker": style["marker"], "markersize": 5, "markerfacecolor": "white"}
+        axes.plot(new, [mean[c] for c in new], linestyle="", zorder=3, **look)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(known, [f"{c:g}" for c in known])
+    ticks = _apart(sorted(everywhere & set(known), reverse=True) + known)
+    axes.set_xticks(ticks, [f"{c:g}" for c in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("capacity of the client")
+    axes.set_xlabel("capacity of the client" + ("" if everywhere >= set(known) else "; hollow: no client has it"))
     axes.set_ylabel("accuracy")
     _legend(axes)
     save(figure, path)
+    header = ["method", "capacity", "accuracy", "std", "trained"]
+    Path(path).with_suffix(".csv").write_text(as_csv(header, rows))
+
+
+def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
+    """Of these capacities those that a log axis can name: the first, and all that are far enough from those before."""
+    span = math.log(max(known) / min(known)) or 1.0
+    chosen: list[float] = []
+    for capacity in known:
+        if all(abs(math.log(capacity / other)) >= least * span for other in chosen):
+            chosen.append(capacity)
+    return chosen
 
 
 def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy") -> None:
@@ -422,18 +555,20 @@ def label_distribution(path: str | Path, counts: np.ndarray) -> None:
 
 
 def accuracy_histogram(path: str | Path, accuracies: Mapping[str, Sequence[float]]) -> None:
-    """How many clients reach which accuracy: for each label the accuracies [clients]; dashes are means."""
-    figure, axes = new_figure()
-    for label, style in styles_of(accuracies).items():
-        values = np.asarray(accuracies[label])
-        color = style["color"]
-        axes.hist(values, bins=20, range=(0, 1), histtype="stepfilled", color=color, alpha=0.15)
-        axes.hist(values, bins=20, range=(0, 1), histtype="step", color=color, label=label)
-        axes.axvline(values.mean(), color=color, linestyle="--", linewidth=1)
-    axes.set_xlabel("accuracy of a client on its own test data")
-    axes.set_ylabel("clients")
-    _legend(axes)
+    """How many clients reach which accuracy (FIARSE, arXiv 2407.19389, figure 2): for each label, in a panel of its
+    own, the accuracies [clients]; dashes are means."""
+    edges, rows = np.linspace(0, 1, 21), []
+    means = {label: statistics.fmean(values) for label, values in accuracies.items()}
+    titles = [f"{label}: mean {mean:.3f}" for label, mean in means.items()]
+    figure, panels = _panels(titles, "accuracy of a client on its own test data", "clients")
+    for axes, (label, style) in zip(panels, styles_of(accuracies).items(), strict=True):
+        counts, _ = np.histogram(accuracies[label], edges)
+        axes.stairs(counts, edges, color=style["color"], fill=True, alpha=0.3)
+        axes.stairs(counts, edges, color=style["color"])
+        axes.axvline(means[label], color=style["color"], linestyle="--", linewidth=1)
+        rows.append([label, *counts.tolist()])
     save(figure, path)
+    Path(path).with_suffix(".csv").write_text(as_csv(["method", *(f"{edge:.2f}" for edge in edges[:-1])], rows))
 
 
 def _common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
@@ -441,6 +576,47 @@ def _common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.
     series = [{line["round"]: line[metric] for line in lines if metric in line} for lines in runs]
     rounds = sorted(set.intersection(*map(set, series)))
     return rounds, np.array([[one[round] for round in rounds] for one in series])
+
+
+def _over_rounds(curves: Mapping[str, Sequence[Sequence[Line]]], metric: str) -> tuple[list[str], list[list[Any]]]:
+    """A header and a row a round: of every label the mean over its runs and, of several, the standard deviation."""
+    header, columns = ["round"], []
+    for label, runs in curves.items():
+        rounds, values = _common(runs, metric)
+        header.append(label)
+        columns.append(dict(zip(rounds, values.mean(0).tolist(), strict=True)) if rounds else {})
+        if len(runs) > 1:
+            header.append(f"{label} std")
+            columns.append(dict(zip(rounds, values.std(0, ddof=1).tolist(), strict=True)) if rounds else {})
+    rounds = sorted(set().union(*columns))
+    return header, [[round, *(column.get(round, "") for column in columns)] for round in rounds]
+
+
+def _draw(axes: "Axes", runs: Sequence[Sequence[Line]], metric: str, style: Mapping[str, Any], label: str) -> None:
+    """`metric` over rounds: mean and standard deviation over the runs' lines."""
+    rounds, values = _common(runs, metric)
+    if not rounds:
+        return
+    mean = values.mean(0)
+    axes.plot(rounds, mean, label=label, **_line(style, len(rounds)))
+    if len(values) > 1:
+        std = values.std(0, ddof=1)
+        axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _line(style: Mapping[str, Any], points: int) -> dict[str, Any]:
+    """With markers while they are few."""
+    marker = {"marker": style["marker"], "markersize": 4} if points <= 12 else {}
+    return {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.8} | marker
+
+
+def _with_traffic(lines: Iterable[Line]) -> list[Line]:
+    """Lines with `gbit`: what all rounds up to theirs communicated, in 10^9 bits."""
+    sent, found = 0.0, []
+    for line in lines:
+        sent += 8 * (line.get("bytes_down", 0) + line.get("bytes_up", 0)) / 1e9
+        found.append(line | {"gbit": sent})
+    return found
 
 
 def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -462,17 +638,44 @@ def new_figure() -> "tuple[Figure, Axes]":
 
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     axes = figure.subplots()
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    _bare(axes)
     return figure, axes
 
 
+def _panels(titles: Sequence[str], xlabel: str, ylabel: str) -> "tuple[Figure, list[Axes]]":
+    """Axes of equal scales, one a title, in as few lines as are no wider than three."""
+    from matplotlib.figure import Figure
+
+    lines = math.ceil(len(titles) / 3)
+    columns = math.ceil(len(titles) / lines)
+    size = (7, 4.2) if len(titles) == 1 else (3.1 * columns + 1, 2.4 * lines + 0.4)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, title in zip(grid, titles, strict=False):
+        _bare(axes)
+        axes.set_title(title, fontsize=10)
+    for i, axes in enumerate(grid[: len(titles)]):
+        axes.tick_params(labelbottom=i + columns >= len(titles))
+    for axes in grid[len(titles) :]:
+        axes.remove()
+    figure.supxlabel(xlabel, fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
+    return figure, list(grid[: len(titles)])
+
+
+def _bare(axes: "Axes") -> None:
+    """A light grid and no frame."""
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _legend(axes: "Axes") -> None:
-    """Inside while it is short, to the right of the axes when it is not."""
+    """Inside while it is short, to the right of the axes when it is not, as high as they are at most."""
     _, labels = axes.get_legend_handles_labels()
     if len(labels) > 5:
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        size = min(10, 160 / len(labels))
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=size)
     elif labels:
         axes.legend(frameon=False)
 

@@ -416,7 +416,7 @@ class Simulation:
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint of this moment below `folder`."""
-        checkpoints.write(folder, self.round, self.config, self.state, self.carries.files)
+        checkpoints.write(folder, self.round, self.config, self.state, self.carries)
 
     def restore(self, folder: Path) -> tuple[int, list[str]]:
         """Goes to the newest good checkpoint below `folder`: its round (0 if there is none), what to say."""

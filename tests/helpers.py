@@ -1,7 +1,9 @@
 """What several test files share: tiny experiments, an executor that makes trouble, methods made for tests."""
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from rayfl.axes import Axis, Net, linear
 from rayfl.executors.base import Executor
 from rayfl.experiment import Experiment, parse_experiment
 from rayfl.methods import Client, Method, Task, Update
-from rayfl.methods.width import PersonalMethod
+from rayfl.methods.width import PersonalMethod, SizedMethod
 from rayfl.models import Model
 from rayfl.seeds import numpy_generator, torch_generator
 from rayfl.simulation import Simulation
@@ -136,7 +138,7 @@ def one_round(method: Method, state: dict, *clients: tuple[float, ClientData], r
 
 
 class Shuffled(Executor):
-    """Works jobs out in a random order, and sends every message through flat buffers, as Ray does."""
+    """Works jobs out in a random order, and sends every message through flat buffers and pickle, as Ray does."""
 
     def __init__(self, worker: Worker, seed: int = 0):
         self.worker, self.seed = worker, seed
@@ -153,7 +155,7 @@ class Shuffled(Executor):
 
 def _sent(message):
     tensors, rest = message
-    return unpack(pack(tensors)), rest
+    return unpack(pack(tensors)), pickle.loads(pickle.dumps(rest))
 
 
 class PersonalHead(PersonalMethod):
@@ -170,6 +172,29 @@ class PersonalHead(PersonalMethod):
         head = [n for n, d in self.task.layout(selection.net).dims.items() if d[0] == self.task.model.labels]
         update.carries[client.id] = {n: update.sums["params"].pop(n) for n in head}
         return update
+
+
+class Pruned(SizedMethod):
+    """FedAvg, of whose network a device runs a part: in conv1 and hidden the rows that its capacity, as a share of the
+    largest, leaves, rounded down. A client who has trained has lost as many rows of conv1 as its id says, and of hidden
+    three times as many."""
+
+    name: Literal["pruned"] = "pruned"
+    is_personal: ClassVar[bool] = True
+
+    def local_update(self, payload, selection, client, data, round, seed):
+        update = super().local_update(payload, selection, client, data, round, seed)
+        update.carries[client.id] = {"lost": torch.tensor([1, 3]) * client.id}
+        return update
+
+    def deploy(self, state, round, capacity, client=None):
+        deployed = super().deploy(state, round, capacity)
+        masked, params = ("conv1.weight", "hidden.weight"), dict(deployed.params)
+        for i, name in enumerate(masked):
+            rows, own = len(params[name]), client is not None and client.carry is not None
+            left = rows - int(client.carry["lost"][i]) if own else int(rows * capacity / max(self.task.nets))
+            params[name] = params[name] * (torch.arange(rows) < left).view(-1, *[1] * (params[name].dim() - 1))
+        return replace(deployed, key=(capacity, client and client.id), params=params, masked=masked)
 
 
 class Troubled(PersonalHead):

@@ -11,7 +11,16 @@ from helpers import Perceptron, run, simulate, tiny
 from matplotlib.axes import Axes
 
 from rayfl import cli
-from rayfl.anatomy import deployments, steps, submodel_curves, weights, write_anatomy, write_profile
+from rayfl.anatomy import (
+    deployments,
+    layer_curves,
+    share_curves,
+    steps,
+    submodel_curves,
+    weights,
+    write_anatomy,
+    write_profile,
+)
 from rayfl.axes import Net
 from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Deployment
@@ -125,11 +134,54 @@ def test_curves_are_means_over_runs(tmp_path, drawn):
     assert lines == {"capacity 1": pytest.approx([0.3, 0.6]), "capacity 0.5": pytest.approx([0.25, 0.25])}
 
 
+def test_what_masked_networks_keep_over_rounds(tmp_path, drawn):
+    dense = [{"round": 1, "accuracy_1": 0.5, "local_accuracy_mean": 0.5}]
+    layer_curves(tmp_path / "layers.png", [dense])
+    share_curves(tmp_path / "shares.png", [dense], [1.0])
+    assert plots_of(tmp_path) == []
+    own = {"local_density": 0.75, "local_density_conv1": 1.0, "local_density_stage1.0.conv": 0.5}
+    layer_curves(tmp_path / "layers.png", [[dense[0] | own], [dense[0] | own | {"local_density_conv1": 0.5}]])
+    assert table_of(tmp_path / "layers.csv")[0][::2] == [
+        "round",
+        "conv1 std",
+        "stage1.0.conv std",
+        "mean of the layers std",
+    ]
+    shares = {"density_1": 1.0, "macs_1": 1.0, "density_0.25": 0.25, "macs_0.25": 0.375}
+    lines = [dense[0] | shares, {"round": 2} | shares | {"macs_0.25": 0.5}]
+    share_curves(tmp_path / "shares.png", [lines], {0.25, 0.5})
+    layers, shares = drawn.values()
+    assert layers == {"conv1": [0.75], "stage1.0.conv": [0.5], "mean of the layers": [0.75]}
+    # no client has capacity 1, and of 0.5 nothing is masked
+    assert shares == {"multiply-adds at 0.25": [0.375, 0.5], "parameters at 0.25": [0.25, 0.25]}
+
+
+class Pruned(PrefixMethod):
+    """Of the hidden layer every other row is there, of the head nothing."""
+
+    name: Literal["pruned"] = "pruned"
+
+    def deploy(self, state, round, capacity, client=None):
+        deployed = super().deploy(state, round, capacity, client)
+        masked = {name: torch.zeros_like(deployed.params[name]) for name in ("hidden.weight", "head.weight")}
+        masked["hidden.weight"][::2] = -2.0
+        return replace(deployed, params=deployed.params | masked, masked=tuple(masked))
+
+
+def test_of_masked_networks_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "pruned", Pruned)
+    finished(tmp_path, {"method": "pruned", "clients": {"capacities": [1, 0.5]}}, "pruned", rounds=0)
+    write_anatomy(tmp_path, records(tmp_path), pytest.fail)
+    kept, mean = table_of(tmp_path / "plots" / "kept.csv"), table_of(tmp_path / "plots" / "weights.csv")
+    assert kept == [["layer", "1", "0.5"], ["hidden", "0.5", "0.5"], ["head", "0.0", "0.0"]]
+    assert mean[3:] == [["hidden", "2.0", "2.0"], ["head", "0.0", "0.0"]]
+
+
 def test_a_run_without_steps(tmp_path):
     simulation = finished(tmp_path / "run", {"method": "heterofl"}, "heterofl", rounds=1)
     write_anatomy(tmp_path / "run", records(tmp_path), pytest.fail)
     plots = tmp_path / "run" / "plots"
-    assert plots_of(plots) == ["submodels.png", "weights.csv", "weights.png"]
+    assert plots_of(plots) == ["submodels.csv", "submodels.png", "weights.csv", "weights.png"]
     header, *rows = table_of(plots / "weights.csv")
     assert header == ["layer", "0.3", "0.2", "0.1"]
     deployed, _ = simulation.deployment(0.2)
@@ -143,7 +195,7 @@ def test_networks_of_clients_own_are_not_drawn(tmp_path):
     finished(folder, {"method": "standalone"}, "standalone", rounds=1)
     write_anatomy(folder, records(tmp_path), said.append)
     assert said == [f"{folder}: with method standalone every client has a network of its own; no plots of its weights"]
-    assert plots_of(folder / "plots") == ["submodels.png"]
+    assert plots_of(folder / "plots") == ["submodels.csv", "submodels.png"]
 
 
 def test_a_run_with_steps_from_its_newest_checkpoint(tmp_path, monkeypatch):
@@ -158,7 +210,8 @@ def test_a_run_with_steps_from_its_newest_checkpoint(tmp_path, monkeypatch):
     write_anatomy(tmp_path, records(tmp_path), pytest.fail)
     rows = [[branch, "0.25", "" if branch == "stage2.1.residual" else "0.25"] for branch in BRANCHES]
     assert table_of(tmp_path / "plots" / "steps.csv") == [["residual branch", "0.03125", "0.015625"], *rows]
-    assert plots_of(tmp_path / "plots") == ["steps.csv", "steps.png", "submodels.png", "weights.csv", "weights.png"]
+    drawn = ("steps", "submodels", "weights")
+    assert plots_of(tmp_path / "plots") == [f"{name}.{end}" for name in drawn for end in ("csv", "png")]
 
 
 def test_of_several_runs_the_best_of_each_label(tmp_path):
@@ -171,9 +224,11 @@ def test_of_several_runs_the_best_of_each_label(tmp_path):
     write_anatomy(tmp_path, records(tmp_path), said.append)
     assert said == [f"{tmp_path / 'c'}: has no checkpoint; no plots of its weights"]
     assert plots_of(tmp_path / "plots") == [
+        "heterofl/submodels.csv",
         "heterofl/submodels.png",
         "heterofl/weights.csv",
         "heterofl/weights.png",
+        "other/submodels.csv",
         "other/submodels.png",
     ]
     written = table_of(tmp_path / "plots" / "heterofl" / "weights.csv")[1][1]

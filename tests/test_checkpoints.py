@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from helpers import assert_same
 
 from rayfl import checkpoints
-from rayfl.checkpoints import Carries, DamagedCheckpoint, checksum, complete, latest, read, write
+from rayfl.checkpoints import Carries, DamagedCheckpoint, NotWritten, checksum, complete, latest, read, write
 from rayfl.config import ConfigError
 
 CONFIG = {"training": {"lr": 0.1, "milestones": [1, 2]}, "seed": 0}
@@ -71,12 +73,23 @@ def test_a_crash_while_writing_leaves_the_old_one(tmp_path, monkeypatch):
     for place in ("pathlib.Path.rename", "pathlib.Path.write_text", "rayfl.checkpoints.save_file"):
         with monkeypatch.context() as patch:
             patch.setattr(place, crash)
-            with pytest.raises(OSError, match="no space left"):
+            with pytest.raises(NotWritten) as error:
                 write(tmp_path, 2, CONFIG, state(2))
-        assert names(tmp_path) == ["round-000001"]
+        assert str(error.value) == (
+            f"{tmp_path}/round-000002: the checkpoint of round 2 cannot be written: no space left on device; "
+            "--resume goes on once the disk takes it"
+        )
+        assert os.listdir(tmp_path) == ["round-000001"]
         assert latest(tmp_path, CONFIG, pytest.fail)[0] == 1
     write(tmp_path, 2, CONFIG, state(2))
     assert sorted(os.listdir(tmp_path)) == ["round-000001", "round-000002"]
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path):
+    (tmp_path / ".partial-round-000002").mkdir()
+    (tmp_path / ".partial-round-000002" / "state.safetensors").write_text("half")
+    write(tmp_path, 3, CONFIG, state(3))
+    assert os.listdir(tmp_path) == ["round-000003"]
 
 
 def test_a_round_that_was_written_before_is_replaced(tmp_path):
@@ -103,7 +116,7 @@ def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
     carries = Carries(tmp_path / "carries")
     carries.put(3, 0, {"w": torch.ones(2)})
     write(tmp_path, 1, CONFIG, state(1))
-    newest = write(tmp_path, 2, CONFIG, state(2), carries.files)
+    newest = write(tmp_path, 2, CONFIG, state(2), carries)
     damage(newest)
     heard = []
     round, found, _ = latest(tmp_path, CONFIG, heard.append)
@@ -152,7 +165,7 @@ def test_carries_are_linked_and_restored(tmp_path):
     assert carries.get(3) is None
     carries.put(3, 0, {"head": {"w": torch.ones(2)}})
     carries.put(12, 0, {"w": torch.zeros(1)})
-    path = write(tmp_path / "checkpoints", 1, CONFIG, state(1), carries.files)
+    path = write(tmp_path / "checkpoints", 1, CONFIG, state(1), carries)
     assert os.path.samefile(path / "carry-3.safetensors", carries.files[3])
     carries.put(3, 1, {"head": {"w": torch.full((2,), 7.0)}})
     assert carries.get(3)["head"]["w"].tolist() == [7, 7]
@@ -176,10 +189,100 @@ def test_an_old_checkpoint_keeps_its_own_carries(tmp_path):
     for round in (0, 1):
         carries.put(3, round, {"w": torch.full((2,), float(round))})
         carries.put(4, 0, {"w": torch.zeros(1)}) if round == 0 else None
-        paths.append(write(tmp_path, round + 1, CONFIG, state(round), carries.files))
+        paths.append(write(tmp_path, round + 1, CONFIG, state(round), carries))
     found = [checkpoints.load_tensors(path / "carry-3.safetensors")["w"].tolist() for path in paths]
     assert found == [[0, 0], [1, 1]]
     assert os.path.samefile(paths[0] / "carry-4.safetensors", paths[1] / "carry-4.safetensors")
+
+
+@contextmanager
+def small_files(largest: int = 1000):
+    """As on a disk that fills up while a file is written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_carry_that_the_disk_does_not_take(tmp_path):
+    """Nothing half written is left, and what was kept before is still there."""
+    carries = Carries(tmp_path)
+    carries.put(3, 0, {"w": torch.ones(2)})
+    for client in (3, 4):
+        with small_files(), pytest.raises(NotWritten) as error:
+            carries.put(client, 7, {"w": torch.zeros(1000)})
+        assert str(error.value).startswith(
+            f"{tmp_path}/{client}-7.safetensors: what client {client} keeps of round 8 cannot be written: "
+        )
+        assert str(error.value).endswith("; --resume goes on once the disk takes it")
+    assert os.listdir(tmp_path) == ["3-0.safetensors"]
+    assert carries.get(3)["w"].tolist() == [1, 1] and carries.get(4) is None
+
+
+def test_a_checkpoint_that_the_disk_does_not_take_leaves_the_ones_before(tmp_path):
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 0, {"w": torch.ones(2)})
+    write(tmp_path, 1, CONFIG, state(1), carries)
+    with small_files(), pytest.raises(NotWritten, match="checkpoint of round 2 cannot be written: .*large"):
+        write(tmp_path, 2, CONFIG, {"w": torch.zeros(1000)}, carries)
+    assert sorted(os.listdir(tmp_path)) == ["carries", "round-000001"]
+    write(tmp_path, 2, CONFIG, state(2), carries)
+    assert latest(tmp_path, CONFIG, pytest.fail)[0] == 2
+
+
+def test_a_checkpoint_reads_only_what_changed(tmp_path, monkeypatch):
+    """Each file that a client keeps is hashed and synced once, also over a resume."""
+    read_again: list[str] = []
+    for name in ("_sha256", "_sync"):
+        real = getattr(checkpoints, name)
+        monkeypatch.setattr(checkpoints, name, lambda path, real=real: (read_again.append(path.name), real(path))[1])
+
+    def checkpoint(round: int) -> set[str]:
+        read_again.clear()
+        write(tmp_path / "checkpoints", round, CONFIG, state(round), carries)
+        return {name for name in read_again if read_again.count(name) == 2 and name != "state.safetensors"}
+
+    carries = Carries(tmp_path / "carries")
+    for client in range(5):
+        carries.put(client, 0, {"w": torch.full((2,), float(client))})
+    assert checkpoint(1) == {f"{client}-0.safetensors" for client in range(5)}
+    carries.put(2, 1, {"w": torch.zeros(2)})
+    carries.put(2, 2, {"w": torch.ones(2)})
+    assert checkpoint(3) == {"2-2.safetensors"}
+    assert checkpoint(4) == set()
+    assert read_again == ["state.safetensors"] * 2 + ["manifest.json", ".partial-round-000004", "checkpoints"]
+
+    carries = Carries(tmp_path / "carries")
+    carries.restore(latest(tmp_path / "checkpoints", CONFIG, pytest.fail)[2])
+    assert checkpoint(5) == set()
+    carries.put(4, 5, {"w": torch.zeros(2)})
+    assert checkpoint(6) == {"4-5.safetensors"}
+    assert set(latest(tmp_path / "checkpoints", CONFIG, pytest.fail)[2]) == set(range(5))
+
+
+def test_a_sum_is_of_what_was_kept_not_of_what_a_bad_disk_made_of_it(tmp_path):
+    """A later checkpoint does not vouch for a file that was damaged since its first."""
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 0, {"w": torch.ones(2)})
+    for round in (1, 2):
+        path = write(tmp_path / "checkpoints", round, CONFIG, state(round), carries)
+        if round == 1:
+            flip_a_bit(carries.files[3])
+    with pytest.raises(DamagedCheckpoint, match="carry-3.safetensors: its SHA-256 is not"):
+        read(path)
+
+
+def test_where_links_are_not_possible_files_are_copied(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(OSError("another file system")))
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 0, {"w": torch.ones(2)})
+    for round in (1, 2):
+        path = write(tmp_path / "checkpoints", round, CONFIG, state(round), carries)
+        assert not os.path.samefile(path / "carry-3.safetensors", carries.files[3])
+        carries.restore(read(path)[3])
+    assert carries.get(3)["w"].tolist() == [1, 1]
 
 
 # fingerprints

@@ -1,7 +1,7 @@
 """What a user gets told. The whole message counts: where, what was given, what is allowed, what to do."""
 
 import pytest
-from helpers import tiny
+from helpers import Pruned, tiny
 from pydantic import Field
 from torch import nn
 
@@ -381,6 +381,18 @@ def test_what_a_network_keeps_and_costs():
     assert [costs["parameters_0.3"], costs["macs_0.3"]] == [part["parameters"], part["flops"]]
     [digits, _] = describe_experiment(tiny(clients={"capacities": [1, 0.5]}), "macs")
     assert list(digits)[:3] == ["capacity", "width", "parameters"]
+
+
+def test_a_masked_network_costs_what_is_there(monkeypatch):
+    """Of 10 rows of 9 weights, at 64 pixels, and 39 of 80 a third is left, or 3 and 13; all of it travels."""
+    monkeypatch.setitem(METHODS, "pruned", Pruned)
+    full, part = describe_experiment(tiny(method="pruned", clients={"capacities": [0.3, 0.1]}), "macs")
+    gone = 7 * 9 + 26 * 80
+    assert part["parameters"] == full["parameters"] - gone
+    assert part["flops"] == full["flops"] - 7 * 9 * 64 - 26 * 80
+    assert part["space_mb"] == 4 * part["parameters"] / 2**20
+    assert part["width"] == full["width"] == 0.3
+    assert {record[way] for record in (full, part) for way in ("bytes_down", "bytes_up")} == {4 * full["parameters"]}
 
 
 def test_blocks_behind_the_last_exit_are_left_out():

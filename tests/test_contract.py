@@ -1,4 +1,8 @@
-"""What every method promises, over all methods and models. A new method or model adds no line here."""
+"""What every method promises, over all methods and models. A new method or model adds no line here.
+
+A test that asks for `method_name` is of all methods, one that asks for `width_method` of those that train narrow dense
+networks; with `model_name`, on every model that they fit.
+"""
 
 import math
 import pickle
@@ -13,6 +17,7 @@ from rayfl.axes import Net
 from rayfl.checkpoints import checksum
 from rayfl.experiment import parse_experiment
 from rayfl.methods import METHODS, Client, Update
+from rayfl.methods.width import WidthMethod
 from rayfl.models import MODELS, Model, layout
 from rayfl.norms import fresh
 from rayfl.population import Population
@@ -22,10 +27,12 @@ from rayfl.submodel import Slice
 from rayfl.tensors import leaves
 from rayfl.worker import ClientFailed, Worker
 
-ALL_METHODS = [*METHODS, "personal_head"]
+CLASSES = METHODS | {"personal_head": PersonalHead}
+ALL_METHODS = list(CLASSES)
+WIDTH_METHODS = [name for name, method in CLASSES.items() if issubclass(method, WidthMethod)]
 CAPACITIES = (0.3, 0.2, 0.1)
 """Of 64 channels 20, 13 and 7: nothing divides."""
-IMAGES = {"lenet5_caffe": [1, 16, 16], "liang_cnn": [1, 16, 16]}
+IMAGES = {"lenet5_caffe": [1, 16, 16], "liang_cnn": [1, 16, 16], "spafl_cnn": [1, 28, 28]}
 """The smallest that a model takes, where 8x8 pixels are too few."""
 EXITS = {"exits": ["stage1.0", "stage2.0"]}
 FIELDS = {
@@ -66,7 +73,17 @@ RUNS_ON = {
 }
 """The models, the smallest first, and the clients of methods that cannot run on all."""
 ANYTHING = (networks(), {})
-PAIRS = [(method, model) for method in ALL_METHODS for model in RUNS_ON.get(method, ANYTHING)[0]]
+
+
+def pairs(methods):
+    return [(method, model) for method in methods for model in RUNS_ON.get(method, ANYTHING)[0]]
+
+
+AVERAGED = {"spafl": ("thresholds", "thresholds"), "fedpm": ("probabilities", "masks")}
+"""Of methods that do not average the model's parameters: the group of the state that is a mean, and what answers call
+the group that it is the mean of."""
+DRAWN_ANSWERS = ["fedpm"]
+"""What is sent is drawn from what was trained, and not that itself."""
 SHARED_NORMS = {"norms": "static"}
 PLAIN = {"fjord": SHARED_NORMS, "nefl": SHARED_NORMS | {"learn_steps": False}, "depthfl": SHARED_NORMS | {"alpha": 0}}
 """What makes a method's state the model's parameters, and nothing of a network's own."""
@@ -90,11 +107,12 @@ def one_width(monkeypatch):
 def pytest_generate_tests(metafunc):
     """Every method, on every model that it fits."""
     given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    if "method_name" in metafunc.fixturenames and not any("method_name" in names for names in given):
-        if "model_name" in metafunc.fixturenames:
-            metafunc.parametrize(("method_name", "model_name"), PAIRS)
-        else:
-            metafunc.parametrize("method_name", ALL_METHODS)
+    for asked, methods in (("method_name", ALL_METHODS), ("width_method", WIDTH_METHODS)):
+        if asked in metafunc.fixturenames and not any(asked in names for names in given):
+            if "model_name" in metafunc.fixturenames:
+                metafunc.parametrize((asked, "model_name"), pairs(methods))
+            else:
+                metafunc.parametrize(asked, methods)
 
 
 def experiment(method, model=None, **sections):
@@ -116,9 +134,9 @@ def cohort_of(simulation):
     return [(c, simulation.method.select(simulation.state, round, c, seed)) for c in clients]
 
 
-def shared(state):
-    """What the server holds of the model that clients share."""
-    return state["params"]
+def shared(method, state):
+    """What the server holds that is a mean over clients."""
+    return state[AVERAGED.get(method.name, ("params",))[0]]
 
 
 # selections
@@ -128,7 +146,7 @@ def test_take_and_put_are_adjoint(method_name, model_name):
     """<S x, y> = <x, S^T y>, and S S^T = I, in whole numbers: exact."""
     method = experiment(method_name, model_name).bound_method()
     state = method.init(0)
-    x = drawn_like(shared(state), "x")
+    x = drawn_like(shared(method, state), "x")
     for round in (0, 1, 70):
         for capacity in CAPACITIES:
             selection = method.select(state, round, Client(0, capacity), 0)
@@ -144,18 +162,19 @@ def test_take_and_put_are_adjoint(method_name, model_name):
 def test_cover_is_put_of_ones(method_name, model_name):
     method = experiment(method_name, model_name).bound_method()
     state = method.init(0)
+    params = shared(method, state)
     for round in (0, 1, 70):
         selection = method.select(state, round, Client(0, 0.2), 0)
-        ones = {name: torch.ones_like(t) for name, t in selection.take(shared(state)).items()}
-        whole = {name: torch.zeros_like(t) for name, t in shared(state).items()}
+        ones = {name: torch.ones_like(t) for name, t in selection.take(params).items()}
+        whole = {name: torch.zeros_like(t) for name, t in params.items()}
         selection.put(ones, whole)
-        cover = selection.cover(shared(state))
+        cover = selection.cover(params)
         assert_same(cover, whole)
         assert all(selection.covers(name) == bool(t.all()) for name, t in cover.items())
 
 
 def held_by_hand(selection: Slice, name: str, shape) -> torch.Tensor:
-    """Who holds what of a tensor, from the definition of its axes."""
+    """What is held of a tensor, from the definition of its axes."""
     if name not in selection.part.dims:
         return torch.zeros(shape, dtype=torch.bool)
     held = torch.ones(shape, dtype=torch.bool)
@@ -168,23 +187,35 @@ def held_by_hand(selection: Slice, name: str, shape) -> torch.Tensor:
     return held
 
 
+def test_a_narrow_network_has_the_positions_of_its_axes(width_method, model_name):
+    method = experiment(width_method, model_name).bound_method()
+    state = method.init(0)
+    for capacity in CAPACITIES:
+        selection = method.select(state, 5, Client(0, capacity), 0)
+        for name, t in selection.cover(state["params"]).items():
+            assert torch.equal(t.bool(), held_by_hand(selection, name, t.shape))
+
+
 def test_the_mean_is_over_holders(method_name, model_name):
-    """Client k answers k + 1 everywhere: the mean counts, coordinate by coordinate, who holds it."""
+    """Client k answers (k + 1) / 4 everywhere: the mean counts, coordinate by coordinate, who holds it."""
     spec = experiment({"name": method_name} | PLAIN.get(method_name, {}), model_name)
     method = spec.bound_method()
     state = method.init(0)
+    _, group = AVERAGED.get(method_name, ("params", "params"))
     selections = [method.select(state, 5, Client(k, c), 0) for k, c in enumerate(CAPACITIES)]
-    updates = [
-        (s, Update({"params": {n: torch.full(t.shape, k + 1.0) for n, t in s.take(shared(state)).items()}}, 1.0))
+    answers = [
+        {name: torch.full(t.shape, (k + 1) / 4) for name, t in s.take(shared(method, state)).items()}
         for k, s in enumerate(selections)
     ]
-    new = method.aggregate(state, 5, iter(updates))
-    for name, old in shared(state).items():
-        held = torch.stack([held_by_hand(s, name, old.shape) for s in selections])
-        values = torch.arange(1.0, 4).view(-1, *[1] * old.dim())
+    updates = [(s, Update({group: answer}, 1.0)) for s, answer in zip(selections, answers, strict=True)]
+    new = shared(method, method.aggregate(state, 5, iter(updates)))
+    covers = [s.cover(shared(method, state)) for s in selections]
+    for name, old in shared(method, state).items():
+        held = torch.stack([cover[name].bool() for cover in covers])
+        values = torch.arange(1.0, 4).view(-1, *[1] * old.dim()) / 4
         expected = torch.where(held.any(0), (held * values).sum(0) / held.sum(0), old)
-        torch.testing.assert_close(shared(new)[name], expected, rtol=0, atol=1e-6)
-        assert torch.equal(shared(new)[name][~held.any(0)], old[~held.any(0)])
+        torch.testing.assert_close(new[name], expected, rtol=0, atol=1e-6)
+        assert torch.equal(new[name][~held.any(0)], old[~held.any(0)])
 
 
 # a round
@@ -201,12 +232,27 @@ def traffic(method_name, size, head) -> tuple[int, int]:
     return special.get(method_name, (size, size))
 
 
-def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, model_name, tmp_path, one_width):
+def test_a_round_changes_what_its_clients_hold(method_name, model_name, tmp_path):
     simulation = simulate(experiment({"name": method_name} | PLAIN.get(method_name, {}), model_name), tmp_path)
+    cohort, before = cohort_of(simulation), shared(simulation.method, simulation.state)
+    covers = [selection.cover(before) for _, selection in cohort]
+    line = simulation.run_round()
+    counted = [line[name] for name in ("round", "clients", "steps", "refused")]
+    assert counted == [1, len(cohort), 2 * len(cohort), 0]
+    after = shared(simulation.method, simulation.state)
+    held = {name: sum(cover[name] for cover in covers) > 0 for name in before}
+    trained = any(not torch.equal(after[name], t) for name, t in before.items())
+    assert trained == any(h.any() for h in held.values())
+    for name, t in before.items():
+        assert after[name].isfinite().all()
+        assert torch.equal(after[name][~held[name]], t[~held[name]])
+
+
+def test_a_round_trains_narrow_networks_and_counts_their_costs(width_method, model_name, tmp_path, one_width):
+    simulation = simulate(experiment({"name": width_method} | PLAIN.get(width_method, {}), model_name), tmp_path)
     method, model = simulation.method, simulation.method.task.model
     cohort, before = cohort_of(simulation), simulation.state
-    expected = Counter(round=1, clients=len(cohort), steps=2 * len(cohort), bytes_down=0, bytes_up=0)
-    held = {name: torch.zeros(t.shape, dtype=torch.bool) for name, t in shared(before).items()}
+    expected = Counter(bytes_down=0, bytes_up=0)
     for client, selection in cohort:
         network = model.build(selection.net)
         shapes = {n: p.shape for n, p in network.named_parameters()}
@@ -219,54 +265,46 @@ def test_a_round_trains_narrow_networks_and_counts_their_costs(method_name, mode
         assert size == costs.parameters(model, selection.net)
         head = sum(p.numel() for n, p in network.named_parameters() if "head" in n)
         samples = min(10, len(simulation.data.train[client.id]))
-        down, up = traffic(method_name, size, head)
+        down, up = traffic(width_method, size, head)
         extra = sum(map(math.prod, statistics.values()))
         expected += Counter(
             bytes_down=4 * (down + extra),
             bytes_up=4 * (up + extra),
             train_flops=6 * samples * costs.flops(model, selection.net, "macs"),
         )
-        for name in held:
-            held[name] |= held_by_hand(selection, name, held[name].shape)
     line = simulation.run_round()
     assert {name: line[name] for name in expected} == dict(expected)
-    assert line["refused"] == 0
-    after = shared(simulation.state)
-    trained = any(not torch.equal(after[name], t) for name, t in shared(before).items())
-    assert trained == any(h.any() for h in held.values())
-    for name, t in shared(before).items():
-        assert after[name].isfinite().all()
-        assert torch.equal(after[name][~held[name]], t[~held[name]])
 
 
 @pytest.mark.parametrize(
-    ("method_name", "model_name"),
+    ("width_method", "model_name"),
     # a transformer's norms cannot be left out, and an early exit adds to the loss of the wider one
-    [(method, model) for method, model in PAIRS if model not in ("vit_b_16", *WITH_EXITS)],
+    [(method, model) for method, model in pairs(WIDTH_METHODS) if model not in ("vit_b_16", *WITH_EXITS)],
 )
-def test_sliced_training_is_masked_full_width_training(method_name, model_name, tmp_path, one_width):
+def test_sliced_training_is_masked_full_width_training(width_method, model_name, tmp_path, one_width):
     """The narrow network trains as the server's with zeros outside of the selection: there all gradients vanish.
     Without Scaler and norm, which see the width. A residual branch of zeros is none."""
     model = {"name": model_name} | ({"norm": "none"} if "norm" in MODELS[model_name].model_fields else {})
-    own_size = {"size": "own"} if "size" in METHODS[method_name].model_fields else {}
-    options = {"name": method_name, "scaler": False} | own_size | PLAIN.get(method_name, {})
+    own_size = {"size": "own"} if "size" in METHODS[width_method].model_fields else {}
+    options = {"name": width_method, "scaler": False} | own_size | PLAIN.get(width_method, {})
     spec = experiment(options, model, training={"lr": 0.01})
     simulation = simulate(spec, tmp_path)
     method, state = simulation.method, simulation.method.init(0)
+    params = state["params"]
     data = simulation.executor.worker._rows("train", simulation.data.train[0])
     narrow, wide = (method.select(state, 3, Client(0, capacity), 0) for capacity in (0.2, 0.3))
     # what a client keeps is a part of the network that no selection holds
     cut = method.window({}, 3, 0.2) if method.is_personal else narrow
-    own = {name: t for name, t in cut.take(shared(state)).items() if name not in narrow.part.dims} or None
+    own = {name: t for name, t in cut.take(params).items() if name not in narrow.part.dims} or None
 
     def embedded(tensors):
         names = tensors.keys() | (wide.part.dims.keys() - narrow.part.dims.keys() if own is None else set())
-        whole = {name: torch.zeros_like(shared(state)[name]) for name in names}
+        whole = {name: torch.zeros_like(params[name]) for name in names}
         cut.put(tensors, whole)
         return whole
 
     payload = method.extract(state, narrow)
-    groups = {name: group for name, group in payload.items() if group.keys() <= shared(state).keys()}
+    groups = {name: group for name, group in payload.items() if group.keys() <= params.keys()}
     masked = {name: embedded(group) for name, group in groups.items()}
     sliced = method.local_update(payload, narrow, Client(0, 0.2, own), data, 3, 9)
     full = method.local_update(masked, wide, Client(0, 0.2, own and embedded(own)), data, 3, 9)
@@ -279,6 +317,7 @@ def test_sliced_training_is_masked_full_width_training(method_name, model_name, 
         assert not outside[name].any()
 
 
+@pytest.mark.parametrize("method_name", sorted({*ALL_METHODS} - {*DRAWN_ANSWERS}))
 def test_clients_that_train_nothing_change_nothing(method_name, tmp_path):
     """The mean of what was sent is what was sent (width.md section 5, T1)."""
     spec = experiment(method_name, training={"steps": None, "epochs": 0}, clients={"cohort": 6})
@@ -297,6 +336,7 @@ def test_every_capacity_is_deployed_as_its_own_network(method_name, model_name, 
         shapes = {name: p.shape for name, p in deployed.model.build(deployed.net).named_parameters()}
         assert {name: t.shape for name, t in deployed.params.items()} == shapes
         assert 0 <= line[f"accuracy_{capacity:g}"] <= 1
+        assert (f"density_{capacity:g}" in line) == bool(deployed.masked)
     accuracies = [line[f"accuracy_{capacity:g}"] for capacity in CAPACITIES]
     assert line["accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
     assert line["accuracy_worst"] == min(accuracies)
@@ -307,24 +347,26 @@ LIKE_FEDAVG = PLAIN | {
     "lg_fedavg": {"warmup": 2},
     "depthfl": PLAIN["depthfl"] | {"distill": False},
 }
-"""What makes a method FedAvg where all clients are able. SCAFFOLD is so in its first round; Standalone never."""
+"""What makes a method FedAvg where all clients are able. SCAFFOLD is so in its first round; Standalone never, nor what
+averages anything but parameters."""
 
 
-@pytest.mark.parametrize("method_name", sorted({*METHODS} - {"standalone"}))
+@pytest.mark.parametrize("method_name", sorted({*METHODS} - {"standalone", *AVERAGED}))
 @pytest.mark.parametrize("model_name", ["digits_cnn", "heterofl_cnn", "preact_resnet18"])
 def test_at_full_capacity_every_method_is_fedavg(method_name, model_name, tmp_path):
     """To the bit, where losses and weights are the same."""
     same = {"mask": "none", "label_rows": "all", "weight": "uniform"}
     states = []
     for name in ("fedavg", method_name):
-        method = {"name": name} | same | LIKE_FEDAVG.get(name, {})
+        fields = METHODS[name].model_fields
+        method = {"name": name} | {k: v for k, v in same.items() if k in fields} | LIKE_FEDAVG.get(name, {})
         clients = {"capacities": [1.0], "count": 4, "cohort": 2}
         simulation = simulate(experiment(method, model_name, clients=clients, rounds=3), tmp_path / name)
         simulation._train()
         if method_name != "scaffold":
             simulation.round = 1
             simulation._train()
-        states.append(shared(simulation.state))
+        states.append(simulation.state["params"])
     assert_same(*states)
 
 
@@ -355,7 +397,7 @@ def test_a_resumed_run_is_the_straight_run(method_name, tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_the_order_of_work_changes_no_bit(method_name, chunk, tmp_path):
-    """Jobs in a random order, and every message through flat buffers, as on Ray."""
+    """Jobs in a random order, and every message through flat buffers and pickle, as on Ray."""
     spec = experiment(method_name, run={"chunk": chunk})
     serial = simulate(spec, tmp_path / "serial")
     shuffled = simulate(
@@ -392,7 +434,7 @@ def test_equal_keys_are_equal_selections(method_name):
     for round in range(40):
         for id, capacity in enumerate(CAPACITIES):
             selection = method.select(state, round, Client(id, capacity), 0)
-            cover = checksum(selection.cover(shared(state)))
+            cover = checksum(selection.cover(shared(method, state)))
             assert found.setdefault(selection.key, cover) == cover
 
 

@@ -15,6 +15,8 @@ from rayfl.costs import (
     CONVENTIONS,
     describe,
     flops,
+    held,
+    layer_macs,
     parameters,
     space_mb,
     training_flops,
@@ -289,6 +291,42 @@ def test_flops2_by_hand():
     head = 2 * 10 + 10
     assert flops(model, net, "flops2") == conv1 + conv2 + hidden + head
     assert flops(model, net, "macs") == 9 * 64 + 9 * 16 + 4 + 10
+
+
+def test_layers_cost_by_hand():
+    """As above; and layers in parallel, or in early exits, each have their own."""
+    assert layer_macs(MODELS["digits_cnn"](), Net(1 / 128)) == {
+        "conv1": 9 * 64,
+        "conv2": 9 * 16,
+        "hidden": 4,
+        "head": 10,
+    }
+    for name in ("lenet5_caffe", "resnet18", "vit_b_16"):
+        assert sum(layer_macs(MODELS[name](), Net()).values()) == flops(MODELS[name](), Net())
+
+
+def test_a_masked_network_is_what_is_not_zero():
+    """Of 9 weights of conv1 and 4 of hidden 3 and 1 are zero, and the only bias of hidden. A zero that no mask made is
+    there."""
+    model, net = MODELS["digits_cnn"](), Net(1 / 128)
+    params = {name: torch.ones(shape) for name, shape in layout(model, net).shapes.items()}
+    params["conv1.weight"].view(-1)[[0, 4, 8]] = 0
+    params["hidden.weight"][0, 2] = -0.0
+    params["hidden.bias"].zero_()
+    params["conv2.weight"].zero_()
+    found = held(model, net, params, ("conv1.weight", "hidden.weight", "hidden.bias"))
+    assert found.parameters == parameters(model, net) - 3 - 1 - 1
+    assert found.layers == {"conv1": 2 / 3, "hidden": 3 / 4}
+    assert found.macs == pytest.approx(9 * 64 * 2 / 3 + 9 * 16 + 4 * 3 / 4 + 10)
+    everything = held(model, net, params, ())
+    assert (everything.parameters, everything.macs) == (parameters(model, net), flops(model, net))
+    assert everything.layers == {}
+
+
+def test_step_sizes_are_not_counted_of_a_masked_network_either():
+    model, net = MODELS["resnet18"](channels=2), Net(steps=True)
+    params = {name: torch.ones(shape) for name, shape in layout(model, net).shapes.items()}
+    assert held(model, net, params, ("head.weight",)).parameters == parameters(model, net)
 
 
 def test_training_costs_three_forward_passes_of_two_operations_a_multiply_add():

@@ -164,6 +164,26 @@ def test_cifar100_reads_channels_first_and_fine_labels(tmp_path, monkeypatch):
     assert np.array_equal(arrays.x, pixels.reshape(2, 3, 32, 32))
 
 
+def test_scrambled_cifar10_reads_channels_last_as_channels_first(tmp_path, monkeypatch):
+    """As the authors of SpaFL: torchvision's [N, 32, 32, 3] array, reshaped to [N, 3, 32, 32]."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(256, size=(2, 3072)).astype(np.uint8)
+    for part in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (folder / part).write_bytes(pickle.dumps({"data": pixels, "labels": [9, 0]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": ["a"]}))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: os.path.isfile(path))
+    plain, data = CIFAR10(root=str(tmp_path)).load(), CIFAR10(root=str(tmp_path), scrambled=True, pixels="raw")
+    arrays = data.load()
+    check(data, arrays)
+    assert np.array_equal(plain.x[:2], pixels.reshape(2, 3, 32, 32))
+    theirs = plain.x_test.transpose(0, 2, 3, 1).reshape(-1, 3, 32, 32)
+    assert np.array_equal(arrays.x_test, theirs) and np.array_equal(arrays.x[:2], theirs)
+    # the first row of the first channel: the first 32 values of the image, red, green, blue, red, ...
+    assert arrays.x[0, 0, 0, :4].tolist() == [plain.x[0, 0, 0, 0], *plain.x[0, 1:, 0, 0], plain.x[0, 0, 0, 1]]
+    assert np.array_equal(arrays.y, plain.y)
+
+
 def test_svhn_calls_the_digit_zero_0(tmp_path, monkeypatch):
     from scipy.io import savemat
 

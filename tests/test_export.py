@@ -3,15 +3,23 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from helpers import NESTED, run, simulate, tiny
 from safetensors.torch import load_file
+from torch import nn
 
+from rayfl import costs
+from rayfl.axes import Net
 from rayfl.config import ConfigError
 from rayfl.costs import parameters
-from rayfl.export import export_submodel
+from rayfl.export import _network, _without_zeros, export_submodel
+from rayfl.methods import METHODS, Deployment
+from rayfl.methods.width import SizedMethod
+from rayfl.models import MODELS
 from rayfl.tracking.records import Run
 from rayfl.training import evaluate
 
@@ -74,6 +82,75 @@ def test_a_network_with_exits_answers_as_it_is_deployed(tmp_path):
     with torch.no_grad():
         assert net(x).shape == (2, 3, 4)
         torch.testing.assert_close(program(x), net(x).mean(0))
+
+
+class Pruned(SizedMethod):
+    """A device lacks the filters and neurons whose weights are below the median of their layer, and single weights."""
+
+    name: Literal["pruned"] = "pruned"
+
+    def deploy(self, state, round, capacity, client=None):
+        deployed = super().deploy(state, round, capacity)
+        masked = tuple(f"{path}.weight" for path in costs.layer_macs(deployed.model, deployed.net) if path != "head")
+        pruned = {}
+        for name in masked:
+            t = deployed.params[name]
+            rows = t.flatten(1).abs().mean(1)
+            pruned[name] = torch.where(t.abs() > 1e-3, t, 0)
+            pruned[name][rows < rows.median()] = 0
+        return replace(deployed, params=deployed.params | pruned, masked=masked)
+
+
+def test_a_masked_network_is_exported_without_the_filters_that_are_not_there(tmp_path, monkeypatch):
+    """Of 6, 15 and 150 filters and neurons, of the width 0.3, 2, 7 and 74 are below their median. There is one pixel a
+    channel behind the second layer."""
+    monkeypatch.setitem(METHODS, "pruned", Pruned)
+    spec = tiny(method="pruned", model={"name": "lenet5_caffe"}, data={"shape": [1, 16, 16]}, rounds=1)
+    simulation = simulate(spec, tmp_path / "run")
+    Run.create(tmp_path / "run", "pruned", spec.plain(), {"seed": 0})
+    simulation.save(tmp_path / "run" / "checkpoints")
+    said, to = [], tmp_path / "to"
+    net = export_submodel(tmp_path / "run", 0.3, to, None, said.append)
+
+    deployed, statistics = simulation.deployment(0.3)
+    x = torch.randn(5, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = _network(deployed, statistics)(x)
+        torch.testing.assert_close(net(x), expected)
+        torch.testing.assert_close(torch.export.load(to / "model.pt2").module()(x), expected)
+
+    before, after = 6 * 25 + 15 * 6 * 25 + 150 * 15 + 4 * 150, 4 * 25 + 8 * 4 * 25 + 76 * 8 + 4 * 76
+    config, state = json.loads((to / "config.json").read_text()), load_file(to / "model.safetensors")
+    assert said == [f"{before:,} -> {after:,} parameters; 83 of 171 filters removed"]
+    assert config["parameters"] == after == sum(t.numel() for t in state.values())
+    assert config["nonzero"] == sum(int(t.count_nonzero()) for t in state.values()) < after
+    assert (config["filters"], config["removed"], config["zeros"]) == (171, 83, 0)
+    again = MODELS["lenet5_caffe"](**config["model"]).build(Net(**config["net"]))
+    again.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), expected)
+
+
+class Sigmoids(MODELS["lenet5_caffe"]):
+    def build(self, net):
+        network = super().build(net)
+        network.hidden_relu = nn.Sigmoid()
+        return network
+
+
+def test_a_network_that_makes_something_of_zeros_stays_whole():
+    model, said = Sigmoids(), []
+    params = {name: p.detach() for name, p in model.build(Net()).named_parameters()}
+    params["hidden.weight"][:250] = 0
+    whole = Deployment("whole", model, Net(), params, masked=("hidden.weight",))
+    net = _network(whole, {})
+    deployed, same, of_mask = _without_zeros(whole, {}, net, said.append)
+    assert deployed is whole and same is net
+    assert of_mask == {"nonzero": 430_500 - 250 * 800, "filters": 500, "removed": 0, "zeros": 250}
+    assert said == [
+        "all filters stay: without those of zeros model lenet5_caffe answers otherwise",
+        "430,500 -> 430,500 parameters; 0 of 500 filters removed; 250 of zeros stay (why: rayfl/shrink.py)",
+    ]
 
 
 def test_what_cannot_be_exported(finished, tmp_path):

@@ -12,14 +12,14 @@ import rayfl
 ROOT = Path(rayfl.__file__).parent
 
 LAYERS = (
-    ("config", "seeds", "tensors", "executors"),
+    ("config", "seeds", "tensors", "coding", "executors"),
     ("norms", "checkpoints", "training", "population"),
     ("axes", "data"),
     ("submodel",),
     ("models",),
     ("costs",),
     ("methods",),
-    ("worker",),
+    ("worker", "shrink"),
     ("simulation", "executors.serial", "executors.clients"),
     ("experiment", "executors.ray"),
     ("executors.server",),

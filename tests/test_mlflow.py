@@ -4,9 +4,12 @@ import json
 import logging
 import shutil
 import socket
+from pathlib import Path
 
 import pytest
+import torch
 
+from rayfl.checkpoints import Carries, write
 from rayfl.config import ConfigError
 from rayfl.tracking.mlflow import Mlflow, Sender, default_uri
 from rayfl.tracking.records import Run, summary
@@ -158,6 +161,20 @@ def test_only_the_last_checkpoint_is_stored(mlflow, tmp_path):
     run_id = stored(mlflow)[0].info.run_id
     kept = mlflow._client.list_artifacts(run_id, "checkpoints")
     assert [file.path for file in kept] == ["checkpoints/round-000010"]
+
+
+def test_what_clients_keep_stays_in_the_run_folder(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    carries = Carries(tmp_path / "carries")
+    for client in (3, 12):
+        carries.put(client, 0, {"w": torch.ones(2)})
+    final = write(run.path / "checkpoints", 5, {}, {"params": {"w": torch.zeros(1)}}, carries)
+    end(run)
+    assert mlflow.sync(run)
+    (found,) = stored(mlflow)
+    kept = mlflow._client.list_artifacts(found.info.run_id, "checkpoints/round-000005")
+    assert {Path(file.path).name for file in kept} == {"manifest.json", "state.safetensors"}
+    assert found.data.tags["rayfl.carries"] == f"2 in {final}"
 
 
 def test_a_server_that_is_away_is_said_once_and_gets_everything_later(uri, tmp_path):

@@ -1,6 +1,7 @@
 """Networks: they run, they are cut where their axes say, the Scaler, blocks that are left out."""
 
 import functools
+import math
 import re
 from dataclasses import replace
 from typing import ClassVar
@@ -12,11 +13,12 @@ import torchvision
 from pydantic import ValidationError
 from torch import nn
 
+from rayfl import costs
 from rayfl.axes import Net, check_axes
 from rayfl.config import ConfigError
 from rayfl.models import MODELS, Model, layout, load, params_of, resident
 from rayfl.models.layers import Scaler, Step, scaler
-from rayfl.norms import fresh, static_norms, tracked
+from rayfl.norms import collect, finish, fresh, static_norms, tracked
 from rayfl.norms import load as load_norms
 from rayfl.seeds import torch_generator, torch_scope
 from rayfl.submodel import prefix, rolling
@@ -40,7 +42,7 @@ SMALL = {
     "scalefl_resnet110": {"exits": ("stage2.0", "stage2.2", "stage3.0")},
     "vit_b_16": {"input": (3, 16, 16), "layers": 2, "heads": 2, "head_width": 16, "patch": 4},
 }
-SMALLEST = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16}
+SMALLEST = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16, "spafl_cnn": 28}
 """Height and width of the smallest images, where these are not 8."""
 
 
@@ -94,6 +96,79 @@ def test_published_counts(name, count, layers):
     assert list(params) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
 
 
+def counts(model):
+    """Weights and rows of all convolutions and linear layers, multiply-adds; each without the classifier too."""
+    shapes = {name.removesuffix(".weight"): s for name, s in layout(model, Net()).shapes.items() if len(s) > 1}
+    macs, without = costs.layer_macs(model, Net()), [path for path in shapes if path != "head"]
+
+    def of(paths):
+        weights = sum(math.prod(shapes[path]) for path in paths)
+        return weights, sum(shapes[path][0] for path in paths), sum(macs[path] for path in paths)
+
+    return costs.parameters(model, Net()), of(shapes), of(without)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "parameters", "is_head_masked", "masked"),
+    [
+        ("lenet5_caffe", {}, 430_500, True, (430_500, 580, 2_293_000)),
+        ("spafl_cnn", {}, 806_080, True, (804_800, 650, 82_489_600)),
+        ("spafl_resnet18", {"classes": 100}, 2_819_396, False, (2_790_240, 2_400, 139_296_768)),
+        ("spafl_resnet18", {"classes": 100, "channels": 64}, 11_217_444, False, (11_159_232, 4_800, 555_417_600)),
+    ],
+)
+def test_what_spafl_counts(name, fields, parameters, is_head_masked, masked):
+    """thresholds_and_distillation.md section 1.9: weights, thresholds and multiply-adds of what it masks."""
+    found, whole, without_head = counts(MODELS[name](**fields))
+    assert found == parameters
+    assert (whole if is_head_masked else without_head) == masked
+
+
+def test_the_state_that_spafl_counts_as_parameters():
+    """807,366: with the norms' running statistics, and torch's counter of batches of each."""
+    net = MODELS["spafl_cnn"]().build(Net())
+    norms = fresh(net)
+    assert sum(t.numel() for t in [*net.parameters(), *norms.values()]) + len(static_norms(net)) == 807_366
+
+
+@pytest.mark.parametrize(("classes", "size"), [(10, 11_164_362), (100, 11_210_532)])
+def test_what_fiarse_masks(classes, size):
+    """importance_and_nested.md section 1.5: all convolutions and the classifier with its bias."""
+    model = MODELS["resnet18"](classes=classes)
+    (weights, _, macs), _ = counts(model)[1:]
+    assert weights + classes == size and macs == 555_417_600 + 512 * classes
+
+
+def test_norms_of_neurons():
+    """Static batch norms of activations [B, C]: as torch's while training, and with collected statistics after."""
+    net = built(MODELS["spafl_cnn"]())
+    layer, theirs = net.hidden1_norm, nn.BatchNorm1d(128)
+    x = torch.randn(9, 128, generator=torch_generator(0, "x")) * 3 + 1
+    torch.testing.assert_close(layer(x), theirs(x))
+    statistics = finish(collect(net, [images(MODELS["spafl_cnn"](), 5), images(MODELS["spafl_cnn"](), 3)]), "exact")
+    assert {name: t.shape for name, t in statistics.items()} == {name: t.shape for name, t in fresh(net).items()}
+    load_norms(net.eval(), statistics)
+    one, many = images(MODELS["spafl_cnn"](), 1), images(MODELS["spafl_cnn"](), 6)
+    torch.testing.assert_close(net(many)[:1], net(one))
+
+
+def test_spafls_blocks_and_its_last_stage():
+    """A block is conv2(relu(norm(conv1(a)))) + skip, a = relu(norm(x)); the skip is x, or a projection of a. What the
+    last one gives is averaged as it is."""
+    net = built(make("spafl_resnet18", channels=4)).double()
+    x = torch.randn(2, 4, 6, 6, generator=torch_generator(0, "x")).double()
+
+    def batch_norm(x):
+        return (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), keepdim=True, correction=0) + 1e-5).sqrt()
+
+    same, wider = net.stage1[0], net.stage2[0]
+    a = batch_norm(x).relu()
+    torch.testing.assert_close(same(x), same.residual.conv2(batch_norm(same.residual.conv1(a)).relu()) + x)
+    expected = wider.residual.conv2(batch_norm(wider.residual.conv1(a)).relu()) + wider.projection(a)
+    torch.testing.assert_close(wider(x), expected)
+    assert [name for name, _ in net.named_children()][-4:] == ["stage4", "average", "flatten", "head"]
+
+
 def test_the_mlp_of_heterofls_accounting():
     """width.md trap 4: its Table 2 counts the MLP on 32x32 colour images for the baselines' CIFAR network."""
     params = params_of(MODELS["liang_mlp"](input=(3, 32, 32)).build(Net()))
@@ -132,7 +207,14 @@ def test_a_batch_of_one_image_that_is_pooled_to_one_pixel_trains(name):
 
 @pytest.mark.parametrize(
     ("name", "smallest"),
-    [("digits_cnn", 4), ("mcmahan_cnn", 4), ("lenet5_caffe", 16), ("heterofl_cnn", 8), ("liang_cnn", 16)],
+    [
+        ("digits_cnn", 4),
+        ("mcmahan_cnn", 4),
+        ("lenet5_caffe", 16),
+        ("heterofl_cnn", 8),
+        ("liang_cnn", 16),
+        ("spafl_cnn", 28),
+    ],
 )
 def test_images_that_pooling_makes_vanish_are_refused(name, smallest):
     MODELS[name](input=(1, smallest, smallest)).build(Net())
@@ -222,6 +304,8 @@ def test_a_scale_of_one_adds_no_module():
         ("preact_resnet18", {}, 8 * 2 + 1),  # two norms a block, the last norm
         ("preact_resnet18", {"scaler_site": "post_conv"}, 1 + 8 * 2 + 3),
         ("preact_resnet18_heterofl", {}, 5 * 2 + 1),
+        ("spafl_cnn", {}, 6),
+        ("spafl_resnet18", {}, 1 + 8 * 2),  # the stem's norm, two a block
         ("wide_resnet101_2", {}, 1 + 6 * 3 + 4),  # three a block, and every stage projects
     ],
 )

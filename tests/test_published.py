@@ -1,10 +1,16 @@
 """Published numbers beside ours: the section, the table, and what the command line changed."""
 
+import math
+from pathlib import Path
+
 import pytest
 import yaml
 from helpers import TINY
 
+from rayfl import costs
+from rayfl.axes import Net
 from rayfl.config import ConfigError
+from rayfl.models import MODELS, layout
 from rayfl.published import Published, caption, from_config, in_config, latex, markdown, table
 from rayfl.tracking.records import flatten
 from rayfl.tuning import load_sweep
@@ -135,3 +141,76 @@ def test_rows_and_settings_that_would_be_ignored_are_refused(rows, settings, sai
 def test_numbers_that_are_wrong(tmp_path, numbers, said):
     with pytest.raises(ConfigError, match=said):
         load_sweep(write(tmp_path, published={"source": "Table 9", "numbers": numbers}))
+
+
+# --- what SpaFL's Table 1 counts ---
+
+SPAFL = {
+    # model, whether its classifier is masked, what the paper calls its parameters and thresholds, epochs, rounds,
+    # samples a client
+    "FMNIST": (MODELS["lenet5_caffe"](), True, 430_500, 580, 5, 500, 600),
+    "CIFAR-10": (MODELS["spafl_cnn"](), True, 807_366, 1_418, 5, 500, 500),
+    "CIFAR-100": (MODELS["spafl_resnet18"](classes=100, channels=64), False, 11_159_232, 4_800, 7, 1500, 500),
+}
+COHORT = 10
+
+
+@pytest.mark.parametrize(
+    ("data", "spafl", "fedavg", "heterofl"),
+    [
+        # 133.8 is printed for FedAvg, but HeteroFL's 68.88 is half of 137.76
+        ("FMNIST", 0.1856, 137.76, 68.88),
+        ("CIFAR-10", 0.4537, 258.36, 129.178),
+        ("CIFAR-100", 4.6080, 10712, 5356.4),
+    ],
+)
+def test_spafls_communication(data, spafl, fedavg, heterofl):
+    """Gbit: 32 bits up and down for what a client sends, by a cohort of ten in every round (section 1.10)."""
+    model, is_head_masked, parameters, thresholds, _, rounds, _ = SPAFL[data]
+
+    def gbit(values):
+        return 2 * 32 * values * COHORT * rounds / 1e9
+
+    assert gbit(thresholds) == pytest.approx(spafl, abs=1e-4)
+    assert gbit(parameters) == pytest.approx(fedavg, rel=1e-4)
+    assert gbit(0.5 * parameters) == pytest.approx(heterofl, rel=1e-4)
+    # those of CIFAR-10 are of other things than the network's parameters and rows: see test_models.py
+    if data != "CIFAR-10":
+        shapes = {name: shape for name, shape in layout(model, Net()).shapes.items() if len(shape) > 1}
+        masked = [shape for name, shape in shapes.items() if is_head_masked or name != "head.weight"]
+        assert sum(math.prod(shape) for shape in masked) == parameters
+        assert sum(shape[0] for shape in masked) == thresholds
+
+
+@pytest.mark.parametrize(
+    ("data", "ours", "printed", "ratio"),
+    [
+        ("FMNIST", 10.3185e11, 10.345e11, 1.0026),
+        # four times 5 epochs
+        ("CIFAR-10", 3.0934e13, 12.382e13, 4.003),
+        ("CIFAR-100", 8.7478e14, 8.7289e14, 0.9978),
+    ],
+)
+def test_spafls_operations_of_dense_training(data, ours, printed, ratio):
+    """Multiply-adds of masked layers, three passes, a mean over 100 clients (section 1.11)."""
+    model, is_head_masked, _, _, epochs, rounds, samples = SPAFL[data]
+    macs = costs.layer_macs(model, Net())
+    masked = sum(n for path, n in macs.items() if is_head_masked or path != "head")
+    found = 3 * epochs * samples * masked * rounds * COHORT / 100
+    assert found == pytest.approx(ours, rel=1e-4) and printed / found == pytest.approx(ratio, rel=1e-3)
+    # ours counts the classifier too, 2 a multiply-add: within two in ten thousand
+    counted = costs.training_flops(model, Net(), epochs * samples) / 2 * rounds * COHORT / 100
+    assert counted == pytest.approx(found, rel=2e-4)
+
+
+def test_the_configurations_of_spafls_table_are_of_the_same_training():
+    """The configurations train as long, and mask the same layers, as is counted here."""
+    for name, data in (("fashion_mnist", "FMNIST"), ("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):
+        plan = load_sweep(Path(f"tune_configs/spafl_table1_{name}.yaml"))
+        assert plan.published is not None
+        experiment = plan.example("spafl")
+        _, is_head_masked, _, _, epochs, rounds, _ = SPAFL[data]
+        given = (experiment.training.epochs, experiment.rounds, experiment.method.classifier, experiment.clients.cohort)
+        assert given == (epochs, rounds, is_head_masked, COHORT)
+        assert plan.published.numbers["gbit"].keys() == plan.published.numbers["client_macs"].keys()
+        assert plan.published.numbers["gbit"]["local"] == 0

@@ -8,8 +8,12 @@ import pytest
 from rich.console import Console
 
 from rayfl import report
+from rayfl.published import Published, markdown
+from rayfl.published import table as beside
 from rayfl.report import (
     Offer,
+    best_csv,
+    best_table,
     best_trials,
     by_label,
     capacities,
@@ -20,7 +24,7 @@ from rayfl.report import (
     write_pareto,
     write_report,
 )
-from rayfl.tracking.records import Run, records, summary
+from rayfl.tracking.records import Run, amounts, records, summaries, summary
 
 COSTS = {"bytes_down": 2_000_000, "bytes_up": 1_500, "train_flops": 1.234e12, "seconds": 185.2}
 
@@ -161,27 +165,53 @@ def test_curves_use_the_rounds_that_all_seeds_have():
 
 
 def test_a_report_of_run_folders(tmp_path):
+    clients = {"count": 8, "cohort": 4, "capacities": [1, 0.5, 0.1], "weights": [1, 1, 0]}
     for label in ("fedavg", "heterofl"):
         for seed in (0, 1):
-            run = Run.create(tmp_path / f"{label}{seed}", label, {"seed": seed}, {"seed": seed})
+            run = Run.create(tmp_path / f"{label}{seed}", label, {"seed": seed, "clients": clients}, {"seed": seed})
             run.append(
                 [
-                    {"round": r, "seconds": 1.0, "accuracy_mean": r / 4, "accuracy_1": 0.5}
-                    | {"accuracy_0.5": 0.25, "accuracy_worst": 0.25}
+                    {"round": r, "seconds": 1.0, "accuracy_mean": r / 4, "accuracy_1": 0.5, "accuracy_0.1": 0.125}
+                    | {"accuracy_0.5": (r + seed) / 4, "accuracy_worst": 0.25, "bytes_up": SENT[label]}
                     for r in (1, 2, 3)
                 ]
             )
             run.finish("finished", summary(run.rounds(), label, seed))
-    write_report(tmp_path / "out", records(tmp_path))
-    files = {str(f.relative_to(tmp_path / "out")) for f in (tmp_path / "out").rglob("*.*")}
-    assert files == {
-        "results.csv",
-        "results.md",
-        "results.tex",
-        "plots/learning_curves.png",
-        "plots/accuracy_by_capacity.png",
-    }
-    assert (tmp_path / "out" / "results.csv").read_text().count("\n") == 5
+    out, plots = tmp_path / "out", tmp_path / "out" / "plots"
+    write_report(out, records(tmp_path))
+    drawn = ("accuracy_by_capacity", "accuracy_by_traffic", "curves_by_capacity", "learning_curves")
+    tables = [f"{name}.{end}" for name in ("best", "results") for end in ("csv", "md", "tex")]
+    assert sorted(file.name for file in out.iterdir()) == sorted([*tables, "plots"])
+    assert sorted(file.name for file in plots.iterdir()) == [
+        f"{name}.{end}" for name in drawn for end in ("csv", "png")
+    ]
+    assert (out / "results.csv").read_text().count("\n") == 5
+    # beside every plot its numbers
+    assert (plots / "learning_curves.csv").read_text() == (
+        "round,fedavg,fedavg std,heterofl,heterofl std\n1,0.25,0.0,0.25,0.0\n2,0.5,0.0,0.5,0.0\n3,0.75,0.0,0.75,0.0\n"
+    )
+    assert (plots / "accuracy_by_traffic.csv").read_text() == (
+        "method,round,gbit,accuracy_mean\n"
+        "fedavg,1,2.0,0.25\nfedavg,2,4.0,0.5\nfedavg,3,6.0,0.75\n"
+        "heterofl,1,0.125,0.25\nheterofl,2,0.25,0.5\nheterofl,3,0.375,0.75\n"
+    )
+    # no client has capacity 0.1
+    header, *rows = csv.reader((plots / "accuracy_by_capacity.csv").read_text().splitlines())
+    assert header == ["method", "capacity", "accuracy", "std", "trained"]
+    assert [row[:3] + row[4:] for row in rows[:3]] == [
+        ["fedavg", "1.0", "0.5", "1"],
+        ["fedavg", "0.5", "0.875", "1"],
+        ["fedavg", "0.1", "0.125", "0"],
+    ]
+    header, *rows = csv.reader((plots / "curves_by_capacity.csv").read_text().splitlines())
+    assert header == ["capacity", "round", "fedavg", "fedavg std", "heterofl", "heterofl std"]
+    assert [row[:3] for row in rows] == [["1.0", str(r), "0.5"] for r in (1, 2, 3)] + [
+        ["0.5", str(r), str((r + 0.5) / 4)] for r in (1, 2, 3)
+    ]
+
+
+SENT = {"fedavg": 250_000_000, "heterofl": 15_625_000}
+"""Bytes a round: 2 and 1/8 Gbit."""
 
 
 # what accuracy costs
@@ -255,10 +285,133 @@ def test_what_networks_cost_is_in_a_run_s_result(tmp_path):
     assert Run.open(tmp_path).result["macs_1"] == 7
 
 
+def test_of_a_masked_network_only_what_is_there_costs(tmp_path):
+    """Its seeds' masks differ; what is not masked, as b, costs all of it."""
+    shares = {"density_1": 1.0, "macs_share_1": 1.0, "density_0.125": 0.5}
+    rows = [record("a", seed, 0.5, **NETWORKS, **shares, **{"macs_share_0.125": s}) for seed, s in ((0, 0.5), (1, 0.7))]
+    found = {(o.label, o.capacity): (o.parameters, o.macs) for o in offers([*rows, record("b", 0, 0.5, **NETWORKS)])}
+    assert found == {("a", 1.0): (100, 1000), ("a", 0.125): (6, 78), ("b", 1.0): (100, 1000), ("b", 0.125): (12, 130)}
+
+
+# SpaFL's columns
+
+
+def personal(round, local, density=None, **more):
+    """A line of an evaluated round of masked networks that are clients' own."""
+    own = {} if density is None else {"local_density": density, "local_density_conv": density}
+    sent = {"bytes_down": 2320, "bytes_up": 2320, "train_flops": 12e9, "seconds": 1.0}
+    return {"round": round, "accuracy_mean": 0.125, "local_accuracy_mean": local} | own | sent | more
+
+
+LINES = [personal(1, 0.5, 0.75), personal(2, 0.875, 0.5), personal(3, 0.625, 0.25, density_1=0.375, macs_1=0.75)]
+
+
+def run_of(label, lines, seed=0, clients=4):
+    return {"label": label, "seed": seed, "status": "finished", "params": {"clients.count": str(clients)}} | summary(
+        lines, label, seed
+    )
+
+
+def test_densities_of_a_run():
+    """That of the best round, and the last ones; the share of multiply-adds has a name of its own."""
+    result = summary(LINES, "spafl", 0)
+    assert (result["local_density_at_best"], result["local_density"]) == (0.5, 0.25)
+    assert (result["density_1"], result["macs_share_1"]) == (0.375, 0.75)
+    assert "macs_1" not in result and "local_density_conv" not in result
+    assert not [key for key in summary([personal(1, 0.5)], "fedavg", 0) if "density" in key or "macs" in key]
+
+
+def test_amounts_are_spafl_s():
+    """LeNet-5-Caffe in its table 1: 580 thresholds, 5000 client-rounds; FedAvg's FLOPs are 5 epochs of 600 samples
+    in 50 rounds of every client, 2,293,000 multiply-adds forward, twice that backward."""
+    sent = 5000 * 580 * 4
+    row = {"rounds": 500, "params": {"clients.count": 100}, "bytes_down": sent, "bytes_up": sent}
+    row["train_flops"] = 3 * 2 * 2_293_000 * 5 * 600 * 5000
+    assert amounts(row) == {"gbit": pytest.approx(0.1856), "client_macs": pytest.approx(10.3185e11)}
+    assert amounts(row | {"rounds": 0}) == {}
+
+
+def test_best_rounds_and_amounts_by_hand():
+    rows = [run_of("fedavg", [personal(1, 0.75)]), run_of("spafl", LINES)]
+    assert best_table(rows, "local_accuracy_mean").markdown() == (
+        "| method | seeds | best local % | best % | density % | Gbit | MACs a client |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| spafl | 1 | 87.50 | 12.50 | 50.00 | 0.0001114 | 4.5 G |\n"
+        "| fedavg | 1 | 75.00 | 12.50 | – | 3.712e-05 | 1.5 G |\n"
+    )
+    assert best_csv(rows, "local_accuracy_mean") == (
+        "method,seed,best_local_accuracy_mean,best_accuracy_mean,local_density_at_best,gbit,client_macs\n"
+        "spafl,0,0.875,0.125,0.5,0.00011136,4500000000.0\n"
+        "fedavg,0,0.75,0.125,,3.712e-05,1500000000.0\n"
+    )
+    # nothing is masked, and one has failed
+    dense = best_table([rows[0], {"label": "x", "seed": 0, "status": "failed", "params": {}}])
+    assert dense.header == ["method", "seeds", "best local %", "best %", "Gbit", "MACs a client"]
+    assert dense.rows[1] == ["x", "1", "–", "–", "–", "–"]
+
+
+def test_published_amounts_are_in_their_own_units():
+    """A difference is then in per cent of what was published; of nothing there is none."""
+    accuracy = {"spafl": (85.0, 2.0)}
+    numbers = {"best_local_accuracy_mean": accuracy, "gbit": {"spafl": 1e-4, "local": 0}, "client_macs": {"spafl": 9e9}}
+    published = Published(source="Table 1", numbers=numbers)
+    rows = [run_of("spafl", LINES), run_of("local", [personal(1, 0.5, bytes_down=0, bytes_up=0)])]
+    found = beside(published, rows)
+    assert found.header == ["method", "metric", "published", "ours", "difference", "in stds", "seeds", "rounds"]
+    assert found.rows == [
+        ["spafl", "best_local_accuracy_mean %", "85.00 ± 2.00", "87.50", "+2.50", "+1.2", "1", "3"],
+        ["spafl", "gbit", "0.0001", "0.00011136", "+11.36%", "–", "1", "3"],
+        ["spafl", "client_macs", "9e+09", "4.5e+09", "-50.00%", "–", "1", "3"],
+        ["local", "gbit", "0", "0", "–", "–", "1", "1"],
+    ]
+    only = Published(source="Table 1", numbers={"gbit": {"spafl": 1e-4}})
+    assert "| spafl | gbit | 0.0001 |" in markdown(only, [], rows)
+    # a sweep's file may name them
+    assert {"gbit", "client_macs", "local_density_at_best"} < set(summaries(["local_accuracy_mean"]))
+
+
+# plots
+
+
+def test_traffic_is_drawn_where_it_differs(tmp_path):
+    lines = [personal(1, 0.5), personal(2, 0.75)]
+    silent = [line | {"bytes_down": 0, "bytes_up": 0} for line in lines]
+    report.accuracy_by_traffic(tmp_path / "same.png", {"a": [lines], "b": [lines, lines], "c": [[{"round": 1}]]})
+    report.accuracy_by_traffic(tmp_path / "none.png", {"a": [silent], "b": [silent]})
+    assert list(tmp_path.iterdir()) == []
+    report.accuracy_by_traffic(tmp_path / "one.png", {"a": [lines], "local": [silent]}, "local_accuracy_mean")
+    assert (tmp_path / "one.csv").read_text() == (
+        "method,round,gbit,local_accuracy_mean\n"
+        "a,1,3.712e-05,0.5\na,2,7.424e-05,0.75\nlocal,1,0.0,0.5\nlocal,2,0.0,0.75\n"
+    )
+
+
+def test_capacities_on_an_axis_are_apart():
+    sizes = [1, 0.99, 0.9, 0.8, 0.64, 0.5, 0.36, 0.25, 0.125, 1 / 16, 0.04, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    assert report._apart([1, 1 / 4, 1 / 16, 1 / 64, *sizes]) == [
+        1,
+        1 / 4,
+        1 / 16,
+        1 / 64,
+        0.64,
+        0.125,
+        0.04,
+        1 / 128,
+        1 / 256,
+    ]
+    assert report._apart([0.5]) == [0.5]
+
+
 def test_plots_are_pngs(tmp_path):
     counts = np.arange(12).reshape(4, 3)
     report.label_distribution(tmp_path / "labels.png", counts)
-    report.accuracy_histogram(tmp_path / "clients.png", {"a": np.array([0.1, 1.0])})
+    report.accuracy_histogram(tmp_path / "clients.png", {"a": [0.1, 1.0], "b": [0.52, 0.5]})
     report.learning_curves(tmp_path / "curves.png", {"a": [[{"round": 1}]]})
     for file in ("labels.png", "clients.png", "curves.png"):
         assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
+    header, *rows = csv.reader((tmp_path / "clients.csv").read_text().splitlines())
+    assert [{edge for edge, n in zip(header, row, strict=True) if n in "12"} for row in rows] == [
+        {"0.10", "0.95"},
+        {"0.50"},
+    ]
+    assert (tmp_path / "curves.csv").read_text() == "round,a\n"

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers import NESTED, Perceptron, assert_same, run, simulate, tiny
+from helpers import NESTED, Perceptron, Pruned, assert_same, run, simulate, tiny
 
 from rayfl import costs, norms
 from rayfl.axes import Net
@@ -248,6 +248,39 @@ def test_models_without_static_norms_need_no_statistics(tmp_path, monkeypatch):
     )
     simulation.executor.worker.collect = pytest.fail
     assert "accuracy_0.5" in run(simulation)[-1]
+
+
+def test_densities_of_masked_networks_by_hand(tmp_path, monkeypatch):
+    """Of 10 rows of 9 weights in conv1, at 64 pixels, and 39 of 80 in hidden: all, 6 and 26, or 3 and 13 by capacity,
+    and 10 - k and 39 - 3k for a client k who has trained."""
+    monkeypatch.setitem(METHODS, "pruned", Pruned)
+    simulation = simulate(tiny(method="pruned", rounds=1), tmp_path)
+    [line] = run(simulation)
+    whole = (90 + 10) + (20 * 90 + 20) + 2 * (10 + 20) + (39 * 80 + 39) + (4 * 39 + 4)
+    assert whole == costs.parameters(simulation.method.task.model, Net(0.3))
+    macs = 90 * 64 + 20 * 90 * 16 + 39 * 80 + 4 * 39
+    left = {"0.3": (10, 39), "0.2": (6, 26), "0.1": (3, 13)}
+    for name, (conv, hidden) in left.items():
+        gone = 9 * (10 - conv), 80 * (39 - hidden)
+        assert line[f"density_{name}"] == pytest.approx((whole - sum(gone)) / whole)
+        assert line[f"macs_{name}"] == pytest.approx((macs - 64 * gone[0] - gone[1]) / macs)
+    trained = set(simulation.carries.files)
+    assert len(trained) == 4
+    kept = [
+        (10 - k, 39 - 3 * k) if k in trained else left[f"{simulation.population.capacity(k, 0, 0):g}"] for k in range(6)
+    ]
+    shares = np.array(kept) / [10, 39]
+    assert line["local_density"] == pytest.approx(shares.mean())
+    assert [line["local_density_conv1"], line["local_density_hidden"]] == pytest.approx(list(shares.mean(0)))
+    assert {name for name in line if "density" in name or name.startswith("macs")} == {
+        *(f"{share}_{name}" for share in ("density", "macs") for name in NAMES),
+        *("local_density", "local_density_conv1", "local_density_hidden"),
+    }
+
+
+def test_dense_networks_have_no_densities(tmp_path):
+    [line] = run(simulate(tiny(method="standalone", rounds=1), tmp_path))
+    assert not [name for name in line if "density" in name or name.startswith("macs")]
 
 
 # what nobody may see

@@ -264,11 +264,11 @@ class Scalar(nn.Module):
         return self.w * x
 
 
-def steps(training, xs, w=1.0, lr=0.1, adjust=None):
+def steps(training, xs, w=1.0, lr=0.1, adjust=None, project=None):
     """w after minimising the mean of w x: the gradient is the mean of x."""
     net = Scalar(w)
     given = ((torch.tensor(x), torch.zeros(len(x))) for x in xs)
-    metrics = fit(net, given, lambda out, y: out.mean(), training, lr, adjust)
+    metrics = fit(net, given, lambda out, y: out.mean(), training, lr, adjust, project)
     return net.w.item(), metrics
 
 
@@ -313,6 +313,56 @@ def test_adjusting_comes_before_clipping():
         net.w.grad.mul_(2)
 
     assert steps(Training(clip=3.0), [[2.0]], adjust=double)[0] == pytest.approx(1 - 0.1 * 3)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_by_hand(optimizer):
+    """Means of 1, 3 and of their squares, the last with weights 1/2 and 1/4, without the bias of their start at 0:
+    (1 + 2 * 3) / 3 and (3 * 1 + 4 * 9) / 7. The first step is the rate, whatever the gradient."""
+    training = Training(optimizer=optimizer, betas=(0.5, 0.75))
+    assert steps(training, [[1.0]])[0] == pytest.approx(1 - 0.1)
+    assert steps(training, [[1.0], [3.0]])[0] == pytest.approx(1 - 0.1 - 0.1 * (7 / 3) / (39 / 7) ** 0.5)
+    assert steps(training, [[1.0], [3.0]], lr=lambda step: 0.1 * step)[0] == pytest.approx(
+        1 - 0.1 * (7 / 3) / (39 / 7) ** 0.5
+    )
+    assert steps(Training(optimizer=optimizer), [[1.0], [3.0]])[0] != steps(training, [[1.0], [3.0]])[0]
+
+
+def test_weight_decay_is_in_adams_gradient_and_beside_adamws():
+    """w - 0.1, for a gradient of 2 + 0.5 w as of 2; or 0.1 * 0.5 w more."""
+    assert steps(Training(optimizer="adam", weight_decay=0.5), [[2.0]])[0] == pytest.approx(0.9)
+    assert steps(Training(optimizer="adamw", weight_decay=0.5), [[2.0]])[0] == pytest.approx(0.9 - 0.05)
+    against = Training(optimizer="adam", weight_decay=0.5)
+    assert steps(against, [[-0.4]])[0] == pytest.approx(0.9)  # -0.4 + 0.5 > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum with optimizer: sgd only; adam has betas"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum with optimizer: sgd only; adamw has betas"),
+        ({"betas": (0.9, 0.95)}, "betas with optimizer: adam or adamw only"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "less than 1"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_optimizer_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        Training(**given)
+
+
+def test_projecting_comes_after_every_step():
+    """0.9, 0.8, which becomes 0.85, 0.95. The loss is that of what was bounded."""
+
+    def bound(net):
+        with torch.no_grad():
+            net.w.clamp_(min=0.85)
+
+    xs = [[1.0], [1.0], [-1.0]]
+    assert steps(Training(), xs)[0] == pytest.approx(0.9)
+    w, metrics = steps(Training(), xs, project=bound)
+    assert w == pytest.approx(0.95)
+    assert metrics["train_loss"] == pytest.approx(1 + 0.9 - 0.85)
 
 
 def test_no_steps_change_nothing():

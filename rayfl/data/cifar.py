@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32 x 32."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -20,11 +21,17 @@ class CIFAR10(Downloaded):
     files: ClassVar = ("cifar-10-python.tar.gz",)
     augment: bool = True
     """Train on random crops (4 pixels of padding) and horizontal flips, as all of the field does."""
+    scrambled: bool = False
+    """Pixels out of their places, as SpaFL's code has them: the values of an image [32, 32, 3], row by row, read as
+    [3, 32, 32]. With `pixels: raw` what its networks are trained and tested on."""
 
     def load(self) -> Arrays:
         from torchvision import datasets
 
-        return _load(self, datasets.CIFAR10)
+        arrays = _load(self, datasets.CIFAR10)
+        if not self.scrambled:
+            return arrays
+        return replace(arrays, x=_scrambled(arrays.x), x_test=_scrambled(arrays.x_test))
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -61,6 +68,11 @@ def _load(data: Downloaded, source) -> Arrays:
 def _arrays(part) -> tuple[np.ndarray, np.ndarray]:
     pixels = np.ascontiguousarray(part.data.transpose(0, 3, 1, 2))
     return pixels, np.asarray(part.targets, np.int64)
+
+
+def _scrambled(pixels: np.ndarray) -> np.ndarray:
+    """[N, 3, 32, 32] -> the same shape, of other places."""
+    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)).reshape(pixels.shape)
 
 
 def _preprocessing(augment: bool) -> Preprocessing:

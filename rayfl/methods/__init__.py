@@ -9,15 +9,20 @@ from rayfl.methods.depthfl import DepthFL
 from rayfl.methods.depthfl_nefl import DepthFLNeFL
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.feddropout import FedDropout
+from rayfl.methods.fedpm import FedPM
 from rayfl.methods.fedprox import FedProx
 from rayfl.methods.fedrolex import FedRolex
+from rayfl.methods.fiarse import FIARSE
+from rayfl.methods.fiarse_neurons import FIARSENeurons
 from rayfl.methods.fjord import FjORD
 from rayfl.methods.heterofl import HeteroFL
 from rayfl.methods.lg_fedavg import LGFedAvg
 from rayfl.methods.nefl import NeFL
+from rayfl.methods.pruning_greedy import PruningGreedy
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.scalefl import ScaleFL
 from rayfl.methods.scalefl_nefl import ScaleFLNeFL
+from rayfl.methods.spafl import SpaFL
 from rayfl.methods.standalone import Standalone
 
 METHODS: dict[str, type[Method]] = {
@@ -35,4 +40,9 @@ METHODS: dict[str, type[Method]] = {
     "scalefl_nefl": ScaleFLNeFL,
     "nefl": NeFL,
     "depthfl_nefl": DepthFLNeFL,
+    "fiarse_neurons": FIARSENeurons,
+    "spafl": SpaFL,
+    "fedpm": FedPM,
+    "fiarse": FIARSE,
+    "pruning_greedy": PruningGreedy,
 }

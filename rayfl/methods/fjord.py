@@ -34,13 +34,14 @@ Departures:
 6. Capacities of equal width are one element of P. The paper's U_k are k equal capacities of the population.
 7. A width that nobody in the population can train, of a wider server, keeps mean 0 and variance 1: there,
    `norms: static` is the choice.
+8. `sample: round` is not the paper's: it is how SpaFL's comparison ran FjORD. A client draws p once a round, uniformly;
+   it is sent, trains, sends back and counts for the parameters and statistics of that width alone.
 """
 
 import functools
 from dataclasses import dataclass
 from typing import Literal, Self
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import nn
@@ -62,7 +63,8 @@ class FjORD(GroupedMethod):
     name: Literal["fjord"] = "fjord"
     weight: Literal["samples", "uniform"] = "samples"
     sample: Literal["step", "round"] = "step"
-    """When a client draws a width: at every local step, or once a round (as in SpaFL's comparison)."""
+    """When a client draws a width: at every local step, or once a round (as in SpaFL's comparison): then the network
+    of that width is all that it is sent, trains and sends."""
     norms: Literal["per_width", "per_width_affine", "static"] = "per_width"
     """Static batch norms. per_width: every width has running statistics, as torch keeps them, and a prefix of the
     shared weight and bias. per_width_affine: weight and bias of its own too (as in NeFL's comparison); those in
@@ -77,6 +79,8 @@ class FjORD(GroupedMethod):
 
     @model_validator(mode="after")
     def _a_teacher(self) -> Self:
+        if self.distill and self.sample == "round":
+            raise ValueError("distill: true with sample: step only, for the teacher is a client's widest network")
         if not self.distill and (self.alpha, self.temperature) != (1, 1):
             raise ValueError("alpha and temperature with distill: true only")
         return self
@@ -85,8 +89,15 @@ class FjORD(GroupedMethod):
         state, nets = super().init(seed), self._nets(self.task.server)
         return state | {self.group(net): own for net in nets if (own := self._own(state["params"], net))}
 
+    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+        if self.sample == "step":
+            return self.window(state, round, client.capacity)
+        nets = self._nets(self.net_at(client.capacity))
+        drawn = int(numpy_generator(seed, "width", round, client.id).integers(len(nets)))
+        return _cut(self.task.model, self.task.server, nets[drawn])
+
     def extract(self, state: State, selection: Selection) -> Payload:
-        groups = {name: state[name] for net in self._nets(selection.net) if (name := self.group(net)) in state}
+        groups = {name: state[name] for net in self._trained(selection.net) if (name := self.group(net)) in state}
         own = groups.get(self.group(selection.net), {})
         params = selection.take(state["params"])
         return {"params": {name: t for name, t in params.items() if name not in own}} | groups
@@ -102,7 +113,7 @@ class FjORD(GroupedMethod):
     ) -> Update:
         model, params = self.task.model, payload["params"]
         whole = self.network(params | payload.get(self.group(selection.net), {}), selection.net, data)
-        widths = {net: self._width(payload, selection.net, net, data) for net in self._nets(selection.net)}
+        widths = {net: self._width(payload, selection.net, net, data) for net in self._trained(selection.net)}
         drawn = self.draws(len(widths), self.task.training.batches_of(len(data)), seed)
         ordered = _Ordered(whole, list(widths.values()), drawn, self.distill)
         metrics = self.train(ordered, data, round, seed, adjust=_zeros)
@@ -115,8 +126,7 @@ class FjORD(GroupedMethod):
 
     def draws(self, widths: int, steps: int, seed: int) -> list[int]:
         """Which of a client's widths, counted from the largest, each of its steps trains."""
-        count = steps if self.sample == "step" else 1
-        return np.resize(numpy_generator(seed, "width").integers(widths, size=count), steps).tolist()
+        return numpy_generator(seed, "width").integers(widths, size=steps).tolist()
 
     def loss(self, data: ClientData, round: int) -> Loss:
         """With `distill` it takes the teacher's and the student's logits [2, B, C], or [1, B, C] where they are the
@@ -147,6 +157,10 @@ class FjORD(GroupedMethod):
         """The networks of P up to this one, largest first."""
         nets = dict.fromkeys(map(self.net_at, self.task.nets))
         return [net for net in nets if net.width <= largest.width]
+
+    def _trained(self, held: Net) -> list[Net]:
+        """The networks among which the steps of a client draw that holds this one, largest first."""
+        return self._nets(held) if self.sample == "step" else [held]
 
     def _own(self, params: Params, net: Net) -> Params:
         """What a width has for itself at first: its norms' statistics, perhaps their parameters."""

@@ -18,6 +18,7 @@ from rayfl.models.resnet import (
     ScaleFLResNet110,
     WideResNet101,
 )
+from rayfl.models.spafl import SpaFLCNN, SpaFLResNet18
 from rayfl.models.vit import ViTB16
 
 MODELS: dict[str, type[Model]] = {
@@ -36,5 +37,7 @@ MODELS: dict[str, type[Model]] = {
     "wide_resnet101_2": WideResNet101,
     "depthfl_resnet18": DepthFLResNet18,
     "scalefl_resnet110": ScaleFLResNet110,
+    "spafl_cnn": SpaFLCNN,
+    "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
 }

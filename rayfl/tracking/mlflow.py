@@ -5,7 +5,8 @@ run is found again by its tag `rayfl.run_id`, and the time of a metric follows f
 ignores one that it has. `<run>/mlflow.json` remembers what was sent and spares sending it twice.
 
 In MLflow a trial's run is a child of its sweep's. What a round measured keeps its name; the numbers of
-result.json stand under "result/".
+result.json stand under "result/". Of the checkpoints it gets the last one, without what clients keep: that can be a
+network a client, so it stays in the run's folder alone, and the tag `rayfl.carries` says where.
 """
 
 import logging
@@ -237,11 +238,17 @@ class Mlflow:
             if file.suffix in (".json", ".jsonl", ".csv", ".md", ".tex"):
                 if file.name not in ("run.json", _Sent.NAME):
                     self._client.log_artifact(run_id, str(file))
-        final = max((run.path / "checkpoints").glob("round-*"), default=None)
-        for folder in filter(None, (run.path / "plots", final)):
-            if folder.exists():
-                target = str(folder.relative_to(run.path))
-                self._client.log_artifacts(run_id, str(folder), target)
+        if (plots := run.path / "plots").exists():
+            self._client.log_artifacts(run_id, str(plots), "plots")
+        if final := max((run.path / "checkpoints").glob("round-*"), default=None):
+            self._send_checkpoint(final, run_id)
+
+    def _send_checkpoint(self, folder: Path, run_id: str) -> None:
+        carries = {file for file in folder.iterdir() if file.name.startswith("carry-")}
+        for file in sorted(set(folder.iterdir()) - carries):
+            self._client.log_artifact(run_id, str(file), f"checkpoints/{folder.name}")
+        if carries:
+            self._client.set_tag(run_id, "rayfl.carries", f"{len(carries)} in {folder.resolve()}"[:TAG_LENGTH])
 
     def _say(self, about: str, text: str) -> None:
         if about not in self._troubles:

@@ -14,6 +14,7 @@ driver process writes.
 import errno
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
@@ -183,11 +184,32 @@ SUMMARISED = ("accuracy_mean", "accuracy_server", "local_accuracy_mean", "local_
 AT_BEST = "local_accuracy_samples_at_best_server"
 """The local accuracy of the round with the best accuracy_server: HeteroFL's Local beside its Global."""
 
+DENSITY_AT_BEST = "local_density_at_best"
+"""The density of clients' masked networks in the round with the best local_accuracy_mean (SpaFL)."""
+
+AMOUNTS = ("gbit", "client_macs")
+"""What `amounts` gives."""
+
 
 def summaries(metrics: Collection[str]) -> list[str]:
-    """The names that `summary` adds for these metrics."""
+    """The names that `summary` adds for these metrics, and those of `amounts`."""
     names = [f"{kind}_{metric}" for metric in metrics if metric in SUMMARISED for kind in ("best", "last5")]
-    return [*names, *([AT_BEST] if "local_accuracy_samples" in metrics else [])]
+    names += [AT_BEST] if "local_accuracy_samples" in metrics else []
+    names += [DENSITY_AT_BEST] if "local_accuracy_mean" in metrics else []
+    return [*names, *AMOUNTS]
+
+
+def amounts(record: Mapping[str, Any]) -> dict[str, float]:
+    """What a run's training cost in the units of SpaFL's tables (arXiv 2406.00431), from its row (`Run.record`);
+    nothing if it made no round.
+
+    gbit: what was sent to and by all clients, in 10^9 bits. client_macs: multiply-adds of forward and backward passes,
+    a mean over all clients, also those that never took part.
+    """
+    if not record.get("rounds"):
+        return {}
+    gbit = 8 * (record["bytes_down"] + record["bytes_up"]) / 1e9
+    return {"gbit": gbit, "client_macs": record["train_flops"] / 2 / int(record["params"]["clients.count"])}
 
 
 def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
@@ -195,7 +217,8 @@ def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
 
     The accuracies are those of the last evaluated round. With them, for each of `SUMMARISED`: the best one
     (papers often print that), and the mean of the last five evaluations; `AT_BEST`; and `best_round`, the first
-    round of the best accuracy_mean.
+    round of the best accuracy_mean. Of masked networks also the last densities, `DENSITY_AT_BEST`, and, as
+    macs_share_0.5, ..., the shares of the dense networks' multiply-adds.
     """
     result: dict[str, Any] = {"method": method, "seed": seed}
     result["rounds"] = lines[-1]["round"] if lines else 0
@@ -211,7 +234,22 @@ def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
         if "local_accuracy_samples" in evaluated[-1]:
             result[AT_BEST] = max(evaluated, key=lambda line: line["accuracy_server"])["local_accuracy_samples"]
         result["best_round"] = max(evaluated, key=lambda line: line["accuracy_mean"])["round"]
+        result |= _densities(evaluated)
     return result | {key: sum(line.get(key, 0) for line in lines) for key in TOTALS}
+
+
+def _densities(evaluated: list[Line]) -> dict[str, float]:
+    found = {}
+    for key, value in evaluated[-1].items():
+        if key == "local_density" or re.match(r"density_\d", key):
+            found[key] = value
+        elif re.match(r"macs_\d", key):
+            # result.json has the dense networks' own multiply-adds as macs_0.5, ...
+            found[key.replace("macs_", "macs_share_")] = value
+    personal = [line for line in evaluated if "local_density" in line]
+    if personal:
+        found[DENSITY_AT_BEST] = max(personal, key=lambda line: line["local_accuracy_mean"])["local_density"]
+    return found
 
 
 def flatten(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:

@@ -121,6 +121,54 @@ def test_an_actor_dies_in_the_middle_of_a_round(pool, tmp_path, undisturbed):
     assert len(set(alive) - set(pids(tmp_path))) == 2
 
 
+def test_an_actor_dies_with_what_a_client_kept_in_its_hands(pool, tmp_path, undisturbed):
+    """Its job is sent again with the carry of the round before, and a checkpoint then has what everyone keeps."""
+    simulation = on_ray(pool, faulty(tmp_path, "die"), tmp_path)
+    (tmp_path / "marker").write_text("0")
+    first = run(simulation, 1)
+    assert pool.deaths == 0 and set(simulation.carries.files) == set(range(6))
+    (tmp_path / "marker").unlink()
+    lines, *bits = result(simulation)
+    assert (first + lines, *bits) == undisturbed
+    assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
+    assert len(list((tmp_path / "carries").iterdir())) == 6
+    simulation.save(tmp_path / "saved")
+    again = simulate(faulty(tmp_path, "die"), tmp_path / "again")
+    assert again.restore(tmp_path / "saved") == (2, [])
+    assert result(again) == ([], *bits)
+
+
+def test_of_many_networks_only_those_in_flight_are_there(pool, tmp_path, monkeypatch):
+    """A carry is loaded when its job goes out, and what a key shares is given up with its last answer."""
+    simulation = on_ray(pool, tiny(method="personal_head", clients={"count": 24, "cohort": 24}), tmp_path)
+    flying = executor.IN_FLIGHT * len(pool.slots)
+    receive, get = executor._Batch._receive, simulation.carries.get
+    loads: list[int] = []
+    answered, ahead, there = [], [], []
+
+    def noted_receive(batch, ref):
+        receive(batch, ref)
+        answered.append(ref)
+        there.append(len(batch.shared))
+
+    def noted_get(client):
+        loads.append(client)
+        ahead.append(len(loads) - len(answered))
+        return get(client)
+
+    monkeypatch.setattr(executor._Batch, "_receive", noted_receive)
+    monkeypatch.setattr(simulation.carries, "get", noted_get)
+    simulation.run_round()
+    assert sorted(loads) == sorted(simulation.carries.files) == list(range(24))
+    assert max(ahead) == flying
+    for notes in (loads, answered, ahead, there):
+        notes.clear()
+    simulation.evaluate()
+    own = [id for id in range(24) if simulation.data.test.sizes[id]]
+    assert len(own) > 10 and set(loads) == set(own)
+    assert max(there) <= flying
+
+
 def test_a_client_that_kills_every_actor_ends_the_run(pool, tmp_path):
     simulation = on_ray(pool, faulty(tmp_path, "die", times=9), tmp_path)
     size = int(simulation.data.train.sizes[4])

@@ -62,21 +62,12 @@ def test_every_step_draws_uniformly():
     assert drawn == FjORD().draws(4, 4000, seed=5) != FjORD().draws(4, 4000, seed=6)
 
 
-def test_a_round_draws_once():
-    method = FjORD(sample="round")
-    drawn = [method.draws(4, 5, seed) for seed in range(400)]
-    assert all(len(steps) == 5 and len(set(steps)) == 1 for steps in drawn)
-    counts = Counter(steps[0] for steps in drawn)
-    assert all(abs(counts[i] - 100) < 3 * math.sqrt(400 * 1 / 4 * 3 / 4) for i in range(4))
-
-
-@pytest.mark.parametrize("sample", ["step", "round"])
-def test_a_client_trains_widths_up_to_its_own(sample):
+def test_a_client_trains_widths_up_to_its_own():
     """Every width that it may draw it does draw, in 60 steps; the costs say how often."""
-    method = with_norms(FjORD(sample=sample), 1.0, 0.5, 0.25, steps=60, batch_size=4)
+    method = with_norms(FjORD(), 1.0, 0.5, 0.25, steps=60, batch_size=4)
     update = updated(method, method.init(0), 0.5, images(0, 1, 2, 3))
     drawn = Counter(method.draws(2, 60, 0))
-    assert len(drawn) == (2 if sample == "step" else 1)
+    assert len(drawn) == 2
     assert update.sums.keys() == {"params", "width 0.5", "width 0.25"}
     nets = [method.net_at(c) for c in (0.5, 0.25)]
     assert update.metrics["train_flops"] == sum(
@@ -92,6 +83,88 @@ def test_the_smaller_widths_norms_travel_too():
     update = updated(method, state, 0.5, images(0, 1))
     expected = costs.parameters(method.task.model, method.net_at(0.5)) + 2 * (16 + 32) + 2 * (8 + 16)
     assert nbytes(payload) == nbytes(update.sums) == 4 * expected
+
+
+# a width a round
+
+
+@pytest.mark.parametrize(("capacity", "widths"), [(1.0, 4), (0.5, 2), (0.25, 1)])
+def test_a_round_draws_uniformly_among_the_widths_of_a_client(capacity, widths):
+    """Of 400 draws as many of each, within 3 standard deviations; a function of seed, round and client."""
+    method = bound(FjORD(sample="round"), 1.0, 0.75, 0.5, 0.25, hidden=(4,))
+
+    def drawn(seed=0, first=0):
+        clients = [(round, Client(id, capacity)) for round in range(20) for id in range(first, first + 20)]
+        return [method.select({}, round, client, seed).net for round, client in clients]
+
+    counts = Counter(net.width for net in drawn())
+    assert sorted(counts) == [0.25, 0.5, 0.75, 1.0][:widths]
+    expected, spread = 400 / widths, 3 * math.sqrt(400 * (widths - 1)) / widths
+    assert all(abs(n - expected) <= spread for n in counts.values())
+    others = (drawn(seed=1), drawn(first=20))
+    assert drawn() == drawn() and (widths == 1 or drawn() not in others)
+
+
+def round_drawing(method, capacity, width):
+    """A round in which client 0 of this capacity draws a width."""
+    return next(r for r in range(999) if method.select({}, r, Client(0, capacity), 0).net.width == width)
+
+
+@pytest.mark.parametrize("kind", ["per_width", "per_width_affine", "static"])
+def test_what_a_round_draws_is_all_that_travels_and_all_that_is_trained(kind):
+    """Parameters and statistics of 8 and 16 channels, down and up, for a client who could carry 32 and 64."""
+    method = with_norms(FjORD(sample="round", norms=kind), 1.0, 0.5, 0.25, steps=3, batch_size=2, lr=0.1)
+    state, data, net = method.init(0), images(0, 1, 2, 3, 0, 1), method.net_at(0.25)
+    round = round_drawing(method, 1.0, 0.25)
+    selection = method.select(state, round, Client(0, 1.0), 0)
+    assert selection.key == method.window({}, 0, 0.25).key
+    payload = method.extract(state, selection)
+    update = method.local_update(payload, selection, Client(0, 1.0), data, round, seed=7)
+    statistics = 0 if kind == "static" else 2 * (8 + 16)
+    expected = costs.parameters(method.task.model, net) + statistics
+    assert nbytes(payload) == nbytes(update.sums) == 4 * expected
+    assert update.sums.keys() == {"params"} | (set() if kind == "static" else {"width 0.25"})
+    assert update.metrics["train_flops"] == costs.training_flops(method.task.model, net, 6)
+    after = method.aggregate(state, round, iter([(selection, update)]))
+    held = selection.cover(state["params"])
+    for name, old in state["params"].items():
+        changed = after["params"][name] != old
+        assert not (changed & (held[name] == 0)).any()
+        own = kind == "per_width_affine" and "norm" in name
+        assert changed.any() != own
+    for group in ("width 1", "width 0.5") if kind != "static" else ():
+        assert_same(after[group], state[group])
+
+
+def test_a_width_drawn_for_a_round_trains_as_if_it_were_drawn_at_every_step():
+    """And as a client who has no more: to the bit."""
+    training = {"steps": 4, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "clip": 1.0}
+    by_round = with_norms(FjORD(sample="round"), 1.0, 0.5, 0.25, **training)
+    by_step = with_norms(FjORD(), 1.0, 0.5, 0.25, **training)
+    state, data, round = by_step.init(0), images(0, 1, 2, 3, 1), round_drawing(by_round, 1.0, 0.25)
+    found = []
+    for method, capacity in ((by_round, 1.0), (by_step, 0.25)):
+        client = Client(0, capacity)
+        selection = method.select(state, round, client, 0)
+        found.append(method.local_update(method.extract(state, selection), selection, client, data, round, seed=7))
+    assert_same(found[0].sums, found[1].sums)
+    assert found[0].metrics == found[1].metrics
+
+
+def test_the_mean_of_a_round_is_over_who_drew_a_width(clients_answer):
+    """2 samples answer 8 in the widest network, 6 answer 4 in the half that they drew."""
+    method = bound(FjORD(sample="round"), 1.0, 0.5, hidden=(4,))
+    clients_answer(8, 4)
+    widths = {r: [method.select({}, r, Client(id, 1.0), 0).net.width for id in (0, 1)] for r in range(99)}
+    round = next(r for r, drawn in widths.items() if drawn == [1.0, 0.5])
+    clients = [(1.0, client_data(0, 1)), (1.0, client_data(0, 1, 2, 3, 0, 1))]
+    new = one_round(method, method.init(0), *clients, round=round)["params"]
+    assert new["hidden0.bias"].tolist() == pytest.approx([(2 * 8 + 6 * 4) / 8] * 2 + [8, 8])
+
+
+def test_a_width_of_a_round_has_no_teacher():
+    with pytest.raises(ValueError, match="distill: true with sample: step only"):
+        FjORD(sample="round", distill=True)
 
 
 # a step

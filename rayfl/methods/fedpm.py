@@ -1,0 +1,252 @@
+"""FedPM: clients learn which of a network's random weights to keep, and send one bit a weight.
+
+Paper: Isik, Pase, Gunduz, Weissman, Zorzi, "Sparse Random Networks for Communication-Efficient Federated Learning",
+ICLR 2023, https://arxiv.org/abs/2209.15328 (code: BerivanIsik/sparse-random-networks).
+
+Symbols: w the frozen weights, n of them, theta the global probabilities, s_k the scores of client k, m ~ Bern(theta)
+a mask of 0 and 1, K the clients that answer, N the population, eps the `epsilon`.
+
+    w          -c or c, each with probability 1/2, of every convolution and linear layer and its bias; drawn once
+               from the run's seed by everybody, never sent; c = sqrt(2 / fan_in) of the layer
+    theta      sigmoid(N(0, 1)) at first
+    s_k    =   logit(theta); every step draws m ~ Bern(sigmoid(s_k)) anew, runs the network with m w, and takes
+               dL/ds = dL/dm sigmoid(s) (1 - sigmoid(s)), dL/dm = w dL/d(m w)
+    m_k    ~   Bern(sigmoid(s_k)), one draw, goes up in n H(p) + log2(n) bits, p its share of ones (rayfl/coding.py)
+    alpha <-   alpha + sum_k m_k;   beta <- beta + sum_k (1 - m_k);   both 1 wherever the prior is reset
+    theta  =   (alpha - 1) / (alpha + beta - 2), kept within [eps, 1 - eps]
+
+With a reset in every round theta is the mean of the masks that came. Down go n float32 probabilities. A device runs
+m w with one draw m ~ Bern(theta), the same for all devices.
+
+    >>> from rayfl.methods import METHODS
+    >>> alpha, beta = torch.tensor([3.0, 4.0]), torch.tensor([2.0, 1.0])  # masks (1, 1), (0, 1), (1, 1)
+    >>> METHODS["fedpm"]().mode(alpha, beta)
+    tensor([0.6667, 0.9900])
+    >>> METHODS["fedpm"](soften=True).mode(alpha, beta)
+    tensor([0.6633, 0.9900])
+
+Departures:
+1. `ste: identity` is the derivative of the paper; the authors' code multiplies by theta once more (`official_p`). Its
+   constant is e / sqrt(fan_in) (`init_c: official`).
+2. The authors' server takes a bit for .01 or .99, so that no score is infinite, and so does `soften`. Here bits are
+   bits, and `epsilon` bounds theta; the share of ones that is coded is the true one in both.
+3. All that is not a weight or bias of a convolution or linear layer (norms, tokens, positions) stays as the model
+   starts with it, unmasked; the paper's networks have none of it. Norms collect statistics as for other methods.
+4. Optimisers are new in every round; in the code a client's Adam keeps its moments, while its scores are replaced.
+5. All clients have the server's network, and count the same.
+6. In the code the prior is reset in every round. The paper keeps it for about N / K rounds where few take part.
+7. A client's forward passes cost the multiply-adds of its last mask, layer by layer (SpaFL's count), in training too.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.func import functional_call
+
+from rayfl import costs
+from rayfl.axes import Net, on_meta
+from rayfl.coding import decode, encode
+from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
+from rayfl.methods.local import LocalMethod
+from rayfl.models.base import Model, params_of, resident
+from rayfl.seeds import stream, torch_generator, torch_scope
+from rayfl.submodel import Mask, Selection
+from rayfl.tensors import Params
+from rayfl.training import ClientData
+
+Constant = Literal["kaiming", "official"]
+
+
+class FedPM(LocalMethod):
+    name: Literal["fedpm"] = "fedpm"
+    weight: Literal["uniform"] = "uniform"
+    """A mask is one observation, whatever it was learnt from."""
+    init_c: Constant = "kaiming"
+    """The size of a frozen weight. kaiming: sqrt(2 / fan_in). official: e / sqrt(fan_in)."""
+    ste: Literal["identity", "official_p"] = "identity"
+    """The derivative of a drawn mask by its probability. identity: 1. official_p: the probability."""
+    prior_reset: Annotated[int, Field(ge=1)] | Literal["ceil_inv_participation"] = 1
+    """Rounds between resets of the prior, from round 0 on; 1: every round has a new one. ceil_inv_participation:
+    N / K rounds, rounded up, for it is reset as soon as it has seen as many masks as there are clients."""
+    soften: bool = False
+    """The server takes 0 for 0.01, and 1 for 0.99."""
+    epsilon: float = Field(default=0.01, gt=0, lt=0.5)
+    """The smallest probability, of a 0 as of a 1."""
+    deployed: Literal["sample", "mean", "threshold"] = "sample"
+    """What a device runs: one draw of the mask, the expected weights theta w, or the weights with theta > 1/2."""
+
+    def bind(self, task: Task) -> Self:
+        return super().bind(replace(task, nets=dict.fromkeys(task.nets, task.server)))
+
+    def init(self, seed: int) -> State:
+        """`params`, the frozen weights; `probabilities`; `alpha` and `beta` where a prior lives for several rounds."""
+        frozen = self._frozen("cpu")
+        scores = torch.randn(len(frozen.weights), generator=torch_generator(seed, "scores"))
+        theta = {name: self._kept(t.sigmoid()) for name, t in frozen.split(scores).items()}
+        params = {name: t.clone() for name, t in frozen.params(frozen.weights).items()}
+        state = {"params": params, "probabilities": theta}
+        if self.prior_reset != 1:
+            state |= {name: {n: torch.ones_like(t) for n, t in theta.items()} for name in ("alpha", "beta")}
+        return state
+
+    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+        return Mask(self.task.server, "probabilities", {})
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        return {"probabilities": state["probabilities"]}
+
+    def local_update(
+        self,
+        payload: Payload,
+        selection: Selection,
+        client: Client,
+        data: ClientData,
+        round: int,
+        seed: int,
+    ) -> Update:
+        model, net = self.task.model, selection.net
+        frozen, theta = self._frozen(data.device), payload["probabilities"]
+        scores = torch.cat([theta[name].reshape(-1) for name in frozen.shapes]).to(data.device).logit()
+        generator = torch.Generator(data.device).manual_seed(stream(seed, "masks"))
+        masked = _Masked(resident(model, net, data.device).train(), frozen, scores, generator, self.ste == "official_p")
+        metrics = self.train(masked, data, round, seed)
+        held = costs.held(model, net, frozen.split(masked.mask), frozen.shapes)
+        code = encode(masked.draw())
+        metrics |= {"bytes_up": len(code), "train_flops": 6 * held.macs * metrics["train_samples"]}
+        masks = frozen.split(decode(code, len(scores)).float())
+        return Update({"masks": masks}, self.share(data), metrics=metrics)
+
+    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
+        ones = {name: torch.zeros_like(t) for name, t in state["probabilities"].items()}
+        count = 0.0
+        for _, update in updates:
+            count += update.weight
+            for name, masks in update.sums["masks"].items():
+                ones[name] += masks
+        if not count:
+            return state
+        flat = dict.fromkeys(ones, 1.0)
+        alpha, beta = (flat, flat) if self._resets(state, round) else (state["alpha"], state["beta"])
+        alpha = {name: alpha[name] + t for name, t in ones.items()}
+        beta = {name: beta[name] + (count - t) for name, t in ones.items()}
+        theta = {name: self.mode(alpha[name], beta[name]) for name in ones}
+        prior = {"alpha": alpha, "beta": beta} if "alpha" in state else {}
+        return {"params": state["params"], "probabilities": theta} | prior
+
+    def mode(self, alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+        """The likeliest probabilities under Beta(alpha, beta), within the bounds."""
+        theta = (alpha - 1) / (alpha + beta - 2)
+        return self._kept(0.01 + 0.98 * theta if self.soften else theta)
+
+    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
+        theta, params = state["probabilities"], dict(state["params"])
+        generator = torch_generator(self.task.seed, "deployed", round)
+        for name, t in theta.items():
+            if self.deployed == "sample":
+                t = (torch.rand(t.shape, generator=generator) < t).float()
+            elif self.deployed == "threshold":
+                t = (t > 0.5).float()
+            params[name] = params[name] * t
+        return Deployment((self.deployed, round), self.task.model, self.task.server, params, masked=tuple(theta))
+
+    def _resets(self, state: State, round: int) -> bool:
+        """Whether the prior of this round is a new one."""
+        if isinstance(self.prior_reset, int):
+            return round % self.prior_reset == 0
+        alpha, beta = (next(iter(state[name].values())).reshape(-1)[0] for name in ("alpha", "beta"))
+        return float(alpha + beta - 2) >= self.task.clients
+
+    def _kept(self, theta: torch.Tensor) -> torch.Tensor:
+        """Within the bounds, so that no score is infinite."""
+        return theta.clamp(self.epsilon, 1 - self.epsilon)
+
+    def _frozen(self, device: torch.device | str) -> "_Frozen":
+        return _frozen(self.task.model, self.task.server, self.init_c, self.task.seed, torch.device(device))
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """What is never trained and never sent."""
+
+    weights: torch.Tensor
+    """w [n], one masked tensor after the other."""
+    shapes: Mapping[str, torch.Size]
+    """Of the masked parameters."""
+    rest: Params
+    """The parameters that have no mask."""
+
+    def split(self, flat: torch.Tensor) -> Params:
+        """[n] as the masked parameters: views."""
+        parts = flat.split([shape.numel() for shape in self.shapes.values()])
+        return {name: t.view(shape) for (name, shape), t in zip(self.shapes.items(), parts, strict=True)}
+
+    def params(self, flat: torch.Tensor) -> Params:
+        """All of the network's parameters, the masked ones from [n]."""
+        return self.split(flat) | self.rest
+
+
+@functools.lru_cache(maxsize=4)
+def _frozen(model: Model, net: Net, constant: Constant, seed: int, device: torch.device) -> _Frozen:
+    with torch_scope(stream(seed, "init")):
+        rest = params_of(model.build(net))
+    weights, shapes = [], {}
+    for path, layer in on_meta(model.build, net).named_modules():
+        if not isinstance(layer, nn.Conv2d | nn.Linear):
+            continue
+        fan_in = layer.weight[0].numel()
+        c = math.sqrt(2 / fan_in) if constant == "kaiming" else math.e / math.sqrt(fan_in)
+        for name, _ in layer.named_parameters(path, recurse=False):
+            shapes[name] = rest.pop(name).shape
+            heads = torch.randint(2, (shapes[name].numel(),), generator=torch_generator(seed, "frozen", name))
+            weights.append(c * (2.0 * heads - 1))
+    return _Frozen(torch.cat(weights).to(device), shapes, {name: t.to(device) for name, t in rest.items()})
+
+
+class _Masked(nn.Module):
+    """The network under a new mask at every forward pass. What trains is the scores [n]."""
+
+    mask: torch.Tensor
+    """[n] bool, of the last pass; nothing where there was none."""
+
+    def __init__(self, net: nn.Module, frozen: _Frozen, scores: torch.Tensor, generator: torch.Generator, twice: bool):
+        super().__init__()
+        self.scores = nn.Parameter(scores)
+        # lent, so that its own parameters mean nothing
+        self.run: Callable[..., torch.Tensor] = functools.partial(functional_call, net)
+        self.frozen, self.generator, self.twice = frozen, generator, twice
+        self.mask = torch.zeros_like(scores, dtype=torch.bool)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        theta = self.scores.detach().sigmoid()
+        self.mask = self._drawn(theta)
+        weights = cast(torch.Tensor, _Keep.apply(self.scores, theta, self.mask, self.frozen.weights, self.twice))
+        return self.run(self.frozen.params(weights), (x,))
+
+    def draw(self) -> torch.Tensor:
+        """A mask [n] of the scores as they are now."""
+        return self._drawn(self.scores.detach().sigmoid())
+
+    def _drawn(self, theta: torch.Tensor) -> torch.Tensor:
+        return torch.rand(theta.shape, generator=self.generator, device=theta.device) < theta
+
+
+class _Keep(torch.autograd.Function):
+    """m w, whose gradient goes to the scores as if m were sigmoid(s); with `twice`, sigmoid(s) times that."""
+
+    @staticmethod
+    def forward(ctx, scores, theta, mask, weights, twice):
+        ctx.save_for_backward(theta, weights)
+        ctx.twice = twice
+        return weights * mask
+
+    @staticmethod
+    def backward(ctx, *grads):
+        theta, weights = ctx.saved_tensors
+        gradient = grads[0] * weights * theta * (1 - theta)
+        return (gradient * theta if ctx.twice else gradient), None, None, None, None

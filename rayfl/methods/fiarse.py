@@ -1,0 +1,121 @@
+"""FIARSE: a client trains the largest elements of the global parameters, and pushes those near the threshold away.
+
+Paper: Wu, Wang, Wang, Liu, Su, Gao, "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel
+Extraction", NeurIPS 2024, https://arxiv.org/abs/2407.19389.
+
+Symbols: x the global parameters, g_k a client's capacity, d the number of maskable elements, F_k client k's loss.
+
+    theta_k  =  the floor(g_k d)-th largest |x|                                                     (section 3.1)
+    S_k         the elements of |x| >= theta_k, and whatever is not maskable
+    M(w)     =  1 where |w| >= theta_k, else 0
+    y_k         SGD from w = S_k x, theta_k fixed, each step on the gradient
+                F_k'(w M(w)) M(w) [1 + 2 theta_k |w| / (|w| + theta_k)^2]                           (Eq. 3, TCB-GD)
+    x  <-    sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged                                   (Eq. 12, eta_s = 1)
+
+The bracket is the product rule for w M(w) where the derivative of the hard mask is replaced by that of the probability
+to be kept, p = (|w| - theta) / (|w| + theta): 0 at the threshold, 1 far above it (Appendix B). It is 1.5 at the
+threshold and 1 far above. An element that falls below theta_k counts as 0 for the rest of the round; the client answers
+the value that it fell to.
+
+    >>> import torch
+    >>> from rayfl.methods.fiarse import bracket
+    >>> bracket(torch.tensor([-2.0, 4.0, 8.0]), 2.0)
+    tensor([1.5000, 1.4444, 1.3200])
+
+Departures:
+1. g_k is the share of maskable parameters, as in the authors' code, and what is not maskable comes on top. The paper
+   says of FLOPs: `clients.metric: flops`. By parameters a small submodel has more than its share of them, for early
+   layers have large elements.
+2. The authors' code hands PyTorch a boolean mask, whose backward rule is never called: it has no bracket. That is
+   `biased_term: false`.
+3. The paper does not say what momentum, weight decay or Adam do with an element that fell below the threshold; here
+   it does not move; `mask_update: false` leaves it to the optimiser, which may bring it back.
+4. The code divides by the number of clients whose update of an element is not 0: `count: nonzero`. In norms too.
+5. The tables' "layerwise" is one threshold a stage in the code: `threshold: shard`. `layer` is what the name says.
+6. The code sends all of x; here a client is sent, trains and answers the elements that it holds, and the bits that say
+   which.
+7. The code evaluates norms with statistics of the test batch: `evaluation.statistics: batch`.
+8. With `clients.metric: width`, g_k is the share of parameters that the dense network of this width has.
+"""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from rayfl.methods.base import Payload, Update
+from rayfl.methods.magnitude import MagnitudeMethod, Part
+from rayfl.tensors import Params
+from rayfl.training import ClientData
+
+
+class FIARSE(MagnitudeMethod):
+    name: Literal["fiarse"] = "fiarse"
+    biased_term: bool = True
+    """The bracket of Eq. 3."""
+    mask_update: bool = True
+    """An element below the threshold is not moved by momentum, weight decay or Adam either."""
+    count: Literal["holders", "nonzero"] = "holders"
+    """Whose values an element's mean is over: the clients that hold it, or of these the ones that changed it."""
+
+    def train_part(self, part: Part, thresholds: Params, data: ClientData, round: int, seed: int) -> dict[str, float]:
+        above = Above(part, {name: float(theta) for name, theta in thresholds.items()})
+
+        def adjust(net: nn.Module) -> None:
+            if self.biased_term:
+                above.bias()
+            if self.mask_update:
+                above.remember()
+
+        def project(net: nn.Module) -> None:
+            if self.mask_update:
+                above.restore()
+
+        return self.train(above, data, round, seed, adjust=adjust, project=project)
+
+    def answer(self, params: Params, payload: Payload, metrics: dict[str, float], data: ClientData) -> Update:
+        update = super().answer(params, payload, metrics, data)
+        if self.count == "nonzero":
+            for name, t in params.items():
+                changed = (t.cpu() != payload["params"][name]).float()
+                update.sums["params"][name].mul_(changed)
+                update.held[name] = changed * update.weight
+        return update
+
+
+class Above(nn.Module):
+    """Runs what a client holds with 0 for what is below the threshold: w M(w), M anew at every step."""
+
+    def __init__(self, part: Part, thresholds: dict[str, float]):
+        super().__init__()
+        self.part, self.thresholds = part, thresholds
+        self.kept: Params = {}
+        self.before: Params = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = {name: self.part.values[name] for name in self.thresholds}
+        self.kept = {name: w.detach().abs() >= self.thresholds[name] for name, w in values.items()}
+        return self.part.run_with({name: torch.where(self.kept[name], w, 0.0) for name, w in values.items()}, x)
+
+    def bias(self) -> None:
+        """Multiplies the gradients, which are 0 below the threshold, by the bracket of Eq. 3."""
+        for name, theta in self.thresholds.items():
+            w = self.part.values[name]
+            if w.grad is not None:
+                w.grad.mul_(bracket(w.detach(), theta))
+
+    def remember(self) -> None:
+        """The values before a step."""
+        self.before = {name: self.part.values[name].detach().clone() for name in self.thresholds}
+
+    def restore(self) -> None:
+        """What was below the threshold in a step is as it was before it."""
+        for name, before in self.before.items():
+            w = self.part.values[name].detach()
+            w.copy_(torch.where(self.kept[name], w, before))
+
+
+def bracket(w: torch.Tensor, theta: float) -> torch.Tensor:
+    """1 + 2 theta |w| / (|w| + theta)^2, of w of any shape; 1 for theta = 0."""
+    size = w.abs()
+    return (size + theta).square_().reciprocal_().mul_(size).mul_(2 * theta).add_(1) if theta else torch.ones_like(w)

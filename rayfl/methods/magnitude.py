@@ -1,0 +1,357 @@
+"""What the methods share whose clients hold the largest elements of the global parameters."""
+
+import functools
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import nn
+from torch.func import functional_call
+
+from rayfl import costs
+from rayfl.axes import Net, on_meta
+from rayfl.config import ConfigError
+from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
+from rayfl.methods.local import LocalMethod
+from rayfl.models.base import Model, layout, params_of, resident
+from rayfl.population import label
+from rayfl.submodel import Mask, NestedMean, Selection
+from rayfl.tensors import Params
+from rayfl.training import ClientData, weighted
+
+
+class MagnitudeMethod(LocalMethod):
+    """A client holds the elements of convolutions' and linear layers' weights and biases that reach a threshold, and
+    all other parameters (norms, positions) whole. The mean is over holders. A subclass says how a client trains.
+
+    State: `params`, and of every capacity that does not hold all of them `thresholds`: parameter name -> [].
+    """
+
+    threshold: Literal["model", "layer", "shard"] = "model"
+    """What one threshold is of: all maskable elements, a layer's (weight and bias), or a shard's."""
+    shards: tuple[tuple[str, ...], ...] = ()
+    """With `threshold: shard`: lists of module paths, each with all that is below them; together they name every
+    maskable layer once. Unless given: the model's stages, what stands before them, and what behind."""
+
+    @model_validator(mode="after")
+    def _shards_with_shard(self) -> Self:
+        if self.shards and self.threshold != "shard":
+            raise ValueError("shards with threshold: shard only")
+        return self
+
+    def bind(self, task: Task) -> Self:
+        """Every capacity's network is the server's, in part. ConfigError if the shards do not fit the model."""
+        bound = super().bind(replace(task, nets=dict.fromkeys(task.nets, task.server)))
+        groups(task.model, task.server, self.threshold, self.shards)
+        return bound
+
+    def init(self, seed: int) -> State:
+        params = super().init(seed)["params"]
+        return {"params": params, "thresholds": self.thresholds(params)}
+
+    def thresholds(self, params: Params) -> dict[str, Params]:
+        """Label of a capacity -> name of a masked parameter -> its threshold []."""
+        model, net, metric = self.task.model, self.task.server, self.task.metric
+        shares = {label(c): share for c in self.task.nets if (share := self.budget(c)) < 1}
+        units = unit_costs(model, net) if metric == "flops" else None
+        found: dict[str, Params] = {name: {} for name in shares}
+        for names in groups(model, net, self.threshold, self.shards):
+            tensors = [params[name] for name in names]
+            of_names = [units[name] for name in names] if units else None
+            for capacity, theta in zip(shares, largest(tensors, [*shares.values()], of_names), strict=True):
+                found[capacity] |= {name: torch.tensor(theta) for name in names}
+        return found
+
+    def budget(self, capacity: float) -> float:
+        """The share of every group that a capacity buys: of its multiply-adds if they are the task's metric, else of
+        its elements. By width it is the share of the server's parameters that the dense network of this width has."""
+        model, server, metric = self.task.model, self.task.server, self.task.metric
+        if metric == "width":
+            return costs.parameters(model, Net(capacity)) / costs.parameters(model, server)
+        cost = costs.cost_of(metric)
+        return capacity * (cost(model, costs.WHOLE) / cost(model, server))
+
+    def window(self, state: State, round: int, capacity: float) -> Mask:
+        """What a device of this capacity holds."""
+        thresholds = state.get("thresholds", {}).get(label(capacity))
+        if thresholds is None:
+            return Mask(self.task.server, "whole", {})
+        return Mask(self.task.server, (round, capacity), AtLeast(state["params"], thresholds))
+
+    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+        return self.window(state, round, client.capacity)
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        assert isinstance(selection, Mask)
+        payload: Payload = {"params": selection.take(state["params"])}
+        if isinstance(masks := selection.masks, AtLeast):
+            payload["masks"] = {name: _bits(mask) for name, mask in masks.items()}
+            payload["thresholds"] = dict(masks.thresholds)
+        return payload
+
+    def local_update(
+        self,
+        payload: Payload,
+        selection: Selection,
+        client: Client,
+        data: ClientData,
+        round: int,
+        seed: int,
+    ) -> Update:
+        if "masks" not in payload:
+            net = self.network(payload["params"], selection.net, data)
+            return self.answer(params_of(net), payload, self.train(net, data, round, seed), data)
+        shapes = self.task.layout(selection.net).shapes
+        net = resident(self.task.model, selection.net, data.device).train()
+        part = Part(net, payload["params"], payload["masks"], shapes)
+        metrics = self.train_part(part, payload["thresholds"], data, round, seed)
+        macs = 0
+        for path, n in costs.layer_macs(self.task.model, selection.net).items():
+            weight = f"{path}.weight"
+            macs += n * part.values[weight].numel() // math.prod(shapes[weight])
+        metrics["train_flops"] = 3 * 2 * macs * metrics["train_samples"]
+        return self.answer(part.params, payload, metrics, data)
+
+    @abstractmethod
+    def train_part(self, part: "Part", thresholds: Params, data: ClientData, round: int, seed: int) -> dict[str, float]:
+        """Trains what a client holds, in place; the metrics of `fit`."""
+
+    def answer(self, params: Params, payload: Payload, metrics: dict[str, float], data: ClientData) -> Update:
+        """The trained parameters, weighted, as what the server gets.
+
+        Masks are nested: an element that fewest clients hold is held by those that hold everything, which sum up to
+        `coverage_min`."""
+        weight, shapes = self.share(data), self.task.layout(self.task.server).shapes
+        metrics["coverage_min"] = float(all(t.numel() == math.prod(shapes[name]) for name, t in params.items()))
+        return Update({"params": weighted(params, weight)}, weight, metrics=metrics)
+
+    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
+        mean = NestedMean(state["params"])
+        for selection, update in updates:
+            mean.add(selection, update.sums["params"], update.weight, update.held)
+        params = mean.mean()
+        return {"params": params, "thresholds": self.thresholds(params)}
+
+    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
+        mask = self.window(state, round, capacity)
+        params = mask.spread(mask.take(state["params"]))
+        return Deployment(mask.key, self.task.model, mask.net, params, masked=tuple(mask.masks))
+
+
+class AtLeast(Mapping[str, torch.Tensor]):
+    """Name -> |x| >= threshold, bool in the shape of x, found when it is asked for. It travels as nothing: clients are
+    sent the bits."""
+
+    def __init__(self, params: Params, thresholds: Params):
+        self.params, self.thresholds = params, thresholds
+        self._find = functools.cache(lambda name: params[name].abs() >= thresholds[name])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._find(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.thresholds
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.thresholds)
+
+    def __len__(self) -> int:
+        return len(self.thresholds)
+
+    def __reduce__(self):
+        return dict, ()
+
+
+class Part(nn.Module):
+    """A network of which a client holds only some elements: [B, ...] -> logits. Its parameters are what is held, a
+    vector [k] of a masked tensor; everything else is 0 and stays 0."""
+
+    def __init__(self, net: nn.Module, held: Params, masks: Params, shapes: Mapping[str, tuple[int, ...]]):
+        """`net` runs it: its own parameters mean nothing. `masks`: the bits of every masked tensor."""
+        super().__init__()
+        device = next(net.parameters()).device
+        self.shapes = shapes
+        self.places = {name: _places(bits, shapes[name]).to(device) for name, bits in masks.items()}
+        self.values = {name: nn.Parameter(t.to(device, copy=True)) for name, t in held.items()}
+        self.trained = nn.ParameterList(self.values.values())
+        # no submodule, whose parameters would be trained
+        self.run = functools.partial(functional_call, net)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run_with({}, x)
+
+    def run_with(self, changed: Params, x: torch.Tensor) -> torch.Tensor:
+        """The logits, with `changed` in place of some of its parameters."""
+        return self.run({name: self._whole(name, changed.get(name, t)) for name, t in self.values.items()}, (x,))
+
+    def _whole(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        if name not in self.places:
+            return value
+        shape = self.shapes[name]
+        return value.new_zeros(math.prod(shape)).index_copy_(0, self.places[name], value).view(shape)
+
+    @property
+    def params(self) -> Params:
+        """What is held, detached; it shares the parameters' memory."""
+        return {name: t.detach() for name, t in self.values.items()}
+
+
+def _bits(mask: torch.Tensor) -> torch.Tensor:
+    """A bool tensor as uint8, eight elements each."""
+    return torch.from_numpy(np.packbits(mask.reshape(-1).numpy()))
+
+
+def _places(bits: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Where the bits of a tensor of this shape are set: positions [k] of the flattened tensor."""
+    return torch.from_numpy(np.flatnonzero(np.unpackbits(bits.numpy(), count=math.prod(shape)).view(bool)))
+
+
+# which elements are maskable, and what they cost
+
+
+@functools.lru_cache(maxsize=256)
+def maskable(model: Model, net: Net) -> Mapping[str, tuple[str, ...]]:
+    """The names of the weight and bias of every convolution and linear layer by its path, in the network's order."""
+    layers = {p: m for p, m in on_meta(model.build, net).named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    return {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
+
+
+def unit_costs(model: Model, net: Net) -> dict[str, int]:
+    """Multiply-adds of one sample's forward pass that an element of a maskable tensor takes part in: a convolution's
+    weight in one a pixel, a bias in none."""
+    shapes, macs = layout(model, net).shapes, costs.layer_macs(model, net)
+    units = {}
+    for path, names in maskable(model, net).items():
+        units |= dict.fromkeys(names, 0)
+        units[f"{path}.weight"] = macs.get(path, 0) // math.prod(shapes[f"{path}.weight"])
+    return units
+
+
+@functools.lru_cache(maxsize=256)
+def groups(
+    model: Model, net: Net, threshold: Literal["model", "layer", "shard"], shards: tuple[tuple[str, ...], ...] = ()
+) -> Sequence[tuple[str, ...]]:
+    """The names of the maskable tensors that have a threshold in common, group by group, in the network's order."""
+    layers = maskable(model, net)
+    if threshold == "layer":
+        return list(layers.values())
+    if threshold == "model":
+        return [tuple(itertools.chain(*layers.values()))]
+    found: dict[int, tuple[str, ...]] = {}
+    place = _declared(shards, layers) if shards else _stages(model, layers)
+    for path, names in layers.items():
+        found[place[path]] = found.get(place[path], ()) + names
+    return list(found.values())
+
+
+def _stages(model: Model, layers: Collection[str]) -> dict[str, int]:
+    """Layer -> its stage, counted from 1; 0: it stands before them; one more than there are: behind."""
+    if not model.blocks:
+        raise ConfigError(
+            f"method.threshold: given 'shard' with model {model.name}, which has no stages; allowed: method.shards, "
+            f"lists of its layers: {', '.join(layers)}; or threshold: model or layer"
+        )
+    found, outside = {}, 0
+    for path in layers:
+        stage = next((s for s, blocks in enumerate(model.blocks, 1) if _is_below(path, blocks)), None)
+        if stage is not None:
+            outside = len(model.blocks) + 1
+        found[path] = outside if stage is None else stage
+    return found
+
+
+def _declared(shards: Sequence[Sequence[str]], layers: Collection[str]) -> dict[str, int]:
+    """Layer -> the only shard that names it."""
+    for prefix in itertools.chain(*shards):
+        if not any(_is_below(path, [prefix]) for path in layers):
+            raise ConfigError(f"method.shards: {prefix!r} is no layer and above none; the layers: {', '.join(layers)}")
+    found = {}
+    for path in layers:
+        within = [s for s, prefixes in enumerate(shards) if _is_below(path, prefixes)]
+        if len(within) != 1:
+            raise ConfigError(
+                f"method.shards: layer {path!r} is in {len(within)} shards; allowed: every layer in one: "
+                f"{', '.join(layers)}"
+            )
+        [found[path]] = within
+    return found
+
+
+def _is_below(path: str, prefixes: Collection[str]) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+# thresholds
+
+
+def largest(
+    tensors: Sequence[torch.Tensor], shares: Sequence[float], units: Sequence[int] | None = None
+) -> list[float]:
+    """For every share the threshold theta >= 0 of its largest elements, |x| >= theta, over all float32 `tensors`.
+
+    Without `units`: the k-th largest |x|, k = max(1, floor(share d)) of d elements; equal ones are all in.
+    With `units`, what an element of each tensor costs: of all sets |x| >= theta the largest that costs at most
+    share times everything, but at least the largest element.
+    """
+    if units is None:
+        total = sum(t.numel() for t in tensors)
+        limits = [max(1, _floor(share * total)) - 1 for share in shares]
+        return [_number(level) for level in _levels(tensors, [1] * len(tensors), limits)]
+    total = sum(unit * t.numel() for unit, t in zip(units, tensors, strict=True))
+    levels = _levels(tensors, units, [_floor(share * total) for share in shares])
+    top = max(max(-low, high) for low, high in (map(float, t.aminmax()) for t in tensors))
+    return [min(_number(level + 1), top) for level in levels]
+
+
+def _floor(cost: float) -> int:
+    """A share that was computed as a ratio of two counts buys exactly that count."""
+    return math.floor(cost * (1 + 1e-9))
+
+
+def _number(level: int) -> float:
+    return float(torch.tensor(level, dtype=torch.int32).view(torch.float32))
+
+
+HIGH, LOW = 1 << 15, 1 << 16
+
+
+def _levels(tensors: Sequence[torch.Tensor], units: Sequence[int], limits: Sequence[int]) -> list[int]:
+    """For every limit the largest level of which the elements at or above cost more than the limit; -1: none.
+
+    A level is |x| as its bits, whose order is that of the numbers: counted by their high half first, over everything,
+    then by their low half, over the few elements whose high half is the level's.
+    """
+    high = torch.zeros(HIGH, dtype=torch.int64)
+    for t, unit in zip(tensors, units, strict=True):
+        high += torch.bincount(_high_half(t), minlength=HIGH).mul_(unit)
+    found = [_crossing(high, limit) for limit in limits]
+    low = torch.zeros(len(limits), LOW, dtype=torch.int64)
+    for t, unit in zip(tensors, units, strict=True):
+        halves = _high_half(t).numpy()
+        for i, (bucket, _) in enumerate(found):
+            inside = torch.from_numpy(np.flatnonzero(halves == bucket))
+            values = t.reshape(-1).view(torch.int32).index_select(0, inside) & (LOW - 1)
+            low[i] += torch.bincount(values, minlength=LOW).mul_(unit)
+    return [
+        bucket * LOW + _crossing(counts, limit - above)[0] if bucket >= 0 else -1
+        for (bucket, above), counts, limit in zip(found, low, limits, strict=True)
+    ]
+
+
+def _high_half(t: torch.Tensor) -> torch.Tensor:
+    """The high 16 of a float32's 32 bits, without its sign, in the memory of a little-endian machine."""
+    return t.reshape(-1).view(torch.int16)[1::2] & (HIGH - 1)
+
+
+def _crossing(cost: torch.Tensor, limit: int) -> tuple[int, int]:
+    """The largest index whose cost and that of all above it is more than the limit, and the cost of those above it;
+    (-1, 0) if there is none."""
+    spent = cost.flip(0).cumsum(0)
+    i = int(torch.searchsorted(spent, limit, right=True))
+    return (len(cost) - 1 - i, int(spent[i - 1]) if i else 0) if i < len(cost) else (-1, 0)

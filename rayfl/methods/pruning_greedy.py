@@ -1,0 +1,42 @@
+"""Pruning-greedy: a client trains the largest elements of the global parameters.
+
+Paper: Zhou, Lan, Venkataramani, Ding, "Every Parameter Matters: Ensuring the Convergence of Federated Learning with
+Dynamic Heterogeneous Models Reduction", NeurIPS 2023, https://arxiv.org/abs/2310.08670; as a baseline: Wu et al.,
+"FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction", NeurIPS 2024,
+https://arxiv.org/abs/2407.19389 (Tables 6, 7).
+
+Symbols: x the global parameters, g_k a client's capacity, d the number of maskable elements.
+
+    theta_k  =  the floor(g_k d)-th largest |x|
+    S_k         the elements of |x| >= theta_k, and whatever is not maskable
+    y_k         SGD from S_k x, with 0 elsewhere
+    x  <-    sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged
+
+The minimum coverage index, the number of clients that hold the element which fewest do, is the metric `coverage_min`.
+
+    >>> import torch
+    >>> from rayfl.methods.magnitude import largest
+    >>> largest([torch.tensor([1.0, -4.0]), torch.tensor([3.0, -2.0])], shares=[1 / 4, 1 / 2])
+    [4.0, 3.0]
+
+Departures:
+1. The authors' proof of concept prunes one layer of an MLP by quartiles of rank; here the rule is over the whole model,
+   as in FIARSE's comparison, or by layer or shard.
+2. Its clients step with unmasked gradients, and what nobody holds becomes 0; the paper's text is followed.
+3. A client is sent, trains and answers the elements that it holds, and the bits that say which.
+4. With `clients.metric: flops` theta_k is of the largest elements that cost g_k of the maskable layers' multiply-adds;
+   with `width`, g_k is the share of parameters that the dense network of this width has.
+"""
+
+from typing import Literal
+
+from rayfl.methods.magnitude import MagnitudeMethod, Part
+from rayfl.tensors import Params
+from rayfl.training import ClientData
+
+
+class PruningGreedy(MagnitudeMethod):
+    name: Literal["pruning_greedy"] = "pruning_greedy"
+
+    def train_part(self, part: Part, thresholds: Params, data: ClientData, round: int, seed: int) -> dict[str, float]:
+        return self.train(part, data, round, seed)

@@ -1,0 +1,77 @@
+"""SpaFL's networks for CIFAR (Kim, Saad, Debbah, Hong, arXiv 2406.00431), as in the authors' code; its network for
+Fashion-MNIST is `lenet5_caffe`. Their norms are batch norms, of which every client has its own.
+"""
+
+from itertools import chain
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from rayfl.axes import Net, conv, linear, norm
+from rayfl.models.base import Model
+from rayfl.models.cnn import Conv, convolutions
+from rayfl.models.layers import NormKind, check_without, scaler, sequential
+from rayfl.models.resnet import PreActBlock
+
+
+class SpaFLCNN(Model):
+    """For CIFAR-10, seven layers without biases: 806,080 parameters, of which 804,800 are weights. The paper's 807,366
+    are these, the norms' running statistics and six counters of batches; its 1,418 thresholds are those of another
+    network, for this one has 650 filters and neurons."""
+
+    name: Literal["spafl_cnn"] = "spafl_cnn"
+
+    def build(self, net: Net) -> nn.Module:
+        convs = [Conv(64, 5, pool=False), Conv(64, 5), Conv(128, 5, pool=False), Conv(128, 5)]
+        layers, channels, pixels = convolutions(self, net, convs, "static_bn", bias=False)
+        layers["flatten"] = nn.Flatten()
+        features = channels.repeat(pixels)
+        for name in ("hidden1", "hidden2"):
+            cout = net.axis(name, 128)
+            layers[name] = linear(features, cout, bias=False)
+            layers[f"{name}_scaler"] = scaler(net.scale)
+            layers[f"{name}_norm"] = norm("static_bn", cout)
+            layers[f"{name}_relu"] = nn.ReLU()
+            features = cout
+        return sequential(**layers, head=linear(features, self.labels, bias=False))
+
+
+class SpaFLResNet18(Model):
+    """For CIFAR-100, of pre-activation blocks, with a norm behind the stem and none before the classifier: 2,819,396
+    parameters with 100 classes. The paper's 11,159,232 are the convolutions' with 64 channels."""
+
+    name: Literal["spafl_resnet18"] = "spafl_resnet18"
+    norm: NormKind = "static_bn"
+    channels: int = Field(default=32, ge=1)
+    """Channels of the stem and the first stage, which double from stage to stage: 32 in the authors' code and in the
+    paper's list of layers, 64 in the paper's counts of parameters, bytes and operations."""
+
+    depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
+    """Blocks of every stage."""
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(f"stage{s}.{b}" for b in range(count)) for s, count in enumerate(self.depth, start=1))
+
+    def build(self, net: Net) -> nn.Module:
+        check_without(net, [*chain(*self.blocks)])
+        cin = net.axis("stage1", self.channels)
+        layers: dict[str, nn.Module] = dict(
+            conv=conv(self.image, cin, 3, padding=1, bias=False),
+            scaler=scaler(net.scale),
+            norm=norm(self.norm, cin),
+            relu=nn.ReLU(),
+        )
+        for s, paths in enumerate(self.blocks):
+            name, channels, stage = f"stage{s + 1}", self.channels * 2**s, nn.Sequential()
+            cout = net.axis(name, channels)
+            for path in paths:
+                stride = 2 if s and not len(stage) else 1
+                stage.append(
+                    PreActBlock(net, path, cin, channels, cout, stride, norm_kind=self.norm, pre=net.scale, post=1.0)
+                )
+                cin = cout
+            layers[name] = stage
+        layers |= dict(average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=linear(cin, self.labels))
+        return sequential(**layers)

@@ -1,0 +1,218 @@
+"""What it takes when every client keeps a network: memory of each process, disk, and seconds of a checkpoint.
+
+    python scripts/bench_carries.py                                # 20 clients, a small ResNet: a minute
+    python scripts/bench_carries.py --clients 100 --channels 64    # 45 MB a client: minutes, 5 GB of disk
+
+Ten clients a round take one step on two images each, until all have been drawn, so that moving networks is all the
+work. Then checkpoints: of everything that clients keep, of what one more round changed, and of nothing new. Then an
+evaluation of every client's own network, and a resume. Memory is sampled every 50 ms: a process's own (RssAnon), and
+what it has mapped of the object store (RssShmem). Ray frees objects about once a second, so that the store shows a
+second of traffic beside what is in use. Linux only.
+"""
+
+import os
+
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # or Ray copies this folder for every worker
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import logging  # noqa: E402
+import statistics  # noqa: E402
+import tempfile  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable, Mapping  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from rayfl import costs  # noqa: E402
+from rayfl.experiment import Experiment, parse_experiment  # noqa: E402
+
+COHORT, IMAGES, MEGABYTE = 10, 4, 1e6
+
+
+def experiment(method: str, clients: int, channels: int) -> Experiment:
+    return parse_experiment(
+        {
+            "rounds": 10**6,
+            "data": {
+                "name": "synthetic",
+                "samples": IMAGES * clients,
+                "test_samples": IMAGES * clients,
+                "shape": (3, 32, 32),
+            },
+            "partition": "iid",
+            "clients": {"count": clients, "cohort": COHORT},
+            "model": {"name": "resnet18", "channels": channels},
+            "training": {"steps": 1, "batch_size": 2, "lr": 0.01},
+            "method": method,
+            "evaluation": {"every": 10**6, "holdout": 0.0},
+        },
+        "bench_carries",
+    )
+
+
+# what processes hold
+
+
+class Watch:
+    """The most that processes, by name, and the object store have held since `reset`, in bytes."""
+
+    def __init__(self, pids: Mapping[str, int], seconds: float = 0.05):
+        self.pids, self.seconds = pids, seconds
+        self.peaks: dict[str, int] = {}
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def reset(self) -> None:
+        self.peaks = self._now()
+
+    def __enter__(self) -> "Watch":
+        self.reset()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._end.wait(self.seconds):
+            self.peaks = {name: max(n, self.peaks[name]) for name, n in self._now().items()}
+
+    def _now(self) -> dict[str, int]:
+        held = {"object store": store_bytes()}
+        for name, pid in self.pids.items():
+            anonymous, shared = resident(pid)
+            held |= {f"{name}, own": anonymous, f"{name}, mapped of the store": shared}
+        return held
+
+
+def resident(pid: int) -> tuple[int, int]:
+    """Bytes of a process in memory: its own, and shared ones."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
+    return found["RssAnon:"] * 1024, found["RssShmem:"] * 1024
+
+
+def store_bytes() -> int:
+    """Bytes of the objects in this node's object store."""
+    import ray
+    from ray._private.internal_api import node_stats
+
+    [node] = ray.nodes()
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False)
+    return stats.store_stats.object_store_bytes_used
+
+
+def disk_bytes(folder: Path) -> int:
+    """Of all files below a folder; what is linked counts once."""
+    found = [file.stat() for file in folder.rglob("*") if file.is_file()]
+    return sum({stat.st_ino: stat.st_blocks * 512 for stat in found}.values())
+
+
+# measuring
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[str, Any]:
+    import ray
+    from ray.util.placement_group import placement_group
+
+    from rayfl.executors.server import ServerActor
+
+    ray.init(
+        address="local", num_cpus=actors + 1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
+    server: Any = ServerActor.remote(placement_group([{"CPU": 1}] * actors), list(range(actors)))  # pyright: ignore
+    ray.get(server.load.remote(what, [ray.put(what.data.load())], str(folder)))
+    saved = str(folder / "checkpoints")
+
+    def on_server(work: Callable[[Any], Any]) -> Any:
+        return ray.get(server.__ray_call__.remote(work))
+
+    def save() -> float:
+        return seconds_of(lambda: ray.get(server.save.remote(saved)))
+
+    def round() -> float:
+        return on_server(lambda actor: actor.simulation.run_round()["seconds"])
+
+    rounds = [round()]
+    pids = {"server": on_server(lambda actor: os.getpid())}
+    clients = on_server(lambda actor: ray.get([s.actor.__ray_call__.remote(pid_of) for s in actor.pool.slots]))
+    pids |= {f"client actor {i}": pid for i, pid in enumerate(clients, start=1)}
+    network = costs.parameters(what.model, what.task.server) * 4
+    found: dict[str, Any] = {"MB of a network": network / MEGABYTE}
+    with Watch(pids) as watch:
+        while on_server(lambda actor: len(actor.simulation.carries.files)) < what.clients.count:
+            rounds.append(round())
+        found["rounds until every client keeps one"] = len(rounds)
+        found["seconds a round"] = statistics.median(rounds)
+        found["MB at most, training"] = {name: n / MEGABYTE for name, n in watch.peaks.items()}
+        everything = save()
+        size = disk_bytes(folder)
+        changed, same = [], []
+        for _ in range(repeats):
+            round()
+            changed.append(save())
+            same.append(save())
+        found["seconds of a checkpoint"] = {
+            "all that clients keep is new": everything,
+            "a round's clients are": statistics.median(changed),
+            "nothing is": statistics.median(same),
+        }
+        found["checkpoint of everything over one of a round's"] = everything / statistics.median(changed)
+        found["GB on disk"] = {
+            "with the first checkpoint": size / 1e9,
+            "with the last two": disk_bytes(folder) / 1e9,
+        }
+        found["disk over clients x network, with the first checkpoint"] = size / network / what.clients.count
+        watch.reset()
+        found["seconds of an evaluation"] = seconds_of(lambda: on_server(lambda actor: actor.simulation.evaluate()))
+        found["MB at most, evaluation"] = {name: n / MEGABYTE for name, n in watch.peaks.items()}
+        found["networks in the object store at most, evaluation"] = watch.peaks["object store"] / network
+        found["seconds of a resume"] = seconds_of(lambda: ray.get(server.restore.remote(saved)))
+    ray.get(server.close.remote())
+    ray.shutdown()
+    return found
+
+
+def pid_of(actor: Any) -> int:
+    return os.getpid()
+
+
+def show(found: dict[str, Any]) -> None:
+    table = Table("what", "measured")
+    for name, value in found.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        for part, number in parts:
+            table.add_row(f"{name}: {part}" if part else name, f"{number:.3f}")
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--method", default="spafl", help="one whose clients keep their networks (spafl)")
+    parser.add_argument("--clients", type=int, default=20, help="clients, of which ten train a round (20)")
+    parser.add_argument("--channels", type=int, default=16, help="of the ResNet-18's first layer (16; 64 is published)")
+    parser.add_argument("--actors", type=int, default=2, help="client actors (2)")
+    parser.add_argument("--repeats", type=int, default=3, help="checkpoints after a round that count (3)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    what = experiment(options.method, options.clients, options.channels)
+    with tempfile.TemporaryDirectory(prefix="bench_carries_") as folder:
+        found = measure(what, options.actors, options.repeats, Path(folder))
+    print(json.dumps(found, indent=2)) if options.json else show(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""How long the server takes to find the largest elements, beside the usual ways to find them.
+
+    python scripts/bench_selection.py          # a ResNet-18, 11 million parameters
+    python scripts/bench_selection.py --large  # also tensors of RoBERTa's sizes, 124 million
+
+Thresholds: the exact k-th largest |x| over all maskable tensors, for 1/4, 1/16 and 1/64 of their elements, by
+
+    sort        all of |x|, once
+    topk        torch.topk of the largest k, which gives the others
+    partition   numpy.partition at the three places
+    ours        `largest`: counting the bits' high half, then the low half of the few elements that are left
+
+What a round costs: thresholds of four capacities (1 too), and the payloads of one client of each. All on one thread, in
+a process that keeps its memory as the server's does. What is compared takes turns, and ratios are medians over turns: a
+machine that slows down slows all. Give it an idle core.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from bench_round import in_turns, ratios, seconds_of, show
+
+from rayfl.axes import Net
+from rayfl.executors.memory import keep_freed_memory
+from rayfl.methods.base import Client, Task
+from rayfl.methods.magnitude import largest
+from rayfl.methods.pruning_greedy import PruningGreedy
+from rayfl.models.resnet import ResNet18
+from rayfl.training import Training
+
+SHARES = (1 / 4, 1 / 16, 1 / 64)
+
+
+def by_sort(tensors: list[torch.Tensor]) -> list[float]:
+    ordered = _magnitudes(tensors).sort(descending=True).values
+    return [float(ordered[k - 1]) for k in _counts(tensors)]
+
+
+def by_topk(tensors: list[torch.Tensor]) -> list[float]:
+    counts = _counts(tensors)
+    top = _magnitudes(tensors).topk(max(counts)).values
+    return [float(top[k - 1]) for k in counts]
+
+
+def by_partition(tensors: list[torch.Tensor]) -> list[float]:
+    magnitudes = _magnitudes(tensors).numpy()
+    places = [len(magnitudes) - k for k in _counts(tensors)]
+    parted = np.partition(magnitudes, places)
+    return [float(parted[place]) for place in places]
+
+
+def ours(tensors: list[torch.Tensor]) -> list[float]:
+    return largest(tensors, SHARES)
+
+
+def _magnitudes(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors]).abs_()
+
+
+def _counts(tensors: list[torch.Tensor]) -> list[int]:
+    return [math.floor(share * sum(t.numel() for t in tensors)) for share in SHARES]
+
+
+WAYS: dict[str, Callable[[list[torch.Tensor]], list[float]]] = {
+    "sort": by_sort,
+    "topk": by_topk,
+    "partition": by_partition,
+    "ours": ours,
+}
+
+
+def roberta() -> list[torch.Tensor]:
+    """Tensors of the sizes of RoBERTa-base's embeddings and encoder."""
+    layer = [(768, 768), (768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)]
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) * 0.02 for shape in [(50265, 768), (514, 768), *layer * 12]]
+
+
+def thresholds(tensors: list[torch.Tensor], repeats: int) -> dict[str, Any]:
+    assert len({tuple(way(tensors)) for way in WAYS.values()}) == 1
+
+    def seconds_by(way: Callable[[list[torch.Tensor]], list[float]]) -> float:
+        def find() -> None:
+            way(tensors)
+
+        return seconds_of(find)
+
+    turns = in_turns({name: partial(seconds_by, way) for name, way in WAYS.items()}, repeats)
+    return {
+        "seconds": {name: statistics.median(t) for name, t in turns.items()},
+        "over ours": {name: statistics.median(ratios(t, turns["ours"])) for name, t in turns.items() if name != "ours"},
+    }
+
+
+def round_of_a_server(repeats: int) -> dict[str, float]:
+    """Seconds of what a server does with a ResNet-18 before it can send anything."""
+    model: Any = ResNet18(input=(3, 32, 32))
+    nets = {capacity: Net() for capacity in (1.0, *SHARES)}
+    method = PruningGreedy().bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
+    params = method.init(0)["params"]
+    found: dict[str, Any] = {}
+
+    def select() -> None:
+        found["state"] = {"params": params, "thresholds": method.thresholds(params)}
+
+    def extract() -> None:
+        for id, capacity in enumerate(nets):
+            method.extract(found["state"], method.select(found["state"], 0, Client(id, capacity), 0))
+
+    turns = in_turns({"thresholds": lambda: seconds_of(select), "payloads": lambda: seconds_of(extract)}, repeats)
+    seconds = {name: statistics.median(t) for name, t in turns.items()}
+    return seconds | {"both": statistics.median(map(sum, zip(*turns.values(), strict=True)))}
+
+
+def measure(repeats: int, large: bool) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    model: Any = ResNet18(input=(3, 32, 32))
+    weights = [p.detach() for p in model.build(Net()).parameters() if p.dim() > 1]
+    found: dict[str, Any] = {"a round, seconds": round_of_a_server(repeats)}
+    found |= {f"ResNet-18, {name}": value for name, value in thresholds(weights, repeats).items()}
+    if large:
+        found |= {f"RoBERTa, {name}": value for name, value in thresholds(roberta(), repeats).items()}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7, help="turns that count (7)")
+    parser.add_argument("--large", action="store_true", help="also 124 million elements")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    found = measure(options.repeats, options.large)
+    print(json.dumps(found, indent=2)) if options.json else show(found)
+
+
+if __name__ == "__main__":
+    main()

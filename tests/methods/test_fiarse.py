@@ -1,0 +1,191 @@
+"""FIARSE by hand: Eq. 3, what falls below the threshold, and whom the mean is over."""
+
+import pytest
+import torch
+from helpers import assert_same, bound, client_data, one_round, updated
+
+from rayfl.methods import METHODS, Client, fiarse
+from rayfl.methods.fiarse import bracket
+from rayfl.seeds import torch_generator
+
+FIARSE = METHODS["fiarse"]
+
+
+def gradient(w, theta, slope):
+    """Of a loss that is linear in the effective weights, slope * w M(w), by the rule."""
+    return slope * (w.abs() >= theta) * bracket(w, theta)
+
+
+@pytest.mark.parametrize("theta", [1.0, 0.25, 1e-6])
+def test_the_factors(theta):
+    w = theta * torch.tensor([1.0, -2.0, 4.0, 0.999, -0.0, 1e6])
+    expected = torch.tensor([1.5, 13 / 9, 1.32, 0, 0, 1])
+    torch.testing.assert_close(gradient(w, theta, 1.0), expected, rtol=1e-5, atol=0)
+
+
+def test_without_a_threshold_the_factor_is_one():
+    assert bracket(torch.tensor([0.0, -0.0, 3.0]), 0.0).tolist() == [1, 1, 1]
+
+
+def test_the_factor_is_the_product_rules():
+    """The gradient of w M(w), where the derivative of the hard mask is that of the keep-probability p."""
+    w = torch.tensor([-3.0, -1.2, 1.0, 1.7, 20.0], dtype=torch.float64, requires_grad=True)
+    theta, slope = 1.0, torch.tensor([1.0, -2.0, 0.5, 3.0, 1.0], dtype=torch.float64)
+    p = (w.abs() - theta) / (w.abs() + theta)
+    mask = (w.abs() >= theta).double()
+    straight_through = mask + p - p.detach()
+    (slope * w * straight_through).sum().backward()
+    torch.testing.assert_close(w.grad, gradient(w.detach(), theta, slope))
+
+
+def by_hand(method, state, capacity, data, steps):
+    """Plain SGD with w M(w) in the forward pass and Eq. 3 in the backward pass, on dense tensors."""
+    mask = method.select(state, 0, Client(0, capacity), 0)
+    theta = {name: float(t) for name, t in state["thresholds"][f"{capacity:g}"].items()}
+    w = mask.spread(mask.take(state["params"]))
+    net, training = method.task.model.build(method.task.server), method.task.training
+    for x, y in data.batches(training.model_copy(update={"epochs": steps}), torch_generator(0, "any")):
+        net.load_state_dict({name: t * (t.abs() >= theta[name]) for name, t in w.items()})
+        net.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        slopes = {name: p.grad for name, p in net.named_parameters()}
+        w = {name: t - training.lr * gradient(t, theta[name], slopes[name]) for name, t in w.items()}
+    return mask, w
+
+
+@pytest.mark.parametrize("threshold", ["model", "layer"])
+def test_steps_by_hand(threshold):
+    method = bound(FIARSE(threshold=threshold), 1.0, 0.4, hidden=(6,), lr=0.3, epochs=8)
+    state, data = method.init(0), client_data(0, 1, 2, 3)
+    mask, w = by_hand(method, state, 0.4, data, 8)
+    sent = updated(method, state, 0.4, data).sums["params"]
+    theta = state["thresholds"]["0.4"]
+    assert any((t.abs() < theta[name]).any() for name, t in sent.items())
+    for name, t in mask.spread(sent).items():
+        torch.testing.assert_close(t, w[name])
+
+
+def test_the_bracket_makes_a_difference():
+    """Of one step: 1 to 1.5 times as far."""
+    data, moved = client_data(0, 1, 2, 3), []
+    for biased in (True, False):
+        method = bound(FIARSE(biased_term=biased), 1.0, 0.4, hidden=(6,), lr=0.5)
+        state = method.init(0)
+        received = method.extract(state, method.select(state, 0, Client(0, 0.4), 0))["params"]
+        sent = updated(method, state, 0.4, data).sums["params"]
+        moved.append(torch.cat([sent[name] - t for name, t in received.items()]))
+    ratio = (moved[0] / moved[1])[moved[1].abs() > 1e-3]
+    assert len(ratio) > 5 and (1 < ratio).all() and (ratio <= 1.5 + 1e-4).all()
+
+
+# what falls below the threshold
+
+
+class Watched(fiarse.Above):
+    """Keeps what every step ran with."""
+
+    runs: list
+
+    def forward(self, x):
+        logits = super().forward(x)
+        self.runs.append({name: (kept.clone(), self.part.params[name].clone()) for name, kept in self.kept.items()})
+        return logits
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """(what was kept, w) of every masked tensor in every step."""
+    monkeypatch.setattr(Watched, "runs", [], raising=False)
+    monkeypatch.setattr(fiarse, "Above", Watched)
+    return Watched.runs
+
+
+OPTIMISERS = {
+    "sgd": {"lr": 0.4},
+    "momentum": {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.1},
+    "adamw": {"lr": 0.05, "optimizer": "adamw", "betas": (0.9, 0.95), "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_what_is_dropped_stays_where_it_is(runs, optimiser):
+    """At first everything is kept. What falls below the threshold never returns in the round, so that the kept count
+    never grows, and has its value until the answer."""
+    method = bound(FIARSE(), 1.0, 0.5, hidden=(8,), epochs=12, batch_size=2, **OPTIMISERS[optimiser])
+    state = method.init(0)
+    sent = updated(method, state, 0.5, client_data(0, 1, 2, 3)).sums["params"]
+    assert all(kept.all() for kept, _ in runs[0].values())
+    for before, after in zip(runs, runs[1:], strict=False):
+        for name, (kept, w) in before.items():
+            now, w_now = after[name]
+            assert not (now & ~kept).any()
+            assert torch.equal(w_now[~kept], w[~kept])
+    dropped = 0
+    for name, (kept, w) in runs[-1].items():
+        assert torch.equal(sent[name][~kept], w[~kept])
+        dropped += int((~kept).sum())
+    assert dropped
+
+
+@pytest.mark.parametrize(("optimiser", "moves"), [("sgd", False), ("momentum", True), ("adamw", True)])
+def test_an_optimiser_may_move_what_is_dropped(runs, optimiser, moves):
+    """With `mask_update: false`; without momentum and decay it has nothing to move it by."""
+    method = bound(FIARSE(mask_update=False), 1.0, 0.5, hidden=(8,), epochs=12, batch_size=2, **OPTIMISERS[optimiser])
+    updated(method, method.init(0), 0.5, client_data(0, 1, 2, 3))
+    moved = any(
+        not torch.equal(after[name][1][~kept], w[~kept])
+        for before, after in zip(runs, runs[1:], strict=False)
+        for name, (kept, w) in before.items()
+    )
+    assert moved is moves
+
+
+def test_masked_updates_are_plain_ones_where_nothing_moves_by_itself():
+    """SGD without momentum, to the bit."""
+    answers = []
+    for mask_update in (True, False):
+        method = bound(FIARSE(mask_update=mask_update), 1.0, 0.5, hidden=(8,), lr=0.4, epochs=12, batch_size=2)
+        answers.append(updated(method, method.init(0), 0.5, client_data(0, 1, 2, 3)).sums)
+    assert_same(*answers)
+
+
+# whom the mean is over
+
+
+@pytest.mark.parametrize(("count", "bias"), [("holders", [2.0, 1.5, 2.0, 4.0]), ("nonzero", [3.0, 2.0, 2.0, 4.0])])
+def test_who_counts(count, bias, monkeypatch):
+    """Two clients that hold everything start from 1, 1, 2, 4; the first answers 3, 2, 2, 4, the second what it got."""
+    method = bound(FIARSE(count=count), 1.0, hidden=(2,))
+    state = method.init(0)
+    state["params"]["head.bias"] = torch.tensor([1.0, 1.0, 2.0, 4.0])
+    answers = iter([torch.tensor([3.0, 2.0, 2.0, 4.0]), torch.tensor([1.0, 1.0, 2.0, 4.0])])
+
+    def answer(net, *args):
+        with torch.no_grad():
+            net.head.bias.copy_(next(answers))
+        return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
+
+    monkeypatch.setattr("rayfl.methods.local.fit", answer)
+    new = one_round(method, state, (1.0, client_data(0)), (1.0, client_data(1)))["params"]
+    assert new["head.bias"].tolist() == bias
+    assert_same(
+        {n: t for n, t in new.items() if n != "head.bias"},
+        {n: t for n, t in state["params"].items() if n != "head.bias"},
+    )
+
+
+def test_nonzero_updates_of_parts():
+    """A client that holds everything and does not train does not hold the other's elements back."""
+    method = bound(FIARSE(count="nonzero", weight="samples"), 1.0, 0.4, hidden=(6,), lr=0.3)
+    state, data = method.init(0), client_data(0, 1, 2, 3)
+    selection = method.select(state, 0, Client(0, 0.4), 0)
+    part = updated(method, state, 0.4, data)
+    idle = bound(FIARSE(count="nonzero", weight="samples"), 1.0, 0.4, hidden=(6,), epochs=0)
+    updates = [(idle.select(state, 0, Client(1, 1.0), 0), updated(idle, state, 1.0, data)), (selection, part)]
+    new = method.aggregate(state, 0, iter(updates))["params"]
+    old = selection.take(state["params"])
+    for name, t in selection.take(new).items():
+        sent = part.sums["params"][name] / part.weight
+        torch.testing.assert_close(t, torch.where(part.held[name] > 0, sent, old[name]))
+    outside = selection.cover(state["params"])
+    assert all(torch.equal(new[n][t == 0], state["params"][n][t == 0]) for n, t in outside.items())

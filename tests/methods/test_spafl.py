@@ -1,0 +1,459 @@
+"""SpaFL: gradients and Eq. 13 by hand, what travels, what is kept, and what is left of a network."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_same, bound, client_data, images, simulate, tiny
+from pydantic import ValidationError
+from torch import nn
+
+from rayfl import costs, norms
+from rayfl.axes import Net
+from rayfl.checkpoints import checksum
+from rayfl.methods import METHODS, Client, Task
+from rayfl.methods.spafl import _Pruned
+from rayfl.models import MODELS
+from rayfl.seeds import torch_generator
+from rayfl.tensors import nbytes
+from rayfl.training import Training
+
+SpaFL = METHODS["spafl"]
+
+W = torch.tensor([[0.1, -0.2, 0.3], [-0.05, 0.02, -0.02]])
+TAU = torch.tensor([0.10, 0.04])
+G = torch.tensor([[1.0, -2.0, 0.5], [0.4, 0.1, -0.3]])
+"""Two rows, of which the thresholds keep the first: mu = (0.2, 0.03); and a gradient by the pruned weights."""
+
+
+def on(name, *, input=None, **training):
+    """A method's task: a model, all clients of one capacity."""
+    section = {"classes": 4} | ({"input": input} if input else {})
+    return Task(MODELS[name](**section), Training(**training), {1.0: Net()}, 1.0, clients=10)
+
+
+def answer(method, state, data, round=0, id=0, carry=None):
+    """A client's update in a round."""
+    client = Client(id, 1.0, carry)
+    selection = method.select(state, round, client, 0)
+    return method.local_update(method.extract(state, selection), selection, client, data, round, seed=round)
+
+
+def a_round(method, state, datas, carries, round=0):
+    """The next state; what the clients keep is put into `carries`."""
+
+    def updates():
+        for id, data in datas.items():
+            update = answer(method, state, data, round, id, carries.get(id))
+            carries.update(update.carries)
+            yield method.select(state, round, Client(id, 1.0), 0), update
+
+    return method.aggregate(state, round, updates())
+
+
+def one_layer(w=W, tau=TAU, **fields):
+    """A linear layer of these rows, behind these thresholds."""
+    whole = nn.Sequential()
+    whole.add_module("layer", nn.Linear(w.shape[1], w.shape[0], bias=False))
+    whole.load_state_dict({"layer.weight": w})
+    return _Pruned(SpaFL(**fields), whole, {"layer": tau.clone()})
+
+
+def gradients(pruned, g=G):
+    """By the weights and by the thresholds, of a loss whose gradient by the pruned weights is g."""
+    (pruned(torch.eye(g.shape[1])) * g.T).sum().backward()
+    return pruned.whole.layer.weight.grad, pruned.thresholds[0].grad
+
+
+# gradients
+
+
+def test_rows_below_their_threshold_are_pruned():
+    pruned = one_layer()
+    torch.testing.assert_close(pruned(torch.eye(3)).T, W * torch.tensor([[1.0], [0.0]]), rtol=0, atol=0)
+    assert pruned.densities == {"layer": 0.5}
+    equal = one_layer(torch.full((2, 4), 0.25), torch.tensor([0.25, 0.125]))
+    assert equal(torch.eye(4)).T.count_nonzero(1).tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("w_grad", "expected"),
+    [
+        ("paper", [[1, -2, 0.5], [0, 0, 0]]),
+        ("official_fmnist", [[1.216667, -2.216667, 0.716667], [0.004, -0.004, 0.004]]),
+    ],
+)
+def test_gradients_by_hand(w_grad, expected):
+    """The threshold's is -sum_j g_ij w_ij, of the pruned row too."""
+    by_weight, by_threshold = gradients(one_layer(w_grad=w_grad))
+    torch.testing.assert_close(by_weight, torch.tensor(expected), rtol=0, atol=1e-6)
+    torch.testing.assert_close(by_threshold, torch.tensor([-0.65, 0.012]))
+    torch.testing.assert_close(by_threshold, -(G * W).sum(1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_official_step_gives_thresholds_nothing_near_them(seed):
+    """1[|mu - tau| > 1]: nothing, but for thresholds that are far away."""
+    w, g = torch.randn(2, 6, 5, generator=torch_generator(seed, "draw"))
+    tau = torch.tensor([0.0, 0.5, 1.0, -2.0, 3.0, 0.8])
+    by_weight, by_threshold = gradients(one_layer(w, tau, step_backward="official_cifar"), g)
+    mu = w.abs().mean(1)
+    torch.testing.assert_close(by_threshold, -(g * w).sum(1) * ((mu - tau).abs() > 1))
+    torch.testing.assert_close(by_weight, g * (mu > tau)[:, None])
+
+
+# Eq. 13
+
+
+def test_the_change_of_thresholds_moves_weights():
+    moved = SpaFL().moved({"layer.weight": W}, {"layer": torch.tensor([0.03, -0.06])})
+    expected = torch.tensor([[0.09, -0.21, 0.29], [-0.07, 0.0, -0.04]])
+    torch.testing.assert_close(moved["layer.weight"], expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("divisor", "conv", "linear"), [("n_in", 12, 12), ("official", 4, 12)])
+def test_by_a_rows_weights_or_a_filters_height_times_width(divisor, conv, linear):
+    params = {"c.weight": torch.ones(2, 3, 2, 2), "c.bias": torch.ones(2), "l.weight": torch.ones(2, 12)}
+    delta = {"c": torch.tensor([0.12, 0.0]), "l": torch.tensor([0.0, -0.12])}
+    moved = SpaFL(eq13_divisor=divisor).moved(params, delta)
+    torch.testing.assert_close(moved["c.weight"][0], torch.full((3, 2, 2), 1 - 0.12 / conv))
+    torch.testing.assert_close(moved["l.weight"][1], torch.full((12,), 1 + 0.12 / linear))
+    assert torch.equal(moved["c.weight"][1], params["c.weight"][1])
+    assert torch.equal(moved["c.bias"], params["c.bias"]) and torch.equal(moved["l.weight"][0], params["l.weight"][0])
+
+
+# rounds
+
+
+def by_hand(method, params, tau, delta, data, round, momentum=0.9):
+    """A client's round from the paper's equations: its gradients are those of the pruned network."""
+    task, alpha = method.task, method.alpha
+    paths = list(tau)
+    params, tau = {name: t.clone() for name, t in params.items()}, {path: t.clone() for path, t in tau.items()}
+    for path in paths if method.eq13 else []:
+        w = params[f"{path}.weight"]
+        w -= (delta[path] * w.sum(1).sign() / w.shape[1])[:, None]
+    net, speeds = task.model.build(Net()), {}
+    rates = task.training.lr_at(round)
+    for x, y in data.batches(task.training, torch_generator(round, "batches")):
+        gates = {path: (params[f"{path}.weight"].abs().mean(1) > tau[path]).float() for path in paths}
+        with torch.no_grad():
+            for name, p in net.named_parameters():
+                path, kind = name.rsplit(".", 1)
+                p.copy_(params[name] * (gates[path][:, None] if kind == "weight" else gates[path]))
+        net.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        for path in paths:
+            g, b = net.get_parameter(f"{path}.weight").grad, net.get_parameter(f"{path}.bias").grad
+            w, bias = params[f"{path}.weight"], params[f"{path}.bias"]
+            h = -(g * w).sum(1) - b * bias - alpha * torch.exp(-tau[path])
+            steps = {
+                tau[path]: h,
+                w: g * gates[path][:, None],
+                bias: b * gates[path],
+            }
+            for t, step in steps.items():
+                speeds[id(t)] = momentum * speeds.get(id(t), 0) + step
+            for t in steps:
+                t -= rates * speeds[id(t)]
+    return params, tau
+
+
+@pytest.mark.parametrize("eq13", [True, False])
+def test_rounds_by_hand(eq13):
+    """Two clients over three rounds, of which one is not there in the second."""
+    method = bound(SpaFL(alpha=0.05, eq13=eq13), 1.0, hidden=(6,), lr=0.2, momentum=0.9, batch_size=2, epochs=2)
+    state, datas = method.init(0), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}
+    # close to the rows' means, that some are pruned
+    state["thresholds"] = {"hidden0": torch.full((6,), 0.3), "head": torch.full((4,), 0.15)}
+    params = {id: {name: t.clone() for name, t in state["params"].items()} for id in datas}
+    tau, delta = state["thresholds"], {path: torch.zeros_like(t) for path, t in state["thresholds"].items()}
+    carries, densities = {}, set()
+    for round, cohort in enumerate(((0, 1), (1,), (0, 1))):
+        state = a_round(method, state, {id: datas[id] for id in cohort}, carries, round)
+        answers = []
+        for id in cohort:
+            params[id], trained = by_hand(method, params[id], tau, delta, datas[id], round)
+            torch.testing.assert_close(carries[id]["params"], params[id])
+            torch.testing.assert_close(carries[id]["thresholds"], trained)
+            answers.append(trained)
+            deployed = method.deploy(state, round, 1.0, Client(id, 1.0, carries[id]))
+            densities |= set(deployed.held.layers.values())
+        mean = {path: sum(a[path] for a in answers) / len(answers) for path in tau}
+        delta = {path: mean[path] - tau[path] for path in tau}
+        tau = mean
+        torch.testing.assert_close(state["thresholds"], tau)
+        torch.testing.assert_close(state["delta"], delta, rtol=1e-4, atol=1e-6)
+    assert 0 < min(densities) < 1
+
+
+def test_the_initial_network_is_the_runs_and_nothing_moves_before_thresholds_did():
+    method = bound(SpaFL(), 1.0, lr=0.1, momentum=0.9)
+    method = method.bind(replace(method.task, seed=7))
+    state, data = method.init(7), client_data(0, 1)
+    assert all(not t.any() for group in ("thresholds", "delta") for t in state[group].values())
+    without = method.model_copy(update={"eq13": False})
+    assert_same(answer(method, state, data).carries[0], answer(without, state, data).carries[0])
+    idle = method.bind(replace(method.task, training=Training(epochs=0)))
+    assert_same(answer(idle, state, data).carries[0]["params"], state["params"])
+
+
+def test_no_answers_change_nothing():
+    method = bound(SpaFL(target_density=0.5), 1.0)
+    state = method.init(0)
+    state |= {"thresholds": {"hidden0": torch.ones(2), "head": torch.ones(4)}}
+    assert_same(method.aggregate(state, 3, iter(())), state)
+
+
+def test_the_regularisation_may_rise():
+    """1 / (1 + exp(5 - 10 t / P)) (the code, P = 1)."""
+    ramp = SpaFL(alpha_ramp=1).ramp
+    assert (ramp(0), ramp(1), ramp(2)) == pytest.approx((0.0066929, 0.9933071, 0.9999997), rel=1e-4)
+    assert SpaFL(alpha_ramp=4).ramp(2) == 0.5
+    assert SpaFL().ramp(0) == 1
+    data, tau = client_data(0, 1), []
+    for ramped in (0.0, 1.0):
+        method = bound(SpaFL(alpha=1e-3, alpha_ramp=ramped, step_backward="official_cifar"), 1.0, lr=1.0)
+        tau.append(answer(method, method.init(0), data).sums["thresholds"]["head"])
+    torch.testing.assert_close(tau[0], torch.full((4,), 1e-3))
+    torch.testing.assert_close(tau[1], torch.full((4,), 0.0066929e-3))
+
+
+def test_an_empty_layer_starts_again():
+    """At most 1 % of its rows left: its thresholds are 0 before the pass. One of 200 rows is 0.5 %, three are 1.5 %."""
+    w = torch.full((200, 2), 0.5)
+    for left, resets in ((1, 1), (2, 1), (3, 0)):
+        tau = torch.ones(200)
+        tau[:left] = 0.1
+        pruned = one_layer(w, tau)
+        pruned(torch.eye(2))
+        assert int(pruned.resets) == resets
+        assert pruned.densities["layer"] == pytest.approx(1.0 if resets else left / 200)
+        assert pruned.thresholds[0].count_nonzero() == (0 if resets else 200)
+        pruned(torch.eye(2))
+        assert int(pruned.resets) == resets
+    method = bound(SpaFL(alpha=0), 1.0, hidden=(5,), lr=1e-9)
+    state = method.init(0)
+    state["thresholds"]["hidden0"] = torch.ones(5)
+    update = answer(method, state, client_data(0, 1))
+    assert update.metrics["resets"] == 1
+    assert update.sums["thresholds"]["hidden0"].abs().max() < 1e-6
+    emptied = {"params": state["params"], "thresholds": state["thresholds"]}
+    assert method.deploy(state, 1, 1.0, Client(0, 1.0, emptied)).held.layers == {"hidden0": 1, "head": 1}
+
+
+def test_bounds():
+    fields = {"clamp_weights": (-0.1, 0.2), "clamp_thresholds": (0.0, 0.001)}
+    method = bound(SpaFL(alpha=1.0, **fields), 1.0, hidden=(6,), lr=0.5)
+    carry = answer(method, method.init(0), client_data(0, 1, 2)).carries[0]
+    for path in ("hidden0", "head"):
+        w, tau = carry["params"][f"{path}.weight"], carry["thresholds"][path]
+        assert (w.min(), w.max()) == pytest.approx((-0.1, 0.2))
+        assert tau.min() >= 0 and tau.max() == pytest.approx(0.001)
+    assert carry["params"]["hidden0.bias"].abs().max() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"clamp_weights": (1, -1)}, "given 1 to -1; allowed: the lower bound first"),
+        ({"gain": 1}, "gain and damping with target_density only"),
+        ({"target_density": 0.5, "exchange": False}, "the server steers by alpha"),
+        ({"target_density": 0.5, "alpha": 0}, "the server steers by alpha"),
+    ],
+)
+def test_bad_settings_are_refused(fields, said):
+    with pytest.raises(ValidationError, match=said):
+        SpaFL(**fields)
+
+
+# what travels, what is kept
+
+
+def test_thresholds_alone_travel():
+    """LeNet: 580 of them beside 430,500 weights, and Table 1's 0.1856 Gbit in 5,000 client-rounds."""
+    task = Task(MODELS["lenet5_caffe"](), Training(epochs=0), {1.0: Net()}, 1.0, clients=100)
+    method = SpaFL().bind(task)
+    state = method.init(0)
+    assert {path: len(t) for path, t in state["thresholds"].items()} == {
+        "conv1": 20, "conv2": 50, "hidden": 500, "head": 10
+    }  # fmt: skip
+    assert sum(t.numel() for t in state["params"].values()) == 430_500
+    selection = method.select(state, 0, Client(0, 1.0), 0)
+    payload = method.extract(state, selection)
+    assert set(payload) == {"thresholds", "delta"}
+    update = method.local_update(payload, selection, Client(0, 1.0), client_data(0), 0, 0)
+    traffic = [update.metrics[name] for name in ("bytes_down", "bytes_delta")] + [nbytes(update.sums)]
+    assert traffic == [4 * 580] * 3
+    assert 8 * (traffic[0] + traffic[2]) * 5000 / 1e9 == pytest.approx(0.1856)
+
+
+ALL = {"capacities": [1]}
+"""Clients that can run the whole network."""
+
+
+def test_traffic_of_a_round(tmp_path):
+    lines = {}
+    for name, fields in {"spafl": {}, "alone": {"exchange": False}, "steered": {"target_density": 0.5}}.items():
+        lines[name] = simulate(tiny(method={"name": "spafl"} | fields, clients=ALL), tmp_path / name).run_round()
+    count = lines["spafl"]["clients"]
+    traffic = {name: (line["bytes_down"], line["bytes_up"], line["bytes_delta"]) for name, line in lines.items()}
+    each = 4 * (32 + 64 + 128 + 4)
+    assert traffic == {
+        "spafl": (each * count, each * count, each * count),
+        "alone": (0, 0, 0),
+        "steered": ((each + 4) * count, (each + 4) * count, each * count),
+    }
+
+
+def test_alone_everybody_keeps_thresholds_of_its_own():
+    """The first round is SpaFL's; then a client goes on from its own thresholds, and no weight is moved."""
+    method = bound(SpaFL(exchange=False, alpha=0.05), 1.0, hidden=(6,), lr=0.2, momentum=0.9)
+    together = method.model_copy(update={"exchange": True})
+    state, datas, carries = method.init(0), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}, {}
+    after = a_round(method, state, datas, carries)
+    assert_same(after, state)
+    for id, data in datas.items():
+        assert_same(carries[id], answer(together, state, data, id=id).carries[id])
+    params, tau = by_hand(
+        method.model_copy(update={"eq13": False}), carries[0]["params"], carries[0]["thresholds"], {}, datas[0], 1
+    )
+    second = answer(method, state, datas[0], 1, 0, carries[0]).carries[0]
+    torch.testing.assert_close((second["params"], second["thresholds"]), (params, tau))
+
+
+def test_clients_are_evaluated_with_the_thresholds_of_their_own_last_round():
+    method = bound(SpaFL(alpha=0.9), 1.0, hidden=(6,), lr=0.2)
+    state, datas, carries = method.init(0), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
+    state = a_round(method, state, datas, carries)
+    before = method.deploy(state, 1, 1.0, Client(0, 1.0, carries[0]))
+    assert 0 < min(before.held.layers.values()) < 1
+    state = a_round(method, state, {1: datas[1]}, carries, 1)
+    after = method.deploy(state, 2, 1.0, Client(0, 1.0, carries[0]))
+    assert_same(after.params, before.params)
+    assert after.key == before.key != method.deploy(state, 2, 1.0).key
+    for name in ("hidden0", "head"):
+        keep = carries[0]["params"][f"{name}.weight"].abs().mean(1) > carries[0]["thresholds"][name]
+        for p in (f"{name}.weight", f"{name}.bias"):
+            assert torch.equal(after.params[p], carries[0]["params"][p] * keep.view(-1, *[1] * (p[-1] == "t")))
+    # nobody's, and that of a client that has not trained
+    for client in (None, Client(5, 1.0)):
+        deployed = method.deploy(state, 2, 1.0, client)
+        assert_same(deployed.params, state["params"])
+        assert deployed.held.layers == {"hidden0": 1.0, "head": 1.0}
+
+
+def test_what_is_deployed_answers_as_the_masked_network():
+    method = SpaFL(alpha=0.05).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4, epochs=3))
+    state, data, carries = method.init(0), images(0, 1, 2, 3, 0, 1), {}
+    state = a_round(method, state, {0: data}, carries)
+    state = a_round(method, state, {0: data}, carries, 1)
+    deployed = method.deploy(state, 2, 1.0, Client(0, 1.0, carries[0]))
+    assert 0 < min(deployed.held.layers.values()) < 1
+    net = method.network(carries[0]["params"], Net(), data)
+    pruned = _Pruned(method, net, carries[0]["thresholds"]).eval()
+    x, _ = next(data.in_order(6))
+    norms.load(net, deployed.statistics)
+    expected = pruned(x)
+    assert pruned.densities == pytest.approx(dict(deployed.held.layers))
+    method.network(deployed.params, Net(), data)
+    assert torch.equal(net.eval()(x), expected)
+    norms.load(net, {})
+
+
+def test_norms_and_their_running_statistics_are_a_clients_own():
+    """They start as torch's do, go on where they were, and never travel."""
+    method = SpaFL().bind(on("digits_cnn", lr=0.01, batch_size=6))
+    state, data = method.init(0), images(0, 1, 2, 3, 0, 1)
+    first = answer(method, state, data)
+    assert set(first.sums) == {"thresholds"} and set(first.sums["thresholds"]) == {"conv1", "conv2", "hidden", "head"}
+    x, _ = next(data.batches(method.task.training, torch_generator(0, "batches")))
+    z = F.conv2d(x, state["params"]["conv1.weight"], state["params"]["conv1.bias"], padding=1)
+    mean = first.carries[0]["statistics"]["norm1.running_mean"]
+    torch.testing.assert_close(mean, 0.1 * z.mean((0, 2, 3)))
+    second = answer(method, state, data, 1, 0, first.carries[0]).carries[0]["statistics"]["norm1.running_mean"]
+    x, _ = next(data.batches(method.task.training, torch_generator(1, "batches")))
+    params = first.carries[0]["params"]
+    z = F.conv2d(x, params["conv1.weight"], params["conv1.bias"], padding=1)
+    torch.testing.assert_close(second, 0.9 * mean + 0.1 * z.mean((0, 2, 3)))
+
+
+def test_the_classifier_may_be_whole():
+    method = bound(SpaFL(classifier=False, alpha=5.0), 1.0, hidden=(6,), lr=0.2)
+    state, carries = method.init(0), {}
+    assert list(state["thresholds"]) == ["hidden0"]
+    state = a_round(method, state, {0: client_data(0, 1)}, carries)
+    deployed = method.deploy(state, 1, 1.0, Client(0, 1.0, carries[0]))
+    assert deployed.masked == ("hidden0.weight", "hidden0.bias")
+    assert_same(
+        {name: deployed.params[name] for name in ("head.weight", "head.bias")},
+        {name: carries[0]["params"][name] for name in ("head.weight", "head.bias")},
+    )
+
+
+@pytest.mark.parametrize("classifier", [True, False])
+def test_operations_by_hand(classifier):
+    """6 a multiply-add: hidden0 has 2 x 6 and head 6 x 4, each by its density at the last pass."""
+    method = bound(SpaFL(alpha=0, classifier=classifier), 1.0, hidden=(6,), lr=1e-9, epochs=3, batch_size=2)
+    state = method.init(0)
+    w = state["params"]["hidden0.weight"].abs().mean(1)
+    state["thresholds"]["hidden0"] = torch.full((6,), w.sort().values[1:3].mean().item())
+    if classifier:
+        state["thresholds"]["head"] = torch.tensor([-1.0, 9.0, -1.0, -1.0])
+    update = answer(method, state, client_data(0, 1, 2))
+    there = 12 * 4 / 6 + 24 * (0.75 if classifier else 1)
+    assert update.metrics["train_flops"] == pytest.approx(6 * there * 9)
+    dense = answer(method, method.init(0), client_data(0, 1, 2)).metrics["train_flops"]
+    assert dense == costs.training_flops(method.task.model, Net(), 9)
+
+
+def test_what_was_sent_and_kept_is_not_changed():
+    method = SpaFL(alpha=0.05, target_density=0.5).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4))
+    state, data, carries = method.init(0), images(0, 1, 2, 3, 0, 1), {}
+    state = a_round(method, state, {0: data}, carries)
+    before = checksum({"state": state, "carry": carries[0]})
+    a_round(method, state, {0: data}, dict(carries), 1)
+    method.deploy(state, 1, 1.0, Client(0, 1.0, carries[0]))
+    assert checksum({"state": state, "carry": carries[0]}) == before
+
+
+def test_a_wider_server_is_every_clients_network():
+    method = bound(SpaFL(), 1.0, 0.5, hidden=(4,))
+    assert set(method.task.nets.values()) == {Net(1.0)}
+    assert method.select(method.init(0), 0, Client(0, 0.5), 0).net == Net(1.0)
+
+
+# a target
+
+
+@pytest.mark.parametrize("target", [0.3, 0.7])
+def test_the_server_holds_a_density(target):
+    """From some round on within 0.1."""
+    method = bound(
+        SpaFL(alpha=0.02, target_density=target), 1.0, hidden=(64,), lr=0.05, momentum=0.9, batch_size=4, epochs=2
+    )
+    state, carries, densities = method.init(0), {}, []
+    datas = {id: client_data(*[(id + i) % 4 for i in range(8)]) for id in range(2)}
+    for round in range(40):
+        state = a_round(method, state, datas, carries, round)
+        densities.append(float(state["control"]["density"]))
+    assert densities[0] > 0.95
+    assert all(abs(density - target) < 0.1 for density in densities[25:])
+
+
+def test_alpha_follows_the_density():
+    """alpha + alpha_0 (gain (rho - target) + damping (rho - the last rho)), of the clients' mean."""
+    method = bound(SpaFL(alpha=0.5, target_density=0.5, gain=2, damping=4), 1.0, hidden=(6,), lr=0.2)
+    state, datas, carries = method.init(0), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
+    assert_same(state["control"], {"alpha": torch.tensor(0.5), "density": torch.ones(())})
+    alpha, last = 0.5, 1.0
+    for round in range(4):
+        state = a_round(method, state, datas, carries, round)
+        layers = [method.deploy(state, 1, 1.0, Client(id, 1.0, carries[id])).held.layers for id in datas]
+        rho = sum(sum(by_path.values()) / len(by_path) for by_path in layers) / len(layers)
+        alpha += 0.5 * (2 * (rho - 0.5) + 4 * (rho - last))
+        last = rho
+        assert float(state["control"]["density"]) == pytest.approx(rho)
+        assert float(state["control"]["alpha"]) == pytest.approx(alpha)
+    assert last < 1
