@@ -1,7 +1,8 @@
 """SpaFL: clients train thresholds that prune whole filters and neurons, and exchange nothing but these.
 
 Paper: Kim, Saad, Debbah, Hong, "SpaFL: Communication-Efficient Federated Learning with Sparse Models and Low
-Computational Overhead", NeurIPS 2024, https://arxiv.org/abs/2406.00431 (Algorithm 1; code: KMCH-SpaFL/SpaFL).
+Computational Overhead", NeurIPS 2024, https://arxiv.org/abs/2406.00431 (Algorithm 1; code:
+news-vt/SpaFL_NeruIPS_2024).
 
 Symbols: w_i the n weights of a filter or neuron i (a row), tau_i its threshold, mu_i the mean of |w_i|, S the unit
 step, g_i the gradient of the loss by the pruned weights, t the round, eta the learning rate, alpha the regularisation.
@@ -23,8 +24,8 @@ evaluated with the thresholds that it ended its own training with.
 
 Departures:
 1. mu_i - tau_i = 0 prunes, as in the code.
-2. The paper bounds weights and thresholds (its text lost by what), the code does neither. Unless `clamp_weights` and
-   `clamp_thresholds` are given, nothing is bounded.
+2. The paper keeps weights and thresholds within bounds, the code does not. Here there are none unless `clamp_weights`
+   and `clamp_thresholds` are given.
 3. A layer of which at most 1 % is left gets its thresholds back to 0 before the forward pass that would meet it; the
    code looks at the pass before, so that one pass runs through the empty layer. What a client sends is not reset.
 4. The optimiser is new every round, as in the code for CIFAR; that for Fashion-MNIST keeps one for ever, momentum of
@@ -115,7 +116,7 @@ class SpaFL(LocalMethod):
 
     @model_validator(mode="after")
     def _steered_through_thresholds(self) -> Self:
-        if self.target_density is None and {"gain", "damping"} & self.model_fields_set:
+        if self.target_density is None and (self.gain, self.damping) != (5, 20):
             raise ValueError("gain and damping with target_density only")
         if self.target_density is not None and not (self.exchange and self.alpha):
             raise ValueError("target_density with exchange: true and an alpha over 0 only: the server steers by alpha")
