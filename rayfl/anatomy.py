@@ -158,7 +158,7 @@ def share_curves(path: Path, runs: Sequence[Sequence[Line]], capacities: Collect
     keys, styles = {}, {}
     masked = [c for c in map(label, sorted(capacities, reverse=True)) if f"density_{c}" in found]
     for i, capacity in enumerate(masked):
-        for kind, name, line in (("macs", "multiply-adds", "-"), ("density", "parameters", "--")):
+        for kind, name, line in (("macs_share", "multiply-adds", "-"), ("density", "parameters", "--")):
             legend = f"{name} at {capacity}"
             keys[legend] = f"{kind}_{capacity}"
             styles[legend] = {"color": COLORS[i % len(COLORS)], "linestyle": line, "marker": MARKERS[i % len(MARKERS)]}

@@ -184,7 +184,7 @@ class Carries:
                 _sync(file)
                 self._sums[client] = _sha256(file)
             name = f"carry-{client}.safetensors"
-            _link(file, folder / name)
+            link(file, folder / name)
             checksums[name] = self._sums[client]
         return checksums
 
@@ -195,7 +195,7 @@ class Carries:
         self.files, self._sums = {}, {}
         for client, there in kept.items():
             file = self.folder / there.path.name
-            _link(there.path, file)
+            link(there.path, file)
             _sync(file)  # whoever copied the checkpoint may not have
             self.files[client], self._sums[client] = file, there.sha256
 
@@ -218,8 +218,11 @@ def _beside(final: Path, what: str) -> Iterator[Path]:
         ) from None
 
 
-def _link(source: Path, target: Path) -> None:
-    """The same file where one file system holds both, else a copy, which then is on disk for good."""
+def link(source: str | Path, target: str | Path) -> None:
+    """The same file where one file system holds both, else a copy, which then is on disk for good. Takes a
+    target's place."""
+    target = Path(target)
+    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:

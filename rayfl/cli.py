@@ -490,11 +490,14 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "tuple[d
 
 def _show_best(records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
     """The tables of a run, or of a sweep with this flat configuration, and a paper's numbers if it has some. The best
-    rounds are shown where clients' own accuracies judge."""
+    rounds are shown where clients' own accuracies judge, as of a run whose clients keep networks of their own."""
     from rayfl import published as beside
+    from rayfl.methods import METHODS
     from rayfl.report import best_table, judged_by, table
 
-    judge = judged_by(config.get("search.metric", ""))
+    method = METHODS.get(config.get("method.name", ""))
+    of_run = "local_accuracy_mean" if method and method.is_personal else ""
+    judge = judged_by(config.get("search.metric", of_run))
     _print(table(records, judge).rich())
     if judge == "local_accuracy_mean":
         best = best_table(records, judge)

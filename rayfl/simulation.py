@@ -435,7 +435,7 @@ def _densities(deployed: Mapping[float, Deployment]) -> dict[str, float]:
         if d.masked:
             held = d.held
             metrics[f"density_{label(capacity)}"] = held.parameters / costs.parameters(d.model, d.net)
-            metrics[f"macs_{label(capacity)}"] = held.macs / costs.flops(d.model, d.net)
+            metrics[f"macs_share_{label(capacity)}"] = held.macs / costs.flops(d.model, d.net)
     return metrics
 
 

@@ -45,6 +45,8 @@ class Training(Config):
     """Factor of a milestone."""
     round_decay: float = Field(default=1.0, gt=0)
     """Factor of every round (DepthFL 0.998, SpaFL 0.993)."""
+    floor: float = Field(default=0.0, ge=0)
+    """Rate below which decay does not go (SpaFL's CIFAR-100: 0.0001)."""
     warmup: int = Field(default=0, ge=0)
     """Steps of a client over which its rate rises linearly from 0, counted as if it took part in all rounds."""
     cosine_rounds: int = Field(default=0, ge=0)
@@ -69,7 +71,7 @@ class Training(Config):
     def lr_at(self, round: int) -> float:
         """The learning rate of a round, counted from 0, before warm-up and cosine."""
         passed = sum(round >= milestone for milestone in self.milestones)
-        return self.lr * self.decay**passed * self.round_decay**round
+        return max(self.lr * self.decay**passed * self.round_decay**round, self.floor)
 
     def rate(self, round: int, samples: int) -> Rate:
         """What a client with so many samples trains at in a round."""

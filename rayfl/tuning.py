@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfl import costs
 from rayfl.axes import Net, size_at
-from rayfl.checkpoints import DamagedCheckpoint, complete
+from rayfl.checkpoints import DamagedCheckpoint, complete, link
 from rayfl.config import (
     Config,
     ConfigError,
@@ -652,7 +652,8 @@ class Recorder(tune.Callback):
         if trial.checkpoint is not None:
             with trial.checkpoint.as_directory() as folder:
                 for checkpoint in complete(Path(folder)):
-                    shutil.copytree(checkpoint, record.path / "checkpoints" / checkpoint.name, dirs_exist_ok=True)
+                    to = record.path / "checkpoints" / checkpoint.name
+                    shutil.copytree(checkpoint, to, copy_function=link, dirs_exist_ok=True)
         done = record.rounds()[-1]["round"] >= record.config["rounds"]
         self._end(trial, "finished" if done else "stopped")
 

@@ -147,8 +147,8 @@ def test_what_masked_networks_keep_over_rounds(tmp_path, drawn):
         "stage1.0.conv std",
         "mean of the layers std",
     ]
-    shares = {"density_1": 1.0, "macs_1": 1.0, "density_0.25": 0.25, "macs_0.25": 0.375}
-    lines = [dense[0] | shares, {"round": 2} | shares | {"macs_0.25": 0.5}]
+    shares = {"density_1": 1.0, "macs_share_1": 1.0, "density_0.25": 0.25, "macs_share_0.25": 0.375}
+    lines = [dense[0] | shares, {"round": 2} | shares | {"macs_share_0.25": 0.5}]
     share_curves(tmp_path / "shares.png", [lines], {0.25, 0.5})
     layers, shares = drawn.values()
     assert layers == {"conv1": [0.75], "stage1.0.conv": [0.5], "mean of the layers": [0.75]}

@@ -303,7 +303,7 @@ def personal(round, local, density=None, **more):
     return {"round": round, "accuracy_mean": 0.125, "local_accuracy_mean": local} | own | sent | more
 
 
-LINES = [personal(1, 0.5, 0.75), personal(2, 0.875, 0.5), personal(3, 0.625, 0.25, density_1=0.375, macs_1=0.75)]
+LINES = [personal(1, 0.5, 0.75), personal(2, 0.875, 0.5), personal(3, 0.625, 0.25, density_1=0.375, macs_share_1=0.75)]
 
 
 def run_of(label, lines, seed=0, clients=4):
@@ -313,7 +313,7 @@ def run_of(label, lines, seed=0, clients=4):
 
 
 def test_densities_of_a_run():
-    """That of the best round, and the last ones; the share of multiply-adds has a name of its own."""
+    """That of the best round, and the last ones."""
     result = summary(LINES, "spafl", 0)
     assert (result["local_density_at_best"], result["local_density"]) == (0.5, 0.25)
     assert (result["density_1"], result["macs_share_1"]) == (0.375, 0.75)

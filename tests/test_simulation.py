@@ -263,7 +263,7 @@ def test_densities_of_masked_networks_by_hand(tmp_path, monkeypatch):
     for name, (conv, hidden) in left.items():
         gone = 9 * (10 - conv), 80 * (39 - hidden)
         assert line[f"density_{name}"] == pytest.approx((whole - sum(gone)) / whole)
-        assert line[f"macs_{name}"] == pytest.approx((macs - 64 * gone[0] - gone[1]) / macs)
+        assert line[f"macs_share_{name}"] == pytest.approx((macs - 64 * gone[0] - gone[1]) / macs)
     trained = set(simulation.carries.files)
     assert len(trained) == 4
     kept = [
@@ -273,7 +273,7 @@ def test_densities_of_masked_networks_by_hand(tmp_path, monkeypatch):
     assert line["local_density"] == pytest.approx(shares.mean())
     assert [line["local_density_conv1"], line["local_density_hidden"]] == pytest.approx(list(shares.mean(0)))
     assert {name for name in line if "density" in name or name.startswith("macs")} == {
-        *(f"{share}_{name}" for share in ("density", "macs") for name in NAMES),
+        *(f"{share}_{name}" for share in ("density", "macs_share") for name in NAMES),
         *("local_density", "local_density_conv1", "local_density_hidden"),
     }
 

@@ -36,6 +36,8 @@ def test_a_milestone_is_felt_in_the_first_round_after_it():
 def test_decay_of_every_round():
     training = Training(lr=0.1, round_decay=0.5, milestones=(2,), decay=0.1)
     assert [training.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.05, 0.0025, 0.00125])
+    floored = training.model_copy(update={"floor": 0.002})
+    assert [floored.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.05, 0.0025, 0.002])
 
 
 def rates(training, round, samples=7):

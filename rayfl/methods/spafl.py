@@ -93,6 +93,8 @@ class SpaFL(LocalMethod):
     """Whether clients move their weights by the change of the shared thresholds; false: the row "w.o. (13)"."""
     eq13_divisor: Literal["n_in", "official"] = "n_in"
     """By what: a row's number of weights, or for a filter its height times its width alone, as in the code."""
+    train_weights: bool = True
+    """false: thresholds alone are trained, and weights stay where everybody started (Table 2). With eq13: false."""
     classifier: bool = True
     """Whether the classifier has thresholds: it has in LeNet and in the CIFAR-10 network, not in the ResNet-18."""
     w_grad: Literal["paper", "official_fmnist"] = "paper"
@@ -115,7 +117,9 @@ class SpaFL(LocalMethod):
     """With `target_density`: by how many times `alpha` it grows, for each 1 that the density grew since the last."""
 
     @model_validator(mode="after")
-    def _steered_through_thresholds(self) -> Self:
+    def _consistent(self) -> Self:
+        if self.eq13 and not self.train_weights:
+            raise ValueError("eq13: false with train_weights: false, for Eq. 13 moves weights")
         if self.target_density is None and (self.gain, self.damping) != (5, 20):
             raise ValueError("gain and damping with target_density only")
         if self.target_density is not None and not (self.exchange and self.alpha):
@@ -169,6 +173,9 @@ class SpaFL(LocalMethod):
         def regularise(_: nn.Module) -> None:
             for tau in pruned.thresholds:
                 cast(torch.Tensor, tau.grad).sub_(tau.detach().neg().exp_(), alpha=alpha)
+            if not self.train_weights:
+                for parameter in net.parameters():
+                    cast(torch.Tensor, parameter.grad).zero_()
 
         with tracked(net, statistics):
             metrics = self.train(pruned, data, round, seed, adjust=regularise, project=lambda _: self.clamp(pruned))

@@ -217,8 +217,8 @@ def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
 
     The accuracies are those of the last evaluated round. With them, for each of `SUMMARISED`: the best one
     (papers often print that), and the mean of the last five evaluations; `AT_BEST`; and `best_round`, the first
-    round of the best accuracy_mean. Of masked networks also the last densities, `DENSITY_AT_BEST`, and, as
-    macs_share_0.5, ..., the shares of the dense networks' multiply-adds.
+    round of the best accuracy_mean. Of masked networks also the last densities and shares of multiply-adds, and
+    `DENSITY_AT_BEST`.
     """
     result: dict[str, Any] = {"method": method, "seed": seed}
     result["rounds"] = lines[-1]["round"] if lines else 0
@@ -241,11 +241,8 @@ def summary(lines: list[Line], method: str, seed: int) -> dict[str, Any]:
 def _densities(evaluated: list[Line]) -> dict[str, float]:
     found = {}
     for key, value in evaluated[-1].items():
-        if key == "local_density" or re.match(r"density_\d", key):
+        if key == "local_density" or re.match(r"(density|macs_share)_\d", key):
             found[key] = value
-        elif re.match(r"macs_\d", key):
-            # result.json has the dense networks' own multiply-adds as macs_0.5, ...
-            found[key.replace("macs_", "macs_share_")] = value
     personal = [line for line in evaluated if "local_density" in line]
     if personal:
         found[DENSITY_AT_BEST] = max(personal, key=lambda line: line["local_accuracy_mean"])["local_density"]

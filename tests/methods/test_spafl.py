@@ -457,3 +457,15 @@ def test_alpha_follows_the_density():
         assert float(state["control"]["density"]) == pytest.approx(rho)
         assert float(state["control"]["alpha"]) == pytest.approx(alpha)
     assert last < 1
+
+
+def test_thresholds_alone_are_trained_in_frozen_networks():
+    """Table 2."""
+    method = SpaFL(train_weights=False, eq13=False).bind(on("digits_cnn", batch_size=2, momentum=0.9))
+    state = method.init(0)
+    data = images(0, 1, 2, 3)
+    update = answer(method, state, data)
+    assert_same(update.carries[0]["params"], state["params"])
+    assert any(t.any() for t in update.carries[0]["thresholds"].values())
+    with pytest.raises(ValidationError, match="eq13: false with train_weights: false"):
+        SpaFL(train_weights=False)
