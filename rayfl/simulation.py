@@ -441,7 +441,7 @@ def _densities(deployed: Mapping[float, Deployment]) -> dict[str, float]:
 
 def _local_densities(members: Mapping[Hashable, list[int]], held: Mapping[Hashable, costs.Held]) -> dict[str, float]:
     """The mean over clients of the mean density of their masked layers (SpaFL), and of every layer's."""
-    clients = [(len(members[key]), h.layers) for key, h in held.items() if key in members]
+    clients = [(len(ids), held[key].layers) for key, ids in members.items() if key in held]
     total = sum(n for n, _ in clients)
     means = {path: sum(n * layers[path] for n, layers in clients) / total for path in clients[0][1]}
     return {"local_density": sum(means.values()) / len(means)} | {

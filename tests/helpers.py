@@ -138,16 +138,18 @@ def one_round(method: Method, state: dict, *clients: tuple[float, ClientData], r
 
 
 class Shuffled(Executor):
-    """Works jobs out in a random order, and sends every message through flat buffers and pickle, as Ray does."""
+    """Works jobs out, and asks for what they share, in a random order; sends every message through flat buffers and
+    pickle, as Ray does."""
 
     def __init__(self, worker: Worker, seed: int = 0):
         self.worker, self.seed = worker, seed
 
     def map(self, verb, jobs, shared):
-        messages = {key: _sent(shared(key)) for key in dict.fromkeys(job.key for job in jobs)}
-        answers = {}
+        messages, answers = {}, {}
         for i in numpy_generator(self.seed, "order").permutation(len(jobs)).tolist():
             job = jobs[i]
+            if job.key not in messages:
+                messages[job.key] = _sent(shared(job.key))
             answers[i] = _sent(getattr(self.worker, verb)(messages[job.key], _sent(job.message())))
         for i in range(len(jobs)):
             yield answers[i]

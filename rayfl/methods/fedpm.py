@@ -51,7 +51,8 @@ from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.axes import Net, on_meta
-from rayfl.coding import decode, encode
+from rayfl.coding import encode
+from rayfl.config import ConfigError
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
 from rayfl.methods.local import LocalMethod
 from rayfl.models.base import Model, params_of, resident
@@ -76,12 +77,15 @@ class FedPM(LocalMethod):
     N / K rounds, rounded up, for it is reset as soon as it has seen as many masks as there are clients."""
     soften: bool = False
     """The server takes 0 for 0.01, and 1 for 0.99."""
-    epsilon: float = Field(default=0.01, gt=0, lt=0.5)
-    """The smallest probability, of a 0 as of a 1."""
+    epsilon: float = Field(default=0.01, ge=1e-6, lt=0.5)
+    """The smallest probability, of a 0 as of a 1, so that no score is infinite."""
     deployed: Literal["sample", "mean", "threshold"] = "sample"
     """What a device runs: one draw of the mask, the expected weights theta w, or the weights with theta > 1/2."""
 
     def bind(self, task: Task) -> Self:
+        if task.model.blank != task.model:
+            name = self.name
+            raise ConfigError(f"model.pretrained: given; leave it out with method {name}, which draws its own weights")
         return super().bind(replace(task, nets=dict.fromkeys(task.nets, task.server)))
 
     def init(self, seed: int) -> State:
@@ -117,10 +121,9 @@ class FedPM(LocalMethod):
         masked = _Masked(resident(model, net, data.device).train(), frozen, scores, generator, self.ste == "official_p")
         metrics = self.train(masked, data, round, seed)
         held = costs.held(model, net, frozen.split(masked.mask), frozen.shapes)
-        code = encode(masked.draw())
-        metrics |= {"bytes_up": len(code), "train_flops": 6 * held.macs * metrics["train_samples"]}
-        masks = frozen.split(decode(code, len(scores)).float())
-        return Update({"masks": masks}, self.share(data), metrics=metrics)
+        mask = masked.draw()
+        metrics |= {"bytes_up": len(encode(mask)), "train_flops": 6 * held.macs * metrics["train_samples"]}
+        return Update({"masks": frozen.split(mask.float().cpu())}, self.share(data), metrics=metrics)
 
     def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
         ones = {name: torch.zeros_like(t) for name, t in state["probabilities"].items()}
@@ -129,13 +132,13 @@ class FedPM(LocalMethod):
             count += update.weight
             for name, masks in update.sums["masks"].items():
                 ones[name] += masks
-        if not count:
-            return state
-        flat = dict.fromkeys(ones, 1.0)
+        flat = {name: torch.ones_like(t) for name, t in ones.items()}
         alpha, beta = (flat, flat) if self._resets(state, round) else (state["alpha"], state["beta"])
-        alpha = {name: alpha[name] + t for name, t in ones.items()}
-        beta = {name: beta[name] + (count - t) for name, t in ones.items()}
-        theta = {name: self.mode(alpha[name], beta[name]) for name in ones}
+        theta = state["probabilities"]
+        if count:
+            alpha = {name: alpha[name] + t for name, t in ones.items()}
+            beta = {name: beta[name] + (count - t) for name, t in ones.items()}
+            theta = {name: self.mode(alpha[name], beta[name]) for name in ones}
         prior = {"alpha": alpha, "beta": beta} if "alpha" in state else {}
         return {"params": state["params"], "probabilities": theta} | prior
 

@@ -58,6 +58,7 @@ from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.axes import Net
+from rayfl.config import ConfigError
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
 from rayfl.methods.local import LocalMethod
 from rayfl.models.base import params_of
@@ -129,7 +130,10 @@ class SpaFL(LocalMethod):
     def bind(self, task: Task) -> Self:
         """All clients run the largest network, for all train the same thresholds."""
         net = max(task.nets.values(), key=lambda net: net.width)
-        return super().bind(replace(task, nets=dict.fromkeys(task.nets, net)))
+        bound = super().bind(replace(task, nets=dict.fromkeys(task.nets, net)))
+        if not bound.layers(net):
+            raise ConfigError(f"method.classifier: given false with model {task.model.name}, which has no other layer")
+        return bound
 
     def init(self, seed: int) -> State:
         """`params`: what every client starts from. `delta`: the last change of the thresholds."""
@@ -222,7 +226,7 @@ class SpaFL(LocalMethod):
 
     def is_empty(self, mu: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
         """Whether so little of a layer with these rows is left that its thresholds start again: a bool."""
-        return (mu > tau).float().mean() <= self.reset_density
+        return (mu > tau).sum() <= math.floor(self.reset_density * len(mu) + 1e-9)
 
     def kept(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
         """Which rows of a weight [rows, ...] a device has: [rows] bool."""

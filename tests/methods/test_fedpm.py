@@ -92,6 +92,24 @@ def test_nobody_answers(reset):
     assert_same(method.aggregate(state, 0, iter([])), state)
 
 
+def test_a_prior_is_reset_though_nobody_answers():
+    """prior_reset 2: masks 1 and 1, then 1, then none, then 0, which meets a prior of nothing but the reset."""
+    method = bound(FedPM(prior_reset=2, epsilon=0.01), 1.0)
+    state = method.init(0)
+    everything = method.select(state, 0, Client(0, 1.0), 0)
+
+    def masks(sum_: float, count: int):
+        ones = {name: torch.full_like(t, sum_) for name, t in state["probabilities"].items()}
+        return iter([(everything, Update({"masks": ones}, float(count)))])
+
+    for round, (sum_, count) in enumerate([(2.0, 2), (1.0, 1)]):
+        state = method.aggregate(state, round, masks(sum_, count))
+    silent = method.aggregate(state, 2, iter([]))
+    assert_same(silent["probabilities"], state["probabilities"])
+    state = method.aggregate(silent, 3, masks(0.0, 1))
+    assert all(bool((t == 0.01).all()) for t in state["probabilities"].values())
+
+
 @pytest.mark.parametrize(("twice", "expected"), [(False, [1 / 4, 1 / 9]), (True, [1 / 8, 2 / 27])])
 def test_the_gradient_by_hand(twice, expected):
     """theta 1/2 and 2/3, w 1/2 and -1/2, upstream 2 and -1; a mask of 0 does not stop it."""

@@ -1,11 +1,12 @@
 """SpaFL: gradients and Eq. 13 by hand, what travels, what is kept, and what is left of a network."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same, bound, client_data, images, simulate, tiny
+from helpers import Shuffled, assert_same, bound, client_data, images, run, simulate, tiny
 from pydantic import ValidationError
 from torch import nn
 
@@ -18,6 +19,7 @@ from rayfl.models import MODELS
 from rayfl.seeds import torch_generator
 from rayfl.tensors import nbytes
 from rayfl.training import Training
+from rayfl.worker import Worker
 
 SpaFL = METHODS["spafl"]
 
@@ -218,6 +220,19 @@ def test_the_regularisation_may_rise():
         tau.append(answer(method, method.init(0), data).sums["thresholds"]["head"])
     torch.testing.assert_close(tau[0], torch.full((4,), 1e-3))
     torch.testing.assert_close(tau[1], torch.full((4,), 0.0066929e-3))
+
+
+def test_the_regularisation_falls_with_the_threshold():
+    """Two steps from .3: tau <- tau + eta alpha exp(-tau)."""
+    method = bound(SpaFL(alpha=0.1, step_backward="official_cifar"), 1.0, lr=0.5, batch_size=1)
+    state = method.init(0)
+    state["thresholds"] = {path: torch.full_like(t, 0.3) for path, t in state["thresholds"].items()}
+    after = 0.3
+    for _ in range(2):
+        after += 0.5 * 0.1 * math.exp(-after)
+    sent = answer(method, state, client_data(0, 1)).sums["thresholds"]
+    for tau in sent.values():
+        torch.testing.assert_close(tau, torch.full_like(tau, after))
 
 
 def test_an_empty_layer_starts_again():
@@ -469,3 +484,33 @@ def test_thresholds_alone_are_trained_in_frozen_networks():
     assert any(t.any() for t in update.carries[0]["thresholds"].values())
     with pytest.raises(ValidationError, match="eq13: false with train_weights: false"):
         SpaFL(train_weights=False)
+
+
+def test_thresholds_that_do_nothing_are_local_training(tmp_path):
+    """Frozen at 0 they prune nothing: the bits of Standalone."""
+    still = {"name": "spafl", "alpha": 0, "eq13": False, "step_backward": "official_cifar"}
+    kept = []
+    for method in (still, {"name": "standalone", "size": "largest"}):
+        simulation = simulate(tiny(method=method, training={"momentum": 0.9}), tmp_path / method["name"])
+        run(simulation)
+        kept.append({id: simulation.carries.get(id) for id in sorted(simulation.carries.files)})
+    assert kept[0].keys() == kept[1].keys()
+    for id, own in kept[1].items():
+        assert_same(kept[0][id]["params"], own)
+
+
+def test_densities_do_not_depend_on_the_order_of_work(tmp_path):
+    """Of 500 rows and of 50, sums of shares are not exact."""
+    spec = tiny(
+        method="spafl",
+        model="lenet5_caffe",
+        data={"shape": [1, 16, 16], "samples": 400, "test_samples": 80},
+        clients={"count": 20, "cohort": 20, "capacities": [1]},
+        training={"steps": 4, "lr": 0.5},
+        rounds=1,
+    )
+    lines = [run(simulate(spec, tmp_path / "serial"))]
+    make = lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2]))  # noqa: E731
+    lines.append(run(simulate(spec, tmp_path / "shuffled", make)))
+    assert lines[0] == lines[1]
+    assert 0 < lines[0][-1]["local_density"] < 1
