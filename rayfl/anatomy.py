@@ -2,7 +2,7 @@
 
 Over rounds:
 
-    submodels   accuracy of every capacity
+    submodels   accuracy of every capacity, but where clients keep networks of their own
     layers      of masked networks that are clients' own: share of every layer that they keep (SpaFL's
                 figure 3)
     shares      of masked networks: share of the dense network's multiply-adds and parameters, by capacity
@@ -56,9 +56,9 @@ def write_anatomy(
         best = Path(max(rows, key=lambda row: row.get(metric, -math.inf))["path"])
         plots = Path(folder) / "plots"
         place = plots if best == Path(folder) else plots / name
-        place.mkdir(parents=True, exist_ok=True)
         runs = [Run.open(row["path"]).rounds() for row in rows]
-        submodel_curves(place / "submodels.png", runs)
+        if not report.is_personal(rows[0]["params"]):
+            submodel_curves(place / "submodels.png", runs)
         layer_curves(place / "layers.png", runs)
         share_curves(place / "shares.png", runs, report.trained(rows))
         try:
@@ -79,7 +79,7 @@ def deployments(folder: Path, say: Callable[[str], None]) -> dict[float, Deploym
     A ConfigError where there is none, where it is not of the run's configuration, or where there is no one network.
     """
     experiment = parse_experiment(Run.open(folder).config, str(folder / "config.json"))
-    found = latest(folder / "checkpoints", experiment.result_config(), say)
+    found = latest(folder / "checkpoints", experiment.result_config(), say, experiment.today)
     if found is None:
         raise ConfigError(f"{folder}: has no checkpoint")
     round, state, _ = found
@@ -117,8 +117,6 @@ def write_profile(path: Path, profile: Profile, what: str, value: str) -> None:
     """`path`.csv, a column a capacity and blank where its network has no such module, and `path`.png, where that
     is a gap. `what` are the modules, `value` the numbers."""
     names = list(dict.fromkeys(name for of_capacity in profile.values() for name in of_capacity))
-    rows = [[name, *(numbers.get(name, "") for numbers in profile.values())] for name in names]
-    path.with_suffix(".csv").write_text(as_csv([what, *map(label, profile)], rows))
     figure, axes = report.new_figure()
     figure.set_size_inches(min(14, 6 + 0.15 * len(names)), 4.8)
     lines = {_legend(capacity): numbers for capacity, numbers in profile.items()}
@@ -132,6 +130,8 @@ def write_profile(path: Path, profile: Profile, what: str, value: str) -> None:
     axes.margins(x=0.02)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     report.save(figure, path.with_suffix(".png"))
+    rows = [[name, *(numbers.get(name, "") for numbers in profile.values())] for name in names]
+    path.with_suffix(".csv").write_text(as_csv([what, *map(label, profile)], rows))
 
 
 def submodel_curves(path: Path, runs: Sequence[Sequence[Line]]) -> None:
@@ -163,7 +163,8 @@ def share_curves(path: Path, runs: Sequence[Sequence[Line]], capacities: Collect
             keys[legend] = f"{kind}_{capacity}"
             styles[legend] = {"color": COLORS[i % len(COLORS)], "linestyle": line, "marker": MARKERS[i % len(MARKERS)]}
     if keys:
-        report.learning_curves(path, _curves(runs, keys, "share there"), "share there", styles, yscale="log")
+        share = "share of the dense network"
+        report.learning_curves(path, _curves(runs, keys, share), share, styles, yscale="log")
 
 
 def _curves(runs: Sequence[Sequence[Line]], keys: Mapping[str, str], name: str) -> dict[str, list[list[Line]]]:

@@ -118,11 +118,15 @@ def read(path: Path) -> tuple[int, dict[str, Any], dict, dict[int, Kept]]:
 
 
 def latest(
-    folder: Path, config: dict[str, Any], say: Callable[[str], None]
+    folder: Path,
+    config: dict[str, Any],
+    say: Callable[[str], None],
+    today: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> tuple[int, dict, dict[int, Kept]] | None:
     """(round, state, what each client kept) of the newest good checkpoint, None where there is none.
 
-    Damaged ones are passed over and said. One of another configuration is an error that lists what differs.
+    Damaged ones are passed over and said. One of another configuration is an error that lists what differs; `today`
+    gives a saved configuration the defaults of options that are newer.
     """
     found = complete(folder)
     for path in reversed(found):
@@ -131,7 +135,7 @@ def latest(
         except DamagedCheckpoint as error:
             say(f"{error}; going back to the checkpoint before it")
             continue
-        same_config(path, saved, config)
+        same_config(path, today(saved), config)
         return round, state, carries
     if found:
         raise DamagedCheckpoint(f"{folder}: none of its {len(found)} checkpoints is whole; start anew")

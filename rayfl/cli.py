@@ -83,11 +83,12 @@ def run(
 ) -> None:
     """One federated run: config, metrics, result, plots and checkpoints in a folder, and in MLflow."""
     from rayfl.experiment import load_experiment
-    from rayfl.report import label_distribution
+    from rayfl.report import judged_by, label_distribution
     from rayfl.tracking.console import RunProgress
-    from rayfl.tracking.records import summary
+    from rayfl.tracking.records import flatten, summary
 
     experiment = load_experiment(config, settings)
+    params = flatten(experiment.plain())
     folder = output / (name or config.stem)
     arrays = _load_data(experiment, config)
     _check_folder(folder, experiment.plain(), resume)
@@ -97,7 +98,7 @@ def run(
         costs = experiment.costs()
         record = _open_run(folder, experiment.method.name, experiment.plain(), experiment.tags(), costs=costs)
         with (
-            RunProgress(record.label, experiment.rounds) as progress,
+            RunProgress(record.label, experiment.rounds, judged_by(params)) as progress,
             _mlflow(output, tracking_uri, progress.note) as sender,
         ):
             sender.add(record.path)
@@ -119,9 +120,9 @@ def run(
                 record.finish(status, summary(record.rounds(), record.label, experiment.seed), error)
                 if status == "finished":
                     rows = [record.record()]
-                    _write_report(record.path, rows, rows, {}, progress.note)
+                    _write_report(record.path, rows, rows, params, progress.note)
                     label_distribution(record.path / "plots" / "labels.png", _label_counts(experiment, arrays))
-    _show_best([record.record()], {})
+    _show_best([record.record()], params)
     console.print(f"results in {record.path}", soft_wrap=True)
     _say_mlflow(output, tracking_uri)
 
@@ -203,7 +204,7 @@ def compare(
     if output.is_dir():
         client.sync_all(output)
     params, best = _best_of(client, name, metric)
-    judge = judged_by(params["search.metric"])
+    judge = judged_by(params)
     published, changed = beside.from_config(params)
     if format == "csv":
         print(results_csv(best, judge), end="")
@@ -229,9 +230,8 @@ def report(
     found = [record for record in evaluated if record["status"] == "finished"] or evaluated
     if not found:
         raise ConfigError(f"{folder}: holds no run with an accuracy; allowed: the folder of a sweep or a run")
-    own = Run.open(folder).config if Run.exists(folder) else {}
-    best = _choose_best(found, own, metric)
-    params = flatten(own)
+    params = flatten(Run.open(folder).config) if Run.exists(folder) else {}
+    best = _choose_best(found, params, metric)
     _write_report(folder, best, found, params, _say)
     _show_best(best, params)
     console.print(f"results.csv, results.md, results.tex and plots in {folder}", soft_wrap=True)
@@ -339,7 +339,8 @@ def export(
     to: Annotated[Path, typer.Option(help="Folder to write.")],
     client: Annotated[int | None, typer.Option(help="That client's own, if it keeps something.")] = None,
 ) -> None:
-    """The submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load."""
+    """The submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load. The filters and
+    neurons that a mask removed for good are left out."""
     from rayfl.export import export_submodel
 
     export_submodel(run, capacity, to, client, _say)
@@ -384,11 +385,15 @@ def _splits(plan: "Sweep", arrays) -> "dict[str, Experiment]":
 def _check_folder(folder: Path, config: dict, resume: bool) -> None:
     """A folder is new, or with `resume` it holds a run of the same configuration."""
     from rayfl.checkpoints import same_config
+    from rayfl.experiment import read_experiment
     from rayfl.tracking.records import Run
 
     if resume:
         free = ("rounds", "run", "published")
-        old, new = ({k: v for k, v in c.items() if k not in free} for c in (Run.open(folder).config, config))
+        saved = Run.open(folder).config
+        if "experiment" not in saved:
+            saved = read_experiment(saved, str(folder / "config.json")).plain()
+        old, new = ({k: v for k, v in c.items() if k not in free} for c in (saved, config))
         same_config(folder / "config.json", old, new)
     elif Run.exists(folder):
         raise ConfigError(f"{folder}: holds a run already; --resume goes on with it, --name gives another folder")
@@ -462,15 +467,15 @@ def _say_mlflow(output: Path, uri: str | None) -> None:
     console.print(f"open MLflow: mlflow ui --backend-store-uri {_uri(output, uri)}", soft_wrap=True, highlight=False)
 
 
-def _choose_best(found: list[dict[str, Any]], config: dict[str, Any], metric: str | None) -> "list[Record]":
-    """The best trial of every method, by the sweep's own metric unless another is asked for."""
+def _choose_best(found: list[dict[str, Any]], params: Mapping[str, Any], metric: str | None) -> "list[Record]":
+    """The best trial of every method, by the metric of the sweep with these flat parameters unless another is asked
+    for."""
     from rayfl.config import choose
-    from rayfl.report import best_trials
+    from rayfl.report import best_trials, judged_by
 
-    search = config.get("search", {})
-    metric = metric or str(search.get("metric", "accuracy_mean"))
+    metric = metric or str(params.get("search.metric", judged_by(params)))
     choose({key: None for record in found for key in record}, metric, "--metric", "result")
-    return best_trials(found, metric, search.get("mode", "max"))
+    return best_trials(found, metric, params.get("search.mode", "max"))
 
 
 def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "tuple[dict[str, str], list[Record]]":
@@ -483,21 +488,17 @@ def _best_of(client: "Mlflow", name: str | None, metric: str | None) -> "tuple[d
         known = nearest(name, {sweep["label"] for sweep in sweeps})
         raise ConfigError(f"compare: no sweep is called {name!r}; {known}")
     params = named[0]["params"]
-    search = {key: params[f"search.{key}"] for key in ("metric", "mode")}
     found = [record for record in client.read(sweep=named[0]["id"]) if record["status"] == "finished"]
-    return params, _choose_best(found, {"search": search}, metric)
+    return params, _choose_best(found, params, metric)
 
 
 def _show_best(records: "Sequence[Record]", config: Mapping[str, Any]) -> None:
-    """The tables of a run, or of a sweep with this flat configuration, and a paper's numbers if it has some. The best
-    rounds are shown where clients' own accuracies judge, as of a run whose clients keep networks of their own."""
+    """The tables of a run or a sweep with this flat configuration, and a paper's numbers if it has some. The best
+    rounds are shown where clients' own accuracies judge."""
     from rayfl import published as beside
-    from rayfl.methods import METHODS
     from rayfl.report import best_table, judged_by, table
 
-    method = METHODS.get(config.get("method.name", ""))
-    of_run = "local_accuracy_mean" if method and method.is_personal else ""
-    judge = judged_by(config.get("search.metric", of_run))
+    judge = judged_by(config)
     _print(table(records, judge).rich())
     if judge == "local_accuracy_mean":
         best = best_table(records, judge)
@@ -521,10 +522,10 @@ def _write_report(
     from rayfl.anatomy import write_anatomy
     from rayfl.report import judged_by, write_pareto, write_report
 
-    metric = config.get("search.metric", "")
-    judge = judged_by(metric)
+    judge = judged_by(config)
     write_report(folder, records, judge)
-    write_pareto(folder, [trial for trial in trials if trial["status"] == "finished"], metric)
+    finished = [trial for trial in trials if trial["status"] == "finished"]
+    write_pareto(folder, finished, config.get("search.metric", judge))
     write_anatomy(folder, records, say, judge)
     published, changed = beside.from_config(config)
     if published:

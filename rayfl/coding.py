@@ -1,12 +1,18 @@
-"""Entropy coding of masks: what a 0/1 tensor costs on the wire, by really coding it.
+"""Codes of masks: what a 0/1 tensor costs on the wire, by really coding it.
 
-A code of n bits is the number of ones, in as few whole bytes as n asks for, and a range code of the bits under
-Bernoulli(p), p the share of ones: together n H(p) + log2(n) bits, a few bytes more by rounding, where
-H(p) = -p log2 p - (1 - p) log2 (1 - p).
+`encode` comes close to its entropy. A code of n bits is the number of ones, in as few whole bytes as n asks for, and a
+range code of the bits under Bernoulli(p), p the share of ones: together n H(p) + log2(n) bits, a few bytes more by
+rounding, where H(p) = -p log2 p - (1 - p) log2 (1 - p).
 
     >>> bits = torch.arange(80_000) % 20 == 0
     >>> round(80_000 * entropy(1 / 20) / 8), len(encode(bits))
     (2864, 2871)
+
+`encode_places` is fast, and for masks with few ones. After a byte that says which, it has the shorter of two: a bit an
+element, or a byte a one, the number of zeros before it, where 255 is "255 zeros, go on".
+
+    >>> len(encode_places(torch.arange(0, 80_000, 20), 80_000))
+    4001
 """
 
 import math
@@ -17,6 +23,10 @@ from constriction import stream  # pyright: ignore[reportAttributeAccessIssue]
 
 WORD = np.dtype("<u4")
 """What a range code is made of."""
+BITS, GAPS = 0, 1
+"""The first byte of a code of places."""
+ON = 255
+"""So many zeros, and no one yet."""
 
 
 def entropy(p: float) -> float:
@@ -46,6 +56,35 @@ def decode(code: torch.Tensor, n: int) -> torch.Tensor:
     words = np.frombuffer(raw, WORD, offset=head).astype(np.uint32)
     symbols = stream.queue.RangeDecoder(words).decode(stream.model.Bernoulli(ones / n, perfect=False), n)
     return torch.from_numpy(symbols).bool()
+
+
+def encode_places(places: torch.Tensor, size: int) -> torch.Tensor:
+    """The code [bytes] uint8 of ascending `places` [k] int64 among `size`; as bits if both are as long."""
+    ones, in_bits = places.numpy(), -(-size // 8)
+    if len(ones) < in_bits:
+        skipped, gaps = np.divmod(np.diff(ones, prepend=-1) - 1, ON)
+        in_gaps = len(ones) + int(skipped.sum())
+        if in_gaps < in_bits:
+            code = np.full(1 + in_gaps, ON, np.uint8)
+            code[0] = GAPS
+            code[np.arange(1, 1 + len(ones)) + skipped.cumsum()] = gaps
+            return torch.from_numpy(code)
+    bits = np.zeros(size, bool)
+    bits[ones] = True
+    return torch.from_numpy(np.concatenate([np.array([BITS], np.uint8), np.packbits(bits)]))
+
+
+def decode_places(code: torch.Tensor, size: int) -> torch.Tensor:
+    """The places [k] int64 of a code; a ValueError if it cannot be one of places among so many."""
+    kind, raw = code[:1].tolist(), code[1:].numpy()
+    if kind == [BITS] and len(raw) == -(-size // 8):
+        return torch.from_numpy(np.flatnonzero(np.unpackbits(raw, count=size).view(bool)))
+    if kind == [GAPS]:
+        ends = np.flatnonzero(raw != ON)
+        places = raw.cumsum(dtype=np.int64)[ends] + np.arange(len(ends))
+        if not len(places) or places[-1] < size:
+            return torch.from_numpy(places)
+    raise ValueError(f"code: given {len(code)} bytes that are no code of places among {size}; decode with that size")
 
 
 def _head(n: int) -> int:

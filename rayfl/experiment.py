@@ -90,6 +90,14 @@ class Experiment(Config):
         del plain["rounds"]
         return plain
 
+    @staticmethod
+    def today(saved: dict[str, Any]) -> dict[str, Any]:
+        """A `result_config` that an earlier version wrote, with the defaults of options that it did not know."""
+        try:
+            return read_experiment(saved, "saved").result_config()
+        except ConfigError:
+            return saved
+
     @property
     def chunk(self) -> int:
         return -(-self.clients.cohort // 32) if self.run.chunk == "auto" else self.run.chunk
@@ -151,6 +159,7 @@ class Experiment(Config):
             chunk=self.chunk,
             folder=folder,
             config=self.result_config(),
+            today=self.today,
         )
 
     def _serial(self, method: Method, federation: Federation, limits: Limits) -> Executor:
@@ -262,7 +271,8 @@ def describe_experiment(
     the early exits that it keeps; `costs.describe`, with the bytes that the method really sends: those of one client's
     last round on two made-up samples. Of a masked network only what is there counts. With `coverage` the share of the
     server's parameters that a client of this capacity ever holds in so many rounds."""
-    experiment = experiment.model_copy(update={"model": experiment.model.blank})
+    one_step = experiment.training.model_copy(update={"steps": 1})
+    experiment = experiment.model_copy(update={"model": experiment.model.blank, "training": one_step})
     method, model = experiment.bound_method(), experiment.model
     state = method.init(experiment.seed)
     nets = method.task.nets
@@ -272,9 +282,10 @@ def describe_experiment(
     ]
     for record in records:
         client = Client(0, record["capacity"])
-        _, first = _worked(experiment, method, state, client)
-        # not its first round: it has what it keeps
-        payload, update = _worked(experiment, method, state, replace(client, carry=first.carries.get(client.id)))
+        payload, update = _worked(experiment, method, state, client)
+        if update.carries:
+            # not its first round: it has what it keeps
+            payload, update = _worked(experiment, method, state, replace(client, carry=update.carries[client.id]))
         record["bytes_down"] = update.metrics.get("bytes_down", nbytes(payload))
         record["bytes_up"] = update.metrics.get("bytes_up", nbytes(update.sums))
         deployed = method.deploy(state, 0, record["capacity"])

@@ -26,6 +26,10 @@ from rayfl.tensors import Params
 from rayfl.tracking.records import Run
 from rayfl.training import Answer, answered
 
+WHY_ZEROS_STAY = (
+    "a bias or norm makes them a constant that is not 0, or a residual sum, an attention head or a class needs them"
+)
+
 
 class _Answering(nn.Module):
     """A network's one answer [B, C], whether it has early exits or not."""
@@ -66,6 +70,8 @@ def export_submodel(
         round, said = simulation.restore(folder / "checkpoints")
         for text in said:
             say(text)
+        if experiment.method.is_personal and client not in simulation.carries.files:
+            say(_nobodys(experiment.method.name, client))
         deployed, statistics = simulation.deployment(capacity, client)
     net, of_mask = _network(deployed, statistics), {}
     if deployed.masked:
@@ -95,6 +101,12 @@ def export_submodel(
     return net
 
 
+def _nobodys(method: str, client: int | None) -> str:
+    """Why this network of a personal method is not what it seems."""
+    who = "no --client" if client is None else f"--client {client}: has not taken part yet"
+    return f"{who}: with method {method} every client has a network of its own, and this one nobody has trained"
+
+
 def _network(deployed: Deployment, statistics: Params) -> nn.Module:
     """As a device runs it."""
     net = deployed.model.build(deployed.net)
@@ -113,11 +125,12 @@ def _without_zeros(
     with torch.no_grad():
         expected, given = (answered(network(x), deployed.answer) for network in (net, smaller))
     if not torch.allclose(given, expected, rtol=0, atol=1e-4 * float(expected.abs().max())):
-        say(f"all filters stay: without those of zeros model {deployed.model.name} answers otherwise")
+        say(f"all filters stay: without the pruned ones model {deployed.model.name} answers otherwise")
         small, smaller = deployed, net
     (count, _), (stay, zeros) = filters(deployed), filters(small)
     before, after = (costs.parameters(d.model, d.net) for d in (deployed, small))
-    rest = f"; {zeros:,} of zeros stay (why: rayfl/shrink.py)" if zeros else ""
-    say(f"{before:,} -> {after:,} parameters; {count - stay:,} of {count:,} filters removed{rest}")
-    removed = {"filters": count, "removed": count - stay, "zeros": zeros}
-    return small, smaller, {"nonzero": small.held.parameters, **removed}
+    nonzero = sum(int(t.count_nonzero()) for t in small.params.values())
+    say(f"{before:,} -> {after:,} parameters, {nonzero:,} of them not 0; {count - stay:,} of {count:,} filters removed")
+    if zeros and small is not deployed:
+        say(f"{zeros:,} pruned filters stay: {WHY_ZEROS_STAY}")
+    return small, smaller, {"nonzero": nonzero, "filters": count, "removed": count - stay, "zeros": zeros}

@@ -12,11 +12,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rayfl.methods import METHODS
 from rayfl.population import Population
 from rayfl.tracking.records import DENSITY_AT_BEST, Line, Run, amounts, read_json
 
@@ -54,9 +56,21 @@ def best_trials(records: Iterable[Record], metric: str, mode: Literal["max", "mi
     ]
 
 
-def judged_by(metric: str) -> str:
-    """What the methods of a sweep are ranked by: clients' own accuracy if they were tuned by that."""
-    return "local_accuracy_mean" if metric.startswith("local_") else "accuracy_mean"
+def judged_by(params: Mapping[str, Any]) -> str:
+    """What a sweep or a run with these flat parameters is judged by: clients' own accuracy in a sweep that is tuned by
+    that, and in a run whose clients keep networks of their own, if they are evaluated; else the mean over
+    capacities."""
+    if "search.metric" in params:
+        is_local = params["search.metric"].startswith("local_")
+    else:
+        is_local = is_personal(params) and params.get("evaluation.clients", True)
+    return "local_accuracy_mean" if is_local else "accuracy_mean"
+
+
+def is_personal(params: Mapping[str, Any]) -> bool:
+    """Whether clients keep networks of their own in a run with these flat parameters: the server's is nobody's."""
+    method = METHODS.get(params.get("method.name", ""))
+    return method is not None and method.is_personal
 
 
 def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:
@@ -95,7 +109,7 @@ def _mean(records: Iterable[Record], key: str) -> float:
 @dataclass(frozen=True)
 class Offer:
     """The network of one capacity, after the runs of one point of a search: what it costs and what it reaches. Of a
-    masked network only what is there costs, a mean over the point's seeds."""
+    masked network only what is there costs, a mean over the point's seeds; if it is a client's own, all of it."""
 
     label: str
     point: str
@@ -227,13 +241,15 @@ def results_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str
     return as_csv(["method", *columns], rows)
 
 
-BEST = {"best_local_accuracy_mean": "best local %", "best_accuracy_mean": "best %", DENSITY_AT_BEST: "density %"}
+BEST = {"best_local_accuracy_mean": "best local %", "best_accuracy_mean": "best %", DENSITY_AT_BEST: "local density %"}
 
 
 def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Table:
     """One line a label as SpaFL's tables (arXiv 2406.00431) have it, the best by the best `metric` first: the best
-    accuracies of any evaluated round; the density of clients' networks in the round with the best local one, if some
-    are masked; what training communicated, and its multiply-adds a client (`amounts`)."""
+    accuracies of any evaluated round; if some clients have masked networks of their own, their density in the round
+    with the best local accuracy; what training communicated, and its multiply-adds a client (`amounts`). That density
+    is a mean over layers; those of capacities (`density_0.5`), which other masked methods have, are shares of all
+    parameters, and in no column."""
     shares = {key: name for key, name in BEST.items() if _values(records, key)}
     rows = []
     for name, runs in by_label(records, f"best_{metric}").items():
@@ -336,7 +352,8 @@ def _tex(cell: str) -> str:
 
 
 def write_report(folder: str | Path, records: Sequence[Record], metric: str = "accuracy_mean") -> None:
-    """Tables (results, best: .csv, .md, .tex) and plots of a comparison into a folder; rows are of runs on disk."""
+    """Tables (results, best: .csv, .md, .tex) and plots of a comparison into a folder; rows are of runs on disk. Plots
+    by capacity leave out methods whose clients keep networks of their own: their server's is nobody's."""
     folder = Path(folder)
     plots = folder / "plots"
     plots.mkdir(parents=True, exist_ok=True)
@@ -349,16 +366,21 @@ def write_report(folder: str | Path, records: Sequence[Record], metric: str = "a
         (folder / f"{name}.tex").write_text(cells.latex())
     ranked = [record for runs in by_label(records, metric).values() for record in runs]
     curves: dict[str, list[list[Line]]] = defaultdict(list)
+    clients: dict[str, list[list[float]]] = defaultdict(list)
     for record in ranked:
         curves[record["label"]].append(Run.open(record["path"]).rounds())
+        accuracies = read_json(Path(record["path"]) / "clients.json")
+        clients[record["label"]] += [list(accuracies.values())] if accuracies else []
     learning_curves(plots / "learning_curves.png", curves, metric)
-    accuracy_by_capacity(plots / "accuracy_by_capacity.png", ranked)
     if len(curves) > 1:
         accuracy_by_traffic(plots / "accuracy_by_traffic.png", curves, metric)
-        curves_by_capacity(plots / "curves_by_capacity.png", curves, sorted(trained(ranked), reverse=True))
-    clients: dict[str, list[float]] = defaultdict(list)
-    for record in ranked:
-        clients[record["label"]] += read_json(Path(record["path"]) / "clients.json").values()
+    shared, styles = [record for record in ranked if not is_personal(record["params"])], styles_of(curves)
+    if shared:
+        accuracy_by_capacity(plots / "accuracy_by_capacity.png", shared, styles)
+    if len(by_label(shared)) > 1:
+        held = sorted(trained(shared), reverse=True)
+        of_shared = {label: curves[label] for label in by_label(shared)}
+        curves_by_capacity(plots / "curves_by_capacity.png", of_shared, held, styles)
     if all(clients.values()):
         accuracy_histogram(plots / "client_accuracy.png", clients)
 
@@ -374,10 +396,12 @@ def trained(records: Iterable[Record]) -> set[float]:
 
 def write_pareto(folder: str | Path, records: Sequence[Record], metric: str = "accuracy_mean") -> None:
     """pareto.csv, .md and the plot of all trials into a folder, where their networks differ in cost. What is chosen by
-    validation or local accuracies (`metric`) is drawn by them."""
+    validation or local accuracies (`metric`) is drawn by them; but for the local ones, without methods whose clients
+    keep networks of their own."""
     folder, match = Path(folder), re.match(r"((validation|local)_)?accuracy(?=_)", metric)
     kind = match[0] if match else "accuracy"
-    found = offers(records, kind)
+    judged = [record for record in records if kind == "local_accuracy" or not is_personal(record["params"])]
+    found = offers(judged, kind)
     if len({offer.macs for offer in found}) < 2:
         return
     (folder / "plots").mkdir(parents=True, exist_ok=True)
@@ -400,7 +424,7 @@ def learning_curves(
     figure, axes = new_figure()
     for label, style in (styles or styles_of(curves)).items():
         _draw(axes, curves[label], metric, style, label)
-    axes.set(xlabel="round", ylabel=metric.replace("_", " "), **axis)
+    axes.set(xlabel="round", ylabel=_said(metric), **axis)
     if axes.get_yscale() == "log":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -411,18 +435,20 @@ def learning_curves(
 
 
 def curves_by_capacity(
-    path: str | Path, curves: Mapping[str, Sequence[Sequence[Line]]], capacities: Sequence[float]
+    path: str | Path,
+    curves: Mapping[str, Sequence[Sequence[Line]]],
+    capacities: Sequence[float],
+    styles: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Test accuracy of every capacity over rounds, a panel a capacity, as `learning_curves` (FIARSE, arXiv 2407.19389,
-    figure 3); nothing for one capacity."""
+    figure 3); nothing for one capacity. `styles` of these labels and perhaps others."""
     if len(capacities) < 2:
         return
     figure, panels = _panels([f"capacity {capacity:g}" for capacity in capacities], "round", "accuracy")
-    styles = styles_of(curves)
     rows: list[list[Any]] = []
     for axes, capacity in zip(panels, capacities, strict=True):
-        for label, style in styles.items():
-            _draw(axes, curves[label], _accuracy(capacity), style, label)
+        for label, runs in curves.items():
+            _draw(axes, runs, _accuracy(capacity), styles[label], label)
         rows += [[capacity, *row] for row in _over_rounds(curves, _accuracy(capacity))[1]]
     lines = [line for axes in panels for line in zip(*axes.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in lines}
@@ -448,8 +474,9 @@ def accuracy_by_traffic(
     if not any(totals) or max(totals) - min(totals) < 0.01 * max(totals):
         return
     figure, axes = new_figure()
-    for label, style in styles_of(found).items():
-        _, gbit, values = found[label]
+    styles = styles_of(curves)
+    for label, (_, gbit, values) in found.items():
+        style = styles[label]
         if gbit[-1]:
             axes.plot(gbit, values, label=label, **_line(style, len(gbit)))
         else:
@@ -457,7 +484,7 @@ def accuracy_by_traffic(
     if max(totals) > 10 * min(total for total in totals if total):
         axes.set_xscale("log")
     axes.set_xlabel("communicated by all clients, Gbit")
-    axes.set_ylabel(metric.replace("_", " "))
+    axes.set_ylabel(_said(metric))
     _legend(axes)
     save(figure, path)
     rows = [
@@ -466,18 +493,20 @@ def accuracy_by_traffic(
     Path(path).with_suffix(".csv").write_text(as_csv(["method", "round", "gbit", metric], rows))
 
 
-def accuracy_by_capacity(path: str | Path, records: Sequence[Record]) -> None:
+def accuracy_by_capacity(path: str | Path, records: Sequence[Record], styles: Mapping[str, Mapping[str, Any]]) -> None:
     """Test accuracy of the submodel of every capacity (log2), mean and standard deviation over seeds. Markers of
-    capacities that no client has are hollow (FIARSE, arXiv 2407.19389, figure 4)."""
+    capacities that no client has are hollow (FIARSE, arXiv 2407.19389, figure 4). `styles` of their labels and perhaps
+    others."""
     figure, axes = new_figure()
     groups = by_label(records)
     known, everywhere, rows = capacities(records), trained(records), []
-    for label, style in styles_of(groups).items():
-        values = {c: v for c in known if (v := _values(groups[label], _accuracy(c)))}
+    for label, runs in groups.items():
+        style = styles[label]
+        values = {c: v for c in known if (v := _values(runs, _accuracy(c)))}
         mean = {c: statistics.fmean(v) for c, v in values.items()}
         std = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values.values()]
         axes.errorbar(list(mean), list(mean.values()), std, label=label, capsize=3, markersize=5, **style)
-        held = trained(groups[label])
+        held = trained(runs)
         rows += [[label, c, m, s, int(c in held)] for (c, m), s in zip(mean.items(), std, strict=True)]
         new = [c for c in mean if c not in held]
         look = {"color": style["color"], "marker": style["marker"], "markersize": 5, "markerfacecolor": "white"}
@@ -529,7 +558,7 @@ def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy
     axes.minorticks_off()
     axes.margins(0.08)
     axes.set_xlabel("multiply-adds of one sample")
-    axes.set_ylabel(kind.replace("_", " "))
+    axes.set_ylabel(_said(kind))
     _legend(axes)
     save(figure, path)
 
@@ -554,19 +583,23 @@ def label_distribution(path: str | Path, counts: np.ndarray) -> None:
     save(figure, path)
 
 
-def accuracy_histogram(path: str | Path, accuracies: Mapping[str, Sequence[float]]) -> None:
+def accuracy_histogram(path: str | Path, accuracies: Mapping[str, Sequence[Sequence[float]]]) -> None:
     """How many clients reach which accuracy (FIARSE, arXiv 2407.19389, figure 2): for each label, in a panel of its
-    own, the accuracies [clients]; dashes are means."""
+    own, the accuracies [clients] of its runs; counts are means over the runs, dashes of all accuracies."""
+    from matplotlib.ticker import MaxNLocator
+
     edges, rows = np.linspace(0, 1, 21), []
-    means = {label: statistics.fmean(values) for label, values in accuracies.items()}
+    means = {label: statistics.fmean(chain(*runs)) for label, runs in accuracies.items()}
     titles = [f"{label}: mean {mean:.3f}" for label, mean in means.items()]
-    figure, panels = _panels(titles, "accuracy of a client on its own test data", "clients")
+    what = "clients, mean over seeds" if any(len(runs) > 1 for runs in accuracies.values()) else "clients"
+    figure, panels = _panels(titles, "accuracy of a client on its own test data", what)
     for axes, (label, style) in zip(panels, styles_of(accuracies).items(), strict=True):
-        counts, _ = np.histogram(accuracies[label], edges)
+        counts = np.mean([np.histogram(values, edges)[0] for values in accuracies[label]], axis=0)
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.stairs(counts, edges, color=style["color"], fill=True, alpha=0.3)
         axes.stairs(counts, edges, color=style["color"])
         axes.axvline(means[label], color=style["color"], linestyle="--", linewidth=1)
-        rows.append([label, *counts.tolist()])
+        rows.append([label, *(f"{count:g}" for count in counts)])
     save(figure, path)
     Path(path).with_suffix(".csv").write_text(as_csv(["method", *(f"{edge:.2f}" for edge in edges[:-1])], rows))
 
@@ -594,6 +627,9 @@ def _over_rounds(curves: Mapping[str, Sequence[Sequence[Line]]], metric: str) ->
 
 def _draw(axes: "Axes", runs: Sequence[Sequence[Line]], metric: str, style: Mapping[str, Any], label: str) -> None:
     """`metric` over rounds: mean and standard deviation over the runs' lines."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     rounds, values = _common(runs, metric)
     if not rounds:
         return
@@ -602,6 +638,12 @@ def _draw(axes: "Axes", runs: Sequence[Sequence[Line]], metric: str, style: Mapp
     if len(values) > 1:
         std = values.std(0, ddof=1)
         axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _said(metric: str) -> str:
+    """A metric as an axis has it."""
+    is_local = metric.startswith("local_accuracy")
+    return "accuracy of clients on their own test data" if is_local else metric.replace("_", " ")
 
 
 def _line(style: Mapping[str, Any], points: int) -> dict[str, Any]:
@@ -681,4 +723,6 @@ def _legend(axes: "Axes") -> None:
 
 
 def save(figure: "Figure", path: str | Path) -> None:
+    """Makes the file's folder too."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

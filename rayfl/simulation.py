@@ -88,13 +88,15 @@ class Simulation:
         chunk: int,
         folder: Path,
         config: dict[str, Any],
+        today: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ):
-        """`folder` is for what clients keep; `config` is what the result depends on: a checkpoint is of it."""
+        """`folder` is for what clients keep; `config` is what the result depends on: a checkpoint is of it. `today`
+        gives one that an earlier version saved the defaults of newer options."""
         self.method, self.population, self.data, self.executor = method, population, data, executor
         self.seed, self.rounds = seed, rounds
         self.evaluation, self.updates = evaluation, updates
         self.chunk = chunk
-        self.config = config
+        self.config, self.today = config, today
         self.carries = Carries(folder / "carries")
         self.state = method.init(seed)
         self.round = 0
@@ -206,7 +208,8 @@ class Simulation:
             return _as_message(found[key], statistics.get(key))
 
         metrics = self._global("", "test", len(self.data.arrays.y_test), keys, nets, shared)
-        metrics |= _densities(deployed)
+        if not self.method.is_personal:
+            metrics |= _densities(deployed)
         if held := len(self.data.validation):
             metrics |= self._global("validation_", "validation", held, keys, nets, shared)
         if self.evaluation.clients:
@@ -421,7 +424,7 @@ class Simulation:
     def restore(self, folder: Path) -> tuple[int, list[str]]:
         """Goes to the newest good checkpoint below `folder`: its round (0 if there is none), what to say."""
         said: list[str] = []
-        found = checkpoints.latest(folder, self.config, said.append)
+        found = checkpoints.latest(folder, self.config, said.append, self.today)
         if found is not None:
             self.round, self.state, carries = found
             self.carries.restore(carries)

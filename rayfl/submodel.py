@@ -260,6 +260,10 @@ class Mask(Selection):
         else:
             t.add_(part, alpha=alpha)
 
+    def places(self, name: str) -> torch.Tensor:
+        """Where a masked tensor is kept: positions [k] of the flattened tensor, ascending. Read only."""
+        return self._kept[name]
+
     @functools.cached_property
     def _kept(self) -> Mapping[str, torch.Tensor]:
         """Where every masked tensor is kept, as positions [k] of the flattened tensor: found once a name."""

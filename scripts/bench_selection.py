@@ -1,4 +1,4 @@
-"""How long the server takes to find the largest elements, beside the usual ways to find them.
+"""What it takes the server to find the largest elements, beside the usual ways to find them, and to send them.
 
     python scripts/bench_selection.py          # a ResNet-18, 11 million parameters
     python scripts/bench_selection.py --large  # also tensors of RoBERTa's sizes, 124 million
@@ -8,31 +8,35 @@ Thresholds: the exact k-th largest |x| over all maskable tensors, for 1/4, 1/16 
     sort        all of |x|, once
     topk        torch.topk of the largest k, which gives the others
     partition   numpy.partition at the three places
-    ours        `largest`: counting the bits' high half, then the low half of the few elements that are left
+    ours        `thresholds_for`: counting the bits' high half, then the low half of the few elements that are left
 
-What a round costs: thresholds of four capacities (1 too), and the payloads of one client of each. All on one thread, in
-a process that keeps its memory as the server's does. What is compared takes turns, and ratios are medians over turns: a
-machine that slows down slows all. Give it an idle core.
+What a round costs: thresholds of four capacities (1 too), and the payloads of one client of each, in CPU seconds; and
+how many bytes a client of each capacity is sent, and of these how many only say where its elements are. All on one
+thread, in a process that keeps its memory as the server's does. What is compared takes turns, and ratios are medians
+over turns: a machine that slows down slows all.
 """
 
 import argparse
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from bench_round import in_turns, ratios, seconds_of, show
+from bench_round import in_turns, ratios, show
 
 from rayfl.axes import Net
 from rayfl.executors.memory import keep_freed_memory
 from rayfl.methods.base import Client, Task
-from rayfl.methods.magnitude import largest
+from rayfl.methods.magnitude import thresholds_for
 from rayfl.methods.pruning_greedy import PruningGreedy
 from rayfl.models.resnet import ResNet18
+from rayfl.population import label
+from rayfl.tensors import nbytes
 from rayfl.training import Training
 
 SHARES = (1 / 4, 1 / 16, 1 / 64)
@@ -57,7 +61,7 @@ def by_partition(tensors: list[torch.Tensor]) -> list[float]:
 
 
 def ours(tensors: list[torch.Tensor]) -> list[float]:
-    return largest(tensors, SHARES)
+    return thresholds_for(tensors, SHARES)
 
 
 def _magnitudes(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -83,6 +87,13 @@ def roberta() -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) * 0.02 for shape in [(50265, 768), (514, 768), *layer * 12]]
 
 
+def seconds_of(work: Callable[[], None]) -> float:
+    """Of the CPU."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
 def thresholds(tensors: list[torch.Tensor], repeats: int) -> dict[str, Any]:
     assert len({tuple(way(tensors)) for way in WAYS.values()}) == 1
 
@@ -94,29 +105,34 @@ def thresholds(tensors: list[torch.Tensor], repeats: int) -> dict[str, Any]:
 
     turns = in_turns({name: partial(seconds_by, way) for name, way in WAYS.items()}, repeats)
     return {
-        "seconds": {name: statistics.median(t) for name, t in turns.items()},
+        "CPU seconds": {name: statistics.median(t) for name, t in turns.items()},
         "over ours": {name: statistics.median(ratios(t, turns["ours"])) for name, t in turns.items() if name != "ours"},
     }
 
 
-def round_of_a_server(repeats: int) -> dict[str, float]:
-    """Seconds of what a server does with a ResNet-18 before it can send anything."""
+def round_of_a_server(repeats: int) -> dict[str, Any]:
+    """Seconds of what a server does with a ResNet-18 before it can send anything, and what it sends, in MB."""
     model: Any = ResNet18(input=(3, 32, 32))
     nets = {capacity: Net() for capacity in (1.0, *SHARES)}
     method = PruningGreedy().bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
     params = method.init(0)["params"]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"payloads": {}}
 
     def select() -> None:
         found["state"] = {"params": params, "thresholds": method.thresholds(params)}
 
     def extract() -> None:
         for id, capacity in enumerate(nets):
-            method.extract(found["state"], method.select(found["state"], 0, Client(id, capacity), 0))
+            selection = method.select(found["state"], 0, Client(id, capacity), 0)
+            found["payloads"][capacity] = method.extract(found["state"], selection)
 
     turns = in_turns({"thresholds": lambda: seconds_of(select), "payloads": lambda: seconds_of(extract)}, repeats)
     seconds = {name: statistics.median(t) for name, t in turns.items()}
-    return seconds | {"both": statistics.median(map(sum, zip(*turns.values(), strict=True)))}
+    return {
+        "a round, CPU seconds": seconds | {"both": statistics.median(map(sum, zip(*turns.values(), strict=True)))},
+        "MB down": {label(c): nbytes(payload) / 1e6 for c, payload in found["payloads"].items()},
+        "of it places": {label(c): nbytes(found["payloads"][c]["places"]) / 1e6 for c in SHARES},
+    }
 
 
 def measure(repeats: int, large: bool) -> dict[str, Any]:
@@ -124,7 +140,7 @@ def measure(repeats: int, large: bool) -> dict[str, Any]:
     keep_freed_memory()
     model: Any = ResNet18(input=(3, 32, 32))
     weights = [p.detach() for p in model.build(Net()).parameters() if p.dim() > 1]
-    found: dict[str, Any] = {"a round, seconds": round_of_a_server(repeats)}
+    found = round_of_a_server(repeats)
     found |= {f"ResNet-18, {name}": value for name, value in thresholds(weights, repeats).items()}
     if large:
         found |= {f"RoBERTa, {name}": value for name, value in thresholds(roberta(), repeats).items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_same
+from helpers import assert_same, tiny
 
 from rayfl import checkpoints
 from rayfl.checkpoints import Carries, DamagedCheckpoint, NotWritten, checksum, complete, latest, read, write
@@ -135,6 +135,18 @@ def test_if_none_is_whole_the_run_does_not_start_anew_by_itself(tmp_path):
         latest(tmp_path, CONFIG, heard.append)
     assert str(error.value) == f"{tmp_path}: none of its 2 checkpoints is whole; start anew"
     assert len(heard) == 2
+
+
+def test_what_an_earlier_version_wrote_has_today_s_defaults(tmp_path):
+    """An option that is newer than the checkpoint; but not one that it has with another value."""
+    spec = tiny()
+    old = spec.result_config()
+    del old["training"]["floor"], old["method"]["weight"]
+    write(tmp_path, 1, old, state(1))
+    assert latest(tmp_path, spec.result_config(), pytest.fail, spec.today)[0] == 1
+    with pytest.raises(ConfigError, match="training.lr: 0.05 -> 0.5"):
+        latest(tmp_path, tiny(training={"lr": 0.5}).result_config(), pytest.fail, spec.today)
+    assert spec.today({"training": {"unknown": 1}}) == {"training": {"unknown": 1}}
 
 
 def test_another_configuration_is_refused_with_what_differs(tmp_path):

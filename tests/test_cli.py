@@ -254,6 +254,25 @@ def test_a_run_that_fails_says_why(rayfl, config, tmp_path, monkeypatch):
     assert record["status"] == "failed" and record["error"] in err
 
 
+def test_a_run_of_clients_own_networks_is_judged_by_them(rayfl, config, tmp_path, monkeypatch):
+    """Its progress, its tables and its plots; a report too."""
+    monkeypatch.setattr(cli, "_mlflow", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    code, out, _ = rayfl("run", config(method="standalone", evaluation={"every": 1}))
+    folder = tmp_path / "runs" / "exp"
+    local = json.loads((folder / "result.json").read_text())["local_accuracy_mean"]
+    assert code == 0 and f", local accuracy {local:.4f}, " in out and "best local %" in out
+    assert "submodels.png" not in [file.name for file in (folder / "plots").iterdir()]
+    curve, table = folder / "plots" / "learning_curves.csv", folder / "results.md"
+    for _ in range(2):
+        assert curve.read_text().splitlines()[-1] == f"2,{local}"
+        assert (
+            table.read_text().startswith(f"| method | seeds | local % | ")
+            and f" {100 * local:.2f} " in table.read_text()
+        )
+        curve.unlink(), table.unlink()
+        assert rayfl("report", folder)[0] == 0
+
+
 def test_the_defaults_need_no_network():
     assert Digits().load().x.shape == (1438, 1, 8, 8)
     assert costs.parameters(MODELS["digits_cnn"](), costs.Net()) == 53_194

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayfl.coding import decode, encode, entropy
+from rayfl.coding import decode, decode_places, encode, encode_places, entropy
 from rayfl.seeds import torch_generator
 
 
@@ -46,3 +46,47 @@ def test_what_is_no_code_is_refused(wrong):
     code = encode(torch.arange(1000) % 3 == 0)
     with pytest.raises(ValueError, match="no code of 1000 bits; decode with the n of encode"):
         decode(wrong(code), 1000)
+
+
+# places
+
+
+@pytest.mark.parametrize(
+    ("places", "size", "code"),
+    [
+        ([], 9, [1]),
+        ([], 0, [0]),
+        ([0], 9, [1, 0]),
+        ([0], 8, [0, 128]),
+        ([8], 9, [1, 8]),
+        ([0, 8], 9, [0, 128, 128]),
+        ([254, 255], 9_000, [1, 254, 0]),
+        ([255], 9_000, [1, 255, 0]),
+        ([256, 512], 9_000, [1, 255, 1, 255, 0]),
+        ([3, 8_999], 9_000, [1, 3, *[255] * 35, 70]),
+        (range(20), 20, [0, 255, 255, 240]),
+    ],
+)
+def test_places_by_hand(places, size, code):
+    """1 and a byte a place, with 255 for 255 zeros; or 0 and a bit an element."""
+    places = torch.tensor([*places], dtype=torch.int64)
+    assert encode_places(places, size).tolist() == code
+    assert torch.equal(decode_places(torch.tensor(code, dtype=torch.uint8), size), places)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 256, 257, 3_000, 70_001])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.12, 0.13, 0.5, 1.0])
+def test_places_come_back(size, share):
+    """In the shorter of the two codes."""
+    places = (torch.rand(size, generator=torch_generator(0, "places")) < share).nonzero().flatten()
+    code = encode_places(places, size)
+    assert torch.equal(decode_places(code, size), places) and code.dtype == torch.uint8
+    skipped = (places - torch.cat([torch.tensor([-1]), places])[:-1] - 1) // 255
+    assert len(code) == 1 + min(-(-size // 8), len(places) + int(skipped.sum()))
+
+
+@pytest.mark.parametrize("wrong", [[], [2, 1], [0, 1], [0, 1, 1, 1], [1, 255, 1], [1, 8, 2]])
+def test_what_is_no_code_of_places_is_refused(wrong):
+    message = f"code: given {len(wrong)} bytes that are no code of places among 11; decode with that size"
+    with pytest.raises(ValueError, match=message):
+        decode_places(torch.tensor(wrong, dtype=torch.uint8), 11)

@@ -48,6 +48,12 @@ def test_a_short_run_gets_a_line_each_round(pipe):
     assert len(text(pipe).splitlines()) == 3
 
 
+def test_a_run_shows_what_it_is_judged_by(pipe):
+    with RunProgress("spafl", 1, "local_accuracy_mean", console=pipe) as progress:
+        progress.update(1, {"seconds": 1.0, "accuracy_mean": 0.1, "local_accuracy_mean": 0.875})
+    assert text(pipe).startswith("spafl: round 1/1, local accuracy 0.8750, 1.00 s/round")
+
+
 def test_a_terminal_shows_the_run(terminal):
     with RunProgress("fedavg", 8, first=4, console=terminal) as progress:
         progress.update(6, {"seconds": 2.0, "train_loss": 0.25, "accuracy_mean": 0.75})

@@ -121,9 +121,10 @@ def test_a_masked_network_is_exported_without_the_filters_that_are_not_there(tmp
 
     before, after = 6 * 25 + 15 * 6 * 25 + 150 * 15 + 4 * 150, 4 * 25 + 8 * 4 * 25 + 76 * 8 + 4 * 76
     config, state = json.loads((to / "config.json").read_text()), load_file(to / "model.safetensors")
-    assert said == [f"{before:,} -> {after:,} parameters; 83 of 171 filters removed"]
+    nonzero = sum(int(t.count_nonzero()) for t in state.values())
+    assert said == [f"{before:,} -> {after:,} parameters, {nonzero:,} of them not 0; 83 of 171 filters removed"]
     assert config["parameters"] == after == sum(t.numel() for t in state.values())
-    assert config["nonzero"] == sum(int(t.count_nonzero()) for t in state.values()) < after
+    assert config["nonzero"] == nonzero < after
     assert (config["filters"], config["removed"], config["zeros"]) == (171, 83, 0)
     again = MODELS["lenet5_caffe"](**config["model"]).build(Net(**config["net"]))
     again.load_state_dict(state)
@@ -148,9 +149,43 @@ def test_a_network_that_makes_something_of_zeros_stays_whole():
     assert deployed is whole and same is net
     assert of_mask == {"nonzero": 430_500 - 250 * 800, "filters": 500, "removed": 0, "zeros": 250}
     assert said == [
-        "all filters stay: without those of zeros model lenet5_caffe answers otherwise",
-        "430,500 -> 430,500 parameters; 0 of 500 filters removed; 250 of zeros stay (why: rayfl/shrink.py)",
+        "all filters stay: without the pruned ones model lenet5_caffe answers otherwise",
+        "430,500 -> 430,500 parameters, 230,500 of them not 0; 0 of 500 filters removed",
     ]
+
+
+def test_filters_that_stay_are_said():
+    """Two of the first layer's go; one class does not."""
+    model, said = MODELS["lenet5_caffe"](), []
+    params = {name: p.detach().clone() for name, p in model.build(Net()).named_parameters()}
+    params["conv1.weight"][:2] = 0
+    params["head.weight"][0] = 0
+    pruned = Deployment("pruned", model, Net(), params, masked=("conv1.weight", "head.weight"))
+    _without_zeros(pruned, {}, _network(pruned, {}), said.append)
+    assert len(said) == 2 and said[0].endswith("; 2 of 30 filters removed")
+    assert said[1].startswith("1 pruned filters stay: ") and said[1].endswith("or a class needs them")
+
+
+@pytest.mark.parametrize(
+    ("method", "client", "start"),
+    [
+        ("standalone", None, "no --client: with method standalone every client has a network of its own"),
+        ("standalone", 1, "--client 1: has not taken part yet: with method standalone"),
+        ("standalone", 0, None),
+        ("fedavg", 1, None),
+    ],
+)
+def test_a_network_that_nobody_has_trained_is_said(tmp_path, method, client, start):
+    spec, said = tiny(method=method, rounds=1), []
+    simulation = simulate(spec, tmp_path / "run")
+    if method == "standalone":
+        simulation.carries.put(0, 0, simulation.method._initial(0.2))
+    Run.create(tmp_path / "run", method, spec.plain(), {"seed": 0})
+    simulation.save(tmp_path / "run" / "checkpoints")
+    export_submodel(tmp_path / "run", 0.2, tmp_path / "to", client, said.append)
+    assert [text.startswith(start) and text.endswith("this one nobody has trained") for text in said] == (
+        [True] if start else []
+    )
 
 
 def test_what_cannot_be_exported(finished, tmp_path):

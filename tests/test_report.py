@@ -5,6 +5,7 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from rich.console import Console
 
 from rayfl import report
@@ -17,6 +18,7 @@ from rayfl.report import (
     best_trials,
     by_label,
     capacities,
+    judged_by,
     offers,
     pareto,
     results_csv,
@@ -68,6 +70,15 @@ def test_labels_are_ranked_and_seeds_in_order():
     groups = by_label([*ROWS, record("spafl", status="failed")])
     assert list(groups) == ["heterofl", "fedavg", "spafl"]
     assert [row["seed"] for row in groups["fedavg"]] == [0, 1]
+
+
+def test_what_judges():
+    """A sweep says it; else the method, where clients are evaluated."""
+    alone = {"method.name": "standalone", "evaluation.clients": True}
+    assert judged_by({"search.metric": "local_accuracy_worst"}) == judged_by(alone) == "local_accuracy_mean"
+    others = [{}, {"method.name": "fedavg"}, alone | {"evaluation.clients": False}]
+    others += [alone | {"search.metric": "validation_accuracy_mean"}]
+    assert {judged_by(params) for params in others} == {"accuracy_mean"}
 
 
 def test_capacities_are_read_from_the_rows_largest_first():
@@ -210,6 +221,35 @@ def test_a_report_of_run_folders(tmp_path):
     ]
 
 
+def test_the_server_s_network_is_not_drawn_where_clients_have_their_own(tmp_path, monkeypatch):
+    """Beside others only theirs, in the colours of the other plots; of such a run nothing by capacity."""
+    drawn = {}
+    plot = Axes.plot
+
+    def remembered(self, *args, label="", **options):
+        drawn.setdefault(label, set()).add(options.get("color"))
+        return plot(self, *args, label=label, **options)
+
+    monkeypatch.setattr(Axes, "plot", remembered)
+    for label, method in (("alone", "standalone"), ("b", "fedavg"), ("c", "heterofl")):
+        config = {"method": {"name": method}, "clients": {"count": 4, "cohort": 4, "capacities": [1, 0.5]}}
+        run = Run.create(tmp_path / label, label, config, {"seed": 0}, costs={"macs_1": 9, "macs_0.5": 3})
+        run.costs |= {"parameters_1": 9, "parameters_0.5": 3}
+        run.append([personal(1, 0.75, **{"accuracy_1": 0.5, "accuracy_0.5": 0.25, "accuracy_worst": 0.25})])
+        run.finish("finished", summary(run.rounds(), label, 0))
+    out = tmp_path / "out"
+    write_report(out, records(tmp_path), "local_accuracy_mean")
+    write_pareto(out, records(tmp_path))
+    read = {f: (out / f"{f}.csv").read_text() for f in ("plots/accuracy_by_capacity", "plots/curves_by_capacity")}
+    assert read["plots/curves_by_capacity"].startswith("capacity,round,b,c\n")
+    assert all("alone" not in text for text in [*read.values(), (out / "pareto.csv").read_text()])
+    assert "alone" in (out / "plots" / "learning_curves.csv").read_text()
+    assert drawn["b"] == {report.COLORS[1]}
+    one = tmp_path / "one"
+    write_report(one, records(tmp_path / "alone"), "local_accuracy_mean")
+    assert [file.name for file in sorted((one / "plots").iterdir())] == ["learning_curves.csv", "learning_curves.png"]
+
+
 SENT = {"fedavg": 250_000_000, "heterofl": 15_625_000}
 """Bytes a round: 2 and 1/8 Gbit."""
 
@@ -334,7 +374,7 @@ def test_amounts_are_spafl_s():
 def test_best_rounds_and_amounts_by_hand():
     rows = [run_of("fedavg", [personal(1, 0.75)]), run_of("spafl", LINES)]
     assert best_table(rows, "local_accuracy_mean").markdown() == (
-        "| method | seeds | best local % | best % | density % | Gbit | MACs a client |\n"
+        "| method | seeds | best local % | best % | local density % | Gbit | MACs a client |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| spafl | 1 | 87.50 | 12.50 | 50.00 | 0.0001114 | 4.5 G |\n"
         "| fedavg | 1 | 75.00 | 12.50 | – | 3.712e-05 | 1.5 G |\n"
@@ -405,13 +445,13 @@ def test_capacities_on_an_axis_are_apart():
 def test_plots_are_pngs(tmp_path):
     counts = np.arange(12).reshape(4, 3)
     report.label_distribution(tmp_path / "labels.png", counts)
-    report.accuracy_histogram(tmp_path / "clients.png", {"a": [0.1, 1.0], "b": [0.52, 0.5]})
+    report.accuracy_histogram(tmp_path / "clients.png", {"a": [[0.1, 1.0]], "b": [[0.52, 0.5], [0.52, 0.9]]})
     report.learning_curves(tmp_path / "curves.png", {"a": [[{"round": 1}]]})
     for file in ("labels.png", "clients.png", "curves.png"):
         assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
     header, *rows = csv.reader((tmp_path / "clients.csv").read_text().splitlines())
-    assert [{edge for edge, n in zip(header, row, strict=True) if n in "12"} for row in rows] == [
-        {"0.10", "0.95"},
-        {"0.50"},
+    assert [{edge: n for edge, n in zip(header, row, strict=True) if n != "0"} for row in rows] == [
+        {"method": "a", "0.10": "1", "0.95": "1"},
+        {"method": "b", "0.50": "1.5", "0.90": "0.5"},
     ]
     assert (tmp_path / "curves.csv").read_text() == "round,a\n"

@@ -251,11 +251,13 @@ def test_models_without_static_norms_need_no_statistics(tmp_path, monkeypatch):
 
 
 def test_densities_of_masked_networks_by_hand(tmp_path, monkeypatch):
-    """Of 10 rows of 9 weights in conv1, at 64 pixels, and 39 of 80 in hidden: all, 6 and 26, or 3 and 13 by capacity,
-    and 10 - k and 39 - 3k for a client k who has trained."""
+    """Of 10 rows of 9 weights in conv1, at 64 pixels, and 39 of 80 in hidden: all, 6 and 26, or 3 and 13 by capacity;
+    of clients' own networks 10 - k and 39 - 3k for a client k who has trained."""
     monkeypatch.setitem(METHODS, "pruned", Pruned)
-    simulation = simulate(tiny(method="pruned", rounds=1), tmp_path)
-    [line] = run(simulation)
+    simulation = simulate(tiny(method="pruned", rounds=1), tmp_path / "own")
+    [own] = run(simulation)
+    monkeypatch.setattr(Pruned, "is_personal", False)
+    [line] = run(simulate(tiny(method="pruned", rounds=1), tmp_path / "shared"))
     whole = (90 + 10) + (20 * 90 + 20) + 2 * (10 + 20) + (39 * 80 + 39) + (4 * 39 + 4)
     assert whole == costs.parameters(simulation.method.task.model, Net(0.3))
     macs = 90 * 64 + 20 * 90 * 16 + 39 * 80 + 4 * 39
@@ -270,17 +272,19 @@ def test_densities_of_masked_networks_by_hand(tmp_path, monkeypatch):
         (10 - k, 39 - 3 * k) if k in trained else left[f"{simulation.population.capacity(k, 0, 0):g}"] for k in range(6)
     ]
     shares = np.array(kept) / [10, 39]
-    assert line["local_density"] == pytest.approx(shares.mean())
-    assert [line["local_density_conv1"], line["local_density_hidden"]] == pytest.approx(list(shares.mean(0)))
-    assert {name for name in line if "density" in name or name.startswith("macs")} == {
-        *(f"{share}_{name}" for share in ("density", "macs_share") for name in NAMES),
-        *("local_density", "local_density_conv1", "local_density_hidden"),
-    }
+    assert own["local_density"] == pytest.approx(shares.mean())
+    assert [own["local_density_conv1"], own["local_density_hidden"]] == pytest.approx(list(shares.mean(0)))
+    assert densities(own) == {"local_density", "local_density_conv1", "local_density_hidden"}
+    assert densities(line) == {f"{share}_{name}" for share in ("density", "macs_share") for name in NAMES}
+
+
+def densities(line):
+    return {name for name in line if "density" in name or name.startswith("macs")}
 
 
 def test_dense_networks_have_no_densities(tmp_path):
     [line] = run(simulate(tiny(method="standalone", rounds=1), tmp_path))
-    assert not [name for name in line if "density" in name or name.startswith("macs")]
+    assert not densities(line)
 
 
 # what nobody may see

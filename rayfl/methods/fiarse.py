@@ -32,10 +32,12 @@ Departures:
    it does not move; `mask_update: false` leaves it to the optimiser, which may bring it back.
 4. The code divides by the number of clients whose update of an element is not 0: `count: nonzero`. In norms too.
 5. The tables' "layerwise" is one threshold a stage in the code: `threshold: shard`. `layer` is what the name says.
-6. The code sends all of x; here a client is sent, trains and answers the elements that it holds, and the bits that say
-   which.
+6. The code sends all of x; here a client is sent, trains and answers the elements that it holds. It is also sent where
+   they are, tensor by tensor in the shorter of two codes: a bit an element, or a byte a held one (`rayfl.coding`).
 7. The code evaluates norms with statistics of the test batch: `evaluation.statistics: batch`.
 8. With `clients.metric: width`, g_k is the share of parameters that the dense network of this width has.
+9. Convolutions and linear layers can be masked, the head too, and embeddings never; for text the code masks word and
+   position embeddings and the encoder's linear layers, and not the head.
 """
 
 from typing import Literal
@@ -43,8 +45,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from rayfl.methods.base import Payload, Update
-from rayfl.methods.magnitude import MagnitudeMethod, Part
+from rayfl.methods.base import Payload, State, Update
+from rayfl.methods.magnitude import AtLeast, MagnitudeMethod, Part
+from rayfl.submodel import Mask, Selection
 from rayfl.tensors import Params
 from rayfl.training import ClientData
 
@@ -58,12 +61,19 @@ class FIARSE(MagnitudeMethod):
     count: Literal["holders", "nonzero"] = "holders"
     """Whose values an element's mean is over: the clients that hold it, or of these the ones that changed it."""
 
-    def train_part(self, part: Part, thresholds: Params, data: ClientData, round: int, seed: int) -> dict[str, float]:
-        above = Above(part, {name: float(theta) for name, theta in thresholds.items()})
+    def extract(self, state: State, selection: Selection) -> Payload:
+        payload = super().extract(state, selection)
+        assert isinstance(selection, Mask)
+        if isinstance(masks := selection.masks, AtLeast):
+            payload["thresholds"] = dict(masks.thresholds)
+        return payload
+
+    def train_part(self, part: Part, payload: Payload, data: ClientData, round: int, seed: int) -> dict[str, float]:
+        above = Above(part, {name: float(theta) for name, theta in payload["thresholds"].items()})
 
         def adjust(net: nn.Module) -> None:
             if self.biased_term:
-                above.bias()
+                above.scale_gradients()
             if self.mask_update:
                 above.remember()
 
@@ -97,7 +107,7 @@ class Above(nn.Module):
         self.kept = {name: w.detach().abs() >= self.thresholds[name] for name, w in values.items()}
         return self.part.run_with({name: torch.where(self.kept[name], w, 0.0) for name, w in values.items()}, x)
 
-    def bias(self) -> None:
+    def scale_gradients(self) -> None:
         """Multiplies the gradients, which are 0 below the threshold, by the bracket of Eq. 3."""
         for name, theta in self.thresholds.items():
             w = self.part.values[name]
@@ -117,5 +127,9 @@ class Above(nn.Module):
 
 def bracket(w: torch.Tensor, theta: float) -> torch.Tensor:
     """1 + 2 theta |w| / (|w| + theta)^2, of w of any shape; 1 for theta = 0."""
-    size = w.abs()
-    return (size + theta).square_().reciprocal_().mul_(size).mul_(2 * theta).add_(1) if theta else torch.ones_like(w)
+    if not theta:
+        return torch.ones_like(w)
+    # 1 + 2 r (1 - r) of a ratio: squares of what is below 1e-19 are 0
+    r = w.abs()
+    r.div_(r + theta)
+    return (1 - r).mul_(r).mul_(2).add_(1)

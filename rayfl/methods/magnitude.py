@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.axes import Net, on_meta
+from rayfl.coding import decode_places, encode_places
 from rayfl.config import ConfigError
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
 from rayfl.methods.local import LocalMethod
@@ -28,7 +29,8 @@ from rayfl.training import ClientData, weighted
 
 class MagnitudeMethod(LocalMethod):
     """A client holds the elements of convolutions' and linear layers' weights and biases that reach a threshold, and
-    all other parameters (norms, positions) whole. The mean is over holders. A subclass says how a client trains.
+    all other parameters (norms, positions) whole. Elements that equal it are in, so that many equal ones may be more
+    than a capacity's share (`thresholds_for`). The mean is over holders. A subclass says how a client trains.
 
     State: `params`, and of every capacity that does not hold all of them `thresholds`: parameter name -> [].
     """
@@ -46,9 +48,19 @@ class MagnitudeMethod(LocalMethod):
         return self
 
     def bind(self, task: Task) -> Self:
-        """Every capacity's network is the server's, in part. ConfigError if the shards do not fit the model."""
+        """Every capacity's network is the server's, in part. ConfigError if the shards do not fit the model, or if a
+        capacity does not buy one element."""
         bound = super().bind(replace(task, nets=dict.fromkeys(task.nets, task.server)))
-        groups(task.model, task.server, self.threshold, self.shards)
+        names = itertools.chain(*groups(task.model, task.server, self.threshold, self.shards))
+        units = bound.units or dict.fromkeys(names, 1)
+        shapes = task.layout(task.server).shapes
+        least = max(units.values()) / sum(unit * math.prod(shapes[name]) for name, unit in units.items())
+        for capacity in task.nets:
+            if bound.budget(capacity) < least:
+                raise ConfigError(
+                    f"clients.capacities: given {capacity:g} by {task.metric}; allowed with method {self.name}: "
+                    f"what buys an element of model {task.model.name}, {least:.3g} of it"
+                )
         return bound
 
     def init(self, seed: int) -> State:
@@ -57,16 +69,20 @@ class MagnitudeMethod(LocalMethod):
 
     def thresholds(self, params: Params) -> dict[str, Params]:
         """Label of a capacity -> name of a masked parameter -> its threshold []."""
-        model, net, metric = self.task.model, self.task.server, self.task.metric
+        model, net, units = self.task.model, self.task.server, self.units
         shares = {label(c): share for c in self.task.nets if (share := self.budget(c)) < 1}
-        units = unit_costs(model, net) if metric == "flops" else None
         found: dict[str, Params] = {name: {} for name in shares}
         for names in groups(model, net, self.threshold, self.shards):
             tensors = [params[name] for name in names]
             of_names = [units[name] for name in names] if units else None
-            for capacity, theta in zip(shares, largest(tensors, [*shares.values()], of_names), strict=True):
+            for capacity, theta in zip(shares, thresholds_for(tensors, [*shares.values()], of_names), strict=True):
                 found[capacity] |= {name: torch.tensor(theta) for name in names}
         return found
+
+    @property
+    def units(self) -> dict[str, int] | None:
+        """What an element of each maskable tensor costs, where that is not 1."""
+        return unit_costs(self.task.model, self.task.server) if self.task.metric == "flops" else None
 
     def budget(self, capacity: float) -> float:
         """The share of every group that a capacity buys: of its multiply-adds if they are the task's metric, else of
@@ -78,10 +94,10 @@ class MagnitudeMethod(LocalMethod):
         return capacity * (cost(model, costs.WHOLE) / cost(model, server))
 
     def window(self, state: State, round: int, capacity: float) -> Mask:
-        """What a device of this capacity holds."""
-        thresholds = state.get("thresholds", {}).get(label(capacity))
-        if thresholds is None:
+        """What a device of this capacity holds. A KeyError if it does not hold everything and the task lacks it."""
+        if self.budget(capacity) >= 1:
             return Mask(self.task.server, "whole", {})
+        thresholds = state["thresholds"][label(capacity)]
         return Mask(self.task.server, (round, capacity), AtLeast(state["params"], thresholds))
 
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
@@ -90,9 +106,8 @@ class MagnitudeMethod(LocalMethod):
     def extract(self, state: State, selection: Selection) -> Payload:
         assert isinstance(selection, Mask)
         payload: Payload = {"params": selection.take(state["params"])}
-        if isinstance(masks := selection.masks, AtLeast):
-            payload["masks"] = {name: _bits(mask) for name, mask in masks.items()}
-            payload["thresholds"] = dict(masks.thresholds)
+        if masks := selection.masks:
+            payload["places"] = {n: encode_places(selection.places(n), mask.numel()) for n, mask in masks.items()}
         return payload
 
     def local_update(
@@ -104,13 +119,13 @@ class MagnitudeMethod(LocalMethod):
         round: int,
         seed: int,
     ) -> Update:
-        if "masks" not in payload:
+        if "places" not in payload:
             net = self.network(payload["params"], selection.net, data)
             return self.answer(params_of(net), payload, self.train(net, data, round, seed), data)
         shapes = self.task.layout(selection.net).shapes
         net = resident(self.task.model, selection.net, data.device).train()
-        part = Part(net, payload["params"], payload["masks"], shapes)
-        metrics = self.train_part(part, payload["thresholds"], data, round, seed)
+        part = Part(net, payload["params"], payload["places"], shapes)
+        metrics = self.train_part(part, payload, data, round, seed)
         macs = 0
         for path, n in costs.layer_macs(self.task.model, selection.net).items():
             weight = f"{path}.weight"
@@ -119,7 +134,7 @@ class MagnitudeMethod(LocalMethod):
         return self.answer(part.params, payload, metrics, data)
 
     @abstractmethod
-    def train_part(self, part: "Part", thresholds: Params, data: ClientData, round: int, seed: int) -> dict[str, float]:
+    def train_part(self, part: "Part", payload: Payload, data: ClientData, round: int, seed: int) -> dict[str, float]:
         """Trains what a client holds, in place; the metrics of `fit`."""
 
     def answer(self, params: Params, payload: Payload, metrics: dict[str, float], data: ClientData) -> Update:
@@ -146,7 +161,7 @@ class MagnitudeMethod(LocalMethod):
 
 class AtLeast(Mapping[str, torch.Tensor]):
     """Name -> |x| >= threshold, bool in the shape of x, found when it is asked for. It travels as nothing: clients are
-    sent the bits."""
+    sent the places."""
 
     def __init__(self, params: Params, thresholds: Params):
         self.params, self.thresholds = params, thresholds
@@ -172,12 +187,12 @@ class Part(nn.Module):
     """A network of which a client holds only some elements: [B, ...] -> logits. Its parameters are what is held, a
     vector [k] of a masked tensor; everything else is 0 and stays 0."""
 
-    def __init__(self, net: nn.Module, held: Params, masks: Params, shapes: Mapping[str, tuple[int, ...]]):
-        """`net` runs it: its own parameters mean nothing. `masks`: the bits of every masked tensor."""
+    def __init__(self, net: nn.Module, held: Params, places: Params, shapes: Mapping[str, tuple[int, ...]]):
+        """`net` runs it: its own parameters mean nothing. `places`: the code of every masked tensor's."""
         super().__init__()
         device = next(net.parameters()).device
         self.shapes = shapes
-        self.places = {name: _places(bits, shapes[name]).to(device) for name, bits in masks.items()}
+        self.places = {n: decode_places(code, math.prod(shapes[n])).to(device) for n, code in places.items()}
         self.values = {name: nn.Parameter(t.to(device, copy=True)) for name, t in held.items()}
         self.trained = nn.ParameterList(self.values.values())
         # no submodule, whose parameters would be trained
@@ -200,16 +215,6 @@ class Part(nn.Module):
     def params(self) -> Params:
         """What is held, detached; it shares the parameters' memory."""
         return {name: t.detach() for name, t in self.values.items()}
-
-
-def _bits(mask: torch.Tensor) -> torch.Tensor:
-    """A bool tensor as uint8, eight elements each."""
-    return torch.from_numpy(np.packbits(mask.reshape(-1).numpy()))
-
-
-def _places(bits: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Where the bits of a tensor of this shape are set: positions [k] of the flattened tensor."""
-    return torch.from_numpy(np.flatnonzero(np.unpackbits(bits.numpy(), count=math.prod(shape)).view(bool)))
 
 
 # which elements are maskable, and what they cost
@@ -290,14 +295,18 @@ def _is_below(path: str, prefixes: Collection[str]) -> bool:
 # thresholds
 
 
-def largest(
+def thresholds_for(
     tensors: Sequence[torch.Tensor], shares: Sequence[float], units: Sequence[int] | None = None
 ) -> list[float]:
     """For every share the threshold theta >= 0 of its largest elements, |x| >= theta, over all float32 `tensors`.
 
-    Without `units`: the k-th largest |x|, k = max(1, floor(share d)) of d elements; equal ones are all in.
+    Without `units`: the k-th largest |x|, k = max(1, floor(share d)) of d elements; equal ones are all in. So where
+    more than 1 - share of them are exactly 0, theta is 0 and everything is in: it is held, sent and trained, though a
+    deployment's densities count what is not 0.
     With `units`, what an element of each tensor costs: of all sets |x| >= theta the largest that costs at most
-    share times everything, but at least the largest element.
+    share times everything, but at least the largest element, and whatever equals it.
+
+    A group of zeros is all in, for every share.
     """
     if units is None:
         total = sum(t.numel() for t in tensors)

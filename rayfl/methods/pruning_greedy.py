@@ -15,28 +15,29 @@ Symbols: x the global parameters, g_k a client's capacity, d the number of maska
 The minimum coverage index, the number of clients that hold the element which fewest do, is the metric `coverage_min`.
 
     >>> import torch
-    >>> from rayfl.methods.magnitude import largest
-    >>> largest([torch.tensor([1.0, -4.0]), torch.tensor([3.0, -2.0])], shares=[1 / 4, 1 / 2])
+    >>> from rayfl.methods.magnitude import thresholds_for
+    >>> thresholds_for([torch.tensor([1.0, -4.0]), torch.tensor([3.0, -2.0])], shares=[1 / 4, 1 / 2])
     [4.0, 3.0]
 
 Departures:
 1. The authors' proof of concept prunes one layer of an MLP by quartiles of rank; here the rule is over the whole model,
    as in FIARSE's comparison, or by layer or shard.
 2. Its clients step with unmasked gradients, and what nobody holds becomes 0; the paper's text is followed.
-3. A client is sent, trains and answers the elements that it holds, and the bits that say which.
+3. A client is sent, trains and answers the elements that it holds. It is also sent where they are, tensor by tensor in
+   the shorter of two codes: a bit an element, or a byte a held one (`rayfl.coding`).
 4. With `clients.metric: flops` theta_k is of the largest elements that cost g_k of the maskable layers' multiply-adds;
    with `width`, g_k is the share of parameters that the dense network of this width has.
 """
 
 from typing import Literal
 
+from rayfl.methods.base import Payload
 from rayfl.methods.magnitude import MagnitudeMethod, Part
-from rayfl.tensors import Params
 from rayfl.training import ClientData
 
 
 class PruningGreedy(MagnitudeMethod):
     name: Literal["pruning_greedy"] = "pruning_greedy"
 
-    def train_part(self, part: Part, thresholds: Params, data: ClientData, round: int, seed: int) -> dict[str, float]:
+    def train_part(self, part: Part, payload: Payload, data: ClientData, round: int, seed: int) -> dict[str, float]:
         return self.train(part, data, round, seed)

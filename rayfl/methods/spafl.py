@@ -71,7 +71,7 @@ from rayfl.training import ClientData, weighted
 def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
     low, high = bounds
     if low >= high:
-        raise ValueError(f"given {low:g} to {high:g}; allowed: the lower bound first")
+        raise ValueError("the lower bound first")
     return bounds
 
 

@@ -54,17 +54,26 @@ class Progress(ABC):
 
 
 class RunProgress(Progress):
-    """One run: a bar over its rounds. `first` is the round that a resumed run goes on from."""
+    """One run: a bar over its rounds. `metric` is the accuracy that it is judged by, `first` the round that a resumed
+    run goes on from."""
 
-    def __init__(self, label: str, rounds: int, first: int = 0, console: Console | None = None):
+    def __init__(
+        self,
+        label: str,
+        rounds: int,
+        metric: str = "accuracy_mean",
+        first: int = 0,
+        console: Console | None = None,
+    ):
         super().__init__(console)
-        self.label, self.rounds, self.first, self.round = label, rounds, first, first
+        self.label, self.rounds, self.metric = label, rounds, metric
+        self.first, self.round = first, first
         self.shown: dict[str, float] = {}
 
     def update(self, round: int, metrics: Mapping[str, Any]) -> None:
         """After a round, with its line; an accuracy stays in view until the next evaluation."""
         before, self.round = self.round, round
-        for key in ("train_loss", "accuracy_mean", "seconds"):
+        for key in ("train_loss", self.metric, "seconds"):
             if key in metrics:
                 self.shown[key] = metrics[key]
         tenth = max(1, self.rounds // 10)
@@ -78,8 +87,9 @@ class RunProgress(Progress):
         parts = [f"round {self.round}/{self.rounds}"]
         if "train_loss" in self.shown:
             parts.append(f"loss {self.shown['train_loss']:.4f}")
-        if "accuracy_mean" in self.shown:
-            parts.append(f"accuracy {self.shown['accuracy_mean']:.4f}")
+        if self.metric in self.shown:
+            name = self.metric.removesuffix("_mean").replace("_", " ")
+            parts.append(f"{name} {self.shown[self.metric]:.4f}")
         if "seconds" in self.shown:
             parts.append(f"{self.shown['seconds']:.2f} s/round")
         made, all = self.round - self.first, self.rounds - self.first

@@ -2,11 +2,16 @@
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, one_round, updated
+from helpers import assert_same, bound, client_data, images, one_round, updated
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
-from rayfl.methods import METHODS, Client, fiarse
+from rayfl.axes import Net
+from rayfl.methods import METHODS, Client, Task, fiarse
 from rayfl.methods.fiarse import bracket
+from rayfl.models import MODELS
 from rayfl.seeds import torch_generator
+from rayfl.training import Training
 
 FIARSE = METHODS["fiarse"]
 
@@ -16,8 +21,9 @@ def gradient(w, theta, slope):
     return slope * (w.abs() >= theta) * bracket(w, theta)
 
 
-@pytest.mark.parametrize("theta", [1.0, 0.25, 1e-6])
+@pytest.mark.parametrize("theta", [1e30, 1.0, 0.25, 1e-6, 1e-20, 1e-30, 1e-38])
 def test_the_factors(theta):
+    theta = float(torch.tensor(theta))
     w = theta * torch.tensor([1.0, -2.0, 4.0, 0.999, -0.0, 1e6])
     expected = torch.tensor([1.5, 13 / 9, 1.32, 0, 0, 1])
     torch.testing.assert_close(gradient(w, theta, 1.0), expected, rtol=1e-5, atol=0)
@@ -38,6 +44,38 @@ def test_the_factor_is_the_product_rules():
     torch.testing.assert_close(w.grad, gradient(w.detach(), theta, slope))
 
 
+@pytest.mark.parametrize("threshold", ["model", "layer"])
+def test_the_gradient_of_a_convolutional_network(threshold):
+    """Is autograd's of w (M + p - p.detach()) through all layers, norms and shortcuts; some of what was sent has fallen
+    below the threshold."""
+    model = MODELS["resnet18"](input=(1, 8, 8), classes=4, channels=4)
+    method = FIARSE(threshold=threshold).bind(Task(model, Training(), dict.fromkeys((1.0, 0.3), Net()), 1.0, 10))
+    state = method.init(0)
+    state["thresholds"] = {"0.3": {n: t.double() for n, t in state["thresholds"]["0.3"].items()}}
+    state["params"] = {n: t.double() for n, t in state["params"].items()}
+    mask = method.window(state, 0, 0.3)
+    payload = method.extract(state, mask)
+    theta = {n: float(t) for n, t in payload["thresholds"].items()}
+    moved = {n: t * (1 - 0.2 * (torch.arange(t.numel()) % 3 == 0)).view(t.shape) for n, t in payload["params"].items()}
+    net, x, y = model.build(Net()).double(), images(0, 1, 2, 3).pixels / 255.0, torch.tensor([0, 1, 2, 3])
+
+    part = fiarse.Part(net, moved, payload["places"], method.task.layout(Net()).shapes)
+    above = fiarse.Above(part, theta)
+    cross_entropy(above(x.double()), y).backward()
+    above.scale_gradients()
+
+    w = {n: t.clone().requires_grad_() for n, t in mask.spread(moved).items()}
+    u = dict(w)
+    for n, limit in theta.items():
+        kept = (w[n].abs() >= limit).double()
+        p = kept * (w[n].abs() - limit) / (w[n].abs() + limit)
+        u[n] = w[n] * (kept + p - p.detach())
+    cross_entropy(functional_call(net, u, (x.double(),)), y).backward()
+    assert sum(int((part.values[n].abs() < limit).sum()) for n, limit in theta.items()) > 500
+    for n, t in mask.take({n: t.grad for n, t in w.items()}).items():
+        torch.testing.assert_close(part.values[n].grad, t)
+
+
 def by_hand(method, state, capacity, data, steps):
     """Plain SGD with w M(w) in the forward pass and Eq. 3 in the backward pass, on dense tensors."""
     mask = method.select(state, 0, Client(0, capacity), 0)
@@ -47,7 +85,7 @@ def by_hand(method, state, capacity, data, steps):
     for x, y in data.batches(training.model_copy(update={"epochs": steps}), torch_generator(0, "any")):
         net.load_state_dict({name: t * (t.abs() >= theta[name]) for name, t in w.items()})
         net.zero_grad()
-        torch.nn.functional.cross_entropy(net(x), y).backward()
+        cross_entropy(net(x), y).backward()
         slopes = {name: p.grad for name, p in net.named_parameters()}
         w = {name: t - training.lr * gradient(t, theta[name], slopes[name]) for name, t in w.items()}
     return mask, w
