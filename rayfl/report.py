@@ -407,7 +407,7 @@ def write_pareto(folder: str | Path, records: Sequence[Record], metric: str = "a
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     (folder / "pareto.csv").write_text(pareto_csv(found, kind))
     (folder / "pareto.md").write_text(pareto_table(pareto(found), kind).markdown())
-    pareto_front(folder / "plots" / "pareto.png", found, kind)
+    pareto_front(folder / "plots" / "pareto.png", found, kind, styles_of({record["label"] for record in records}))
 
 
 def learning_curves(
@@ -533,21 +533,22 @@ def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
     return chosen
 
 
-def pareto_front(path: str | Path, found: Sequence[Offer], kind: str = "accuracy") -> None:
+def pareto_front(path: str | Path, found: Sequence[Offer], kind: str, styles: Mapping[str, Mapping[str, Any]]) -> None:
     """Accuracy over multiply-adds (log) of every offer; those that no other one dominates are joined, and say their
-    capacity."""
+    capacity. `styles` of their labels and perhaps others."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     figure, axes = new_figure()
     front = pareto(found)
     axes.plot([o.macs for o in front], [o.accuracy for o in front], color="#888888", linewidth=1.2, zorder=1)
-    styles = styles_of(sorted({offer.label for offer in found}))
-    for label, style in styles.items():
+    labels = sorted({offer.label for offer in found})
+    for label in labels:
+        style = styles[label]
         for some, alpha, size in ((found, 0.35, 22), (front, 1.0, 44)):
             own = [offer for offer in some if offer.label == label]
             look = {"color": style["color"], "marker": style["marker"], "linewidths": 0, "alpha": alpha}
             axes.scatter([o.macs for o in own], [o.accuracy for o in own], s=size, **look)
-        if len(styles) > 1:
+        if len(labels) > 1:
             axes.plot([], [], label=label, color=style["color"], marker=style["marker"], linestyle="")
     for offer in front:
         place = {"xytext": (-4, 5), "textcoords": "offset points", "ha": "right"}
@@ -595,7 +596,7 @@ def accuracy_histogram(path: str | Path, accuracies: Mapping[str, Sequence[Seque
     figure, panels = _panels(titles, "accuracy of a client on its own test data", what)
     for axes, (label, style) in zip(panels, styles_of(accuracies).items(), strict=True):
         counts = np.mean([np.histogram(values, edges)[0] for values in accuracies[label]], axis=0)
-        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
         axes.stairs(counts, edges, color=style["color"], fill=True, alpha=0.3)
         axes.stairs(counts, edges, color=style["color"])
         axes.axvline(means[label], color=style["color"], linestyle="--", linewidth=1)
@@ -629,7 +630,7 @@ def _draw(axes: "Axes", runs: Sequence[Sequence[Line]], metric: str, style: Mapp
     """`metric` over rounds: mean and standard deviation over the runs' lines."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
     rounds, values = _common(runs, metric)
     if not rounds:
         return

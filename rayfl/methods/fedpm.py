@@ -50,12 +50,12 @@ from torch import nn
 from torch.func import functional_call
 
 from rayfl import costs
-from rayfl.axes import Net, on_meta
+from rayfl.axes import Net
 from rayfl.coding import encode
 from rayfl.config import ConfigError
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
 from rayfl.methods.local import LocalMethod
-from rayfl.models.base import Model, params_of, resident
+from rayfl.models.base import Model, layers_of, params_of, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Mask, Selection
 from rayfl.tensors import Params
@@ -199,12 +199,10 @@ def _frozen(model: Model, net: Net, constant: Constant, seed: int, device: torch
     with torch_scope(stream(seed, "init")):
         rest = params_of(model.build(net))
     weights, shapes = [], {}
-    for path, layer in on_meta(model.build, net).named_modules():
-        if not isinstance(layer, nn.Conv2d | nn.Linear):
-            continue
-        fan_in = layer.weight[0].numel()
+    for path, names in layers_of(model, net).items():
+        fan_in = rest[f"{path}.weight"][0].numel()
         c = math.sqrt(2 / fan_in) if constant == "kaiming" else math.e / math.sqrt(fan_in)
-        for name, _ in layer.named_parameters(path, recurse=False):
+        for name in names:
             shapes[name] = rest.pop(name).shape
             heads = torch.randint(2, (shapes[name].numel(),), generator=torch_generator(seed, "frozen", name))
             weights.append(c * (2.0 * heads - 1))

@@ -37,10 +37,10 @@ from typing import Literal
 
 import torch
 
-from rayfl import costs
 from rayfl.axes import Layout
 from rayfl.methods.base import Client, State, Update
 from rayfl.methods.width import WidthMethod
+from rayfl.models.base import layers_of
 from rayfl.submodel import Picks, Positions, Selection, Slice, Window
 from rayfl.tensors import Params
 
@@ -66,7 +66,7 @@ class FIARSENeurons(WidthMethod):
     def _ranked(self, params: Params) -> State:
         """The state of these parameters: how important each position is, is found once a round."""
         model, server = self.task.model, self.task.server
-        weights = [f"{path}.weight" for path in costs.layer_macs(model, server)]
+        weights = [f"{path}.weight" for path in layers_of(model, server)]
         return {"params": params, "importance": importance(self.task.layout(server), params, weights)}
 
 

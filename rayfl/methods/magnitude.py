@@ -15,12 +15,12 @@ from torch import nn
 from torch.func import functional_call
 
 from rayfl import costs
-from rayfl.axes import Net, on_meta
+from rayfl.axes import Net
 from rayfl.coding import decode_places, encode_places
 from rayfl.config import ConfigError
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
 from rayfl.methods.local import LocalMethod
-from rayfl.models.base import Model, layout, params_of, resident
+from rayfl.models.base import Model, layers_of, layout, params_of, resident
 from rayfl.population import label
 from rayfl.submodel import Mask, NestedMean, Selection
 from rayfl.tensors import Params
@@ -220,19 +220,12 @@ class Part(nn.Module):
 # which elements are maskable, and what they cost
 
 
-@functools.lru_cache(maxsize=256)
-def maskable(model: Model, net: Net) -> Mapping[str, tuple[str, ...]]:
-    """The names of the weight and bias of every convolution and linear layer by its path, in the network's order."""
-    layers = {p: m for p, m in on_meta(model.build, net).named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
-    return {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
-
-
 def unit_costs(model: Model, net: Net) -> dict[str, int]:
     """Multiply-adds of one sample's forward pass that an element of a maskable tensor takes part in: a convolution's
     weight in one a pixel, a bias in none."""
     shapes, macs = layout(model, net).shapes, costs.layer_macs(model, net)
     units = {}
-    for path, names in maskable(model, net).items():
+    for path, names in layers_of(model, net).items():
         units |= dict.fromkeys(names, 0)
         units[f"{path}.weight"] = macs.get(path, 0) // math.prod(shapes[f"{path}.weight"])
     return units
@@ -243,7 +236,7 @@ def groups(
     model: Model, net: Net, threshold: Literal["model", "layer", "shard"], shards: tuple[tuple[str, ...], ...] = ()
 ) -> Sequence[tuple[str, ...]]:
     """The names of the maskable tensors that have a threshold in common, group by group, in the network's order."""
-    layers = maskable(model, net)
+    layers = layers_of(model, net)
     if threshold == "layer":
         return list(layers.values())
     if threshold == "model":

@@ -61,7 +61,7 @@ from rayfl.axes import Net
 from rayfl.config import ConfigError
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
 from rayfl.methods.local import LocalMethod
-from rayfl.models.base import params_of
+from rayfl.models.base import layers_of, params_of
 from rayfl.norms import tracked
 from rayfl.submodel import Mask, NestedMean, Selection
 from rayfl.tensors import Params, nbytes
@@ -146,8 +146,9 @@ class SpaFL(LocalMethod):
     def layers(self, net: Net) -> list[str]:
         """The paths of the layers that have thresholds: all convolutions and linear layers."""
         dims, labels = self.task.layout(net).dims, self.task.model.labels
-        paths = costs.layer_macs(self.task.model, net)
-        return [path for path in paths if self.classifier or dims[f"{path}.weight"][0] != labels]
+        return [
+            path for path in layers_of(self.task.model, net) if self.classifier or dims[f"{path}.weight"][0] != labels
+        ]
 
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
         return Mask(self.task.server, "everything", {})

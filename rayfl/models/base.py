@@ -2,6 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -84,6 +85,13 @@ def layout_of_all(model: Model, net: Net) -> Layout:
         {**found.dims, **{name: found.dims[weight] for name, weight in weights.items()}},
         {**found.shapes, **{name: found.shapes[weight] for name, weight in weights.items()}},
     )
+
+
+@functools.lru_cache(maxsize=256)
+def layers_of(model: Model, net: Net) -> Mapping[str, tuple[str, ...]]:
+    """The names of the weight and bias of every convolution and linear layer by its path, in the network's order."""
+    layers = {p: m for p, m in on_meta(model.build, net).named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    return {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,8 +14,9 @@ from rayfl.coding import decode_places
 from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client, Task, Update
 from rayfl.methods.base import Affordable
-from rayfl.methods.magnitude import groups, maskable, thresholds_for, unit_costs
+from rayfl.methods.magnitude import groups, thresholds_for, unit_costs
 from rayfl.models import MODELS
+from rayfl.models.base import layers_of
 from rayfl.tensors import nbytes, pack, unpack
 from rayfl.training import Training
 
@@ -126,7 +127,7 @@ def test_costs_of_elements_are_the_networks():
 
 def test_groups():
     model = MODELS["resnet18"](channels=4)
-    layers = maskable(model, Net())
+    layers = layers_of(model, Net())
     assert list(groups(model, Net(), "layer")) == list(layers.values())
     stages = groups(model, Net(), "shard")
     assert [names[0] for names in stages] == [
