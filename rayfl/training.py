@@ -248,16 +248,22 @@ def fit(
     lr: Rate,
     adjust: Callable[[nn.Module], None] | None = None,
     project: Callable[[nn.Module], None] | None = None,
+    momentum: Params | None = None,
 ) -> dict[str, float]:
     """Trains `net` in place and returns sums: train_loss (over samples), train_samples, steps.
 
     `loss` maps (logits [B, C], y [B]) to a mean over the batch; logits [E, B, C] are those of early exits.
     `adjust` may change the gradients after the backward pass and before clipping (a proximal term, a control
-    variate); `project` the parameters after every step (bounds).
+    variate); `project` the parameters after every step (bounds). `momentum`: SGD's by parameter name, to start from,
+    and replaced by what is left; without it SGD starts anew.
     """
     net.train()
     parameters = [p for p in net.parameters() if p.requires_grad]
     optimizer = training.optimiser(parameters, lr(0) if callable(lr) else lr)
+    buffers = {} if momentum is None else {name: p for name, p in net.named_parameters() if p.requires_grad}
+    for name, p in buffers.items():
+        if momentum and name in momentum:
+            optimizer.state[p]["momentum_buffer"] = momentum[name].to(p.device, copy=True)
     total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
     for x, y in batches:
         value = loss(net(x), y)
@@ -275,6 +281,8 @@ def fit(
         total += value.detach() * len(y)
         samples += len(y)
         steps += 1
+    if momentum is not None:
+        momentum |= {name: optimizer.state[p]["momentum_buffer"] for name, p in buffers.items() if optimizer.state[p]}
     return {"train_loss": total.item(), "train_samples": samples, "steps": steps}
 
 

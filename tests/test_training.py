@@ -266,11 +266,11 @@ class Scalar(nn.Module):
         return self.w * x
 
 
-def steps(training, xs, w=1.0, lr=0.1, adjust=None, project=None):
+def steps(training, xs, w=1.0, lr=0.1, adjust=None, project=None, momentum=None):
     """w after minimising the mean of w x: the gradient is the mean of x."""
     net = Scalar(w)
     given = ((torch.tensor(x), torch.zeros(len(x))) for x in xs)
-    metrics = fit(net, given, lambda out, y: out.mean(), training, lr, adjust, project)
+    metrics = fit(net, given, lambda out, y: out.mean(), training, lr, adjust, project, momentum)
     return net.w.item(), metrics
 
 
@@ -278,6 +278,15 @@ def test_a_step_of_sgd():
     w, metrics = steps(Training(), [[2.0, 4.0]])
     assert w == pytest.approx(1 - 0.1 * 3)
     assert metrics == {"train_loss": pytest.approx(2 * 3), "train_samples": 2, "steps": 1}
+
+
+def test_momentum_goes_on_where_it_was():
+    training, xs, kept = Training(momentum=0.5), [[2.0], [4.0], [-1.0], [3.0]], {}
+    straight, _ = steps(training, xs)
+    halfway, _ = steps(training, xs[:2], momentum=kept)
+    assert kept["w"].tolist() == [0.5 * 2 + 4]
+    assert steps(training, xs[2:], w=halfway, momentum=kept)[0] == straight
+    assert steps(training, xs[2:], w=halfway)[0] != straight
 
 
 def test_a_rate_for_every_step_counted_from_0():

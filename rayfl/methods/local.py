@@ -40,13 +40,14 @@ class LocalMethod(Method):
         training: Training | None = None,
         adjust: Callable[[nn.Module], None] | None = None,
         project: Callable[[nn.Module], None] | None = None,
+        momentum: Params | None = None,
     ) -> dict[str, float]:
-        """Steps on the client's loss, in place; the metrics of `fit`, which says what `adjust` and `project` are.
-        `training` in place of the task's, but at its rates."""
+        """Steps on the client's loss, in place; the metrics of `fit`, which says what the last three are. `training` in
+        place of the task's, but at its rates."""
         training, rate = training or self.task.training, self.task.training.rate(round, len(data))
         with torch_scope(stream(seed, "dropout"), data.device):
             batches = data.batches(training, torch_generator(seed, "batches"))
-            return fit(net, batches, self.loss(data, round), training, rate, adjust, project)
+            return fit(net, batches, self.loss(data, round), training, rate, adjust, project, momentum)
 
     def loss(self, data: ClientData, round: int) -> Loss:
         """A client's loss in a round: cross-entropy, with the logits of classes that it does not have masked."""

@@ -28,8 +28,8 @@ Departures:
    and `clamp_thresholds` are given.
 3. A layer of which at most 1 % is left gets its thresholds back to 0 before the forward pass that would meet it; the
    code looks at the pass before, so that one pass runs through the empty layer. What a client sends is not reset.
-4. The optimiser is new every round, as in the code for CIFAR; that for Fashion-MNIST keeps one for ever, momentum of
-   thresholds that were overwritten since included.
+4. The optimiser is new every round, as in the code for CIFAR; that for Fashion-MNIST keeps one for ever
+   (`persistent_momentum`), momentum of thresholds that were overwritten since included.
 5. A bias belongs to its row: it is pruned and it counts in sum_j g_ij w_ij, but not in mu, n and Eq. 13. The paper's
    masked layers have none.
 6. To form tau(t) - tau(t - 1) a client would have to know both; one that was not there in the round before does not.
@@ -105,6 +105,9 @@ class SpaFL(LocalMethod):
     hardly ever moves thresholds."""
     reset_density: float = Field(default=0.01, ge=0, lt=1)
     """Share of a layer's rows at or below which its thresholds start at 0 again. The metric `resets` counts."""
+    persistent_momentum: bool = False
+    """A client's momentum outlives its round, as in the code for Fashion-MNIST; that of thresholds which the server's
+    have replaced, too."""
     clamp_weights: Bounds | None = None
     """Lower and upper bound of the weights of masked layers, after every step."""
     clamp_thresholds: Bounds | None = None
@@ -131,6 +134,8 @@ class SpaFL(LocalMethod):
         """All clients run the largest network, for all train the same thresholds."""
         net = max(task.nets.values(), key=lambda net: net.width)
         bound = super().bind(replace(task, nets=dict.fromkeys(task.nets, net)))
+        if self.persistent_momentum and not task.training.momentum:
+            raise ConfigError("method.persistent_momentum: given true; allowed: with a training.momentum over 0")
         if not bound.layers(net):
             raise ConfigError(f"method.classifier: given false with model {task.model.name}, which has no other layer")
         return bound
@@ -182,8 +187,12 @@ class SpaFL(LocalMethod):
                 for parameter in net.parameters():
                     cast(torch.Tensor, parameter.grad).zero_()
 
+        def clamp(_: nn.Module) -> None:
+            self.clamp(pruned)
+
+        momentum = dict(own.get("momentum", {})) if self.persistent_momentum else None
         with tracked(net, statistics):
-            metrics = self.train(pruned, data, round, seed, adjust=regularise, project=lambda _: self.clamp(pruned))
+            metrics = self.train(pruned, data, round, seed, adjust=regularise, project=clamp, momentum=momentum)
         macs, densities = costs.layer_macs(self.task.model, selection.net), pruned.densities
         there = sum(n * densities.get(path, 1.0) for path, n in macs.items())
         metrics["train_flops"] = 3 * 2 * there * metrics["train_samples"]
@@ -194,6 +203,8 @@ class SpaFL(LocalMethod):
         carry = {"params": params_of(net), "thresholds": trained}
         if statistics:
             carry["statistics"] = statistics
+        if momentum:
+            carry["momentum"] = momentum
         carry = {group: weighted(tensors, 1.0) for group, tensors in carry.items()}
         weight = self.share(data)
         sums = {"thresholds": weighted(trained, weight) if self.exchange else {}}

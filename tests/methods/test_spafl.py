@@ -13,6 +13,7 @@ from torch import nn
 from rayfl import costs, norms
 from rayfl.axes import Net
 from rayfl.checkpoints import checksum
+from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client, Task
 from rayfl.methods.spafl import _Pruned
 from rayfl.models import MODELS
@@ -514,3 +515,24 @@ def test_densities_do_not_depend_on_the_order_of_work(tmp_path):
     lines.append(run(simulate(spec, tmp_path / "shuffled", make)))
     assert lines[0] == lines[1]
     assert 0 < lines[0][-1]["local_density"] < 1
+
+
+def test_momentum_may_outlive_the_round():
+    """And is there for the next one; without momentum there is none to keep."""
+    task = on("digits_cnn", batch_size=2, momentum=0.9)
+    method, data = SpaFL(persistent_momentum=True).bind(task), images(0, 1, 2, 3)
+    state = method.init(0)
+    carry = answer(method, state, data).carries[0]
+    assert {name.removeprefix("whole.") for name in carry["momentum"] if name.startswith("whole.")} == set(
+        carry["params"]
+    )
+    assert len(carry["momentum"]) == len(carry["params"]) + len(carry["thresholds"])
+    kept, anew = (
+        answer(method, state, data, 1, carry=c).carries[0]["params"] for c in (carry, carry | {"momentum": {}})
+    )
+    assert any(not torch.equal(kept[name], anew[name]) for name in kept)
+    plain = SpaFL().bind(task)
+    without = {name: tensors for name, tensors in carry.items() if name != "momentum"}
+    assert_same(answer(plain, state, data, 1, carry=without).carries[0]["params"], anew)
+    with pytest.raises(ConfigError, match="persistent_momentum: given true; allowed: with a training.momentum over 0"):
+        SpaFL(persistent_momentum=True).bind(on("digits_cnn"))
