@@ -182,13 +182,7 @@ class Method(Config, ABC):
 
     @abstractmethod
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         """One client's work, on a worker. `seed` is the client's own in this round."""
 

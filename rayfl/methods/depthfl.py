@@ -106,13 +106,7 @@ class DepthFL(ExitMethod, GroupedMethod):
         return state
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         received = {name: payload["params"][name] for name in self.trained_by(selection.net)}
         kept = cast(Params, client.carry) or {name: torch.zeros_like(t) for name, t in received.items()}

@@ -106,13 +106,7 @@ class FedPM(LocalMethod):
         return {"probabilities": state["probabilities"]}
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         model, net = self.task.model, selection.net
         frozen, theta = self._frozen(data.device), payload["probabilities"]

@@ -53,13 +53,7 @@ class FedProx(SizedMethod):
         return super().bind(task)
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         net = self.network(payload["params"], selection.net, data)
         received = {name: t.to(data.device) for name, t in payload["params"].items()}

@@ -103,13 +103,7 @@ class FjORD(GroupedMethod):
         return {"params": {name: t for name, t in params.items() if name not in own}} | groups
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         model, params = self.task.model, payload["params"]
         whole = self.network(params | payload.get(self.group(selection.net), {}), selection.net, data)

@@ -87,13 +87,7 @@ class LGFedAvg(PersonalMethod):
         return {"params": params, "start": {name: t for name, t in everything.items() if name not in params}}
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         shared, kept = payload["params"], cast(Params, client.carry or {})
         net = self.network(shared | payload.get("start", {}) | kept, selection.net, data)

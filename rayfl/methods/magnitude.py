@@ -111,13 +111,7 @@ class MagnitudeMethod(LocalMethod):
         return payload
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         if "places" not in payload:
             net = self.network(payload["params"], selection.net, data)

@@ -61,13 +61,7 @@ class Scaffold(SizedMethod):
         return {group: selection.take(tensors) for group, tensors in state.items()}
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         kept = self._kept(client)
         own = selection.take(kept)

@@ -165,13 +165,7 @@ class SpaFL(LocalMethod):
         return payload | ({"control": {"alpha": state["control"]["alpha"]}} if self.target_density else {})
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         own = cast(dict[str, Params], client.carry) or self._initial()
         thresholds, delta = payload.get("thresholds", own["thresholds"]), payload.get("delta", {})

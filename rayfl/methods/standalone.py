@@ -40,13 +40,7 @@ class Standalone(PersonalMethod):
         return prefix(self.task.layout(self.task.server), Layout({}, {}), self.net_at(client.capacity))
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         kept = self._initial(client.capacity) if client.carry is None else cast(Params, client.carry)
         net = self.network(kept, selection.net, data)

@@ -34,13 +34,7 @@ class WidthMethod(LocalMethod):
         return {"params": selection.take(state["params"])}
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         net = self.network(payload["params"], selection.net, data)
         metrics = self.train(net, data, round, seed)
@@ -129,13 +123,7 @@ class GroupedMethod(PrefixMethod):
         return self
 
     def local_update(
-        self,
-        payload: Payload,
-        selection: Selection,
-        client: Client,
-        data: ClientData,
-        round: int,
-        seed: int,
+        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
     ) -> Update:
         return self.trained(payload, selection, data, round, seed)
 
