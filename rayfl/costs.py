@@ -61,7 +61,7 @@ class Held:
 
     parameters: int
     macs: float
-    """Multiply-adds of one sample: of every layer the dense ones times its density (FIARSE, SpaFL)."""
+    """Multiply-adds of one sample."""
     layers: Mapping[str, float]
     """Density of the weight of every masked layer, by its path."""
 
@@ -72,8 +72,7 @@ def held(model: Model, net: Net, params: Params, masked: Collection[str]) -> Hel
     shares = {name: n / params[name].numel() for name, n in there.items()}
     densities = {name.removesuffix(".weight"): share for name, share in shares.items() if name.endswith(".weight")}
     whole = sum(math.prod(shape) for name, shape in layout(model, net).shapes.items() if shape and name not in there)
-    macs = sum(n * densities.get(path, 1.0) for path, n in layer_macs(model, net).items())
-    return Held(whole + sum(there.values()), macs, densities)
+    return Held(whole + sum(there.values()), macs(model, net, densities), densities)
 
 
 def layer_macs(model: Model, net: Net) -> Mapping[str, int]:
@@ -81,10 +80,16 @@ def layer_macs(model: Model, net: Net) -> Mapping[str, int]:
     return _operations(model, net)[1]
 
 
-def training_flops(model: Model, net: Net, samples: int) -> int:
+def macs(model: Model, net: Net, densities: Mapping[str, float]) -> float:
+    """Multiply-adds of one sample's forward pass, of a layer that has a density so much of the dense ones (FIARSE,
+    SpaFL)."""
+    return sum(n * densities.get(path, 1) for path, n in layer_macs(model, net).items())
+
+
+def training_flops(model: Model, net: Net, samples: int, densities: Mapping[str, float] | None = None) -> float:
     """Floating point operations of training on so many samples: each 3 forward passes (the backward
-    pass counts as two) of 2 floating point operations a multiply-add."""
-    return 3 * 2 * flops(model, net, "macs") * samples
+    pass counts as two) of 2 floating point operations a multiply-add. `densities` of masked layers, by path."""
+    return 3 * 2 * macs(model, net, densities or {}) * samples
 
 
 def space_mb(parameters: int) -> float:

@@ -14,7 +14,7 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -227,61 +227,37 @@ class Mask(Selection):
     net: Net
     key: Hashable
     masks: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
+    _places: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def take(self, params: Params) -> Params:
         return {
-            name: t.reshape(-1).index_select(0, self._kept[name]) if name in self.masks else t
+            name: t.reshape(-1).index_select(0, self.places(name)) if name in self.masks else t
             for name, t in params.items()
         }
 
     def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
         for name, t in part.items():
-            self._add(name, t, whole[name], alpha)
-
-    def spread(self, part: Params) -> Params:
-        """S^T part: the network's tensors, 0 where nothing is held."""
-        whole = dict(part)
-        for name in part.keys() & self.masks.keys():
-            whole[name] = part[name].new_zeros(self.masks[name].shape)
-            self._add(name, part[name], whole[name], 1.0)
-        return whole
+            self.mark(name, t if alpha == 1 else alpha * t, whole[name])
 
     def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
         if name in self.masks:
-            value = torch.as_tensor(value, dtype=whole.dtype).expand(len(self._kept[name]))
-        self._add(name, value, whole, 1.0)
+            kept = self.places(name)
+            whole.view(-1).index_add_(0, kept, torch.as_tensor(value, dtype=whole.dtype).expand(len(kept)))
+        else:
+            whole.add_(value)
 
     def covers(self, name: str) -> bool:
-        return name not in self.masks or len(self._kept[name]) == self.masks[name].numel()
-
-    def _add(self, name: str, part: float | torch.Tensor, t: torch.Tensor, alpha: float) -> None:
-        if isinstance(part, torch.Tensor) and name in self.masks:
-            t.view(-1).index_add_(0, self._kept[name], part, alpha=alpha)
-        else:
-            t.add_(part, alpha=alpha)
+        return name not in self.masks or len(self.places(name)) == self.masks[name].numel()
 
     def places(self, name: str) -> torch.Tensor:
-        """Where a masked tensor is kept: positions [k] of the flattened tensor, ascending. Read only."""
-        return self._kept[name]
-
-    @functools.cached_property
-    def _kept(self) -> Mapping[str, torch.Tensor]:
-        """Where every masked tensor is kept, as positions [k] of the flattened tensor: found once a name."""
-        # numpy finds them eight times as fast as torch
-        return _Found(lambda name: torch.from_numpy(np.flatnonzero(self.masks[name].numpy())))
+        """Where a masked tensor is kept: positions [k] of the flattened tensor, ascending, found once. Read only."""
+        if name not in self._places:
+            # numpy finds them eight times as fast as torch
+            self._places[name] = torch.from_numpy(np.flatnonzero(self.masks[name].numpy()))
+        return self._places[name]
 
     def __getstate__(self) -> dict:
-        return {name: self.__dict__[name] for name in ("net", "key", "masks")}
-
-
-class _Found(dict):
-    """What `find` gives for a key, kept."""
-
-    def __init__(self, find: Callable[[str], torch.Tensor]):
-        self.find = find
-
-    def __missing__(self, key: str) -> torch.Tensor:
-        return self.setdefault(key, self.find(key))
+        return self.__dict__ | {"_places": {}}
 
 
 def prefix(whole: Layout, part: Layout, net: Net) -> Slice:

@@ -61,8 +61,12 @@ class Training(Config):
             raise ValueError("betas with optimizer: adam or adamw only")
         return self
 
-    def optimiser(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """A new one."""
+    @property
+    def moves_at_rest(self) -> bool:
+        """Whether a step may move a parameter whose gradient is 0."""
+        return bool(self.momentum or self.weight_decay or self.optimizer != "sgd")
+
+    def new_optimizer(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
@@ -258,12 +262,11 @@ def fit(
     and replaced by what is left; without it SGD starts anew.
     """
     net.train()
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    optimizer = training.optimiser(parameters, lr(0) if callable(lr) else lr)
-    buffers = {} if momentum is None else {name: p for name, p in net.named_parameters() if p.requires_grad}
-    for name, p in buffers.items():
-        if momentum and name in momentum:
-            optimizer.state[p]["momentum_buffer"] = momentum[name].to(p.device, copy=True)
+    trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    parameters = list(trained.values())
+    optimizer = training.new_optimizer(parameters, lr(0) if callable(lr) else lr)
+    for name, buffer in (momentum or {}).items():
+        optimizer.state[trained[name]]["momentum_buffer"] = buffer.to(parameters[0].device, copy=True)
     total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
     for x, y in batches:
         value = loss(net(x), y)
@@ -282,7 +285,7 @@ def fit(
         samples += len(y)
         steps += 1
     if momentum is not None:
-        momentum |= {name: optimizer.state[p]["momentum_buffer"] for name, p in buffers.items() if optimizer.state[p]}
+        momentum |= {name: optimizer.state[p]["momentum_buffer"] for name, p in trained.items() if optimizer.state[p]}
     return {"train_loss": total.item(), "train_samples": samples, "steps": steps}
 
 

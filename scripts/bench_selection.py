@@ -8,7 +8,7 @@ Thresholds: the exact k-th largest |x| over all maskable tensors, for 1/4, 1/16 
     sort        all of |x|, once
     topk        torch.topk of the largest k, which gives the others
     partition   numpy.partition at the three places
-    ours        `thresholds_for`: counting the bits' high half, then the low half of the few elements that are left
+    ours        `threshold_for`: counting the bits' high half, then the low half of the few elements that are left
 
 What a round costs: thresholds of four capacities (1 too), and the payloads of one client of each, in CPU seconds; and
 how many bytes a client of each capacity is sent, and of these how many only say where its elements are. All on one
@@ -32,7 +32,7 @@ from bench_round import in_turns, ratios, show
 from rayfl.axes import Net
 from rayfl.executors.memory import keep_freed_memory
 from rayfl.methods.base import Client, Task
-from rayfl.methods.magnitude import thresholds_for
+from rayfl.methods.magnitude import threshold_for
 from rayfl.methods.pruning_greedy import PruningGreedy
 from rayfl.models.resnet import ResNet18
 from rayfl.population import label
@@ -61,7 +61,7 @@ def by_partition(tensors: list[torch.Tensor]) -> list[float]:
 
 
 def ours(tensors: list[torch.Tensor]) -> list[float]:
-    return thresholds_for(tensors, SHARES)
+    return [threshold_for(tensors, share) for share in SHARES]
 
 
 def _magnitudes(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -115,23 +115,17 @@ def round_of_a_server(repeats: int) -> dict[str, Any]:
     model: Any = ResNet18(input=(3, 32, 32))
     nets = {capacity: Net() for capacity in (1.0, *SHARES)}
     method = PruningGreedy().bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
-    params = method.init(0)["params"]
-    found: dict[str, Any] = {"payloads": {}}
+    state, payloads = method.init(0), {}
 
     def select() -> None:
-        found["state"] = {"params": params, "thresholds": method.thresholds(params)}
-
-    def extract() -> None:
         for id, capacity in enumerate(nets):
-            selection = method.select(found["state"], 0, Client(id, capacity), 0)
-            found["payloads"][capacity] = method.extract(found["state"], selection)
+            payloads[capacity] = method.extract(state, method.select(state, 0, Client(id, capacity), 0))
 
-    turns = in_turns({"thresholds": lambda: seconds_of(select), "payloads": lambda: seconds_of(extract)}, repeats)
-    seconds = {name: statistics.median(t) for name, t in turns.items()}
+    turns = in_turns({"round": lambda: seconds_of(select)}, repeats)
     return {
-        "a round, CPU seconds": seconds | {"both": statistics.median(map(sum, zip(*turns.values(), strict=True)))},
-        "MB down": {label(c): nbytes(payload) / 1e6 for c, payload in found["payloads"].items()},
-        "of it places": {label(c): nbytes(found["payloads"][c]["places"]) / 1e6 for c in SHARES},
+        "a round, CPU seconds": statistics.median(turns["round"]),
+        "MB down": {label(c): nbytes(payload) / 1e6 for c, payload in payloads.items()},
+        "of it places": {label(c): nbytes(payloads[c]["places"]) / 1e6 for c in SHARES},
     }
 
 

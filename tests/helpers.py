@@ -16,7 +16,8 @@ from rayfl.methods.width import PersonalMethod, SizedMethod
 from rayfl.models import Model
 from rayfl.seeds import numpy_generator, torch_generator
 from rayfl.simulation import Simulation
-from rayfl.tensors import leaves, pack, unpack
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, leaves, pack, unpack
 from rayfl.training import ClientData, Training
 from rayfl.worker import Worker
 
@@ -78,6 +79,13 @@ def drawn_like(tensors: dict[str, torch.Tensor], purpose: str) -> dict[str, torc
     return {
         name: torch.randint(-9, 10, t.shape, generator=generator, dtype=torch.float64) for name, t in tensors.items()
     }
+
+
+def spread(selection: Selection, part: Params, like: Params) -> Params:
+    """S^T part: in the shapes of `like`, 0 where nothing is held."""
+    whole = {name: torch.zeros_like(like[name], dtype=t.dtype) for name, t in part.items()}
+    selection.put(part, whole)
+    return whole
 
 
 class Perceptron(Model):

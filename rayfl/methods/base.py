@@ -7,7 +7,7 @@ out, nothing is stored on `self`, every random draw takes its address from `seed
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, cast
 
 from pydantic import ConfigDict, Field, SkipValidation
@@ -71,6 +71,10 @@ class Task:
 
     def layout(self, net: Net) -> Layout:
         return layout(self.model, net)
+
+    def everywhere(self, net: Net) -> Self:
+        """The same task, where devices of all capacities run one network."""
+        return replace(self, nets=dict.fromkeys(self.nets, net))
 
 
 @dataclass(frozen=True)

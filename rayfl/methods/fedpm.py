@@ -41,7 +41,7 @@ Departures:
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self, cast
 
 import torch
@@ -86,7 +86,7 @@ class FedPM(LocalMethod):
         if task.model.blank != task.model:
             name = self.name
             raise ConfigError(f"model.pretrained: given; leave it out with method {name}, which draws its own weights")
-        return super().bind(replace(task, nets=dict.fromkeys(task.nets, task.server)))
+        return super().bind(task.everywhere(task.server))
 
     def init(self, seed: int) -> State:
         """`params`, the frozen weights; `probabilities`; `alpha` and `beta` where a prior lives for several rounds."""
@@ -114,10 +114,11 @@ class FedPM(LocalMethod):
         generator = torch.Generator(data.device).manual_seed(stream(seed, "masks"))
         masked = _Masked(resident(model, net, data.device).train(), frozen, scores, generator, self.ste == "official_p")
         metrics = self.train(masked, data, round, seed)
-        held = costs.held(model, net, frozen.split(masked.mask), frozen.shapes)
-        mask = masked.draw()
-        metrics |= {"bytes_up": len(encode(mask)), "train_flops": 6 * held.macs * metrics["train_samples"]}
-        return Update({"masks": frozen.split(mask.float().cpu())}, self.share(data), metrics=metrics)
+        samples, mask = int(metrics["train_samples"]), masked.draw()
+        densities = costs.held(model, net, frozen.split(masked.mask), frozen.shapes).layers
+        metrics["train_flops"] = costs.training_flops(model, net, samples, densities)
+        metrics["bytes_up"] = len(encode(mask))
+        return Update({"masks": frozen.split(mask.float().cpu())}, self.weight_of(data), metrics=metrics)
 
     def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
         ones = {name: torch.zeros_like(t) for name, t in state["probabilities"].items()}

@@ -65,20 +65,21 @@ class FIARSE(MagnitudeMethod):
         payload = super().extract(state, selection)
         assert isinstance(selection, Mask)
         if isinstance(masks := selection.masks, AtLeast):
-            payload["thresholds"] = dict(masks.thresholds)
+            payload["thresholds"] = masks.thresholds
         return payload
 
     def train_part(self, part: Part, payload: Payload, data: ClientData, round: int, seed: int) -> dict[str, float]:
         above = Above(part, {name: float(theta) for name, theta in payload["thresholds"].items()})
+        held_back = self.mask_update and self.task.training.moves_at_rest
 
         def adjust(net: nn.Module) -> None:
             if self.biased_term:
                 above.scale_gradients()
-            if self.mask_update:
+            if held_back:
                 above.remember()
 
         def project(net: nn.Module) -> None:
-            if self.mask_update:
+            if held_back:
                 above.restore()
 
         return self.train(above, data, round, seed, adjust=adjust, project=project)

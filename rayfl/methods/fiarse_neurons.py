@@ -38,7 +38,7 @@ from typing import Literal
 import torch
 
 from rayfl.axes import Layout
-from rayfl.methods.base import Client, State, Update
+from rayfl.methods.base import State, Update
 from rayfl.methods.width import WidthMethod
 from rayfl.models.base import layers_of
 from rayfl.submodel import Picks, Positions, Selection, Slice, Window
@@ -50,9 +50,6 @@ class FIARSENeurons(WidthMethod):
 
     def init(self, seed: int) -> State:
         return self._ranked(super().init(seed)["params"])
-
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
-        return self.window(state, round, client.capacity)
 
     def window(self, state: State, round: int, capacity: float) -> Slice:
         net, task = self.net_at(capacity), self.task

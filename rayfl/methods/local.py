@@ -1,15 +1,16 @@
 """What the methods share whose clients train a network by gradient steps on their own data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import nn
 
 from rayfl.axes import Net
-from rayfl.methods.base import Method, State
+from rayfl.methods.base import Method, State, Update
 from rayfl.models.base import load, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
+from rayfl.submodel import NestedMean, Selection
 from rayfl.tensors import Params
 from rayfl.training import ClientData, Fill, Loss, Training, fit, mask_logits
 
@@ -54,6 +55,13 @@ class LocalMethod(Method):
         present = data.present
         return lambda logits, y: F.cross_entropy(mask_logits(logits, present, self.mask), y)
 
-    def share(self, data: ClientData) -> float:
+    def weight_of(self, data: ClientData) -> float:
         """The client's weight."""
         return float(len(data)) if self.weight == "samples" else 1.0
+
+    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
+        """The holder mean of the parameters."""
+        mean = NestedMean(state["params"])
+        for selection, update in updates:
+            mean.add(selection, update.sums["params"], update.weight, update.held)
+        return {"params": mean.mean()}

@@ -4,8 +4,7 @@ import functools
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, Self
 
 import numpy as np
@@ -21,8 +20,7 @@ from rayfl.config import ConfigError
 from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
 from rayfl.methods.local import LocalMethod
 from rayfl.models.base import Model, layers_of, layout, params_of, resident
-from rayfl.population import label
-from rayfl.submodel import Mask, NestedMean, Selection
+from rayfl.submodel import Mask, Selection
 from rayfl.tensors import Params
 from rayfl.training import ClientData, weighted
 
@@ -30,9 +28,7 @@ from rayfl.training import ClientData, weighted
 class MagnitudeMethod(LocalMethod):
     """A client holds the elements of convolutions' and linear layers' weights and biases that reach a threshold, and
     all other parameters (norms, positions) whole. Elements that equal it are in, so that many equal ones may be more
-    than a capacity's share (`thresholds_for`). The mean is over holders. A subclass says how a client trains.
-
-    State: `params`, and of every capacity that does not hold all of them `thresholds`: parameter name -> [].
+    than a capacity's share (`threshold_for`). The mean is over holders. A subclass says how a client trains.
     """
 
     threshold: Literal["model", "layer", "shard"] = "model"
@@ -50,7 +46,7 @@ class MagnitudeMethod(LocalMethod):
     def bind(self, task: Task) -> Self:
         """Every capacity's network is the server's, in part. ConfigError if the shards do not fit the model, or if a
         capacity does not buy one element."""
-        bound = super().bind(replace(task, nets=dict.fromkeys(task.nets, task.server)))
+        bound = super().bind(task.everywhere(task.server))
         names = itertools.chain(*groups(task.model, task.server, self.threshold, self.shards))
         units = bound.units or dict.fromkeys(names, 1)
         shapes = task.layout(task.server).shapes
@@ -63,20 +59,14 @@ class MagnitudeMethod(LocalMethod):
                 )
         return bound
 
-    def init(self, seed: int) -> State:
-        params = super().init(seed)["params"]
-        return {"params": params, "thresholds": self.thresholds(params)}
-
-    def thresholds(self, params: Params) -> dict[str, Params]:
-        """Label of a capacity -> name of a masked parameter -> its threshold []."""
-        model, net, units = self.task.model, self.task.server, self.units
-        shares = {label(c): share for c in self.task.nets if (share := self.budget(c)) < 1}
-        found: dict[str, Params] = {name: {} for name in shares}
+    def thresholds(self, params: Params, capacity: float) -> Params:
+        """Name of a maskable parameter -> the threshold [] of a capacity."""
+        model, net, share, units = self.task.model, self.task.server, self.budget(capacity), self.units
+        found: Params = {}
         for names in groups(model, net, self.threshold, self.shards):
-            tensors = [params[name] for name in names]
             of_names = [units[name] for name in names] if units else None
-            for capacity, theta in zip(shares, thresholds_for(tensors, [*shares.values()], of_names), strict=True):
-                found[capacity] |= {name: torch.tensor(theta) for name in names}
+            theta = threshold_for([params[name] for name in names], share, of_names)
+            found |= {name: torch.tensor(theta) for name in names}
         return found
 
     @property
@@ -94,11 +84,12 @@ class MagnitudeMethod(LocalMethod):
         return capacity * (cost(model, costs.WHOLE) / cost(model, server))
 
     def window(self, state: State, round: int, capacity: float) -> Mask:
-        """What a device of this capacity holds. A KeyError if it does not hold everything and the task lacks it."""
+        """What a device of this capacity holds, whether or not the task has it."""
+        net, params = self.task.server, state["params"]
         if self.budget(capacity) >= 1:
-            return Mask(self.task.server, "whole", {})
-        thresholds = state["thresholds"][label(capacity)]
-        return Mask(self.task.server, (round, capacity), AtLeast(state["params"], thresholds))
+            return Mask(net, "whole", {})
+        names = itertools.chain(*layers_of(self.task.model, net).values())
+        return Mask(net, (round, capacity), AtLeast(params, names, lambda: self.thresholds(params, capacity)))
 
     def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
         return self.window(state, round, client.capacity)
@@ -106,8 +97,9 @@ class MagnitudeMethod(LocalMethod):
     def extract(self, state: State, selection: Selection) -> Payload:
         assert isinstance(selection, Mask)
         payload: Payload = {"params": selection.take(state["params"])}
-        if masks := selection.masks:
-            payload["places"] = {n: encode_places(selection.places(n), mask.numel()) for n, mask in masks.items()}
+        if names := list(selection.masks):
+            sizes = {name: state["params"][name].numel() for name in names}
+            payload["places"] = {name: encode_places(selection.places(name), sizes[name]) for name in names}
         return payload
 
     def local_update(
@@ -120,11 +112,10 @@ class MagnitudeMethod(LocalMethod):
         net = resident(self.task.model, selection.net, data.device).train()
         part = Part(net, payload["params"], payload["places"], shapes)
         metrics = self.train_part(part, payload, data, round, seed)
-        macs = 0
-        for path, n in costs.layer_macs(self.task.model, selection.net).items():
-            weight = f"{path}.weight"
-            macs += n * part.values[weight].numel() // math.prod(shapes[weight])
-        metrics["train_flops"] = 3 * 2 * macs * metrics["train_samples"]
+        layers = layers_of(self.task.model, selection.net)
+        densities = {p: part.values[f"{p}.weight"].numel() / math.prod(shapes[f"{p}.weight"]) for p in layers}
+        samples = int(metrics["train_samples"])
+        metrics["train_flops"] = costs.training_flops(self.task.model, selection.net, samples, densities)
         return self.answer(part.params, payload, metrics, data)
 
     @abstractmethod
@@ -136,20 +127,13 @@ class MagnitudeMethod(LocalMethod):
 
         Masks are nested: an element that fewest clients hold is held by those that hold everything, which sum up to
         `coverage_min`."""
-        weight, shapes = self.share(data), self.task.layout(self.task.server).shapes
+        weight, shapes = self.weight_of(data), self.task.layout(self.task.server).shapes
         metrics["coverage_min"] = float(all(t.numel() == math.prod(shapes[name]) for name, t in params.items()))
         return Update({"params": weighted(params, weight)}, weight, metrics=metrics)
 
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        mean = NestedMean(state["params"])
-        for selection, update in updates:
-            mean.add(selection, update.sums["params"], update.weight, update.held)
-        params = mean.mean()
-        return {"params": params, "thresholds": self.thresholds(params)}
-
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
         mask = self.window(state, round, capacity)
-        params = mask.spread(mask.take(state["params"]))
+        params = state["params"] | {name: state["params"][name] * held for name, held in mask.masks.items()}
         return Deployment(mask.key, self.task.model, mask.net, params, masked=tuple(mask.masks))
 
 
@@ -157,21 +141,27 @@ class AtLeast(Mapping[str, torch.Tensor]):
     """Name -> |x| >= threshold, bool in the shape of x, found when it is asked for. It travels as nothing: clients are
     sent the places."""
 
-    def __init__(self, params: Params, thresholds: Params):
-        self.params, self.thresholds = params, thresholds
-        self._find = functools.cache(lambda name: params[name].abs() >= thresholds[name])
+    def __init__(self, params: Params, names: Iterable[str], thresholds: Callable[[], Params]):
+        self.names = dict.fromkeys(names)
+        self._thresholds = thresholds
+        self._find = functools.cache(lambda name: params[name].abs() >= self.thresholds[name])
+
+    @functools.cached_property
+    def thresholds(self) -> Params:
+        """Name -> its threshold []."""
+        return self._thresholds()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._find(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.thresholds
+        return name in self.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.thresholds)
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self.thresholds)
+        return len(self.names)
 
     def __reduce__(self):
         return dict, ()
@@ -282,10 +272,8 @@ def _is_below(path: str, prefixes: Collection[str]) -> bool:
 # thresholds
 
 
-def thresholds_for(
-    tensors: Sequence[torch.Tensor], shares: Sequence[float], units: Sequence[int] | None = None
-) -> list[float]:
-    """For every share the threshold theta >= 0 of its largest elements, |x| >= theta, over all float32 `tensors`.
+def threshold_for(tensors: Sequence[torch.Tensor], share: float, units: Sequence[int] | None = None) -> float:
+    """The threshold theta >= 0 of a share of the largest elements, |x| >= theta, over all float32 `tensors`.
 
     Without `units`: the k-th largest |x|, k = max(1, floor(share d)) of d elements; equal ones are all in. So where
     more than 1 - share of them are exactly 0, theta is 0 and everything is in: it is held, sent and trained, though a
@@ -297,12 +285,11 @@ def thresholds_for(
     """
     if units is None:
         total = sum(t.numel() for t in tensors)
-        limits = [max(1, _floor(share * total)) - 1 for share in shares]
-        return [_number(level) for level in _levels(tensors, [1] * len(tensors), limits)]
+        return _number(_level(tensors, [1] * len(tensors), max(1, _floor(share * total)) - 1))
     total = sum(unit * t.numel() for unit, t in zip(units, tensors, strict=True))
-    levels = _levels(tensors, units, [_floor(share * total) for share in shares])
+    level = _level(tensors, units, _floor(share * total))
     top = max(max(-low, high) for low, high in (map(float, t.aminmax()) for t in tensors))
-    return [min(_number(level + 1), top) for level in levels]
+    return min(_number(level + 1), top)
 
 
 def _floor(cost: float) -> int:
@@ -317,8 +304,8 @@ def _number(level: int) -> float:
 HIGH, LOW = 1 << 15, 1 << 16
 
 
-def _levels(tensors: Sequence[torch.Tensor], units: Sequence[int], limits: Sequence[int]) -> list[int]:
-    """For every limit the largest level of which the elements at or above cost more than the limit; -1: none.
+def _level(tensors: Sequence[torch.Tensor], units: Sequence[int], limit: int) -> int:
+    """The largest level of which the elements at or above cost more than the limit; -1: none.
 
     A level is |x| as its bits, whose order is that of the numbers: counted by their high half first, over everything,
     then by their low half, over the few elements whose high half is the level's.
@@ -326,18 +313,15 @@ def _levels(tensors: Sequence[torch.Tensor], units: Sequence[int], limits: Seque
     high = torch.zeros(HIGH, dtype=torch.int64)
     for t, unit in zip(tensors, units, strict=True):
         high += torch.bincount(_high_half(t), minlength=HIGH).mul_(unit)
-    found = [_crossing(high, limit) for limit in limits]
-    low = torch.zeros(len(limits), LOW, dtype=torch.int64)
+    bucket, above = _crossing(high, limit)
+    if bucket < 0:
+        return -1
+    low = torch.zeros(LOW, dtype=torch.int64)
     for t, unit in zip(tensors, units, strict=True):
-        halves = _high_half(t).numpy()
-        for i, (bucket, _) in enumerate(found):
-            inside = torch.from_numpy(np.flatnonzero(halves == bucket))
-            values = t.reshape(-1).view(torch.int32).index_select(0, inside) & (LOW - 1)
-            low[i] += torch.bincount(values, minlength=LOW).mul_(unit)
-    return [
-        bucket * LOW + _crossing(counts, limit - above)[0] if bucket >= 0 else -1
-        for (bucket, above), counts, limit in zip(found, low, limits, strict=True)
-    ]
+        inside = torch.from_numpy(np.flatnonzero(_high_half(t).numpy() == bucket))
+        values = t.reshape(-1).view(torch.int32).index_select(0, inside) & (LOW - 1)
+        low += torch.bincount(values, minlength=LOW).mul_(unit)
+    return bucket * LOW + _crossing(low, limit - above)[0]
 
 
 def _high_half(t: torch.Tensor) -> torch.Tensor:

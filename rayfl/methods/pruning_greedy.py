@@ -15,9 +15,9 @@ Symbols: x the global parameters, g_k a client's capacity, d the number of maska
 The minimum coverage index, the number of clients that hold the element which fewest do, is the metric `coverage_min`.
 
     >>> import torch
-    >>> from rayfl.methods.magnitude import thresholds_for
-    >>> thresholds_for([torch.tensor([1.0, -4.0]), torch.tensor([3.0, -2.0])], shares=[1 / 4, 1 / 2])
-    [4.0, 3.0]
+    >>> from rayfl.methods.magnitude import threshold_for
+    >>> threshold_for([torch.tensor([1.0, -4.0]), torch.tensor([3.0, -2.0])], share=1 / 2)
+    3.0
 
 Departures:
 1. The authors' proof of concept prunes one layer of an MLP by quartiles of rank; here the rule is over the whole model,

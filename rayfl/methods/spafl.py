@@ -48,7 +48,6 @@ Departures:
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self, cast
 
 import torch
@@ -131,12 +130,11 @@ class SpaFL(LocalMethod):
         return self
 
     def bind(self, task: Task) -> Self:
-        """All clients run the largest network, for all train the same thresholds."""
-        net = max(task.nets.values(), key=lambda net: net.width)
-        bound = super().bind(replace(task, nets=dict.fromkeys(task.nets, net)))
+        """All clients run the server's network, for all train the same thresholds."""
+        bound = super().bind(task.everywhere(task.server))
         if self.persistent_momentum and not task.training.momentum:
             raise ConfigError("method.persistent_momentum: given true; allowed: with a training.momentum over 0")
-        if not bound.layers(net):
+        if not bound.layers(task.server):
             raise ConfigError(f"method.classifier: given false with model {task.model.name}, which has no other layer")
         return bound
 
@@ -187,9 +185,8 @@ class SpaFL(LocalMethod):
         momentum = dict(own.get("momentum", {})) if self.persistent_momentum else None
         with tracked(net, statistics):
             metrics = self.train(pruned, data, round, seed, adjust=regularise, project=clamp, momentum=momentum)
-        macs, densities = costs.layer_macs(self.task.model, selection.net), pruned.densities
-        there = sum(n * densities.get(path, 1.0) for path, n in macs.items())
-        metrics["train_flops"] = 3 * 2 * there * metrics["train_samples"]
+        samples = int(metrics["train_samples"])
+        metrics["train_flops"] = costs.training_flops(self.task.model, selection.net, samples, pruned.densities)
         metrics["resets"] = int(pruned.resets)
         metrics["bytes_down"] = nbytes(payload) - nbytes(delta)
         metrics["bytes_delta"] = nbytes(delta)
@@ -200,7 +197,7 @@ class SpaFL(LocalMethod):
         if momentum:
             carry["momentum"] = momentum
         carry = {group: weighted(tensors, 1.0) for group, tensors in carry.items()}
-        weight = self.share(data)
+        weight = self.weight_of(data)
         sums = {"thresholds": weighted(trained, weight) if self.exchange else {}}
         if self.target_density:
             left = [self.kept(net.get_parameter(f"{path}.weight"), tau) for path, tau in trained.items()]

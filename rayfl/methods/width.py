@@ -19,7 +19,8 @@ from rayfl.training import ClientData, weighted
 
 
 class WidthMethod(LocalMethod):
-    """Train a narrow dense network, average over holders. A subclass defines `select` and `window`."""
+    """Train a narrow dense network, average over holders. A subclass defines `window`, and `select` if clients train
+    something else."""
 
     scaler: bool = False
     """Divide activations by (client width / server width) during training (HeteroFL section 3.3)."""
@@ -29,6 +30,9 @@ class WidthMethod(LocalMethod):
     @abstractmethod
     def window(self, state: State, round: int, capacity: float) -> Selection:
         """What a device of this capacity runs outside training."""
+
+    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+        return self.window(state, round, client.capacity)
 
     def extract(self, state: State, selection: Selection) -> Payload:
         return {"params": selection.take(state["params"])}
@@ -42,7 +46,7 @@ class WidthMethod(LocalMethod):
 
     def answer(self, net: nn.Module, selection: Selection, data: ClientData, metrics: dict[str, float]) -> Update:
         """The trained network, weighted, as what the server gets."""
-        weight = self.share(data)
+        weight = self.weight_of(data)
         update = Update({"params": weighted(params_of(net), weight)}, weight, metrics=metrics)
         if self.label_rows == "present":
             self._keep_present_rows(update, selection.net, data.present.float().cpu())
@@ -56,12 +60,6 @@ class WidthMethod(LocalMethod):
                 rows = present.view(-1, *[1] * (len(dims) - 1))
                 update.sums["params"][name].mul_(rows)
                 update.held[name] = rows * update.weight
-
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        mean = NestedMean(state["params"])
-        for selection, update in updates:
-            mean.add(selection, update.sums["params"], update.weight, update.held)
-        return {"params": mean.mean()}
 
     def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
         selection = self.window(state, round, capacity)
@@ -81,9 +79,6 @@ class WidthMethod(LocalMethod):
 
 class PrefixMethod(WidthMethod):
     """Every client holds the first positions of every axis, in every round (HeteroFL Algorithm 1)."""
-
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
-        return self.window(state, round, client.capacity)
 
     def window(self, state: State, round: int, capacity: float) -> Slice:
         return self.prefix(capacity)
@@ -190,7 +185,7 @@ class SizedMethod(PrefixMethod):
         if self.size == "own":
             return super().bind(task)
         net = (max if self.size == "largest" else min)(task.nets.values(), key=lambda net: net.width)
-        return super().bind(replace(task, nets=dict.fromkeys(task.nets, net)))
+        return super().bind(task.everywhere(net))
 
 
 class PersonalMethod(SizedMethod):

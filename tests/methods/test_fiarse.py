@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, images, one_round, updated
+from helpers import assert_same, bound, client_data, images, one_round, spread, updated
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
@@ -51,12 +51,11 @@ def test_the_gradient_of_a_convolutional_network(threshold):
     model = MODELS["resnet18"](input=(1, 8, 8), classes=4, channels=4)
     method = FIARSE(threshold=threshold).bind(Task(model, Training(), dict.fromkeys((1.0, 0.3), Net()), 1.0, 10))
     state = method.init(0)
-    state["thresholds"] = {"0.3": {n: t.double() for n, t in state["thresholds"]["0.3"].items()}}
-    state["params"] = {n: t.double() for n, t in state["params"].items()}
     mask = method.window(state, 0, 0.3)
     payload = method.extract(state, mask)
     theta = {n: float(t) for n, t in payload["thresholds"].items()}
-    moved = {n: t * (1 - 0.2 * (torch.arange(t.numel()) % 3 == 0)).view(t.shape) for n, t in payload["params"].items()}
+    held = {n: t.double() for n, t in payload["params"].items()}
+    moved = {n: t * (1 - 0.2 * (torch.arange(t.numel()) % 3 == 0)).view(t.shape) for n, t in held.items()}
     net, x, y = model.build(Net()).double(), images(0, 1, 2, 3).pixels / 255.0, torch.tensor([0, 1, 2, 3])
 
     part = fiarse.Part(net, moved, payload["places"], method.task.layout(Net()).shapes)
@@ -64,7 +63,7 @@ def test_the_gradient_of_a_convolutional_network(threshold):
     cross_entropy(above(x.double()), y).backward()
     above.scale_gradients()
 
-    w = {n: t.clone().requires_grad_() for n, t in mask.spread(moved).items()}
+    w = {n: t.requires_grad_() for n, t in spread(mask, moved, state["params"]).items()}
     u = dict(w)
     for n, limit in theta.items():
         kept = (w[n].abs() >= limit).double()
@@ -79,8 +78,8 @@ def test_the_gradient_of_a_convolutional_network(threshold):
 def by_hand(method, state, capacity, data, steps):
     """Plain SGD with w M(w) in the forward pass and Eq. 3 in the backward pass, on dense tensors."""
     mask = method.select(state, 0, Client(0, capacity), 0)
-    theta = {name: float(t) for name, t in state["thresholds"][f"{capacity:g}"].items()}
-    w = mask.spread(mask.take(state["params"]))
+    theta = {name: float(t) for name, t in method.thresholds(state["params"], capacity).items()}
+    w = spread(mask, mask.take(state["params"]), state["params"])
     net, training = method.task.model.build(method.task.server), method.task.training
     for x, y in data.batches(training.model_copy(update={"epochs": steps}), torch_generator(0, "any")):
         net.load_state_dict({name: t * (t.abs() >= theta[name]) for name, t in w.items()})
@@ -97,9 +96,9 @@ def test_steps_by_hand(threshold):
     state, data = method.init(0), client_data(0, 1, 2, 3)
     mask, w = by_hand(method, state, 0.4, data, 8)
     sent = updated(method, state, 0.4, data).sums["params"]
-    theta = state["thresholds"]["0.4"]
+    theta = method.thresholds(state["params"], 0.4)
     assert any((t.abs() < theta[name]).any() for name, t in sent.items())
-    for name, t in mask.spread(sent).items():
+    for name, t in spread(mask, sent, state["params"]).items():
         torch.testing.assert_close(t, w[name])
 
 

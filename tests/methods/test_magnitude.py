@@ -9,12 +9,11 @@ from helpers import RESNET, Perceptron, assert_same, bound, client_data, one_rou
 
 from rayfl import costs
 from rayfl.axes import Net
-from rayfl.checkpoints import load_tensors, save_tensors
 from rayfl.coding import decode_places
 from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client, Task, Update
 from rayfl.methods.base import Affordable
-from rayfl.methods.magnitude import groups, thresholds_for, unit_costs
+from rayfl.methods.magnitude import groups, threshold_for, unit_costs
 from rayfl.models import MODELS
 from rayfl.models.base import layers_of
 from rayfl.tensors import nbytes, pack, unpack
@@ -44,7 +43,7 @@ def test_thresholds_are_those_of_a_sort(seed):
     drawn = [torch.randn(n, generator=generator) * s for n, s in zip((700, 1, 30, 6), scale, strict=True)]
     tensors = [t.view(-1, 1) if len(t) > 100 else t for t in drawn]
     shares = [0.9, 0.5, 1 / 64, 1 / 700, 1e-6]
-    found = thresholds_for(tensors, shares)
+    found = [threshold_for(tensors, share) for share in shares]
     assert found == [sorted_threshold(tensors, share) for share in shares]
     assert found == sorted(found)
 
@@ -56,7 +55,7 @@ def test_equal_elements_are_all_in(seed):
     generator = torch.Generator().manual_seed(seed)
     tensors = [values[torch.randint(6, (n,), generator=generator)] for n in (50, 3)]
     for share in (0.1, 0.3, 0.6, 0.95):
-        [theta] = thresholds_for(tensors, [share])
+        theta = threshold_for(tensors, share)
         assert theta == sorted_threshold(tensors, share)
         held = sum(int((t.abs() >= theta).sum()) for t in tensors)
         above = sum(int((t.abs() > theta).sum()) for t in tensors)
@@ -66,7 +65,7 @@ def test_equal_elements_are_all_in(seed):
 def test_a_ratio_of_counts_buys_that_count():
     x = torch.arange(1.0, 50)
     for k in range(1, 50):
-        assert thresholds_for([x], [k / 49]) == [50 - k]
+        assert threshold_for([x], k / 49) == 50 - k
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -77,19 +76,19 @@ def test_costly_elements(seed):
     units = [64, 9, 0]
     total = 64 * 300 + 9 * 40
     order = sorted((-abs(float(v)), unit) for t, unit in zip(tensors, units, strict=True) for v in t)
-    shares = [0.7, 0.2, 0.05]
-    for theta, share in zip(thresholds_for(tensors, shares, units), shares, strict=True):
+    for share in (0.7, 0.2, 0.05):
+        theta = threshold_for(tensors, share, units)
         spent = [sum(unit * int((t.abs() >= theta).sum()) for t, unit in zip(tensors, units, strict=True))]
         left = [unit for minus, unit in order if -minus < theta]
         assert spent[0] <= share * total < spent[0] + left[0]
-    assert thresholds_for(tensors[:1], [1e-9], [5]) == [float(tensors[0].abs().max())]
-    assert thresholds_for(tensors[2:], [0.5], [0]) == [0.0]
+    assert threshold_for(tensors[:1], 1e-9, [5]) == float(tensors[0].abs().max())
+    assert threshold_for(tensors[2:], 0.5, [0]) == 0
 
 
 def test_equal_costly_elements_are_in_or_out_together():
     x = [torch.tensor([3.0, -1.0, 1.0, 0.5])]
     for share, held in ((0.25, 1), (0.5, 1), (0.75, 3)):
-        [theta] = thresholds_for(x, [share], [1])
+        theta = threshold_for(x, share, [1])
         assert int((x[0].abs() >= theta).sum()) == held
 
 
@@ -157,7 +156,8 @@ def test_models_without_stages_need_shards():
     with pytest.raises(ConfigError, match="has no stages; allowed: method.shards, lists of its layers: hidden0, head;"):
         bound(Greedy(threshold="shard"), 1.0, 0.5)
     method = bound(Greedy(threshold="shard", shards=(("head",), ("hidden0",))), 1.0, 0.5)
-    assert method.init(0)["thresholds"]["0.5"].keys() == method.init(0)["params"].keys()
+    params = method.init(0)["params"]
+    assert method.thresholds(params, 0.5).keys() == params.keys()
     with pytest.raises(ValueError, match="shards with threshold: shard only"):
         Greedy(shards=(("head",),))
 
@@ -225,7 +225,8 @@ def test_a_server_smaller_than_the_model_holds_everything():
     """And a smaller capacity what it would have of the whole model."""
     method = on_resnet(capacities=(0.5, 0.1), channels=16)
     state, model = method.init(0), method.task.model
-    assert method.budget(0.5) >= 1 and list(state["thresholds"]) == ["0.1"]
+    assert method.budget(0.5) >= 1 and method.window(state, 0, 0.5).key == "whole"
+    assert method.window(state, 0, 0.1).key == (0, 0.1)
     assert method.budget(0.1) * costs.parameters(model, method.task.server) == pytest.approx(
         0.1 * costs.parameters(model, Net())
     )
@@ -284,19 +285,6 @@ def test_a_selection_travels_without_its_tensors():
     assert len({method.select(state, r, Client(i, 1.0), 0).key for r in range(3) for i in range(3)}) == 1
 
 
-def test_the_state_is_saved_as_it_is(tmp_path):
-    """Every threshold is a tensor of its own; without any, the empty group is lost."""
-    for method in (bound(Greedy(), 1.0, 0.5), bound(Greedy(), 1.0)):
-        state = method.init(0)
-        save_tensors(tmp_path / "state", state)
-        again = load_tensors(tmp_path / "state")
-        assert_same(again, state)
-        selection = method.select(again, 0, Client(0, 1.0), 0)
-        assert selection.key == "whole" and selection.covers("head.weight")
-        new = one_round(method, again, (1.0, client_data(0, 1)))
-        assert new["thresholds"].keys() == state["thresholds"].keys()
-
-
 # a round
 
 
@@ -321,9 +309,8 @@ def test_the_mean_is_over_holders():
         assert torch.equal(new["params"][name][~large[name]], old[~large[name]])
     for capacity in (0.5, 0.25):
         everything = torch.cat([t.flatten() for t in new["params"].values()])
-        assert float(new["thresholds"][f"{capacity:g}"]["head.bias"]) == sorted_threshold(
-            [everything], method.budget(capacity)
-        )
+        theta = method.thresholds(new["params"], capacity)["head.bias"]
+        assert float(theta) == sorted_threshold([everything], method.budget(capacity))
 
 
 @pytest.mark.parametrize("name", ["fiarse", "pruning_greedy"])
@@ -395,24 +382,23 @@ def test_a_group_of_zeros_is_held_whole():
     for name in ("fiarse", "pruning_greedy"):
         method = bound(METHODS[name](threshold="layer"), 1.0, 0.5, 0.25, hidden=(6,), lr=0.1)
         params = {n: t * ("head" not in n) for n, t in method.init(0)["params"].items()}
-        state = {"params": params, "thresholds": method.thresholds(params)}
+        state = {"params": params}
         for capacity in (0.5, 0.25):
             held = held_by(method, state, capacity)
             assert held["head.weight"].all() and held["head.bias"].all() and not held["hidden0.weight"].all()
             assert method.deploy(state, 0, capacity).held.layers["head"] == 0
         new = one_round(method, state, (0.25, client_data(0, 1, 2)))
-        assert new["params"]["head.bias"].all() and new["thresholds"]["0.25"]["head.bias"] > 0
+        assert new["params"]["head.bias"].all() and method.thresholds(new["params"], 0.25)["head.bias"] > 0
 
 
-@pytest.mark.parametrize("capacities", [(1.0, 0.5), (1.0,)])
-def test_a_capacity_that_nobody_has_is_refused(capacities, tmp_path):
-    """Whether or not there are thresholds; none come back from a checkpoint."""
-    method = bound(Greedy(), *capacities)
-    save_tensors(tmp_path / "state", method.init(0))
-    for state in (method.init(0), load_tensors(tmp_path / "state")):
-        for verb in (method.window, method.deploy):
-            with pytest.raises(KeyError):
-                verb(state, 0, 0.3)
+def test_a_device_may_have_a_capacity_that_the_task_has_not():
+    method = on_resnet(channels=16)
+    state = method.init(0)
+    masked = [name for names in groups(method.task.model, Net(), "model") for name in names]
+    d = sum(state["params"][name].numel() for name in masked)
+    for capacity in (0.7, 0.123, 0.003):
+        deployed = method.deploy(state, 0, capacity)
+        assert sum(int(deployed.params[name].count_nonzero()) for name in masked) == math.floor(capacity * d)
 
 
 def test_a_deployment_is_zero_outside_its_mask():
@@ -431,7 +417,6 @@ def test_a_capacity_may_be_smaller_than_the_narrowest_network():
     given = {"method": {"name": "fiarse", "threshold": "shard"}, "model": RESNET | {"channels": 4}, "clients": clients}
     method = tiny(**given).bound_method()
     state = method.init(0)
-    assert list(state["thresholds"]) == ["0.3", "0.001"]
     assert 0 < method.deploy(state, 0, 0.001).held.macs < method.deploy(state, 0, 0.3).held.macs
     with pytest.raises(ConfigError, match="whose narrowest network already is"):
         tiny(**given | {"method": "heterofl"})

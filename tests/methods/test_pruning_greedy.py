@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, updated
+from helpers import assert_same, bound, client_data, spread, updated
 
 from rayfl.methods import METHODS, Client
 
@@ -17,7 +17,7 @@ def test_two_steps_by_hand():
     state, data = method.init(0), client_data(0, 1, 2, 3)
     mask = method.select(state, 0, Client(0, 0.4), 0)
     net = method.task.model.build(method.task.server)
-    net.load_state_dict(mask.spread(mask.take(state["params"])))
+    net.load_state_dict(spread(mask, mask.take(state["params"]), state["params"]))
     held = mask.cover(state["params"])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9, weight_decay=0.1)
     x, y = data.preprocess(data.pixels), data.labels
@@ -27,7 +27,7 @@ def test_two_steps_by_hand():
         for name, w in net.named_parameters():
             w.grad.mul_(held[name])
         optimizer.step()
-    sent = mask.spread(updated(method, state, 0.4, data).sums["params"])
+    sent = spread(mask, updated(method, state, 0.4, data).sums["params"], state["params"])
     for name, w in net.named_parameters():
         torch.testing.assert_close(sent[name], w.detach())
 
@@ -51,6 +51,6 @@ def test_elements_may_cross_the_threshold_and_stay():
         method = bound(method, 1.0, 0.4, hidden=(6,), lr=0.5, epochs=6)
         state = method.init(0)
         answers.append(updated(method, state, 0.4, data).sums["params"])
-    theta = state["thresholds"]["0.4"]
+    theta = method.thresholds(state["params"], 0.4)
     assert any((t.abs() < theta[name]).any() for name, t in answers[0].items())
     assert any(not torch.equal(t, answers[1][name]) for name, t in answers[0].items())
