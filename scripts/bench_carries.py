@@ -10,27 +10,23 @@ what it has mapped of the object store (RssShmem). Ray frees objects about once 
 second of traffic beside what is in use. Linux only.
 """
 
+# its settings for Ray and torch come first, as they are read when those are imported
+from bench_round import show  # isort: skip
+
+import argparse
+import json
+import logging
 import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # or Ray copies this folder for every worker
-os.environ["OMP_NUM_THREADS"] = "1"
-
-import argparse  # noqa: E402
-import json  # noqa: E402
-import logging  # noqa: E402
-import statistics  # noqa: E402
-import tempfile  # noqa: E402
-import threading  # noqa: E402
-import time  # noqa: E402
-from collections.abc import Callable, Mapping  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from rayfl import costs  # noqa: E402
-from rayfl.experiment import Experiment, parse_experiment  # noqa: E402
+from rayfl import costs
+from rayfl.experiment import Experiment, parse_experiment
 
 COHORT, IMAGES, MEGABYTE = 10, 4, 1e6
 
@@ -188,15 +184,6 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
 
 def pid_of(actor: Any) -> int:
     return os.getpid()
-
-
-def show(found: dict[str, Any]) -> None:
-    table = Table("what", "measured")
-    for name, value in found.items():
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        for part, number in parts:
-            table.add_row(f"{name}: {part}" if part else name, f"{number:.3f}")
-    Console().print(table)
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ class PostActResNet(Model, ABC):
     @field_validator("exits")
     @classmethod
     def _blocks_in_order(cls, exits: tuple[str, ...]) -> tuple[str, ...]:
-        order = [*chain(*_paths(cls.depth))]
+        order = [*chain(*block_paths(cls.depth))]
         for path in exits:
             if path not in order:
                 raise ValueError(f"blocks of the network; {path!r} is none; {nearest(path, order)}")
@@ -67,7 +67,7 @@ class PostActResNet(Model, ABC):
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
-        return _paths(self.depth)
+        return block_paths(self.depth)
 
     @property
     def exit_count(self) -> int:
@@ -83,7 +83,7 @@ class PostActResNet(Model, ABC):
         else:
             block = partial(_bottleneck, norm_kind=self.norm, copies=self.inner)
         last = None if has_head else self.exits[net.exits - 1]
-        stages, streams = _stages(net, self.depth, self.channels, stem, block, self.outer, last)
+        stages, streams = stages_of(net, self.depth, self.channels, stem, block, self.outer, last)
         layers = dict(
             conv=conv(self.image, stem, kernel, stride=stride, padding=kernel // 2, bias=False),
             scaler=scaler(net.scale),
@@ -217,14 +217,14 @@ class PreActResNet(Model, ABC):
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
-        return _paths(self.depth)
+        return block_paths(self.depth)
 
     def build(self, net: Net) -> nn.Module:
         check_without(net, [*chain(*self.blocks)])
         stem = net.axis("stage1", self.channels)
         pre, post = _sites(self.scaler_site, net.scale)
         block = partial(PreActBlock, norm_kind=self.norm, pre=pre, post=post)
-        stages, streams = _stages(net, self.depth, self.channels, stem, block)
+        stages, streams = stages_of(net, self.depth, self.channels, stem, block)
         features = streams[-1]
         return sequential(
             conv=conv(self.image, stem, 3, padding=1, bias=False),
@@ -377,12 +377,12 @@ def _sites(site: ScalerSite, scale: float) -> tuple[float, float]:
     return (scale, 1.0) if site == "pre_norm" else (1.0, scale)
 
 
-def _paths(depth: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+def block_paths(depth: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
     """The module paths of the blocks, stage by stage."""
     return tuple(tuple(f"stage{s}.{b}" for b in range(count)) for s, count in enumerate(depth, start=1))
 
 
-def _stages(
+def stages_of(
     net: Net,
     depth: tuple[int, ...],
     channels: int,
@@ -398,7 +398,7 @@ def _stages(
     """
     stages: dict[str, nn.Module] = {}
     streams: list[Axis] = []
-    for s, paths in enumerate(_paths(depth)):
+    for s, paths in enumerate(block_paths(depth)):
         name = f"stage{s + 1}"
         cout, blocks = net.axis(name, channels * 2**s).repeat(copies), []
         for path in paths[: paths.index(last) + 1] if last in paths else paths:

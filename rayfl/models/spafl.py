@@ -2,6 +2,7 @@
 Fashion-MNIST is `lenet5_caffe`. Their norms are batch norms, of which every client has its own.
 """
 
+from functools import partial
 from itertools import chain
 from typing import ClassVar, Literal
 
@@ -12,7 +13,7 @@ from rayfl.axes import Net, conv, linear, norm
 from rayfl.models.base import Model
 from rayfl.models.cnn import Conv, convolutions
 from rayfl.models.layers import NormKind, check_without, scaler, sequential
-from rayfl.models.resnet import PreActBlock
+from rayfl.models.resnet import PreActBlock, block_paths, stages_of
 
 
 class SpaFLCNN(Model):
@@ -52,26 +53,20 @@ class SpaFLResNet18(Model):
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(f"stage{s}.{b}" for b in range(count)) for s, count in enumerate(self.depth, start=1))
+        return block_paths(self.depth)
 
     def build(self, net: Net) -> nn.Module:
         check_without(net, [*chain(*self.blocks)])
-        cin = net.axis("stage1", self.channels)
-        layers: dict[str, nn.Module] = dict(
-            conv=conv(self.image, cin, 3, padding=1, bias=False),
+        stem = net.axis("stage1", self.channels)
+        block = partial(PreActBlock, norm_kind=self.norm, pre=net.scale, post=1.0)
+        stages, streams = stages_of(net, self.depth, self.channels, stem, block)
+        return sequential(
+            conv=conv(self.image, stem, 3, padding=1, bias=False),
             scaler=scaler(net.scale),
-            norm=norm(self.norm, cin),
+            norm=norm(self.norm, stem),
             relu=nn.ReLU(),
+            **stages,
+            average=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            head=linear(streams[-1], self.labels),
         )
-        for s, paths in enumerate(self.blocks):
-            name, channels, stage = f"stage{s + 1}", self.channels * 2**s, nn.Sequential()
-            cout = net.axis(name, channels)
-            for path in paths:
-                stride = 2 if s and not len(stage) else 1
-                stage.append(
-                    PreActBlock(net, path, cin, channels, cout, stride, norm_kind=self.norm, pre=net.scale, post=1.0)
-                )
-                cin = cout
-            layers[name] = stage
-        layers |= dict(average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=linear(cin, self.labels))
-        return sequential(**layers)
