@@ -2,7 +2,7 @@
 
 Two layers that share an `Axis` are cut together: everything that is added along a residual stream, a norm
 and what it normalises, a linear layer and the layer before it. From the names alone the rest of rayfl cuts
-any model (HeteroFL section 3, width.md section 0: the tying rule), with no index walking by layer name.
+any model (HeteroFL section 3), with no index walking by layer name.
 
     image, channels = Axis.fixed("image", 3), net.axis("stage1", 64)
     self.conv = conv(image, channels, 3, padding=1)          # weight: [stage1, image, 3, 3]
@@ -86,7 +86,7 @@ class Net:
 
 
 def size_at(width: float, full: int, rounding: Literal["up", "down"] = "up") -> int:
-    """ceil(width * full), or floor, without the channel that binary noise would add or take (width.md section 0)."""
+    """ceil(width * full), or floor, without the channel that binary noise would add or take."""
     size = math.ceil(width * full - 1e-9) if rounding == "up" else math.floor(width * full + 1e-9)
     if size < 1:
         raise ValueError(f"width {width} leaves no channel of {full}; the smallest is {1 / full:.6g}")

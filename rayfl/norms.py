@@ -1,4 +1,4 @@
-"""Static batch norm (HeteroFL section 3.2, width.md 4.2): the model's own matter, calibrated in one generic way.
+"""Static batch norm (HeteroFL section 3.2): the model's own matter, calibrated in one generic way.
 
 While training it always normalises by the batch and tracks nothing, so that only its weight and bias
 travel. Before a network is evaluated its statistics are collected by a pass over training data:

@@ -113,7 +113,7 @@ def test_image_channels_and_classes_are_never_cut(name):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "resnet" in name])
 def test_what_is_added_along_a_residual_stream_shares_its_axis(name):
-    """width.md's tying rule: at every addition both operands are on one axis."""
+    """The tying rule: at every addition both operands are on one axis."""
     dims = layout(MODELS[name](), Net(0.3)).dims
     stream = dims["conv.weight"][0].name
     blocks = dict.fromkeys(path.rpartition(".residual.")[0] for path in dims if "residual" in path)

@@ -319,7 +319,7 @@ def test_sliced_training_is_masked_full_width_training(width_method, model_name,
 
 @pytest.mark.parametrize("method_name", sorted({*ALL_METHODS} - {*DRAWN_ANSWERS}))
 def test_clients_that_train_nothing_change_nothing(method_name, tmp_path):
-    """The mean of what was sent is what was sent (width.md section 5, T1)."""
+    """The mean of what was sent is what was sent."""
     spec = experiment(method_name, training={"steps": None, "epochs": 0}, clients={"cohort": 6})
     simulation = simulate(spec, tmp_path)
     before = {name: t.clone() for name, t in leaves(simulation.state)}

@@ -90,7 +90,7 @@ def test_the_registered_name_is_the_models(name):
     ],
 )
 def test_published_counts(name, count, layers):
-    """width.md section 6.5."""
+    """Of the papers' networks: parameters and layers."""
     params = params_of(MODELS[name]().build(Net()))
     assert sum(p.numel() for p in params.values()) == count
     assert list(params) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
@@ -118,7 +118,7 @@ def counts(model):
     ],
 )
 def test_what_spafl_counts(name, fields, parameters, is_head_masked, masked):
-    """thresholds_and_distillation.md section 1.9: weights, thresholds and multiply-adds of what it masks."""
+    """Weights, thresholds and multiply-adds of what it masks."""
     found, whole, without_head = counts(MODELS[name](**fields))
     assert found == parameters
     assert (whole if is_head_masked else without_head) == masked
@@ -133,7 +133,7 @@ def test_the_state_that_spafl_counts_as_parameters():
 
 @pytest.mark.parametrize(("classes", "size"), [(10, 11_164_362), (100, 11_210_532)])
 def test_what_fiarse_masks(classes, size):
-    """importance_and_nested.md section 1.5: all convolutions and the classifier with its bias."""
+    """All convolutions and the classifier with its bias."""
     model = MODELS["resnet18"](classes=classes)
     (weights, _, macs), _ = counts(model)[1:]
     assert weights + classes == size and macs == 555_417_600 + 512 * classes
@@ -170,7 +170,7 @@ def test_spafls_blocks_and_its_last_stage():
 
 
 def test_the_mlp_of_heterofls_accounting():
-    """width.md trap 4: its Table 2 counts the MLP on 32x32 colour images for the baselines' CIFAR network."""
+    """Its Table 2 counts the MLP on 32x32 colour images for the baselines' CIFAR network."""
     params = params_of(MODELS["liang_mlp"](input=(3, 32, 32)).build(Net()))
     assert sum(p.numel() for p in params.values()) == 1_804_682
 
@@ -249,7 +249,7 @@ def test_load_copies_and_never_aliases(name):
 @pytest.mark.parametrize("offset", [0, 40], ids=["prefix", "a window that wraps"])
 @pytest.mark.parametrize("name", NO_TRANSFORMERS)
 def test_a_sliced_network_is_the_full_one_with_dropped_channels_zeroed(name, offset):
-    """width.md A7, without norm: the values of the submodel put into zeros give the same logits."""
+    """Without norm: the values of the submodel put into zeros give the same logits."""
     model, net = without_norm(name), Net(0.55)
     whole, part = layout(model, Net()), layout(model, net)
     selection = rolling(whole, part, net, offset) if offset else prefix(whole, part, net)
@@ -327,7 +327,6 @@ def training_step(model, net):
 
 @pytest.mark.parametrize("name", WITH_NORM)
 def test_scaler_before_batch_norm_changes_nothing(name):
-    """width.md A11 and trap 5."""
     model = make(name, norm="static_bn")
     loss, gradients = training_step(model, Net(0.25))
     scaled_loss, scaled_gradients = training_step(model, Net(0.25, scale=0.25))

@@ -1,4 +1,4 @@
-"""Who is able to do what, and who takes part (width.md section 2, importance_and_nested.md 6.5)."""
+"""Who is able to do what, and who takes part."""
 
 from collections import Counter
 

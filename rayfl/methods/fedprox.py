@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are held near what they received, and may do a part of the work.
 
 Paper: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020,
-https://arxiv.org/abs/1812.06127 (Algorithm 2; width.md section 1.6).
+https://arxiv.org/abs/1812.06127 (Algorithm 2).
 
 Symbols: F_k client k's loss, n_k its number of samples, x what it received, E the epochs of a round.
 

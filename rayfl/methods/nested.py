@@ -2,7 +2,7 @@
 device of every capacity has, and how its tensors of its own travel.
 
 A submodel keeps the first ceil(r K) of the K positions of every axis, and the residual branches that its bits say; of
-a block that is left out the skip stays, with its projection (importance_and_nested.md section 6.1).
+a block that is left out the skip stays, with its projection.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates take out of every local step what sets a client apart from the others.
 
 Paper: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-https://arxiv.org/abs/1910.06378 (Algorithm 1; width.md section 1.6).
+https://arxiv.org/abs/1910.06378 (Algorithm 1).
 
 Symbols: x the global parameters, c the server's variate, c_k client k's, both zero at first; g_k a gradient of
 its loss, K its steps of a round, M the number of clients, A those of a round.

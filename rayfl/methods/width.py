@@ -53,7 +53,7 @@ class WidthMethod(LocalMethod):
         return update
 
     def _keep_present_rows(self, update: Update, net: Net, present) -> None:
-        """A client holds the rows of the `classes` axis that are in its label set (width.md section 5)."""
+        """A client holds the rows of the `classes` axis that are in its label set (HeteroFL's code)."""
         layout = self.task.layout(net)
         for name, dims in layout.dims.items():
             if dims and dims[0] is not None and dims[0].name == "classes":

@@ -86,7 +86,6 @@ RESNETS = ["preact_resnet18", "resnet18"]
 
 @pytest.mark.parametrize("name", RESNETS)
 def test_the_operands_of_every_addition_are_the_same_channels(name):
-    """width.md, acceptance test 5."""
     found = additions(on(name))
     assert len(found) == 8
     assert [block for block, (residual, skip) in found.items() if residual != skip] == []
@@ -156,7 +155,7 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_heads_are_drawn_inside_each_head(tie):
-    """width.md, acceptance test 6: head j of a client holds positions of the server's head j, the same in each."""
+    """Head j of a client holds positions of the server's head j, the same in each."""
     wide, narrow = (layout_of(Attention(Net(width))) for width in (1.0, 0.5))
     if not tie:
         wide, narrow = untied(wide), untied(narrow)

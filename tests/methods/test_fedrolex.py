@@ -106,7 +106,7 @@ def coverage(method, capacity: float, rounds: int, sizes: tuple[int, int]) -> fl
     [((64, 64), [0.984, 0.484, 0.234, 0.109]), ((128, 64), [1.0, 0.734, 0.359, 0.172])],
 )
 def test_axes_that_roll_together_leave_most_weights_untrained(sizes, expected, options):
-    """width.md section 1.2: 2 k - 1 of 64 pairs, wherever the band lies."""
+    """2 k - 1 of 64 pairs, wherever the band lies."""
     capacities = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
     method = bound(FedRolex(**options), 1.0, *capacities, hidden=sizes)
     found = [coverage(method, c, math.lcm(*sizes), sizes) for c in capacities]
@@ -125,7 +125,7 @@ def test_coprime_strides_sweep_all_weights(sizes):
 
 
 def test_coverage_of_a_resnet():
-    """width.md, section 1.2 and acceptance test 17: in a full cycle clients of these capacities train so much of
+    """In a full cycle clients of these capacities train so much of
     the convolutions' weights, e.g. 0.1316 where the server is 16 times as wide as they are."""
     model, capacities = MODELS["preact_resnet18"](), (1 / 2, 1 / 4, 1 / 8, 1 / 16)
     task = Task(model, Training(), {c: Net(c) for c in (1.0, *capacities)}, 1.0, clients=1)

@@ -1,4 +1,4 @@
-"""FjORD by hand: width.md sections 1.4 and 5, acceptance test 13."""
+"""FjORD by hand."""
 
 import math
 from collections import Counter

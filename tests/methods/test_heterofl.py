@@ -1,4 +1,4 @@
-"""HeteroFL by hand: width.md sections 1.1, 4 and 5."""
+"""HeteroFL by hand."""
 
 import math
 

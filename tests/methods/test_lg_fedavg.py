@@ -57,7 +57,7 @@ def test_shared_layers_are_averaged_and_the_others_kept(clients_answer):
 
 
 def test_who_does_not_take_part_gets_the_shared_layers_and_keeps_its_own(clients_answer):
-    """width.md, acceptance test 14: client 5 took part in round 0, and not in round 1."""
+    """Client 5 took part in round 0, and not in round 1."""
     method = perceptron()
     state, data = method.init(0), client_data(0, 1)
     clients_answer(7, 3)

@@ -1,4 +1,4 @@
-"""NeFL by hand: importance_and_nested.md section 6, acceptance vectors 3 to 5."""
+"""NeFL by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Submodels cut in width and depth: importance_and_nested.md sections 6.1, 6.7 and 6.8."""
+"""Submodels cut in width and depth, by hand."""
 
 import itertools
 import math

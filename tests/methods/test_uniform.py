@@ -1,4 +1,4 @@
-"""DepthFL and ScaleFL as NeFL's authors ran them: importance_and_nested.md sections 4.5 and 5.5."""
+"""DepthFL and ScaleFL as NeFL's authors ran them, by hand."""
 
 from dataclasses import replace
 
