@@ -714,9 +714,9 @@ def _bare(axes: "Axes") -> None:
 
 
 def _legend(axes: "Axes") -> None:
-    """Inside while it is short, to the right of the axes when it is not, as high as they are at most."""
+    """Inside while it is short, to the right of the axes, as high as they are at most, where it would hide lines."""
     _, labels = axes.get_legend_handles_labels()
-    if len(labels) > 5:
+    if len(labels) > 4:
         size = min(10, 160 / len(labels))
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=size)
     elif labels:
