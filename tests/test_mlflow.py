@@ -4,6 +4,8 @@ import json
 import logging
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -278,6 +280,36 @@ def test_reading_what_is_not_there(mlflow, tmp_path):
     wrong = Mlflow(mlflow.uri, mlflow.experiment_name[:-1])
     with pytest.raises(ConfigError, match="no experiment is called .*; did you mean 'test_reading"):
         wrong.read()
+
+
+FAILS_ONCE = """
+import sys
+from importlib.abc import MetaPathFinder
+from rayfl.tracking.mlflow import Mlflow
+from rayfl.tracking.records import Run
+
+class Once(MetaPathFinder):
+    wanted = "mlflow.tracking.client"
+
+    def find_spec(self, name, path, target=None):
+        if name == self.wanted:
+            self.wanted = None
+            raise ImportError("not this time")
+
+sys.meta_path.insert(0, Once())
+uri, run = sys.argv[1:]
+mlflow = Mlflow(uri, "tests")
+assert not mlflow.sync(Run.open(run))
+assert mlflow.sync(Run.open(run))
+"""
+
+
+def test_an_import_that_failed_fails_once(uri, tmp_path):
+    """Without care the modules that it leaves fail the import after it, too."""
+    run = create(tmp_path / "run")
+    command = [sys.executable, "-c", FAILS_ONCE, uri, run.path]
+    said = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "not this time" in said.stdout and "is back" in said.stdout
 
 
 def test_nothing_is_logged_to_the_terminal(mlflow):

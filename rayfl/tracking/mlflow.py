@@ -12,6 +12,7 @@ network a client, so it stays in the run's folder alone, and the tag `rayfl.carr
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -125,8 +126,11 @@ class Mlflow:
     def _client(self) -> Any:
         for key, value in ENVIRONMENT.items():
             os.environ.setdefault(key, value)
-        from mlflow.tracking import MlflowClient
-
+        try:
+            from mlflow.tracking import MlflowClient
+        except Exception:
+            _forget()
+            raise
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.ERROR)
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
@@ -315,6 +319,12 @@ class _Sent:
     def save(self) -> None:
         memory = {"run_id": self.run_id, "round": self.round, "status": self.status}
         write_json(self.path, memory)
+
+
+def _forget() -> None:
+    """As if mlflow had never been imported: the half of its modules that a failed import leaves fails the next one."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+        del sys.modules[name]
 
 
 def _record(found: Any) -> dict[str, Any]:
