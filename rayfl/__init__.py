@@ -1,1 +1,84 @@
-"""rayfl."""
+"""rayfl simulates federated learning among unequal clients; this is what a notebook and a package of one's own need.
+
+    import rayfl
+
+    result = rayfl.run({"model": "digits_cnn", "method": "heterofl", "clients": {"capacities": [1, 0.25]}})
+    result.metrics, result.submodel(0.25), result.plots
+
+Names are imported when they are first used, so that `rayfl --help` does not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rayfl.axes import Axis as Axis
+    from rayfl.axes import conv as conv
+    from rayfl.axes import declare as declare
+    from rayfl.axes import embedding as embedding
+    from rayfl.axes import linear as linear
+    from rayfl.axes import norm as norm
+    from rayfl.comparison import Comparison as Comparison
+    from rayfl.comparison import sweep as sweep
+    from rayfl.config import ConfigError as ConfigError
+    from rayfl.data.base import Arrays as Arrays
+    from rayfl.data.base import DataSet as DataSet
+    from rayfl.data.goal import Score as Score
+    from rayfl.data.images import ImageData as ImageData
+    from rayfl.data.images import Images as Images
+    from rayfl.data.memory import InMemory as InMemory
+    from rayfl.data.partition.base import NOBODY as NOBODY
+    from rayfl.data.partition.base import Labels as Labels
+    from rayfl.data.partition.base import Partition as Partition
+    from rayfl.driver import Result as Result
+    from rayfl.driver import Session as Session
+    from rayfl.driver import export as export
+    from rayfl.driver import run as run
+    from rayfl.driver import start as start
+    from rayfl.experiment import Experiment as Experiment
+    from rayfl.fold import Fold as Fold
+    from rayfl.fold import Update as Update
+    from rayfl.listeners import Listener as Listener
+    from rayfl.methods.base import Client as Client
+    from rayfl.methods.base import Deployment as Deployment
+    from rayfl.methods.base import Method as Method
+    from rayfl.methods.base import Task as Task
+    from rayfl.methods.base import Visit as Visit
+    from rayfl.methods.dense import Dense as Dense
+    from rayfl.models.base import ImageModel as ImageModel
+    from rayfl.models.base import Model as Model
+    from rayfl.net import Net as Net
+
+_PUBLIC = {
+    "axes": ("Axis", "conv", "declare", "embedding", "linear", "norm"),
+    "config": ("ConfigError",),
+    "data.base": ("Arrays", "DataSet"),
+    "data.goal": ("Score",),
+    "data.images": ("ImageData", "Images"),
+    "data.memory": ("InMemory",),
+    "data.partition.base": ("NOBODY", "Labels", "Partition"),
+    "comparison": ("Comparison", "sweep"),
+    "driver": ("Result", "Session", "export", "run", "start"),
+    "experiment": ("Experiment",),
+    "fold": ("Fold", "Update"),
+    "listeners": ("Listener",),
+    "methods.base": ("Client", "Deployment", "Method", "Task", "Visit"),
+    "methods.dense": ("Dense",),
+    "models.base": ("ImageModel", "Model"),
+    "net": ("Net",),
+}
+"""Module -> the public names in it."""
+
+_MODULES = {name: f"rayfl.{module}" for module, names in _PUBLIC.items() for name in names}
+
+__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'rayfl' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

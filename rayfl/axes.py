@@ -14,12 +14,14 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-import torch
 from torch import nn
 
 from rayfl.norms import StaticBatchNorm
+
+CLASSES = "classes"
+"""The name of the axis of classes: what label-aware methods look for."""
 
 
 @dataclass(frozen=True)
@@ -51,40 +53,6 @@ class Axis:
         return self.groups * self.size * self.copies
 
 
-@dataclass(frozen=True)
-class Net:
-    """Which network of a family: everything that a device must know to build it.
-
-    The network built at a width decides its sizes (sizes do not compose: rounding a rate of a rate differs
-    from rounding once); indices follow them.
-    """
-
-    width: float = 1.0
-    """Share of every cuttable axis, in (0, 1]: an axis of K positions has ceil(width * K), or floor."""
-    without: tuple[str, ...] = ()
-    """Blocks that are left out, by module path."""
-    exits: int = 0
-    """Early exits that it answers at, counted from the first, with its last one; what lies behind that is left out.
-    0: it has none, and answers at its head alone."""
-    steps: bool = False
-    """Whether every residual branch is multiplied by a step size of its own, a parameter (NeFL)."""
-    scale: float = 1.0
-    """What HeteroFL's Scaler divides by during training (section 3.3): client width / server width."""
-    rounding: Literal["up", "down"] = "up"
-    """Of width * K: ScaleFL rounds down."""
-    sizes: tuple[tuple[str, int], ...] = ()
-    """Axes by name that have so many positions (a group), whatever the width: what a removal of channels leaves."""
-
-    def axis(self, name: str, full: int, groups: int = 1) -> Axis:
-        """The axis `name`, of `full` positions (a group) in the widest network, as it is in this one."""
-        size = dict(self.sizes).get(name)
-        if size is None:
-            size = size_at(self.width, full, self.rounding)
-        elif not 1 <= size <= full:
-            raise ValueError(f"Net.sizes: given {size} for the axis {name!r}; allowed: 1 to {full}")
-        return Axis(name, size, groups)
-
-
 def size_at(width: float, full: int, rounding: Literal["up", "down"] = "up") -> int:
     """ceil(width * full), or floor, without the channel that binary noise would add or take."""
     size = math.ceil(width * full - 1e-9) if rounding == "up" else math.floor(width * full + 1e-9)
@@ -99,18 +67,18 @@ Dims = tuple[Axis | None, ...]
 """The axes of one tensor; None for a dimension that is not an axis (a kernel's height and width)."""
 
 
-def conv(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options) -> nn.Conv2d:
+def conv(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv2d:
     layer = nn.Conv2d(cin.length, cout.length, kernel, bias=bias, **options)
-    return _declare(layer, weight=(cout, cin, None, None), bias=(cout,))
+    return declare(layer, weight=(cout, cin, None, None), bias=(cout,))
 
 
 def linear(cin: Axis, cout: Axis, *, bias: bool = True) -> nn.Linear:
     layer = nn.Linear(cin.length, cout.length, bias=bias)
-    return _declare(layer, weight=(cout, cin), bias=(cout,))
+    return declare(layer, weight=(cout, cin), bias=(cout,))
 
 
 def embedding(rows: Axis, cout: Axis) -> nn.Embedding:
-    return _declare(nn.Embedding(rows.length, cout.length), weight=(rows, cout))
+    return declare(nn.Embedding(rows.length, cout.length), weight=(rows, cout))
 
 
 NORMS = ("static_bn", "group", "instance", "layer", "none")
@@ -134,31 +102,31 @@ def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
                 f"{channels.length} at this width; take larger capacities or another norm"
             )
         layer = nn.GroupNorm(count, channels.length)
-    return _declare(layer, weight=(channels,), bias=(channels,))
+    return declare(layer, weight=(channels,), bias=(channels,))
 
 
 def layer_norm(features: Axis) -> nn.LayerNorm:
     """LayerNorm over the last dimension (of a transformer)."""
-    return _declare(nn.LayerNorm(features.length), weight=(features,), bias=(features,))
+    return declare(nn.LayerNorm(features.length), weight=(features,), bias=(features,))
 
 
-def axes_of(net: nn.Module) -> dict[str, Dims]:
+def axes_of(network: nn.Module) -> dict[str, Dims]:
     """The axes of every parameter. A parameter whose module declares none is an error that names it."""
     found = {}
-    for path, module in net.named_modules():
+    for path, module in network.named_modules():
         declared: Mapping[str, Dims] = getattr(module, "axes", {})
         for name, tensor in module.named_parameters(prefix=path, recurse=False):
             dims = declared.get(name.rpartition(".")[2])
             if dims is None:
                 raise ValueError(
-                    f"{type(net).__name__}: the parameter {name!r} {list(tensor.shape)} of a "
+                    f"{type(network).__name__}: the parameter {name!r} {list(tensor.shape)} of a "
                     f"{type(module).__name__} declares no axes; build it with rayfl.axes "
-                    "(conv, linear, norm, ...) or set `module.axes = {parameter: (Axis, ...)}`"
+                    "(conv, linear, norm, ...) or say `declare(module, parameter=(Axis, ...))`"
                 )
             lengths = [axis.length if axis else size for axis, size in zip(dims, tensor.shape, strict=False)]
             if len(dims) != tensor.dim() or lengths != list(tensor.shape):
                 raise ValueError(
-                    f"{type(net).__name__}: the parameter {name!r} is {list(tensor.shape)} but its "
+                    f"{type(network).__name__}: the parameter {name!r} is {list(tensor.shape)} but its "
                     f"axes {[axis.name if axis else None for axis in dims]} say {lengths}"
                 )
             found[name] = dims
@@ -177,40 +145,22 @@ class Layout:
         """Every axis that can be cut, by name, once."""
         return {a.name: a for dims in self.dims.values() for a in dims if a and not a.is_fixed}
 
-
-def layout_of(net: nn.Module) -> Layout:
-    return Layout(axes_of(net), {name: tuple(p.shape) for name, p in net.named_parameters()})
-
-
-def check_axes(build, widths: tuple[float, float] = (1.0, 0.5)) -> None:
-    """The two-width check: `build(Net)` at two widths has the same parameters on the same axes, and only
-    cuttable axes change their size. Builds on the meta device: nothing is allocated."""
-    wide, narrow = (axes_of(on_meta(build, Net(width=w))) for w in widths)
-    if wide.keys() != narrow.keys():
-        raise ValueError(f"parameters differ between widths: {sorted(wide.keys() ^ narrow.keys())}")
-    for name, dims in wide.items():
-        for a, b in zip(dims, narrow[name], strict=True):
-            if a is None or b is None:
-                if a is not b:
-                    raise ValueError(f"{name}: a dimension is an axis at one width only")
-                continue
-            if a.is_fixed and a != b:
-                raise ValueError(f"{name}: the fixed axis {a.name!r} is {a.size}, then {b.size}")
-            if replace(a, size=0) != replace(b, size=0):
-                raise ValueError(f"{name}: the axis {a.name!r} becomes {b.name!r} at another width")
-            if not a.is_fixed and b.size != size_at(widths[1] / widths[0], a.size):
-                raise ValueError(
-                    f"{name}: the axis {a.name!r} has {a.size} positions at width {widths[0]} and "
-                    f"{b.size} at {widths[1]}; take its size from `net.axis(name, full)`"
-                )
+    @functools.cached_property
+    def classifier(self) -> tuple[str, ...]:
+        """The parameters that have a row a class."""
+        return tuple(name for name, dims in self.dims.items() if dims and dims[0] and dims[0].name == CLASSES)
 
 
-def on_meta(build, net: Net) -> nn.Module:
-    """`build(net)` with shapes and no memory."""
-    with torch.device("meta"):
-        return build(net)
+def layout_of(module: nn.Module) -> Layout:
+    return Layout(axes_of(module), {name: tuple(p.shape) for name, p in module.named_parameters()})
 
 
-def _declare(layer: M, **axes: Dims) -> M:
+def declare(layer: M, **axes: Dims) -> M:
+    """Says what every dimension of a layer's own parameters is, by the parameter's name; any module may be declared so.
+
+    >>> channels = Axis("channels", 8)
+    >>> declare(nn.PReLU(8), weight=(channels,)).axes["weight"]
+    (Axis(name='channels', size=8, groups=1, copies=1, is_fixed=False),)
+    """
     layer.axes = axes  # type: ignore[assignment]
     return layer

@@ -1,23 +1,26 @@
 """Static batch norm (HeteroFL section 3.2): the model's own matter, calibrated in one generic way.
 
-While training it always normalises by the batch and tracks nothing, so that only its weight and bias
-travel. Before a network is evaluated its statistics are collected by a pass over training data:
-`collect(net, batches)` gives sums that **add** over clients, workers and batches, `finish(sums)` turns
-them into means and variances, and `load(net, ...)` puts those into a network.
+While training it always normalises by the batch and tracks nothing, so that only its weight and bias travel. Before a
+network is evaluated its statistics are collected by a pass over training data: `collect(module, batches)` gives sums
+that **add** over clients, workers and batches, `finish(sums)` turns them into means and variances, and
+`load(module, ...)` puts those into a network.
 
 How the sums are put together is `kind`:
 
 | kind | what it is |
 |---|---|
-| exact | count, sum of x, sum of x^2 over everything that the layer saw: the statistics of the pooled activations |
+| exact | mean and variance of everything that the layer saw: from the count, the sum and the sum of squares |
 | cumulative | the mean over batches of batch means and of unbiased variances, client by client (the paper's text) |
-| pooled | the same mean, over batches of the pooled and shuffled training set (the authors' code) |
+| pooled | the same mean, over batches of the pooled and shuffled training set (the authors' code, and their tables) |
 | batch | no statistics: every test batch is normalised by its own (FedRolex's code) |
 
-In all of them a layer's input is what the layers before it give when they normalise by the batch.
+What a norm sees comes from the layers before it, which normalise by the batch while sums are collected. A norm that no
+other norm precedes sees the same in any batches: there `exact` is exact. What a later norm sees depends on how the data
+were cut into batches (in `exact` and `cumulative` those of single clients), and it sees something else once the norms
+before it use their statistics. There `exact` is exact for what it saw alone.
 
-A method may instead keep running statistics of its own (FjORD's per width): `tracked(net, ...)` updates
-them while the network trains, `fresh(net)` is where they start.
+A method may instead keep running statistics of its own (FjORD's per width): `tracked(module, ...)` updates them while
+the network trains, `fresh(module)` is where they start.
 """
 
 import contextlib
@@ -32,6 +35,9 @@ from rayfl.tensors import Params
 
 MOMENTUM = 0.1
 """Share of a batch in running statistics: torch's default."""
+
+STATISTICS = (".running_mean", ".running_var")
+"""How the names of a norm's running statistics end."""
 
 
 class StaticBatchNorm(nn.Module):
@@ -71,51 +77,52 @@ def _moments(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([ones * count, mean * count, (var + mean * mean) * count, ones, mean, unbiased])
 
 
-def static_norms(net: nn.Module) -> dict[str, StaticBatchNorm]:
-    return {path: m for path, m in net.named_modules() if isinstance(m, StaticBatchNorm)}
+def static_norms(module: nn.Module) -> dict[str, StaticBatchNorm]:
+    """The static norms of a network, by path."""
+    return {path: m for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)}
 
 
-def collect(net: nn.Module, batches: Iterable[torch.Tensor]) -> Params:
+def collect(module: nn.Module, batches: Iterable[torch.Tensor]) -> Params:
     """Sums of the inputs of every static norm over `batches` of [B, ...]: path -> [6, C] float64, rows
     (n, sum x, sum x^2; batches, sum of batch means, sum of unbiased batch variances).
 
     The network is in evaluation mode (Scaler and dropout are identities) but normalises by the batch.
     """
-    norms = static_norms(net)
-    net.eval()
-    for module in norms.values():
-        module.sums = torch.zeros(6, module.weight.numel(), dtype=torch.float64, device=module.weight.device)
+    norms = static_norms(module)
+    module.eval()
+    for norm in norms.values():
+        norm.sums = torch.zeros(6, norm.weight.numel(), dtype=torch.float64, device=norm.weight.device)
     try:
         with torch.no_grad():
             for x in batches:
-                net(x)
-        return {path: module.sums.cpu() for path, module in norms.items() if module.sums is not None}
+                module(x)
+        return {path: norm.sums.cpu() for path, norm in norms.items() if norm.sums is not None}
     finally:
-        for module in norms.values():
-            module.sums = None
+        for norm in norms.values():
+            norm.sums = None
 
 
-def fresh(net: nn.Module) -> Params:
+def fresh(module: nn.Module) -> Params:
     """Where running statistics start: mean 0 and variance 1, by the names of `finish`."""
     statistics = {}
-    for path, module in static_norms(net).items():
-        statistics[f"{path}.running_mean"] = torch.zeros(module.weight.numel())
-        statistics[f"{path}.running_var"] = torch.ones(module.weight.numel())
+    for path, norm in static_norms(module).items():
+        statistics[f"{path}.running_mean"] = torch.zeros(norm.weight.numel())
+        statistics[f"{path}.running_var"] = torch.ones(norm.weight.numel())
     return statistics
 
 
 @contextlib.contextmanager
-def tracked(net: nn.Module, statistics: Params) -> Iterator[None]:
+def tracked(module: nn.Module, statistics: Params) -> Iterator[None]:
     """Inside, every batch that the network normalises by updates `statistics` in place, as torch's BatchNorm
     does: with its mean and its unbiased variance. Without statistics nothing is tracked."""
-    norms = static_norms(net) if statistics else {}
-    for path, module in norms.items():
-        module.running = statistics[f"{path}.running_mean"], statistics[f"{path}.running_var"]
+    norms = static_norms(module) if statistics else {}
+    for path, norm in norms.items():
+        norm.running = statistics[f"{path}.running_mean"], statistics[f"{path}.running_var"]
     try:
         yield
     finally:
-        for module in norms.values():
-            module.running = None
+        for norm in norms.values():
+            norm.running = None
 
 
 def finish(sums: Params, kind: str) -> Params:
@@ -132,11 +139,11 @@ def finish(sums: Params, kind: str) -> Params:
     return statistics
 
 
-def load(net: nn.Module, statistics: Params) -> None:
+def load(module: nn.Module, statistics: Params) -> None:
     """Puts statistics into a network; with none, it normalises by the batch also in evaluation."""
-    for path, module in static_norms(net).items():
+    for path, norm in static_norms(module).items():
         mean = statistics.get(f"{path}.running_mean")
         var = statistics.get(f"{path}.running_var")
-        device = module.weight.device
-        module.running_mean = None if mean is None else mean.to(device)
-        module.running_var = None if var is None else var.to(device)
+        device = norm.weight.device
+        norm.running_mean = None if mean is None else mean.to(device)
+        norm.running_var = None if var is None else var.to(device)

@@ -2,7 +2,8 @@
 
 `stream(seed, "cohort", round)` is a number that depends on nothing but its arguments, so a draw is the
 same for any number of actors, in any order, and after a resume. Numbers are hashed, never added: seed 0
-round 1 and seed 1 round 0 are unrelated.
+round 1 and seed 1 round 0 are unrelated. Two draws share an address only if they share their purpose, and `PURPOSES`
+lists every purpose once.
 """
 
 import contextlib
@@ -12,9 +13,41 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+PURPOSES = (
+    "batches",
+    "capacity",
+    "cohort",
+    "deployed",
+    "digits",
+    "dropout",
+    "export",
+    "frozen",
+    "hold_out",
+    "init",
+    "local",
+    "local_validation",
+    "masks",
+    "partition",
+    "pooled",
+    "scores",
+    "search",
+    "searcher",
+    "statistics",
+    "straggler",
+    "subset",
+    "synthetic",
+    "transforms",
+    "variate",
+    "width",
+)
+"""What rayfl draws. A user's package names its own with a colon: "package:purpose"."""
+
 
 def stream(seed: int, purpose: str, *address: int | str) -> int:
-    """A 63-bit seed for one purpose at one address, e.g. `stream(0, "cohort", round)`."""
+    """A 63-bit seed for one purpose at one address, e.g. `stream(0, "cohort", round)`. A ValueError refuses a purpose
+    that neither stands in `PURPOSES` nor has a colon."""
+    if purpose not in PURPOSES and ":" not in purpose:
+        raise ValueError(f"purpose: given {purpose!r}; allowed: package:purpose, or one of {', '.join(PURPOSES)}")
     text = "/".join(map(str, (seed, purpose, *address)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

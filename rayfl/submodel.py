@@ -1,26 +1,26 @@
-"""A submodel is a selection S of coordinates of the global parameters x (DESIGN: the one idea).
+"""A submodel is a selection S of coordinates of the global parameters x: the one idea.
 
     take   S x       what the client gets
     put    S^T y     where its answer goes
     cover  S^T 1     who held what
 
 `Slice` keeps positions of named axes and gives a really small dense network; `Mask` keeps single coordinates of
-a network of full shape. `NestedMean` is the aggregation of the whole family, streaming:
-
-    x_new = sum_k w_k S_k^T y_k / sum_k w_k S_k^T 1;    a coordinate that nobody held keeps its value, to the bit
+a network of full shape. `rayfl.fold` has the aggregation of the whole family.
 """
 
 import functools
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
-from rayfl.axes import Axis, Layout, Net
+from rayfl.axes import Axis, Dims, Layout
+from rayfl.bitcodes import decode_places, encode_places
+from rayfl.net import Net
 from rayfl.tensors import Params
 
 
@@ -81,6 +81,11 @@ class Selection(ABC):
     def covers(self, name: str) -> bool:
         """Whether every coordinate of the tensor is held."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a client is sent only to know what it holds; 0 where that follows from its network."""
+        return 0
+
     def cover(self, params: Params) -> Params:
         """S^T 1: 1 where held, else 0, in the shapes of `params`."""
         cover = {name: torch.zeros_like(t) for name, t in params.items()}
@@ -91,53 +96,72 @@ class Selection(ABC):
 
 @dataclass(frozen=True)
 class Slice(Selection):
-    """Positions of every cuttable axis of `whole`; what `part` (the layout of `net`) lacks is left out.
+    """Positions of every cuttable axis of the network `whole`; what `net` lacks is left out.
 
-    A contiguous window is taken as a view; one that wraps is copied in at most two pieces a dimension.
+    It cuts parameters and running statistics of norms alike, by name. A contiguous window is taken as a view; one that
+    wraps is copied in at most two pieces a dimension.
     """
 
+    whole: Net
+    """The server's network."""
     net: Net
-    whole: Layout = field(repr=False)
-    part: Layout = field(repr=False)
     positions: Mapping[str, Positions]
+    """Axis -> the positions that are held."""
+    names: tuple[str, ...] | None = None
+    """Only these tensors; None: all that `net` has."""
+    tied: bool = True
+    """False: what every layer gives has an axis of its own, as in `untied`."""
 
     def __post_init__(self) -> None:
-        sizes = {name: axis.size for name, axis in self.part.axes.items()}
+        sizes = {name: axis.size for name, axis in self.part_layout.axes.items()}
         given = {name: self.positions[name].count for name in sizes}
         if sizes != given:
             wrong = {n: (given[n], sizes[n]) for n in sizes if given[n] != sizes[n]}
             raise ValueError(f"positions and network disagree, axis: (positions, network) {wrong}")
 
     @property
+    def whole_layout(self) -> Layout:
+        return _layout(self.whole, None, self.tied)
+
+    @property
+    def part_layout(self) -> Layout:
+        """Of the tensors that are held."""
+        return _layout(self.net, self.names, self.tied)
+
+    @property
     def key(self) -> Hashable:
-        return (self.net, tuple(self.part.dims), *sorted(self.positions.items()))
+        return (self.net, self.names, self.tied, *sorted(self.positions.items()))
+
+    def __getstate__(self) -> dict:
+        """What it is made of: indices and layouts are found again where they are needed."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def take(self, params: Params) -> Params:
-        return {name: self._take(name, params[name]) for name in self.part.dims if name in params}
+        return {name: self._take(name, params[name]) for name in self.part_layout.dims if name in params}
 
     def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
         for name, t in part.items():
             self._add(name, t, whole[name], alpha)
 
     def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
-        if name in self.part.dims:
+        if name in self.part_layout.dims:
             value = torch.as_tensor(value, dtype=whole.dtype, device=whole.device)
-            self._add(name, value.expand(self.part.shapes[name]), whole, 1.0)
+            self._add(name, value.expand(self.part_layout.shapes[name]), whole, 1.0)
 
     def covers(self, name: str) -> bool:
-        return self.part.shapes.get(name) == self.whole.shapes[name]
+        return self.part_layout.shapes.get(name) == self.whole_layout.shapes[name]
 
     def _take(self, name: str, t: torch.Tensor) -> torch.Tensor:
         if (picks := self._picks.get(name)) is not None:
             for dim, index in picks:
                 t = t.index_select(dim, index)
             return t
-        whole = _grouped(t, self.whole.dims[name])
+        whole = _grouped(t, self.whole_layout.dims[name])
         blocks = self._plan[name]
         if len(blocks) == 1:
-            return whole[blocks[0][0]].reshape(self.part.shapes[name])
-        part = t.new_empty(self.part.shapes[name])
-        grouped = _grouped(part, self.part.dims[name])
+            return whole[blocks[0][0]].reshape(self.part_layout.shapes[name])
+        part = t.new_empty(self.part_layout.shapes[name])
+        grouped = _grouped(part, self.part_layout.dims[name])
         for source, target in blocks:
             grouped[target] = whole[source]
         return part
@@ -146,8 +170,8 @@ class Slice(Selection):
         if (picks := self._picks.get(name)) is not None:
             _index_add(t, picks, part, alpha)
             return
-        whole = _grouped(t, self.whole.dims[name])
-        part = _grouped(part, self.part.dims[name])
+        whole = _grouped(t, self.whole_layout.dims[name])
+        part = _grouped(part, self.part_layout.dims[name])
         for target, source in self._plan[name]:
             whole[target].add_(part[source], alpha=alpha)
 
@@ -156,8 +180,8 @@ class Slice(Selection):
         """The tensors that have single positions: (dimension, index) of what is cut. Found once, for folding asks
         with every answer."""
         found = {}
-        for name in self.part.dims:
-            cut = [(d, axis) for d, axis in enumerate(self.whole.dims[name]) if axis and not axis.is_fixed]
+        for name in self.part_layout.dims:
+            cut = [(d, axis) for d, axis in enumerate(self.whole_layout.dims[name]) if axis and not axis.is_fixed]
             if any(isinstance(self.positions[axis.name], Picks) for _, axis in cut):
                 found[name] = [(d, _index(axis, self.positions[axis.name])) for d, axis in cut]
         return found
@@ -165,13 +189,13 @@ class Slice(Selection):
     @functools.cached_property
     def _plan(self) -> dict[str, list[tuple[tuple[slice, ...], tuple[slice, ...]]]]:
         """The contiguous blocks of all other tensors."""
-        return {name: self._blocks(name) for name in self.part.dims if name not in self._picks}
+        return {name: self._blocks(name) for name in self.part_layout.dims if name not in self._picks}
 
     def _blocks(self, name: str) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
         """(index in the whole, index in the part) of every contiguous block, in `_grouped` shape."""
         everything = [(slice(None), slice(None))]
         options = []
-        for axis in self.whole.dims[name]:
+        for axis in self.whole_layout.dims[name]:
             if axis is None or not _is_cut(axis):
                 options.append(everything)
                 continue
@@ -207,31 +231,30 @@ def _index_add(t: torch.Tensor, picks: list[tuple[int, torch.Tensor]], part: tor
     t.index_copy_(dim, index, rows)
 
 
-def _grouped(t: torch.Tensor, dims) -> torch.Tensor:
+def _grouped(t: torch.Tensor, dims: Dims) -> torch.Tensor:
     """A view with a dimension of its own for the groups of every grouped axis."""
     shape: list[int] = []
     for axis, size in zip(dims, t.shape, strict=True):
-        grouped = _is_cut(axis) and axis.groups > 1
-        shape += [axis.groups, size // axis.groups] if grouped else [size]
+        groups = 1 if axis is None or axis.is_fixed else axis.groups
+        shape += [groups, size // groups] if groups > 1 else [size]
     return t.view(shape) if len(shape) != t.dim() else t
 
 
 @dataclass(frozen=True)
 class Mask(Selection):
     """Single coordinates of a network of full shape: of a masked tensor `take` gives the vector [k] of those that are
-    kept, in its order.
-
-    `masks` holds a bool tensor for every masked name; a name without one is held whole.
+    kept, in its order. It travels as the codes of its places (`rayfl.bitcodes`).
     """
 
     net: Net
     key: Hashable
-    masks: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
-    _places: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    places: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
+    """Masked tensor -> where it is kept: positions [k] int64 of the flattened tensor, ascending. Read only. A tensor
+    without places is held whole."""
 
     def take(self, params: Params) -> Params:
         return {
-            name: t.reshape(-1).index_select(0, self.places(name)) if name in self.masks else t
+            name: t.reshape(-1).index_select(0, self.places[name]) if name in self.places else t
             for name, t in params.items()
         }
 
@@ -240,64 +263,104 @@ class Mask(Selection):
             self.mark(name, t if alpha == 1 else alpha * t, whole[name])
 
     def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
-        if name in self.masks:
-            kept = self.places(name)
+        if name in self.places:
+            kept = self.places[name]
             whole.view(-1).index_add_(0, kept, torch.as_tensor(value, dtype=whole.dtype).expand(len(kept)))
         else:
             whole.add_(value)
 
     def covers(self, name: str) -> bool:
-        return name not in self.masks or len(self.places(name)) == self.masks[name].numel()
+        return name not in self.places or len(self.places[name]) == math.prod(self.net.layout.shapes[name])
 
-    def places(self, name: str) -> torch.Tensor:
-        """Where a masked tensor is kept: positions [k] of the flattened tensor, ascending, found once. Read only."""
-        if name not in self._places:
-            # numpy finds them eight times as fast as torch
-            self._places[name] = torch.from_numpy(np.flatnonzero(self.masks[name].numpy()))
-        return self._places[name]
+    @property
+    def nbytes(self) -> int:
+        return sum(len(code) for code in self._codes.values())
 
-    def __getstate__(self) -> dict:
-        return self.__dict__ | {"_places": {}}
+    @functools.cached_property
+    def _codes(self) -> dict[str, torch.Tensor]:
+        shapes = self.net.layout.shapes
+        return {name: encode_places(places, math.prod(shapes[name])) for name, places in self.places.items()}
+
+    def __reduce__(self):
+        return _received, (self.net, self.key, self._codes)
 
 
-def prefix(whole: Layout, part: Layout, net: Net) -> Slice:
+def _received(net: Net, key: Hashable, codes: dict[str, torch.Tensor]) -> Mask:
+    mask = Mask(net, key, _Decoded(net, codes))
+    object.__setattr__(mask, "_codes", codes)
+    return mask
+
+
+class _Decoded(Mapping[str, torch.Tensor]):
+    """Places out of their codes, decoded when they are asked for, once."""
+
+    def __init__(self, net: Net, codes: Mapping[str, torch.Tensor]):
+        self._codes, self._shapes = codes, net.layout.shapes
+        self._decode = functools.cache(lambda name: decode_places(codes[name], math.prod(self._shapes[name])))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._decode(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._codes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._codes)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+
+@functools.lru_cache(maxsize=512)
+def prefix(whole: Net, net: Net) -> Slice:
     """The first positions of every axis (HeteroFL Algorithm 1)."""
-    return rolling(whole, part, net, 0)
+    return rolling(whole, net, 0)
 
 
-def rolling(whole: Layout, part: Layout, net: Net, offset: int) -> Slice:
+def rolling(whole: Net, net: Net, offset: int) -> Slice:
     """Positions offset, offset + 1, ... modulo every axis's own size (FedRolex)."""
-    offsets = dict.fromkeys(part.axes, offset)
-    return windows(whole, part, net, offsets)
+    return windows(whole, net, dict.fromkeys(net.layout.axes, offset))
 
 
-def windows(whole: Layout, part: Layout, net: Net, offsets: Mapping[str, int]) -> Slice:
+def windows(whole: Net, net: Net, offsets: Mapping[str, int]) -> Slice:
     """A window of every axis that starts at its own offset, modulo its size.
 
     One that holds the whole axis starts at 0: then it is a view, and training it is FedAvg, to the bit.
     """
     positions = {}
-    for name, axis in part.axes.items():
-        size = whole.axes[name].size
+    for name, axis in net.layout.axes.items():
+        size = whole.layout.axes[name].size
         start = offsets[name] % size if axis.size < size else 0
         positions[name] = Window(start, axis.size, size)
-    return Slice(net, whole, part, positions)
+    return Slice(whole, net, positions)
 
 
-def random_subset(whole: Layout, part: Layout, net: Net, generator: torch.Generator, *, ordered: bool = True) -> Slice:
+def random_subset(
+    whole: Net, net: Net, generator: torch.Generator, *, ordered: bool = True, tied: bool = True
+) -> Slice:
     """A uniform random subset of every axis, one draw an axis (Federated Dropout), ascending if `ordered`.
 
-    An axis that is held whole is not drawn: it is a view, as in `windows`.
+    An axis that is held whole is not drawn: it is a view, as in `windows`. Not `tied`: every layer draws for itself.
     """
+    sizes = _layout(whole, None, tied).axes
     positions: dict[str, Positions] = {}
-    for name, axis in sorted(part.axes.items()):
-        size = whole.axes[name].size
+    for name, axis in sorted(_layout(net, None, tied).axes.items()):
+        size = sizes[name].size
         if axis.size == size:
             positions[name] = Window(0, size, size)
         else:
             drawn = torch.randperm(size, generator=generator)[: axis.size].tolist()
             positions[name] = Picks(tuple(sorted(drawn) if ordered else drawn), size)
-    return Slice(net, whole, part, positions)
+    return Slice(whole, net, positions, tied=tied)
+
+
+@functools.lru_cache(maxsize=512)
+def _layout(net: Net, names: tuple[str, ...] | None, tied: bool) -> Layout:
+    """Of a network's tensors, or of those that `names` says."""
+    layout = net.full_layout if tied else untied(net.layout)
+    if names is None:
+        return layout
+    return Layout({name: layout.dims[name] for name in names}, {name: layout.shapes[name] for name in names})
 
 
 def untied(layout: Layout) -> Layout:
@@ -327,49 +390,6 @@ def untied(layout: Layout) -> Layout:
             last = first.name
         dims[name] = (named(first), *inputs)
     return Layout(dims, layout.shapes)
-
-
-class NestedMean:
-    """The streaming holder mean. Feed it sums in a fixed order: floating point addition is not associative.
-
-    `weight` is the sum of the weights of the clients in `sums`, who hold what `sums` names. `held` replaces it where
-    clients of one selection hold different rows (HeteroFL's label rows): name -> sum of weights, broadcastable.
-    """
-
-    def __init__(self, old: Params):
-        self.old = old
-        self.totals = {name: torch.zeros_like(t) for name, t in old.items()}
-        self.covers: Params = {}
-        self.weights: dict[tuple[Hashable, frozenset[str]], tuple[Selection, float]] = {}
-
-    def add(self, selection: Selection, sums: Params, weight: float, held: Params | None = None) -> None:
-        held = held or {}
-        selection.put(sums, self.totals)
-        key = (selection.key, frozenset(sums.keys() - held.keys()))
-        _, before = self.weights.get(key, (selection, 0.0))
-        self.weights[key] = (selection, before + weight)
-        for name, rows in held.items():
-            if name not in sums:
-                continue
-            if name not in self.covers:
-                self.covers[name] = torch.zeros_like(self.old[name])
-            selection.mark(name, rows, self.covers[name])
-
-    def mean(self) -> Params:
-        """x_new, in fresh tensors."""
-        return {name: self._mean(name) for name in self.old}
-
-    def _mean(self, name: str) -> torch.Tensor:
-        old, total = self.old[name], self.totals[name]
-        holders = [holder for (_, names), holder in self.weights.items() if name in names]
-        cover = self.covers.get(name)
-        if cover is None:
-            if holders and all(selection.covers(name) for selection, _ in holders):
-                return total.div_(sum(weight for _, weight in holders))
-            cover = torch.zeros_like(old)
-        for selection, weight in holders:
-            selection.mark(name, weight, cover)
-        return torch.where(cover > 0, total.div_(cover), old)
 
 
 class Coverage:

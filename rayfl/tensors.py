@@ -1,14 +1,18 @@
-"""Named tensors: the dicts that states, payloads and updates are made of, and one flat buffer for the wire.
+"""Named tensors: the dicts that states, payloads and updates are made of, and any object as flat buffers for the wire.
 
 `Params` is a flat dict (parameter name -> tensor); `Tensors` nests such dicts. Nothing here knows what
 the tensors mean.
 """
 
+import io
 import math
+import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -45,44 +49,69 @@ def nbytes(tensors: Tensors) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """Tensors as one flat buffer per dtype: what is put into the object store or sent back."""
+    """An object for the wire: its tensors as one flat buffer a dtype, and a header with everything else.
 
-    header: tuple[tuple[str, str, tuple[int, ...]], ...]
+    The header is a pickle: it is for messages inside a cluster that one trusts, and never for files.
+    """
+
+    header: bytes
     buffers: dict[str, np.ndarray]
 
 
-def pack(tensors: Tensors) -> Packed:
-    """Copies every tensor once, into one buffer per dtype."""
-    found = list(leaves(tensors))
-    sizes: dict[str, int] = {}
-    for _, tensor in found:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        sizes[dtype] = sizes.get(dtype, 0) + tensor.numel()
-    flat = {dtype: torch.empty(n, dtype=getattr(torch, dtype)) for dtype, n in sizes.items()}
-    used = dict.fromkeys(sizes, 0)
-    header = []
-    for path, tensor in found:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        start = used[dtype]
-        flat[dtype][start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
-        used[dtype] += tensor.numel()
-        header.append((path, dtype, tuple(tensor.shape)))
-    return Packed(tuple(header), {dtype: buffer.numpy() for dtype, buffer in flat.items()})
+@torch.no_grad()
+def pack(value: Any) -> Packed:
+    """Any object, with every tensor in it copied once, into one buffer a dtype."""
+    header = io.BytesIO()
+    pickler = _Pickler(header)
+    pickler.dump(value)
+    flat = {dtype: torch.empty(n, dtype=getattr(torch, dtype)) for dtype, n in pickler.used.items()}
+    for tensor, (dtype, start, shape) in pickler.found:
+        flat[dtype][start : start + tensor.numel()].view(shape).copy_(tensor)
+    return Packed(header.getvalue(), {dtype: buffer.numpy() for dtype, buffer in flat.items()})
 
 
-def unpack(packed: Packed) -> dict:
-    """Views of the buffers, nested as they were.
+def unpack(packed: Packed) -> Any:
+    """The object, its tensors being views of the buffers.
 
     **Read only**: a buffer may be shared by every process of the node, and torch would write through it.
     """
-    buffers = {dtype: as_tensor(buffer) for dtype, buffer in packed.buffers.items()}
-    used = dict.fromkeys(buffers, 0)
-    flat = {}
-    for path, dtype, shape in packed.header:
-        size = math.prod(shape)
-        flat[path] = buffers[dtype][used[dtype] : used[dtype] + size].view(shape)
-        used[dtype] += size
-    return nest(flat)
+    return _Unpickler(packed).load()
+
+
+Place = tuple[str, int, tuple[int, ...]]
+"""Where a tensor lies: the dtype of its buffer, its first element there, its shape."""
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Takes the tensors out of what it pickles. Classes of a notebook travel by value."""
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.used: dict[str, int] = {}
+        self.found: list[tuple[torch.Tensor, Place]] = []
+        self.places: dict[int, Place] = {}
+
+    def persistent_id(self, obj: Any) -> Place | None:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if id(obj) not in self.places:
+            dtype = str(obj.dtype).removeprefix("torch.")
+            start = self.used.get(dtype, 0)
+            self.used[dtype] = start + obj.numel()
+            self.places[id(obj)] = dtype, start, tuple(obj.shape)
+            # a tensor that a __reduce__ made lives only as long as somebody holds it
+            self.found.append((obj, self.places[id(obj)]))
+        return self.places[id(obj)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, packed: Packed):
+        super().__init__(io.BytesIO(packed.header))
+        self.buffers = {dtype: as_tensor(buffer) for dtype, buffer in packed.buffers.items()}
+
+    def persistent_load(self, pid: Place) -> torch.Tensor:
+        dtype, start, shape = pid
+        return self.buffers[dtype][start : start + math.prod(shape)].view(shape)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
@@ -90,3 +119,8 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
+
+
+def copied(params: Params, factor: float = 1.0) -> Params:
+    """factor * params, in fresh CPU tensors."""
+    return {name: (p * factor).cpu() if factor != 1 else p.cpu().clone() for name, p in params.items()}

@@ -25,14 +25,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayfl import costs
-from rayfl.experiment import Experiment, parse_experiment
+from rayfl.experiment import Experiment, read_experiment
 
 COHORT, IMAGES, MEGABYTE = 10, 4, 1e6
 
 
 def experiment(method: str, clients: int, channels: int) -> Experiment:
-    return parse_experiment(
+    return read_experiment(
         {
             "rounds": 10**6,
             "data": {
@@ -124,13 +123,13 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
     import ray
     from ray.util.placement_group import placement_group
 
-    from rayfl.executors.server import ServerActor
+    from rayfl.engine.server import ServerActor
 
     ray.init(
         address="local", num_cpus=actors + 1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
     )
     server: Any = ServerActor.remote(placement_group([{"CPU": 1}] * actors), list(range(actors)))  # pyright: ignore
-    ray.get(server.load.remote(what, [ray.put(what.data.load())], str(folder)))
+    ray.get(server.load.remote(what, [ray.put(what.data.arrays())], str(folder)))
     saved = str(folder / "checkpoints")
 
     def on_server(work: Callable[[Any], Any]) -> Any:
@@ -146,7 +145,7 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
     pids = {"server": on_server(lambda actor: os.getpid())}
     clients = on_server(lambda actor: ray.get([s.actor.__ray_call__.remote(pid_of) for s in actor.pool.slots]))
     pids |= {f"client actor {i}": pid for i, pid in enumerate(clients, start=1)}
-    network = costs.parameters(what.model, what.task.server) * 4
+    network = what.bound().task.server.parameters * 4
     found: dict[str, Any] = {"MB of a network": network / MEGABYTE}
     with Watch(pids) as watch:
         while on_server(lambda actor: len(actor.simulation.carries.files)) < what.clients.count:

@@ -32,12 +32,12 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
-from rayfl.axes import Net  # noqa: E402
-from rayfl.executors.memory import keep_freed_memory  # noqa: E402
-from rayfl.experiment import Experiment, parse_experiment  # noqa: E402
-from rayfl.models.base import layout, params_of  # noqa: E402
+from rayfl.engine.memory import keep_freed_memory  # noqa: E402
+from rayfl.experiment import Experiment, read_experiment  # noqa: E402
+from rayfl.fold import HolderMean  # noqa: E402
 from rayfl.models.resnet import ResNet18  # noqa: E402
-from rayfl.submodel import Mask, NestedMean, Selection, prefix, random_subset, rolling  # noqa: E402
+from rayfl.net import Net, params_of  # noqa: E402
+from rayfl.submodel import Mask, Selection, prefix, random_subset, rolling  # noqa: E402
 from rayfl.tensors import Params, nbytes, pack  # noqa: E402
 
 CLIENTS, COHORT, BATCH, LR = 100, 10, 20, 0.01
@@ -45,7 +45,7 @@ CLIENTS, COHORT, BATCH, LR = 100, 10, 20, 0.01
 
 def experiment(epochs: int) -> Experiment:
     """The compute-bound round; with 0 epochs, the same round without its work."""
-    return parse_experiment(
+    return read_experiment(
         {
             "rounds": 10**6,
             "data": {"name": "synthetic", "samples": 60_000, "test_samples": 100, "shape": (1, 28, 28)},
@@ -70,7 +70,7 @@ class Rayfl:
         import ray
         from ray.util.placement_group import placement_group
 
-        from rayfl.executors.server import ServerActor
+        from rayfl.engine.server import ServerActor
 
         group = placement_group([{"CPU": 1}] * actors)
         self.get = ray.get
@@ -95,7 +95,7 @@ class Bare:
 
     def __init__(self, processes: int):
         spawn = multiprocessing.get_context("spawn")
-        self.flat = nn.utils.parameters_to_vector(bare_net().parameters()).detach().share_memory_()
+        self.flat = nn.utils.parameters_to_vector(bare_module().parameters()).detach().share_memory_()
         self.sums = torch.zeros(processes, len(self.flat)).share_memory_()
         self.pipes, self.processes = [], []
         for i in range(processes):
@@ -122,7 +122,7 @@ class Bare:
             process.join()
 
 
-def bare_net() -> nn.Module:
+def bare_module() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),
@@ -140,10 +140,10 @@ def bare_net() -> nn.Module:
 def bare_worker(pipe, flat: torch.Tensor, total: torch.Tensor) -> None:
     """Trains the clients that it is told, one after another in one network, and sums what comes out."""
     torch.set_num_threads(1)
-    what, net = experiment(1), bare_net()
-    arrays = what.data.load()
+    what, module = experiment(1), bare_module()
+    arrays = what.data.arrays()
     train = what.federate(arrays).train
-    pixels, labels = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
+    pixels, labels = (torch.from_numpy(arrays.train[name]) for name in ("x", "y"))
     pipe.send("ready")
     while True:
         clients = pipe.recv()
@@ -151,13 +151,13 @@ def bare_worker(pipe, flat: torch.Tensor, total: torch.Tensor) -> None:
         for client in clients:
             rows = torch.from_numpy(train[client].astype("int64"))
             x, y = (pixels[rows].float() / 255 - 0.5) / 0.23, labels[rows]
-            nn.utils.vector_to_parameters(flat.clone(), net.parameters())
-            optimizer = torch.optim.SGD(net.parameters(), LR)
+            nn.utils.vector_to_parameters(flat.clone(), module.parameters())
+            optimizer = torch.optim.SGD(module.parameters(), LR)
             for batch in torch.randperm(len(y)).split(BATCH):
                 optimizer.zero_grad()
-                F.cross_entropy(net(x[batch]), y[batch]).backward()
+                F.cross_entropy(module(x[batch]), y[batch]).backward()
                 optimizer.step()
-            total += nn.utils.parameters_to_vector(net.parameters()).detach()
+            total += nn.utils.parameters_to_vector(module.parameters()).detach()
         pipe.send("done")
 
 
@@ -170,16 +170,15 @@ def server_bandwidth(repeats: int) -> dict[str, float]:
     torch.set_num_threads(1)
     keep_freed_memory()
     model: Any = ResNet18(input=(3, 32, 32))
-    whole, net = layout(model, Net()), Net(0.75)
-    part = layout(model, net)
-    params = params_of(model.build(Net()))
+    whole, net = Net(model), Net(model, 0.75)
+    params = params_of(whole.build())
     generator = torch.Generator().manual_seed(0)
-    masks = {name: torch.rand(t.shape, generator=generator) < 0.25 for name, t in params.items()}
+    places = {n: (torch.rand(t.numel(), generator=generator) < 0.25).nonzero().flatten() for n, t in params.items()}
     selections = {
-        "prefix": prefix(whole, part, net),
-        "rolling window": rolling(whole, part, net, 40),
-        "random subset": random_subset(whole, part, net, generator),
-        "mask": Mask(Net(), "mask", masks),
+        "prefix": prefix(whole, net),
+        "rolling window": rolling(whole, net, 40),
+        "random subset": random_subset(whole, net, generator),
+        "mask": Mask(whole, "mask", places),
     }
     return {name: _share_of_copy(selection, params, repeats) for name, selection in selections.items()}
 
@@ -187,7 +186,7 @@ def server_bandwidth(repeats: int) -> dict[str, float]:
 def _share_of_copy(selection: Selection, params: Params, repeats: int) -> float:
     answer = {name: t.clone() for name, t in selection.take(params).items()}
     source = torch.ones(nbytes(answer) // 4)
-    target, mean = torch.empty_like(source), NestedMean(params)
+    target, mean = torch.empty_like(source), HolderMean(params)
 
     def copy() -> None:
         target.copy_(source)
@@ -231,7 +230,7 @@ def measure(rounds: int, server: bool) -> dict[str, Any]:
 
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     work = experiment(1)
-    arrays = ray.put(work.data.load())
+    arrays = ray.put(work.data.arrays())
     two = Rayfl(2)
     two.load(work, arrays)
     two.round()

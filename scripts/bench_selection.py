@@ -10,10 +10,9 @@ Thresholds: the exact k-th largest |x| over all maskable tensors, for 1/4, 1/16 
     partition   numpy.partition at the three places
     ours        `threshold_for`: counting the bits' high half, then the low half of the few elements that are left
 
-What a round costs: thresholds of four capacities (1 too), and the payloads of one client of each, in CPU seconds; and
-how many bytes a client of each capacity is sent, and of these how many only say where its elements are. All on one
-thread, in a process that keeps its memory as the server's does. What is compared takes turns, and ratios are medians
-over turns: a machine that slows down slows all.
+What a round costs: the thresholds of four capacities (1 too), and what one client of each is sent, in CPU seconds; and
+how many bytes that is, values and the codes of their places. All on one thread, in a process that keeps its memory as
+the server's does. What is compared takes turns, and ratios are medians over turns: a machine that slows down slows all.
 """
 
 import argparse
@@ -29,50 +28,50 @@ import numpy as np
 import torch
 from bench_round import in_turns, ratios, show
 
-from rayfl.axes import Net
-from rayfl.executors.memory import keep_freed_memory
+from rayfl.engine.memory import keep_freed_memory
 from rayfl.methods.base import Client, Task
-from rayfl.methods.magnitude import threshold_for
 from rayfl.methods.pruning_greedy import PruningGreedy
+from rayfl.methods.thresholds import threshold_for
+from rayfl.metrics import label
 from rayfl.models.resnet import ResNet18
-from rayfl.population import label
-from rayfl.tensors import nbytes
+from rayfl.net import Net
+from rayfl.tensors import Params, nbytes
 from rayfl.training import Training
 
 SHARES = (1 / 4, 1 / 16, 1 / 64)
 
 
-def by_sort(tensors: list[torch.Tensor]) -> list[float]:
-    ordered = _magnitudes(tensors).sort(descending=True).values
-    return [float(ordered[k - 1]) for k in _counts(tensors)]
+def by_sort(params: Params) -> list[float]:
+    ordered = _magnitudes(params).sort(descending=True).values
+    return [float(ordered[k - 1]) for k in _counts(params)]
 
 
-def by_topk(tensors: list[torch.Tensor]) -> list[float]:
-    counts = _counts(tensors)
-    top = _magnitudes(tensors).topk(max(counts)).values
+def by_topk(params: Params) -> list[float]:
+    counts = _counts(params)
+    top = _magnitudes(params).topk(max(counts)).values
     return [float(top[k - 1]) for k in counts]
 
 
-def by_partition(tensors: list[torch.Tensor]) -> list[float]:
-    magnitudes = _magnitudes(tensors).numpy()
-    places = [len(magnitudes) - k for k in _counts(tensors)]
+def by_partition(params: Params) -> list[float]:
+    magnitudes = _magnitudes(params).numpy()
+    places = [len(magnitudes) - k for k in _counts(params)]
     parted = np.partition(magnitudes, places)
     return [float(parted[place]) for place in places]
 
 
-def ours(tensors: list[torch.Tensor]) -> list[float]:
-    return [threshold_for(tensors, share) for share in SHARES]
+def ours(params: Params) -> list[float]:
+    return [threshold_for(params, share) for share in SHARES]
 
 
-def _magnitudes(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([t.reshape(-1) for t in tensors]).abs_()
+def _magnitudes(params: Params) -> torch.Tensor:
+    return torch.cat([t.reshape(-1) for t in params.values()]).abs_()
 
 
-def _counts(tensors: list[torch.Tensor]) -> list[int]:
-    return [math.floor(share * sum(t.numel() for t in tensors)) for share in SHARES]
+def _counts(params: Params) -> list[int]:
+    return [math.floor(share * sum(t.numel() for t in params.values())) for share in SHARES]
 
 
-WAYS: dict[str, Callable[[list[torch.Tensor]], list[float]]] = {
+WAYS: dict[str, Callable[[Params], list[float]]] = {
     "sort": by_sort,
     "topk": by_topk,
     "partition": by_partition,
@@ -80,11 +79,12 @@ WAYS: dict[str, Callable[[list[torch.Tensor]], list[float]]] = {
 }
 
 
-def roberta() -> list[torch.Tensor]:
+def roberta() -> Params:
     """Tensors of the sizes of RoBERTa-base's embeddings and encoder."""
     layer = [(768, 768), (768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)]
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) * 0.02 for shape in [(50265, 768), (514, 768), *layer * 12]]
+    shapes = [(50265, 768), (514, 768), *layer * 12]
+    return {str(i): torch.randn(shape, generator=generator) * 0.02 for i, shape in enumerate(shapes)}
 
 
 def seconds_of(work: Callable[[], None]) -> float:
@@ -94,12 +94,12 @@ def seconds_of(work: Callable[[], None]) -> float:
     return time.process_time() - started
 
 
-def thresholds(tensors: list[torch.Tensor], repeats: int) -> dict[str, Any]:
-    assert len({tuple(way(tensors)) for way in WAYS.values()}) == 1
+def thresholds(params: Params, repeats: int) -> dict[str, Any]:
+    assert len({tuple(way(params)) for way in WAYS.values()}) == 1
 
-    def seconds_by(way: Callable[[list[torch.Tensor]], list[float]]) -> float:
+    def seconds_by(way: Callable[[Params], list[float]]) -> float:
         def find() -> None:
-            way(tensors)
+            way(params)
 
         return seconds_of(find)
 
@@ -112,28 +112,30 @@ def thresholds(tensors: list[torch.Tensor], repeats: int) -> dict[str, Any]:
 
 def round_of_a_server(repeats: int) -> dict[str, Any]:
     """Seconds of what a server does with a ResNet-18 before it can send anything, and what it sends, in MB."""
-    model: Any = ResNet18(input=(3, 32, 32))
-    nets = {capacity: Net() for capacity in (1.0, *SHARES)}
+    model = ResNet18(input=(3, 32, 32))
+    nets = dict.fromkeys((1.0, *SHARES), Net(model))
     method = PruningGreedy().bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
-    state, payloads = method.init(0), {}
+    state, values, places = method.init(), {}, {}
 
     def select() -> None:
         for id, capacity in enumerate(nets):
-            payloads[capacity] = method.extract(state, method.select(state, 0, Client(id, capacity), 0))
+            selection = method.select(state, Client(id, capacity, 0))
+            values[capacity] = nbytes(method.extract(state, selection)) / 1e6
+            places[capacity] = selection.nbytes / 1e6
 
     turns = in_turns({"round": lambda: seconds_of(select)}, repeats)
     return {
         "a round, CPU seconds": statistics.median(turns["round"]),
-        "MB down": {label(c): nbytes(payload) / 1e6 for c, payload in payloads.items()},
-        "of it places": {label(c): nbytes(payloads[c]["places"]) / 1e6 for c in SHARES},
+        "MB down": {label(c): values[c] + places[c] for c in nets},
+        "of it places": {label(c): places[c] for c in SHARES},
     }
 
 
 def measure(repeats: int, large: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     keep_freed_memory()
-    model: Any = ResNet18(input=(3, 32, 32))
-    weights = [p.detach() for p in model.build(Net()).parameters() if p.dim() > 1]
+    net = Net(ResNet18(input=(3, 32, 32)))
+    weights = {name: p.detach() for name, p in net.build().named_parameters() if p.dim() > 1}
     found = round_of_a_server(repeats)
     found |= {f"ResNet-18, {name}": value for name, value in thresholds(weights, repeats).items()}
     if large:

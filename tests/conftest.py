@@ -1,8 +1,13 @@
+import functools
 import os
+from pathlib import Path
 
 import pytest
-import torch
 from processes import Command
+
+import rayfl.engine  # noqa: F401, its environment comes before ray
+
+pytest.register_assert_rewrite("rayfl.testing")
 
 # a token of this user's own clusters is no matter of the tests
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -11,7 +16,32 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """The number of threads changes the last bits of a result."""
+    import torch
+
     torch.set_num_threads(1)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """`pytest` alone takes a process a core, at most four; parts of the suite, named on the command line, take none."""
+    return min(os.cpu_count() or 1, 4) if config.args_source == config.ArgsSource.TESTPATHS else 0
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """One process has all files that need Ray, and one all tests of a file that share what takes long to make."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            source = _source(config.rootpath / file)
+            return "ray" if "mark.ray" in source else file if 'scope="module"' in source else nodeid
+
+    return Scheduler(config, log)
+
+
+@functools.cache
+def _source(file: Path) -> str:
+    return file.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -19,14 +49,25 @@ def ray_cluster():
     """One local Ray for all tests that run in this process: starting it takes seconds."""
     import ray
 
-    import rayfl.executors  # noqa: F401, its environment comes before ray
-
     with pytest.MonkeyPatch.context() as patch:
         # its processes find what tests are made of
         patch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+        start_ray()
         yield ray
         ray.shutdown()
+
+
+def start_ray():
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+
+
+@pytest.fixture
+def anew(ray_cluster):
+    """The cluster of all tests, started anew: what failing trials left in it is gone."""
+    ray_cluster.shutdown()
+    start_ray()
 
 
 @pytest.fixture

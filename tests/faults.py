@@ -7,21 +7,23 @@ from typing import Literal
 
 from helpers import PersonalHead
 
+from rayfl.config import ConfigError
+
 
 class Faulty(PersonalHead):
     """One client's process dies, hangs or raises before its update; `marker` holds the pids it happened in."""
 
     name: Literal["faulty"] = "faulty"
     client: int
-    fault: Literal["die", "hang", "raise", "wait"]
+    fault: Literal["die", "hang", "raise", "refuse", "wait"]
     times: int = 1
     """How often; `wait` waits until the marker is there."""
     marker: str
 
-    def local_update(self, payload, selection, client, data, round, seed):
-        if client.id == self.client:
+    def local_update(self, payload, visit):
+        if visit.client.id == self.client:
             self._fail()
-        return super().local_update(payload, selection, client, data, round, seed)
+        return super().local_update(payload, visit)
 
     def _fail(self) -> None:
         marker = Path(self.marker)
@@ -37,4 +39,6 @@ class Faulty(PersonalHead):
             os.kill(os.getpid(), 9)
         if self.fault == "hang":
             time.sleep(600)
+        if self.fault == "refuse":
+            raise ConfigError("method.client: given a client; allowed: nobody")
         raise ArithmeticError("on purpose")

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from rayfl.axes import Axis, Net, axes_of, check_axes, conv, layout_of, linear, norm, size_at
-from rayfl.models import MODELS, layout
+from rayfl.axes import Axis, Layout, axes_of, conv, declare, embedding, layer_norm, layout_of, linear, norm, size_at
+from rayfl.models import MODELS
+from rayfl.net import Net, check_axes
 
 CLASSES = Axis.fixed("classes", 10)
 IMAGE = Axis.fixed("image", 3)
@@ -17,33 +18,63 @@ def test_sizes_are_rounded_up_without_binary_noise():
     assert size_at(0.6000000000000001, 5) == 3
 
 
+def test_sizes_are_rounded_down_without_binary_noise():
+    assert [size_at(width, 64, "down") for width in (1, 0.5, 0.2, 0.02)] == [64, 32, 12, 1]
+    assert size_at(0.29, 100, "down") == 29 != int(0.29 * 100)
+
+
 def test_a_width_without_a_channel_is_refused():
     with pytest.raises(ValueError, match="width 0.0 leaves no channel of 64; the smallest is 0.0156"):
         size_at(0.0, 64)
 
 
 def test_length_counts_groups_and_copies():
-    assert Net(0.5).axis("heads", 8, groups=3).repeat(2).repeat(5).length == 3 * 4 * 10
+    assert Axis("heads", 4, groups=3).repeat(2).repeat(5).length == 3 * 4 * 10
 
 
 def test_layers_record_their_axes():
     a, b = Axis("a", 4), Axis("b", 6)
-    net = nn.Sequential(conv(a, b, 3), norm("static_bn", b), linear(b.repeat(9), CLASSES, bias=False))
-    assert axes_of(net) == {
+    module = nn.Sequential(conv(a, b, 3), norm("static_bn", b), linear(b.repeat(9), CLASSES, bias=False))
+    assert axes_of(module) == {
         "0.weight": (b, a, None, None),
         "0.bias": (b,),
         "1.weight": (b,),
         "1.bias": (b,),
         "2.weight": (CLASSES, b.repeat(9)),
     }
-    assert layout_of(net).shapes["2.weight"] == (10, 54)
-    assert layout_of(net).axes.keys() == {"a", "b"}
+    assert layout_of(module).shapes["2.weight"] == (10, 54)
+    assert layout_of(module).axes.keys() == {"a", "b"}
+
+
+def test_layers_of_a_transformer_record_theirs():
+    rows, features = Axis.fixed("positions", 5), Axis("features", 4)
+    module = nn.Sequential(embedding(rows, features), layer_norm(features))
+    assert axes_of(module) == {"0.weight": (rows, features), "1.weight": (features,), "1.bias": (features,)}
+    assert layout_of(module).shapes["0.weight"] == (5, 4)
+
+
+def test_any_module_may_declare_its_axes():
+    channels = Axis("channels", 8)
+    layer = nn.PReLU(8)
+    assert declare(layer, weight=(channels,)) is layer
+    assert axes_of(layer) == {"weight": (channels,)}
+
+
+def test_the_classifier_is_what_has_a_row_a_class():
+    hidden = Axis("hidden", 4)
+    module = nn.Sequential(linear(IMAGE, hidden), linear(hidden, CLASSES), linear(CLASSES, hidden))
+    assert layout_of(module).classifier == ("1.weight", "1.bias")
+    assert Layout({"scale": (), "kernel": (None, hidden)}, {"scale": (), "kernel": (3, 4)}).classifier == ()
 
 
 def test_an_undeclared_parameter_is_named():
-    net = nn.Sequential(conv(IMAGE, Axis("a", 4), 3), nn.Linear(4, 10))
-    with pytest.raises(ValueError, match=r"'1.weight' \[10, 4\] of a Linear declares no axes; build it with"):
-        axes_of(net)
+    module = nn.Sequential(conv(IMAGE, Axis("a", 4), 3), nn.Linear(4, 10))
+    with pytest.raises(ValueError) as error:
+        axes_of(module)
+    assert str(error.value) == (
+        "Sequential: the parameter '1.weight' [10, 4] of a Linear declares no axes; build it with rayfl.axes (conv, "
+        "linear, norm, ...) or say `declare(module, parameter=(Axis, ...))`"
+    )
 
 
 def test_a_wrong_declaration_is_named():
@@ -67,44 +98,16 @@ def test_groups_of_the_group_norms():
     assert groups == {"group": 4, "instance": 12, "layer": 1}
 
 
-def two_linears(hidden):
-    """A network whose hidden axis is `hidden(net)`."""
-    return lambda net: nn.Sequential(linear(IMAGE, hidden(net)), linear(hidden(net), CLASSES))
-
-
-@pytest.mark.parametrize(
-    ("hidden", "message"),
-    [
-        (lambda net: Axis("hidden", 8), "'hidden' has 8 positions at width 1.0 and 8 at 0.5"),
-        (lambda net: Axis.fixed("hidden", int(8 * net.width)), "fixed axis 'hidden' is 8, then 4"),
-        (lambda net: net.axis(f"of{net.width}", 8), "'of1.0' becomes 'of0.5' at another width"),
-    ],
-    ids=["hard-coded size", "fixed axis that is cut", "another name"],
-)
-def test_two_widths_tell_a_wrong_axis(hidden, message):
-    with pytest.raises(ValueError, match=message):
-        check_axes(two_linears(hidden))
-
-
-def test_two_widths_tell_parameters_that_come_and_go():
-    def build(net):
-        return linear(IMAGE, CLASSES, bias=net.width == 1)
-
-    with pytest.raises(ValueError, match=r"parameters differ between widths: \['bias'\]"):
-        check_axes(build)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_passes_the_two_width_check(name):
-    model = MODELS[name]()
-    check_axes(model.build)
-    check_axes(model.build, (1.0, 1 / 16))
+    check_axes(Net(MODELS[name]()))
+    check_axes(Net(MODELS[name]()), narrow=1 / 16)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_image_channels_and_classes_are_never_cut(name):
     model = MODELS[name](classes=7)
-    narrow = layout(model, Net(1 / 16))
+    narrow = Net(model, 1 / 16).layout
     dims = list(narrow.dims.values())
     assert replace(dims[0][1], copies=1) == model.image
     assert next(d for d in reversed(dims) if len(d) == 2)[0] == Axis.fixed("classes", 7)
@@ -114,7 +117,7 @@ def test_image_channels_and_classes_are_never_cut(name):
 @pytest.mark.parametrize("name", [name for name in MODELS if "resnet" in name])
 def test_what_is_added_along_a_residual_stream_shares_its_axis(name):
     """The tying rule: at every addition both operands are on one axis."""
-    dims = layout(MODELS[name](), Net(0.3)).dims
+    dims = Net(MODELS[name](), 0.3).layout.dims
     stream = dims["conv.weight"][0].name
     blocks = dict.fromkeys(path.rpartition(".residual.")[0] for path in dims if "residual" in path)
     for block in blocks:

@@ -7,18 +7,18 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
 
 import pytest
 import ray
 import yaml
 from helpers import TINY
-from torch import nn
 
-from rayfl import cli, costs
+from rayfl import cli
 from rayfl.data import Digits
+from rayfl.listeners import LISTENERS
 from rayfl.methods import METHODS
-from rayfl.models import MODELS, Model
+from rayfl.models import MODELS
+from rayfl.net import Net
 
 CONFIGS = Path(__file__).parents[1] / "tune_configs"
 
@@ -103,11 +103,13 @@ def test_describe_as_a_table(rayfl):
 
 def test_list_names_everything(rayfl):
     code, out, _ = rayfl("list")
-    assert code == 0 and all(name in out for name in (*METHODS, *MODELS, "dirichlet", "fashion_mnist"))
+    known = (*METHODS, *MODELS, *LISTENERS, "dirichlet", "fashion_mnist", "macro_f1", "quantize")
+    assert code == 0 and all(name in out for name in known)
+    assert "mu=0.01, stragglers=0.0" in out and "test_fraction=0.2" in out and "Undefined" not in out
 
 
 def test_check_says_what_a_file_is(rayfl, config, tmp_path):
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": TINY, "rows": {"a": None, "b": None}}))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": {"a": None, "b": None}}))
     code, out, _ = rayfl("check", config(), "sweep.yaml")
     assert code == 0
     assert out.splitlines() == ["exp.yaml: a run of fedavg", "sweep.yaml: a sweep of 2 rows: a, b"]
@@ -116,7 +118,7 @@ def test_check_says_what_a_file_is(rayfl, config, tmp_path):
 BAD = {
     "unknown key": ({"training": {"lrr": 1}}, "training.lrr: unknown key 'lrr'; did you mean 'lr'?"),
     "unknown section": ({"trainig": {}}, "unknown key 'trainig'; did you mean 'training'?"),
-    "wrong type": ({"training": {"lr": "fast"}}, "training.lr: given 'fast'; allowed: a valid number"),
+    "wrong type": ({"training": {"lr": "fast"}}, "training.lr: given 'fast'; allowed: a number"),
     "rate outside (0, 1]": ({"clients": {"capacities": [1, 1.5]}}, "a share in (0, 1]; 1.5 is not"),
     "rate 0": ({"clients": {"capacities": [0]}}, "a share in (0, 1]; 0.0 is not"),
     "cohort": ({"clients": {"count": 3, "cohort": 4}}, "a cohort of at most count = 3 clients; cohort is 4"),
@@ -136,10 +138,14 @@ BAD = {
 }
 
 
+SWEPT = TINY | {"run": {"chunk": 1}}
+"""A sweep's trials are Ray's."""
+
+
 @pytest.mark.parametrize(("sections", "message"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_bad_input(rayfl, tmp_path, command, sections, message):
-    given = {"experiment": TINY | sections} if command == "sweep" else TINY | sections
+    given = {"experiment": SWEPT | sections} if command == "sweep" else TINY | sections
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(given))
     code, out, err = rayfl(command, "bad.yaml")
     assert code == 2
@@ -155,6 +161,17 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["run", "exp.yaml", "--set", "training.lr"], "allowed: path=value"),
         (["run", "exp.yaml", "--set", "training.lrr=1"], "did you mean 'lr'?"),
         (["run", "exp.yaml", "--resume"], "holds no run"),
+        (["run", "exp.yaml", "--row", "a"], "--row: given 'a'; allowed: with a sweep's file, and exp.yaml is a run's"),
+        (["run", "exp.yaml", "--name", "n" * 300], "--name: given 'nnn"),
+        (["run", "exp.yaml", "--name", "../x"], "--name: given '../x'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", ".."], "--name: given '..'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "/tmp/x"], "--name: given '/tmp/x'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "mlflow.db"], "--name: given 'mlflow.db'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "artifacts"], "--name: given 'artifacts'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "a\udcffb"], "--name: given 'a\\udcffb'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--output", "exp.yaml"], "exp.yaml is a file; allowed: a folder, or a new one"),
+        (["run", "exp.yaml", "--output", "exp.yaml/runs"], "exp.yaml is a file; allowed: a folder, or a new one"),
+        (["run", "exp.yaml", "--output", "n" * 300], "cannot be made: File name too long; allowed: a folder, or a new"),
         (["sweep", "exp.yaml"], "experiment: missing"),
         (["describe"], "either a CONFIG or --model NAME"),
         (["describe", "--model", "lenet"], "did you mean 'lenet5_caffe'?"),
@@ -162,7 +179,14 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["describe", "--model", "resnet18", "--capacities", "x,y"], "letters a to e with a whole weight"),
         (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: given '1;0.5'"),
         (["describe", "--model", "resnet18", "--row", "x"], "--row: allowed: with a sweep's CONFIG"),
-        (["report", "."], "holds no run with an accuracy"),
+        (
+            ["describe", "--model", "resnet18", "--classes", "-1"],
+            "Invalid value for '--classes': Input should be greater than or",
+        ),
+        (["describe", "exp.yaml", "--classes", "3"], "--classes: allowed: with --model; a CONFIG's data say their"),
+        (["list", "os:path"], "os:path: given what cannot be chosen anywhere; allowed: a subclass of rayfl.DataSet,"),
+        (["list", "nowhere:Thing"], "given 'nowhere:Thing', which cannot be imported (ModuleNotFoundError: No module"),
+        (["report", "."], ".: holds no run that was evaluated; allowed: the folder of a sweep or a run"),
         (["compare", "--format", "html"], "no format is called 'html'"),
         (["compare"], "run a sweep first"),
         (["export", ".", "--capacity", "1", "--to", "x"], "holds no run"),
@@ -185,15 +209,21 @@ BAD_SWEEPS = {
         "search.metric: no metric is called 'acuracy_mean'; did you mean",
     ),
     "no validation set": (
-        {"experiment": TINY | {"evaluation": {"holdout": 0}}},
-        "search.metric: no metric is called 'validation_accuracy_mean'",
+        {"experiment": SWEPT | {"evaluation": {"holdout": 0}}},
+        "search.metric: given 'validation_accuracy_mean'; allowed with rows.run: it, if evaluation.holdout is over 0",
     ),
-    "searcher": ({"search": {"searcher": "optunaa"}}, "search.searcher: given 'optunaa'"),
-    "scheduler": ({"search": {"scheduler": "pbt"}}, "search.scheduler: given 'pbt'; allowed: 'fifo', 'asha'"),
-    "row's name": ({"rows": {"het/ero": None}}, "rows: given 'het/ero'; allowed: letters, digits"),
+    "searcher": (
+        {"search": {"searcher": "optunaa"}},
+        "search.searcher: no searcher is called 'optunaa'; did you mean 'optuna'?",
+    ),
+    "scheduler": ({"search": {"scheduler": "pbt"}}, "search.scheduler: given 'pbt'; allowed: one of fifo, asha"),
+    "row's name": ({"rows": {"het/ero": None}}, "rows: given 'het/ero'; allowed: the name of a folder"),
     "row's type": ({"rows": {"a": "heterofl"}}, "rows.a: given 'heterofl'; allowed: sections"),
     "unequal actors": ({"rows": {"a": None, "b": {"run": {"threads": 2}}}}, "rows.b: run:"),
-    "domain": ({"search": {"space": {"training.lr": {"uniform": ["a", 1]}}}}, "training.lr.uniform: [low, high]"),
+    "domain": (
+        {"search": {"space": {"training.lr": {"uniform": ["a", 1]}}}},
+        "uniform.0: given 'a'; allowed: a number",
+    ),
     "value in the space": ({"search": {"space": {"training.lr": {"grid": [0.1, -1]}}}}, "training.lr: given -1"),
     "path in the space": ({"search": {"space": {"training.lrr": {"grid": [1]}}}}, "did you mean 'lr'?"),
     "unknown key": ({"serch": {}}, "unknown key 'serch'; did you mean 'search'?"),
@@ -202,7 +232,7 @@ BAD_SWEEPS = {
 
 @pytest.mark.parametrize(("sections", "message"), BAD_SWEEPS.values(), ids=BAD_SWEEPS)
 def test_bad_sweep(rayfl, tmp_path, sections, message):
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"experiment": TINY} | sections))
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"experiment": SWEPT} | sections))
     for command in ("check", "sweep"):
         code, out, err = rayfl(command, "bad.yaml")
         assert (code, "Traceback" in out + err) == (2, False)
@@ -221,18 +251,51 @@ def test_nobody_answers_at_an_address(rayfl, config, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
 
 
-class Undeclared(Model):
-    name: Literal["undeclared"] = "undeclared"
-
-    def build(self, net):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, self.classes))
-
-
-def test_an_undeclared_axis_is_named(rayfl, config, monkeypatch):
-    monkeypatch.setitem(MODELS, "undeclared", Undeclared)
-    code, _, err = rayfl("run", config(model="undeclared"))
+def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path, monkeypatch):
+    rows = {"het": {"method": "heterofl"}, "avg": None}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": rows}))
+    code, _, err = rayfl("run", "sweep.yaml")
     assert code == 2
-    assert "the parameter '1.weight' [4, 64] of a Linear declares no axes" in err.replace("\n", " ")
+    assert err == "error: sweep.yaml: given a sweep; allowed: a run's file, or --row with one of avg, het\n"
+    code, _, err = rayfl("run", "sweep.yaml", "--row", "hte")
+    assert code == 2 and "no row is called 'hte'; did you mean 'het'? known: avg, het" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+    without_mlflow(monkeypatch)
+    code, _, err = rayfl("run", "sweep.yaml", "--row", "het", "--set", "rounds=1", "--set", "run.executor=serial")
+    assert code == 0, err
+    saved = json.loads((tmp_path / "runs" / "sweep-het" / "config.json").read_text())
+    assert (saved["method"]["name"], saved["rounds"]) == ("heterofl", 1)
+
+
+def without_mlflow(monkeypatch):
+    monkeypatch.setattr(cli, "_mlflow", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+
+
+def test_exported_into_a_file(rayfl, config, tmp_path, monkeypatch):
+    without_mlflow(monkeypatch)
+    (tmp_path / "taken").write_text("")
+    code, _, err = rayfl("run", config(rounds=1), "--output", "new")
+    assert code == 0, err
+    code, _, err = rayfl("export", "new/exp", "--capacity", "0.3", "--to", "taken")
+    assert code == 2
+    assert err == "error: taken: given a folder that cannot be made: taken is a file; allowed: a folder, or a new one\n"
+    code, _, err = rayfl("export", "new/exp", "--capacity", "0.5", "--to", "there")
+    assert (code, err) == (2, "error: capacity: given 0.5; allowed: 0.3, 0.2, 0.1\n")
+    code, _, err = rayfl("export", "new/exp", "--capacity", "0.3", "--to", "there", "--client", "6")
+    assert (code, err) == (2, "error: client: given 6; allowed: 0 to 5\n")
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("output", ["a[/b]", "a[red]", ":smile:", "café", "a\udcffb"])
+def test_names_of_folders_are_printed_as_they_are(rayfl, config, tmp_path, output, monkeypatch):
+    """Brackets are no markup, and what cannot be encoded does not end a good run."""
+    if output != "a[/b]":
+        without_mlflow(monkeypatch)
+    code, out, err = rayfl("run", config(rounds=1), "--output", output)
+    assert code == 0, err
+    said = str(tmp_path / output / "exp").encode(errors="replace").decode()
+    assert f"results in {said}" in out.replace("\n", "")
+    assert json.loads((tmp_path / output / "exp" / "run.json").read_text())["status"] == "finished"
 
 
 def test_bad_input_in_a_process_of_its_own(config, tmp_path):
@@ -240,12 +303,12 @@ def test_bad_input_in_a_process_of_its_own(config, tmp_path):
     name = config(training={"lr": -1})
     done = subprocess.run([program, "run", name], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {name}: training.lr: given -1; allowed: greater than 0\n"
+    assert done.stderr == f"error: {name}: training.lr: given -1; allowed: more than 0\n"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_run_that_fails_says_why(rayfl, config, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "_mlflow", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    without_mlflow(monkeypatch)
     code, out, err = rayfl("run", config(training={"lr": 1e30, "steps": 2}, updates={"policy": "stop"}))
     assert code == 1
     assert err.startswith("failed: round 1: the update of client ") and "lower training.lr" in err
@@ -256,7 +319,7 @@ def test_a_run_that_fails_says_why(rayfl, config, tmp_path, monkeypatch):
 
 def test_a_run_of_clients_own_networks_is_judged_by_them(rayfl, config, tmp_path, monkeypatch):
     """Its progress, its tables and its plots; a report too."""
-    monkeypatch.setattr(cli, "_mlflow", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    without_mlflow(monkeypatch)
     code, out, _ = rayfl("run", config(method="standalone", evaluation={"every": 1}))
     folder = tmp_path / "runs" / "exp"
     local = json.loads((folder / "result.json").read_text())["local_accuracy_mean"]
@@ -274,5 +337,5 @@ def test_a_run_of_clients_own_networks_is_judged_by_them(rayfl, config, tmp_path
 
 
 def test_the_defaults_need_no_network():
-    assert Digits().load().x.shape == (1438, 1, 8, 8)
-    assert costs.parameters(MODELS["digits_cnn"](), costs.Net()) == 53_194
+    assert Digits().arrays().train["x"].shape == (1438, 1, 8, 8)
+    assert Net(MODELS["digits_cnn"](input=(1, 8, 8))).parameters == 53_194

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rayfl.tracking.console import RunProgress, SweepProgress, clock
+from rayfl.results.console import RunProgress, SweepProgress, clock
 
 
 @pytest.fixture
@@ -63,6 +63,15 @@ def test_a_terminal_shows_the_run(terminal):
     assert "MLflow is away [again]" in shown
 
 
+def test_a_path_is_shown_as_it_is(terminal):
+    """It is no markup; what cannot be encoded does not end the run."""
+    with RunProgress("[red]fedavg[/red]", 1, console=terminal) as progress:
+        progress.note("results in runs/[bold]a/x\udcffy")
+        progress.update(1, {"seconds": 1.0})
+    shown = text(terminal)
+    assert "results in runs/[bold]a/x?y" in shown and "[red]fedavg[/red]: round 1/1" in shown
+
+
 def sweep(console):
     progress = SweepProgress(6, 10, console=console)
     for i, (label, point) in enumerate(
@@ -107,6 +116,15 @@ def test_of_many_ended_trials_the_last_three_are_in_view(pipe):
         progress.done(str(i), "finished")
     rows = [line for line in picture(progress).splitlines() if "finished" in line]
     assert [row.split()[1] for row in rows] == ["lr=47", "lr=48", "lr=49"]
+
+
+def test_of_a_loss_the_smallest_is_the_best(pipe):
+    progress = SweepProgress(2, 1, "loss_mean", "min", console=pipe)
+    for i, value in enumerate((2.0, 1.5)):
+        progress.start(str(i), "fedavg[1]", f"lr={i}")
+        progress.update(str(i), 1, {"loss_mean": value})
+        progress.done(str(i), "finished")
+    assert "best fedavg[1]: 1.5000 (lr=1)" in picture(progress)
 
 
 def test_a_trial_that_runs_again_counts_once(pipe):

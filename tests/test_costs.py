@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,20 +10,11 @@ import torch
 import yaml
 from torch import nn
 
-from rayfl.axes import Net, on_meta
 from rayfl.config import ConfigError
-from rayfl.costs import (
-    CONVENTIONS,
-    describe,
-    flops,
-    held,
-    layer_macs,
-    parameters,
-    space_mb,
-    training_flops,
-    width_for,
-)
-from rayfl.models import MODELS, layout
+from rayfl.costs import cost_of, present, space_mb, training_flops, width_for
+from rayfl.models import MODELS
+from rayfl.net import Net
+from rayfl.operations import CONVENTIONS
 
 LEVELS = dict(zip("abcde", (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16), strict=True))
 """HeteroFL's capacity levels."""
@@ -31,8 +23,17 @@ CIFAR = (557_656_064, 140_416_000, 35_604_992, 9_151_744, 2_413_184)
 CIFAR_MACS = (555_422_720, 139_299_328, 35_046_656, 8_872_576, 2_273_600)
 
 
-def of_levels(count, model, *args):
-    return tuple(count(model, Net(width), *args) for width in LEVELS.values())
+def parameters(net):
+    return net.parameters
+
+
+def operations(convention):
+    """What counts a network's operations by this convention."""
+    return lambda net: net.operations(convention)
+
+
+def of_levels(count, model):
+    return tuple(count(Net(model, width)) for width in LEVELS.values())
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,8 @@ def of_levels(count, model, *args):
 def test_heterofl_tables_1_and_2(name, classes, params, official, macs):
     model = MODELS[name](classes=classes)
     assert of_levels(parameters, model) == params
-    assert of_levels(flops, model, "heterofl_official") == official
-    assert of_levels(flops, model, "macs") == macs
+    assert of_levels(operations("heterofl_official"), model) == official
+    assert of_levels(operations("macs"), model) == macs
 
 
 def test_preact_resnet18_with_100_classes():
@@ -74,9 +75,9 @@ def test_preact_resnet18_with_100_classes():
     # a wider classifier: 90 more rows of 512, 256, ... each counted once, or twice with its bias
     rows = tuple(90 * features for features in (512, 256, 128, 64, 32))
     wider = zip(CIFAR_MACS, rows, strict=True)
-    assert of_levels(flops, model, "macs") == tuple(n + r for n, r in wider)
+    assert of_levels(operations("macs"), model) == tuple(n + r for n, r in wider)
     wider = zip(CIFAR, rows, strict=True)
-    assert of_levels(flops, model, "heterofl_official") == tuple(n + 2 * r for n, r in wider)
+    assert of_levels(operations("heterofl_official"), model) == tuple(n + 2 * r for n, r in wider)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +100,10 @@ def test_preact_resnet18_with_100_classes():
     ],
 )
 def test_heterofl_mixtures_are_means_over_levels(name, mode, params, millions):
-    model, nets = MODELS[name](), [Net(LEVELS[level]) for level in mode]
-    assert sum(parameters(model, net) for net in nets) / len(nets) == pytest.approx(params, abs=0.5)
+    nets = [Net(MODELS[name](), LEVELS[level]) for level in mode]
+    assert sum(net.parameters for net in nets) / len(nets) == pytest.approx(params, abs=0.5)
     if millions is not None:
-        mean = sum(flops(model, net, "heterofl_official") for net in nets) / len(nets)
+        mean = sum(net.operations("heterofl_official") for net in nets) / len(nets)
         assert round(mean / 1e6, 3) == pytest.approx(millions, abs=1.1e-3)
 
 
@@ -124,9 +125,8 @@ def test_space_as_heterofl_prints_it():
     ],
 )
 def test_fjord_table_1b(width, params, macs):
-    model = MODELS["resnet18"]()
-    assert parameters(model, Net(width)) == params
-    assert flops(model, Net(width), "macs") == macs
+    net = Net(MODELS["resnet18"](), width)
+    assert (net.parameters, net.macs) == (params, macs)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_fjord_table_1b(width, params, macs):
     ],
 )
 def test_nefl_width_submodels(name, ratio, params, macs):
-    model, net = MODELS[name](maxpool=True), Net(ratio**0.5)
-    assert (parameters(model, net), flops(model, net, "macs")) == (params, macs)
+    net = Net(MODELS[name](maxpool=True), ratio**0.5)
+    assert (net.parameters, net.macs) == (params, macs)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_nefl_width_submodels(name, ratio, params, macs):
 )
 def test_nefl_depth_submodels(name, without, params, macs):
     """NeFL's Tables XII and XIII: an omitted block that has a projection keeps it."""
-    model, net = MODELS[name](maxpool=True), Net(without=tuple(without.split()))
-    assert (parameters(model, net), flops(model, net, "macs")) == (params, macs)
+    net = Net(MODELS[name](maxpool=True), without=tuple(without.split()))
+    assert (net.parameters, net.macs) == (params, macs)
 
 
 DEEPEST = ("resnet110", "scalefl_resnet110", "wide_resnet101_2", "vit_b_16")
@@ -171,31 +171,31 @@ NEFL = yaml.safe_load(Path(__file__).with_name("nefl_counts.yaml").read_text())
 
 
 def nefl_net(row):
-    """Model and network of a row of NeFL's tables."""
+    """The network of a row of NeFL's tables."""
     small = row["arch"] in ("resnet56", "resnet110")
     # how weights are drawn takes time and costs nothing
     model = MODELS[row["arch"]](maxpool=not small, init="torch")
     stages = zip(model.blocks, row["blocks"].split(), strict=True)
     without = [path for paths, kept in stages for path, bit in zip(paths, kept, strict=True) if bit == "0"]
-    return model, Net(row["gamma_W"] ** 0.5, without=tuple(without))
+    return Net(model, row["gamma_W"] ** 0.5, without=tuple(without))
 
 
 @functools.cache
 def pixels(model):
     """Of the full network's convolutions and linear layers, by weight: how many pixels each gives."""
-    network, found = on_meta(model.build, Net()).eval(), {}
-    for path, module in network.named_modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.register_forward_hook(lambda _, x, y, name=f"{path}.weight": found.update({name: y[0, 0].numel()}))
-    network(torch.empty(1, *model.input, device="meta"))
+    module, found = Net(model).blank().eval(), {}
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(lambda _, x, y, name=f"{path}.weight": found.update({name: y[0, 0].numel()}))
+    module(model.example(1, "meta"))
     return found
 
 
 def nefl_counts(row):
     """(parameters, multiply-adds): those of a submodel's layers, at the full network's sizes of images."""
-    model, net = nefl_net(row)
-    shapes, sizes = layout(model, net).shapes, pixels(model)
-    return parameters(model, net), sum(math.prod(shapes[name]) * sizes[name] for name in shapes if name in sizes)
+    net = nefl_net(row)
+    shapes, sizes = net.layout.shapes, pixels(net.model)
+    return net.parameters, sum(math.prod(shapes[name]) * sizes[name] for name in shapes if name in sizes)
 
 
 @pytest.mark.parametrize("row", NEFL, ids=lambda row: f"{row['arch']}-{row['variant']}-{row['params']}")
@@ -207,7 +207,7 @@ def test_nefl_submodels(row):
 def test_nefl_submodels_as_flops_are_counted(name):
     """The smallest of NeFL-D, in which most blocks are left out."""
     row = next(row for row in NEFL if (row["arch"], row["variant"]) == (name, "D"))
-    assert flops(*nefl_net(row)) == row["macs"]
+    assert nefl_net(row).macs == row["macs"]
 
 
 @pytest.mark.parametrize(
@@ -241,18 +241,17 @@ def test_nefl_table_v(name, variant, millions, printed):
 
 def test_depthfl_depths():
     """The parameters of the network in the authors' baseline; the multiply-adds in millions, 165.2 to 582.1."""
-    model, nets = MODELS["depthfl_resnet18"](classes=100), [Net(exits=n) for n in (1, 2, 3, 4)]
-    assert [parameters(model, net) for net in nets] == [479_652, 1_347_336, 3_838_316, 12_283_344]
-    assert [flops(model, net) for net in nets] == [165_160_960, 308_187_136, 447_846_400, 582_115_328]
-    fewer = model.model_copy(update={"classes": 10})
-    assert [parameters(fewer, net) for net in nets] == [433_482, 1_254_996, 3_699_806, 12_098_664]
+    hundred, ten = ([Net(MODELS["depthfl_resnet18"](classes=c), exits=n) for n in (1, 2, 3, 4)] for c in (100, 10))
+    assert [net.parameters for net in hundred] == [479_652, 1_347_336, 3_838_316, 12_283_344]
+    assert [net.macs for net in hundred] == [165_160_960, 308_187_136, 447_846_400, 582_115_328]
+    assert [net.parameters for net in ten] == [433_482, 1_254_996, 3_699_806, 12_098_664]
 
 
 def test_scalefl_levels():
     """ScaleFL's widths and exits of ResNet110, as a share of the whole: parameters and multiply-adds."""
     model = MODELS["scalefl_resnet110"]()
-    nets = [Net(width, exits=n, rounding="down") for n, width in enumerate((0.7, 0.7, 0.75, 1), start=1)]
-    params, macs = ([count(model, net) for net in nets] for count in (parameters, flops))
+    nets = [Net(model, width, exits=n, rounding="down") for n, width in enumerate((0.7, 0.7, 0.75, 1), start=1)]
+    params, macs = [net.parameters for net in nets], [net.macs for net in nets]
     assert params == [157_453, 325_631, 783_402, 1_982_136]
     assert macs == [70_062_300, 90_754_708, 133_190_832, 274_385_088]
     assert [round(n / params[-1], 3) for n in params] == [0.079, 0.164, 0.395, 1]
@@ -261,131 +260,123 @@ def test_scalefl_levels():
 
 @pytest.mark.parametrize("name", ["depthfl_resnet18", "scalefl_resnet110"])
 def test_without_exits_nothing_is_counted_of_them(name):
-    model, plain = MODELS[name](), MODELS[name](exits=())
-    assert layout(model, Net()) == layout(plain, Net())
-    assert flops(model, Net()) == flops(plain, Net())
+    net, plain = Net(MODELS[name]()), Net(MODELS[name](exits=()))
+    assert net.layout == plain.layout
+    assert net.macs == plain.macs
 
 
 @pytest.mark.parametrize("name", ["resnet18", "preact_resnet18"])
 def test_step_sizes_are_not_counted(name):
-    model = MODELS[name]()
-    assert parameters(model, Net(steps=True)) == parameters(model, Net())
-    assert flops(model, Net(steps=True)) == flops(model, Net())
+    net, stepping = (Net(MODELS[name](), steps=steps) for steps in (False, True))
+    assert stepping.parameters == net.parameters
+    assert stepping.macs == net.macs
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "macs"),
-    [("mcmahan_cnn", 1_663_370, 12_273_152), ("lenet5_caffe", 430_500, 2_293_000)],
+    ("name", "width", "params", "macs"),
+    [
+        ("mcmahan_cnn", 1, 1_663_370, 12_273_152),
+        ("mcmahan_cnn", 0.5, 417_482, 3_226_368),
+        ("lenet5_caffe", 1, 430_500, 2_293_000),
+    ],
 )
-def test_mnist_networks(name, params, macs):
-    model = MODELS[name]()
-    assert (parameters(model, Net()), flops(model, Net(), "macs")) == (params, macs)
+def test_mnist_networks(name, width, params, macs):
+    net = Net(MODELS[name](), width)
+    assert (net.parameters, net.macs) == (params, macs)
 
 
 def test_flops2_by_hand():
     """digits_cnn with one channel everywhere: 8x8 -> 4x4 -> 2x2 -> 1 hidden -> 10 classes."""
-    model, net = MODELS["digits_cnn"](), Net(1 / 128)
+    net = Net(MODELS["digits_cnn"](), 1 / 128)
     conv1 = 2 * 9 * 64 + 64 + 4 * 64 + 64 + 16  # multiply-adds, bias, norm, pooling, activation
     conv2 = 2 * 9 * 16 + 16 + 4 * 16 + 16 + 4
     hidden = 2 * 4 + 1 + 1
     head = 2 * 10 + 10
-    assert flops(model, net, "flops2") == conv1 + conv2 + hidden + head
-    assert flops(model, net, "macs") == 9 * 64 + 9 * 16 + 4 + 10
+    assert net.operations("flops2") == conv1 + conv2 + hidden + head
+    assert net.operations("macs") == 9 * 64 + 9 * 16 + 4 + 10
 
 
 def test_layers_cost_by_hand():
     """As above; and layers in parallel, or in early exits, each have their own."""
-    assert layer_macs(MODELS["digits_cnn"](), Net(1 / 128)) == {
+    assert Net(MODELS["digits_cnn"](), 1 / 128).layer_macs == {
         "conv1": 9 * 64,
         "conv2": 9 * 16,
         "hidden": 4,
         "head": 10,
     }
     for name in ("lenet5_caffe", "resnet18", "vit_b_16"):
-        assert sum(layer_macs(MODELS[name](), Net()).values()) == flops(MODELS[name](), Net())
+        assert sum(Net(MODELS[name]()).layer_macs.values()) == Net(MODELS[name]()).macs
+    exits = Net(MODELS["depthfl_resnet18"](), exits=2)
+    assert sum(exits.layer_macs.values()) == exits.macs and exits.layer_macs["exit2.head"] == 512 * 10
 
 
 def test_a_masked_network_is_what_is_not_zero():
     """Of 9 weights of conv1 and 4 of hidden 3 and 1 are zero, and the only bias of hidden. A zero that no mask made is
     there."""
-    model, net = MODELS["digits_cnn"](), Net(1 / 128)
-    params = {name: torch.ones(shape) for name, shape in layout(model, net).shapes.items()}
+    net = Net(MODELS["digits_cnn"](), 1 / 128)
+    params = {name: torch.ones(shape) for name, shape in net.layout.shapes.items()}
     params["conv1.weight"].view(-1)[[0, 4, 8]] = 0
     params["hidden.weight"][0, 2] = -0.0
     params["hidden.bias"].zero_()
     params["conv2.weight"].zero_()
-    found = held(model, net, params, ("conv1.weight", "hidden.weight", "hidden.bias"))
-    assert found.parameters == parameters(model, net) - 3 - 1 - 1
+    found = present(net, params, ("conv1.weight", "hidden.weight", "hidden.bias"))
+    assert found.parameters == net.parameters - 3 - 1 - 1
     assert found.layers == {"conv1": 2 / 3, "hidden": 3 / 4}
     assert found.macs == pytest.approx(9 * 64 * 2 / 3 + 9 * 16 + 4 * 3 / 4 + 10)
-    everything = held(model, net, params, ())
-    assert (everything.parameters, everything.macs) == (parameters(model, net), flops(model, net))
+    everything = present(net, params, ())
+    assert (everything.parameters, everything.macs) == (net.parameters, net.macs)
     assert everything.layers == {}
 
 
 def test_step_sizes_are_not_counted_of_a_masked_network_either():
-    model, net = MODELS["resnet18"](channels=2), Net(steps=True)
-    params = {name: torch.ones(shape) for name, shape in layout(model, net).shapes.items()}
-    assert held(model, net, params, ("head.weight",)).parameters == parameters(model, net)
+    net = Net(MODELS["resnet18"](channels=2), steps=True)
+    params = {name: torch.ones(shape) for name, shape in net.layout.shapes.items()}
+    assert present(net, params, ("head.weight",)).parameters == net.parameters
 
 
 def test_training_costs_three_forward_passes_of_two_operations_a_multiply_add():
-    assert training_flops(MODELS["lenet5_caffe"](), Net(), 600) == 6 * 2_293_000 * 600
+    net = Net(MODELS["lenet5_caffe"]())
+    assert training_flops(net, 600) == 6 * 2_293_000 * 600
+    without = 2_293_000 - net.layer_macs["conv2"]
+    assert training_flops(net, 600, {"conv2": 0.25}) == 6 * (without + net.layer_macs["conv2"] / 4) * 600
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in DEEPEST])
 def test_counts_are_those_of_the_network(name):
-    model, net = MODELS[name](), Net(1 / 16, scale=0.5)
-    assert parameters(model, net) == sum(p.numel() for p in model.build(net).parameters())
-    assert all(flops(model, net, c) == flops(model, Net(1 / 16), c) for c in CONVENTIONS)
+    net, scaled = (Net(MODELS[name](), 1 / 16, scale=scale) for scale in (1, 0.5))
+    assert scaled.parameters == sum(p.numel() for p in scaled.build().parameters())
+    assert all(scaled.operations(c) == net.operations(c) for c in CONVENTIONS)
 
 
 @pytest.mark.parametrize("metric", ["params", "flops"])
 @pytest.mark.parametrize("name", ["digits_cnn", "lenet5_caffe", "mcmahan_cnn"])
 def test_width_for_is_the_largest_that_the_budget_buys(name, metric):
-    model = MODELS[name]()
-    cost = {"params": parameters, "flops": flops}[metric]
-    full = cost(model, Net())
+    net, cost = Net(MODELS[name]()), cost_of(metric)
     for capacity in (0.04, 0.16, 0.5, 0.9):
-        width = width_for(model, capacity, metric)
-        assert cost(model, Net(width)) <= capacity * full < cost(model, Net(width + 1e-6))
+        width = width_for(net, capacity, metric)
+        bought, next_one = replace(net, width=width), replace(net, width=width + 1e-6)
+        assert cost(bought) <= capacity * cost(net) < cost(next_one)
 
 
 @pytest.mark.parametrize("metric", ["params", "flops"])
 def test_width_for_inverts_the_costs_of_the_levels(metric):
-    model = MODELS["preact_resnet18_heterofl"]()
-    cost = {"params": parameters, "flops": flops}[metric]
+    net, cost = Net(MODELS["preact_resnet18_heterofl"]()), cost_of(metric)
     for level in LEVELS.values():
-        capacity = cost(model, Net(level)) / cost(model, Net())
-        assert width_for(model, capacity, metric) == level
+        assert width_for(net, cost(replace(net, width=level)) / cost(net), metric) == level
 
 
 def test_width_is_its_own_metric():
-    assert width_for(MODELS["resnet18"](), 0.3, "width") == 0.3
+    assert width_for(Net(MODELS["resnet18"]()), 0.3, "width") == 0.3
 
 
 def test_a_budget_below_one_channel_is_refused():
-    model = MODELS["lenet5_caffe"]()
+    net = Net(MODELS["lenet5_caffe"]())
     # 25 + 25 weights of the convolutions, 16 of the hidden layer, 10 of the classifier
     smallest = (25 + 25 + 16 + 10) / 430_500
-    assert width_for(model, smallest, "params") == 1 / 500
+    assert width_for(net, smallest, "params") == 1 / 500
     with pytest.raises(ConfigError) as error:
-        width_for(model, 0.0001, "params")
+        width_for(net, 0.0001, "params")
     assert str(error.value) == (
         "capacity 0.0001 by params: given model lenet5_caffe, whose narrowest network already is "
         "0.000177; take capacities from 0.000177 to 1"
     )
-
-
-def test_describe():
-    model = MODELS["mcmahan_cnn"]()
-    full, half = describe(model, {1: Net(), 0.5: Net(0.5)})
-    assert full == {
-        "capacity": 1,
-        "parameters": 1_663_370,
-        "flops": 12_273_152,
-        "bytes_down": 6_653_480,
-        "bytes_up": 6_653_480,
-        "space_mb": 6_653_480 / 2**20,
-    }
-    assert (half["parameters"], half["flops"]) == (417_482, 3_226_368)

@@ -1,4 +1,4 @@
-"""Data sets: shapes known before loading, arrays as promised, errors that name the missing files."""
+"""Published data sets: shapes known before loading, arrays as promised, errors that name the missing files."""
 
 import os
 import pickle
@@ -6,13 +6,14 @@ import socket
 import subprocess
 import sys
 import urllib.error
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from rayfl.config import ConfigError, parse
-from rayfl.data import DATASETS
+from rayfl.data import DATASETS, DATASETS_KIND
 from rayfl.data.cifar import CIFAR10, CIFAR100
 from rayfl.data.digits import Digits
 from rayfl.data.mnist import MNIST, FashionMNIST
@@ -26,7 +27,8 @@ needs_data = pytest.mark.skipif(
 
 def check(data, arrays):
     """What every worker relies on."""
-    for x, y in ((arrays.x, arrays.y), (arrays.x_test, arrays.y_test)):
+    for split in (arrays.train, arrays.test):
+        x, y = split["x"], split["y"]
         assert x.dtype == np.uint8 and y.dtype == np.int64
         assert x.flags.c_contiguous and y.flags.c_contiguous
         assert x.shape == (len(y), *data.shape)
@@ -41,13 +43,23 @@ def offline(monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", refuse)
 
 
-@pytest.mark.parametrize("name", DATASETS)
+PUBLISHED = ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "synthetic"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_name_shape_and_classes_are_known_without_loading(name):
     data = parse(DATASETS[name], {}, "exp.yaml: data")
     assert data.name == name
     channels = data.shape[0]
     assert len(data.preprocessing.mean) == len(data.preprocessing.std) == channels
     assert data.classes in (10, 100)
+    assert data.offers == {"input": data.shape, "classes": data.classes}
+    assert (data.goal.classes, data.columns["x"].shape) == (data.classes, data.shape)
+
+
+def test_the_registry_has_the_published_sets_and_ones_own():
+    assert [*DATASETS] == [*PUBLISHED, "arrays", "folder", "function"]
+    assert DATASETS_KIND.read("digits", "exp.yaml: data") == Digits()
 
 
 def test_shape_is_no_setting_of_a_real_data_set():
@@ -55,44 +67,91 @@ def test_shape_is_no_setting_of_a_real_data_set():
         parse(MNIST, {"shape": [3, 32, 32]}, "exp.yaml: data")
 
 
-def test_workers_need_neither_torchvision_nor_scikit_learn():
-    code = "import sys, rayfl.data; print(*{'torchvision', 'sklearn', 'ray'} & set(sys.modules))"
+def test_workers_need_no_library_that_a_data_set_is_read_with():
+    code = "import sys, rayfl.data; print(*{'torchvision', 'sklearn', 'PIL', 'ray'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
 def test_digits():
     data = Digits()
-    arrays = data.load()
+    arrays = data.arrays()
     check(data, arrays)
-    assert (len(arrays.y), len(arrays.y_test)) == (1438, 359)
-    assert arrays.x.max() == 16
+    assert (len(arrays.train["y"]), len(arrays.test["y"])) == (1438, 359)
+    assert arrays.train["x"].max() == 16
     # scikit-learn's 178 zeros, 182 ones, ...: a fifth of each, rounded
-    assert np.bincount(arrays.y_test).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
-    assert np.array_equal(arrays.x, data.load().x)
+    assert np.bincount(arrays.test["y"]).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
+    assert np.array_equal(arrays.train["x"], data.arrays().train["x"])
 
 
 def test_digits_are_normalised():
-    x = Digits().preprocessing(torch.from_numpy(Digits().load().x))
+    x = Digits().preprocessing.normalised(torch.from_numpy(Digits().arrays().train["x"]))
     assert float(x.mean()) == pytest.approx(0, abs=2e-3)
     assert float(x.std()) == pytest.approx(1, abs=2e-3)
 
 
 def test_synthetic_has_the_asked_shape_and_is_always_the_same():
     data = Synthetic(samples=53, test_samples=7, shape=(3, 4, 5), classes=6)
-    arrays = data.load()
+    arrays = data.arrays()
     check(data, arrays)
-    assert (len(arrays.y), len(arrays.y_test)) == (53, 7)
-    assert np.bincount(arrays.y).tolist() == [9, 9, 9, 9, 9, 8]
-    assert np.array_equal(arrays.x, data.load().x)
+    assert (len(arrays.train["y"]), len(arrays.test["y"])) == (53, 7)
+    assert np.bincount(arrays.train["y"]).tolist() == [9, 9, 9, 9, 9, 8]
+    assert np.array_equal(arrays.train["x"], data.arrays().train["x"])
 
 
 def test_synthetic_is_learnable_but_not_trivial():
-    arrays = Synthetic().load()
-    x, x_test = (a.reshape(len(a), -1).astype(float) for a in (arrays.x, arrays.x_test))
-    means = np.stack([x[arrays.y == c].mean(0) for c in range(10)])
+    arrays = Synthetic().arrays()
+    x, x_test = (a.reshape(len(a), -1).astype(float) for a in (arrays.train["x"], arrays.test["x"]))
+    means = np.stack([x[arrays.train["y"] == c].mean(0) for c in range(10)])
     nearest = np.square(x_test[:, None] - means).sum(-1).argmin(1)
-    assert 0.75 < (nearest == arrays.y_test).mean() < 0.95
+    assert 0.75 < (nearest == arrays.test["y"]).mean() < 0.95
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"samples": 10**12}, "72,000,000,036,640"),
+        ({"shape": [3, 4000, 4000]}, "120,480,020,000"),
+        ({"classes": 10**6, "shape": [1, 100, 100]}, "10,025,020,000"),
+    ],
+)
+def test_a_synthetic_set_that_is_too_large_is_refused_with_its_bytes(given, asked):
+    with pytest.raises(ConfigError) as error:
+        parse(Synthetic, given, "exp.yaml: data")
+    assert str(error.value) == (
+        f"exp.yaml: data: samples, test_samples, shape and classes: given what takes {asked} bytes; allowed: at most "
+        "8,000,000,000 bytes; lower one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "message"),
+    [
+        (Digits, {"size": 10**6}, "exp.yaml: data.size: given 1000000; allowed: at most 4096"),
+        (Digits, {"size": 0}, "exp.yaml: data.size: given 0; allowed: at least 1"),
+        (Synthetic, {"classes": 10**9}, "exp.yaml: data.classes: given 1000000000; allowed: at most 1000000"),
+        (Synthetic, {"shape": [1, 0, 8]}, "exp.yaml: data.shape.1: given 0; allowed: at least 1"),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(cls, given, message):
+    with pytest.raises(ConfigError) as error:
+        parse(cls, given, "exp.yaml: data")
+    assert str(error.value) == message
+
+
+def test_where_the_files_lie_is_no_part_of_the_result():
+    assert CIFAR10.not_in_result == MNIST.not_in_result == ("root",)
+    assert Digits.not_in_result == ()
+
+
+def test_a_data_set_says_what_a_network_sees():
+    data = CIFAR10(size=224)
+    assert (data.shape, data.seen, CIFAR10().seen) == ((3, 32, 32), (3, 224, 224), (3, 32, 32))
+    assert data.offers == {"input": (3, 224, 224), "classes": 10}
+    assert data.prepare == replace(data.preprocessing, size=224)
+    assert CIFAR10().prepare == CIFAR10().preprocessing
+    raw = CIFAR10(pixels="raw", size=64).prepare
+    assert (raw.scale, raw.mean, raw.std, raw.crop, raw.flip, raw.size) == (1.0, (0.0,), (1.0,), 0, False, 64)
 
 
 def test_cifar_augments_by_crop_and_flip_svhn_by_crop_alone():
@@ -157,11 +216,11 @@ def test_cifar100_reads_channels_first_and_fine_labels(tmp_path, monkeypatch):
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["a"]}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: os.path.isfile(path))
     data = CIFAR100(root=str(tmp_path))
-    arrays = data.load()
+    arrays = data.arrays()
     check(data, arrays)
-    assert arrays.y.tolist() == [99, 0]
+    assert arrays.train["y"].tolist() == [99, 0]
     # the stored order is all red, all green, all blue
-    assert np.array_equal(arrays.x, pixels.reshape(2, 3, 32, 32))
+    assert np.array_equal(arrays.train["x"], pixels.reshape(2, 3, 32, 32))
 
 
 def test_scrambled_cifar10_reads_channels_last_as_channels_first(tmp_path, monkeypatch):
@@ -173,15 +232,19 @@ def test_scrambled_cifar10_reads_channels_last_as_channels_first(tmp_path, monke
         (folder / part).write_bytes(pickle.dumps({"data": pixels, "labels": [9, 0]}))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": ["a"]}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: os.path.isfile(path))
-    plain, data = CIFAR10(root=str(tmp_path)).load(), CIFAR10(root=str(tmp_path), scrambled=True, pixels="raw")
-    arrays = data.load()
+    plain, data = CIFAR10(root=str(tmp_path)).arrays(), CIFAR10(root=str(tmp_path), scrambled=True, pixels="raw")
+    arrays = data.arrays()
     check(data, arrays)
-    assert np.array_equal(plain.x[:2], pixels.reshape(2, 3, 32, 32))
-    theirs = plain.x_test.transpose(0, 2, 3, 1).reshape(-1, 3, 32, 32)
-    assert np.array_equal(arrays.x_test, theirs) and np.array_equal(arrays.x[:2], theirs)
+    assert np.array_equal(plain.train["x"][:2], pixels.reshape(2, 3, 32, 32))
+    theirs = plain.test["x"].transpose(0, 2, 3, 1).reshape(-1, 3, 32, 32)
+    assert np.array_equal(arrays.test["x"], theirs) and np.array_equal(arrays.train["x"][:2], theirs)
     # the first row of the first channel: the first 32 values of the image, red, green, blue, red, ...
-    assert arrays.x[0, 0, 0, :4].tolist() == [plain.x[0, 0, 0, 0], *plain.x[0, 1:, 0, 0], plain.x[0, 0, 0, 1]]
-    assert np.array_equal(arrays.y, plain.y)
+    assert arrays.train["x"][0, 0, 0, :4].tolist() == [
+        plain.train["x"][0, 0, 0, 0],
+        *plain.train["x"][0, 1:, 0, 0],
+        plain.train["x"][0, 0, 0, 1],
+    ]
+    assert np.array_equal(arrays.train["y"], plain.train["y"])
 
 
 def test_svhn_calls_the_digit_zero_0(tmp_path, monkeypatch):
@@ -192,24 +255,24 @@ def test_svhn_calls_the_digit_zero_0(tmp_path, monkeypatch):
         savemat(tmp_path / f"{part}_32x32.mat", {"X": x, "y": np.array([[10], [3]], np.uint8)})
     monkeypatch.setattr("torchvision.datasets.SVHN._check_integrity", lambda self: True)
     data = SVHN(root=str(tmp_path))
-    arrays = data.load()
+    arrays = data.arrays()
     check(data, arrays)
-    assert arrays.y.tolist() == [0, 3]
-    assert arrays.x[1, 2, 5, 7] == x[5, 7, 2, 1]
+    assert arrays.train["y"].tolist() == [0, 3]
+    assert arrays.train["x"][1, 2, 5, 7] == x[5, 7, 2, 1]
 
 
 @pytest.mark.data
 @needs_data
 def test_mnist_and_its_writers():
     data = MNIST()
-    arrays = data.load()
+    arrays = data.arrays()
     check(data, arrays)
-    assert (len(arrays.y), len(arrays.y_test)) == (60_000, 10_000)
-    assert arrays.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert (len(arrays.train["y"]), len(arrays.test["y"])) == (60_000, 10_000)
+    assert arrays.train["y"][:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert arrays.users is not None
     sizes = np.unique(arrays.users, return_counts=True)[1]
     assert (len(arrays.users), len(sizes), sizes.min(), sizes.max()) == (60_000, 539, 19, 131)
-    pixels = arrays.x / 255
+    pixels = arrays.train["x"] / 255
     assert (pixels.mean(), pixels.std()) == pytest.approx((0.1307, 0.3081), abs=1e-4)
 
 
@@ -217,19 +280,19 @@ def test_mnist_and_its_writers():
 @needs_data
 def test_mnist_without_the_writers_file_has_no_users(tmp_path):
     (tmp_path / "MNIST").symlink_to(os.path.join(os.environ["RAYFL_DATA"], "MNIST"))
-    assert MNIST(root=str(tmp_path)).load().users is None
+    assert MNIST(root=str(tmp_path)).arrays().users is None
 
 
 @pytest.mark.data
 @needs_data
 def test_fashion_mnist():
     data = FashionMNIST()
-    arrays = data.load()
+    arrays = data.arrays()
     check(data, arrays)
-    assert np.bincount(arrays.y).tolist() == [6000] * 10
-    assert np.bincount(arrays.y_test).tolist() == [1000] * 10
+    assert np.bincount(arrays.train["y"]).tolist() == [6000] * 10
+    assert np.bincount(arrays.test["y"]).tolist() == [1000] * 10
     assert arrays.users is None
-    pixels = arrays.x / 255
+    pixels = arrays.train["x"] / 255
     assert (pixels.mean(), pixels.std()) == pytest.approx((0.2860, 0.3530), abs=1e-4)
 
 
@@ -237,9 +300,9 @@ def test_fashion_mnist():
 @needs_data
 def test_cifar10():
     data = CIFAR10()
-    arrays = data.load()
+    arrays = data.arrays()
     check(data, arrays)
-    assert np.bincount(arrays.y).tolist() == [5000] * 10
-    assert np.bincount(arrays.y_test).tolist() == [1000] * 10
-    means = (arrays.x / np.float32(255)).mean((0, 2, 3), dtype=np.float64)
+    assert np.bincount(arrays.train["y"]).tolist() == [5000] * 10
+    assert np.bincount(arrays.test["y"]).tolist() == [1000] * 10
+    means = (arrays.train["x"] / np.float32(255)).mean((0, 2, 3), dtype=np.float64)
     assert means == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)

@@ -1,21 +1,21 @@
 """Stop a run or a sweep as you like and say --resume: the real command line, with Ray and MLflow."""
 
 import csv
-import json
 
 import pytest
 import yaml
-from helpers import TINY
+from helpers import TINY, simulate
 from processes import alive, named, until
 
-from rayfl.checkpoints import checksum, complete, read
 from rayfl.cli import main
+from rayfl.engine.checkpoints import complete, read
+from rayfl.engine.files import checksum
 from rayfl.experiment import load_experiment
-from rayfl.tracking.mlflow import Mlflow, default_uri
-from rayfl.tracking.records import Run, runs
-from rayfl.tuning import load_sweep
+from rayfl.results.folder import RunFolder, runs
+from rayfl.results.mlflow import Mlflow, default_uri
+from rayfl.tuning.load import load_sweep
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROUNDS = 40
 EXPERIMENT = TINY | {
@@ -43,29 +43,28 @@ def rayfl(monkeypatch, capsys, *arguments):
 
 
 def lines_of(folder):
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in Run.open(folder).rounds()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in RunFolder.open(folder).rounds()]
 
 
 def made(folder):
     """How many rounds a run has recorded."""
-    return len(Run.open(folder).rounds()) if Run.exists(folder) else 0
+    return len(RunFolder.open(folder).rounds()) if RunFolder.exists(folder) else 0
 
 
 def straight(experiment, folder):
-    """(lines, checksum of the state, client accuracies) of a serial run that nobody stopped."""
-    simulation = experiment.simulation(experiment.data.load(), folder)
+    """(lines, checksum of the state, clients' scores) of a serial run that nobody stopped."""
+    simulation = simulate(experiment, folder)
     lines = []
     while step := simulation.step():
         lines += [{k: v for k, v in line.items() if k != "seconds"} for line in step]
-    clients = {str(id): value for id, value in simulation.client_accuracy().items()}
-    return lines, checksum(simulation.state), clients
+    return lines, checksum(simulation.state), simulation.client_scores
 
 
 def recorded(folder):
     """The same, of a run's folder."""
-    round, _, state, _ = read(complete(folder / "checkpoints")[-1])
-    assert round == made(folder)
-    return lines_of(folder), checksum(state), json.loads((folder / "clients.json").read_text())
+    found = read(complete(folder / "checkpoints")[-1])
+    assert found.round == made(folder)
+    return lines_of(folder), checksum(found.state), RunFolder.open(folder).client_scores
 
 
 def working(pids):
@@ -87,11 +86,11 @@ def test_a_run_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys)
     code, printed = first.finish()
     assert code == 130
     assert "the same command with --resume goes on" in printed and "Traceback" not in printed
-    assert Run.open(folder).status == "stopped"
+    assert RunFolder.open(folder).status == "stopped"
     assert complete(folder / "checkpoints")
 
     code, printed = rayfl(monkeypatch, capsys, *arguments)
-    assert code == 2 and "holds a run already; --resume" in printed
+    assert code == 2 and "holds a run already; resume it, or give another folder" in printed
 
     before = made(folder)
     second = start(*arguments, "--resume")
@@ -115,7 +114,7 @@ def test_a_run_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys)
     ended = (folder / "clients.json").read_bytes()
     assert rayfl(monkeypatch, capsys, *arguments, "--resume", "--set", "run.executor=serial")[0] == 0
     assert (folder / "clients.json").read_bytes() == ended
-    assert Run.open(folder).status == "finished"
+    assert RunFolder.open(folder).status == "finished"
     assert histories(output) == {("fedrolex", None): list(range(1, ROUNDS + 1))}
 
 
@@ -154,7 +153,7 @@ def test_a_sweep_that_is_stopped_twice(start, tmp_path, monkeypatch, capsys):
     code, printed = first.finish()
     assert code == 130
     assert "the same command with --resume goes on" in printed and "Traceback" not in printed
-    assert Run.open(folder).status == "stopped"
+    assert RunFolder.open(folder).status == "stopped"
 
     def well_on():
         return sum(made(trial.path) for trial in trials_of(folder)) >= 2.5 * ROUNDS
@@ -191,7 +190,8 @@ def test_a_sweep_that_is_stopped_twice(start, tmp_path, monkeypatch, capsys):
     with (folder / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     accuracies = ["accuracy_mean", "accuracy_worst", *(f"accuracy_{c:g}" for c in TINY["clients"]["capacities"])]
-    assert list(rows[0]) == ["method", "seed", *accuracies, "bytes_down", "bytes_up", "train_flops", "seconds"]
+    costs = ["bytes_down", "bytes_up", "train_flops", "seconds"]
+    assert list(rows[0]) == ["method", "seed", *accuracies, "loss_mean", *costs]
     assert sorted((row["method"], row["seed"]) for row in rows) == [
         (label, seed) for label in ("heterofl", "smallest") for seed in "01"
     ]

@@ -1,48 +1,80 @@
-"""The source as a whole: what may import what, and that the examples in docstrings run."""
+"""The source as a whole: imports run one way, the core knows no method, parameters have types, examples run."""
 
 import ast
 import doctest
 import importlib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import rayfl
+from rayfl.methods import METHODS
+from rayfl.methods.base import Method
 
 ROOT = Path(rayfl.__file__).parent
 
 LAYERS = (
-    ("config", "seeds", "tensors", "coding", "executors"),
-    ("norms", "checkpoints", "training", "population"),
-    ("axes", "data"),
+    ("plain", "seeds", "tensors", "bitcodes", "metrics", "engine.memory"),
+    ("config",),
+    ("norms", "clients", "listeners", "engine.files", "engine.plugins"),
+    ("axes", "operations", "server", "data", "training"),
+    ("net",),
     ("submodel",),
-    ("models",),
-    ("costs",),
+    ("models", "fold"),
+    ("costs", "transforms", "engine.carries"),
+    ("updates", "engine.checkpoints"),
     ("methods",),
-    ("worker", "shrink"),
-    ("simulation", "executors.serial", "executors.clients"),
-    ("experiment", "executors.ray"),
-    ("executors.server",),
-    ("executors.cluster",),
-    ("tracking",),
-    ("report", "export"),
-    ("published", "anatomy"),
+    ("dead_channels", "engine.jobs"),
+    ("evaluation",),
+    ("experiment", "engine.worker"),
+    ("engine",),
+    ("describe", "catalogue", "exporting", "results"),
+    ("report",),
     ("tuning",),
-    ("cli",),
+    ("driver",),
+    ("comparison",),
+    ("cli", "testing"),
 )
-"""A module imports from the layers above its own and, but for executors, within its own package."""
+"""A module imports from the layers above its own. Within a layer only modules of one folder import each other, and not
+in a circle. A name stands for all that is below it which is not named itself."""
 
-OWNERS = {"ray": ("executors", "tuning"), "mlflow": ("tracking.mlflow",)}
+KNOWN_TYPES = {"net": ("models.base",)}
+"""What a module imports from below for annotations alone: a `Net` holds its model."""
+
+OWNERS = {
+    "ray": ("engine.actors", "engine.cluster", "engine.pool", "engine.server", "tuning"),
+    "mlflow": ("results.mlflow",),
+    "typer": ("cli",),
+    "pytest": ("testing",),
+}
 """Library -> the modules of rayfl that may import it."""
+
+CORE = ("engine", "evaluation", "experiment", "driver", "comparison", "report", "results", "tuning", "exporting", "cli")
+"""What works for every method alike."""
+NAMES = {"experiment": ("fedavg",), "results.version1": ("lg_fedavg", "spafl", "standalone")}
+"""Methods that a core module names: the default of the section, and what folders of version 1 do not say themselves."""
+
+FOREIGN = {
+    "methods.fedpm": "torch.autograd.Function",
+    "tuning.recorder": "Ray Tune's callbacks",
+    "tuning.trial": "Ray Tune's callbacks",
+    "tuning.within": "Ray Tune's callbacks",
+}
+"""Modules with functions that a library calls, whose parameters it does not say."""
 
 
 def modules() -> dict[str, str]:
-    """Every module but the packages' own: dotted name below rayfl -> source."""
+    """Every module but rayfl itself: dotted name below rayfl -> source."""
     files = (file for file in ROOT.rglob("*.py") if file.parent != ROOT or file.name != "__init__.py")
     return {
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file.read_text()
         for file in sorted(files)
     }
+
+
+MODULES = modules()
 
 
 def within(module: str, places) -> bool:
@@ -55,10 +87,10 @@ def layer(module: str) -> int:
     return max(found, default=(0, -1))[1]
 
 
-def imports(source: str) -> list[str]:
+def imported(tree: ast.AST) -> list[str]:
     """The dotted names of everything that is imported, wherever it stands: "rayfl.config.ConfigError"."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -67,26 +99,54 @@ def imports(source: str) -> list[str]:
     return found
 
 
-def offences(modules: dict[str, str]) -> list[str]:
+def for_types(tree: ast.AST) -> list[str]:
+    """What is imported for annotations alone."""
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING"]
+    return [name for block in blocks for name in imported(block)]
+
+
+def target(name: str) -> str:
+    """The module that an imported name of rayfl is, or is in: "config" of "rayfl.config.ConfigError"."""
+    name = name.removeprefix("rayfl").removeprefix(".")
+    return name if name in MODULES else name.rpartition(".")[0]
+
+
+def offences(modules: dict[str, str]) -> Iterator[str]:
     """Every import that goes the wrong way, and every module without a place."""
-    found = []
     for module, source in modules.items():
-        own = module.partition(".")[0]
+        tree = ast.parse(source)
+        types = for_types(tree)
         if layer(module) < 0:
-            found.append(f"rayfl.{module} has no place in LAYERS")
-        for name in imports(source):
-            library, _, target = name.partition(".")
+            yield f"rayfl.{module} has no place in LAYERS"
+        for name in imported(tree):
+            library = name.partition(".")[0]
             if library in OWNERS and not within(module, OWNERS[library]):
-                found.append(f"rayfl.{module} imports {library}; only {OWNERS[library]} may")
-            if library != "rayfl" or (own != "executors" and within(target, [own])):
+                yield f"rayfl.{module} imports {library}; only {OWNERS[library]} may"
+            if library != "rayfl":
                 continue
-            if layer(target) >= layer(module):
-                found.append(f"rayfl.{module} imports rayfl.{target}, which is not above it")
-    return found
+            other = target(name)
+            one_folder = other.partition(".")[0] == module.partition(".")[0] and layer(other) == layer(module)
+            known = name in types and within(other, KNOWN_TYPES.get(module, ()))
+            if layer(other) >= layer(module) and not one_folder and not known:
+                yield f"rayfl.{module} imports {name}, which is not above it"
 
 
 def test_imports_run_one_way():
-    assert offences(modules()) == []
+    assert list(offences(MODULES)) == []
+
+
+def test_no_imports_in_a_circle():
+    graph = {}
+    for module, source in MODULES.items():
+        tree = ast.parse(source)
+        names = set(imported(tree)) - set(for_types(tree))
+        graph[module] = {target(name) for name in names if name.startswith("rayfl.")} - {module, ""}
+    TopologicalSorter(graph).prepare()
+
+
+def test_a_circle_is_found():
+    with pytest.raises(CycleError):
+        TopologicalSorter({"engine.pool": {"engine.actors"}, "engine.actors": {"engine.pool"}}).prepare()
 
 
 @pytest.mark.parametrize(
@@ -94,14 +154,25 @@ def test_imports_run_one_way():
     [
         (
             "axes",
-            "from rayfl.models import Model",
-            "rayfl.axes imports rayfl.models.Model, which is not above",
+            "from rayfl.models.base import Model",
+            "rayfl.axes imports rayfl.models.base.Model, which is not above",
         ),
-        ("costs", "def f():\n    from rayfl import methods", "rayfl.costs imports rayfl.methods, which is"),
-        ("worker", "from rayfl.executors import ray", "rayfl.worker imports rayfl.executors.ray, which is"),
-        ("executors.ray", "import rayfl.executors.server", "rayfl.executors.ray imports rayfl.executors.ser"),
-        ("simulation", "import ray.util", "rayfl.simulation imports ray; only ('executors', 'tuning') may"),
-        ("tuning", "from mlflow import log_metric", "rayfl.tuning imports mlflow; only ('tracking.mlflow',)"),
+        ("costs", "def f():\n    from rayfl import methods", "rayfl.costs imports rayfl.methods, which is not above"),
+        ("axes", "if TYPE_CHECKING:\n    from rayfl.net import Net", "rayfl.axes imports rayfl.net.Net, which is not"),
+        ("net", "from rayfl.models.base import Model", "rayfl.net imports rayfl.models.base.Model, which is not above"),
+        (
+            "engine.worker",
+            "from rayfl.engine import pool",
+            "rayfl.engine.worker imports rayfl.engine.pool, which is not",
+        ),
+        ("clients", "import rayfl.norms", "rayfl.clients imports rayfl.norms, which is not above it"),
+        ("engine.simulation", "import ray.util", "rayfl.engine.simulation imports ray; only ('engine.actors', "),
+        (
+            "tuning.space",
+            "from mlflow import log_metric",
+            "rayfl.tuning.space imports mlflow; only ('results.mlflow',)",
+        ),
+        ("driver", "def f():\n    import typer", "rayfl.driver imports typer; only ('cli',) may"),
         ("novelty", "", "rayfl.novelty has no place in LAYERS"),
     ],
 )
@@ -110,7 +181,87 @@ def test_a_planted_offender_is_named(module, source, offence):
     assert found.startswith(offence)
 
 
-@pytest.mark.parametrize("module", [name for name, source in modules().items() if ">>>" in source])
+# the core knows no method
+
+
+def flags(modules: dict[str, str]) -> Iterator[str]:
+    """Every method that the core names, and everything that it asks of one and not every method has."""
+    everybodys = (set(dir(Method)) | set(Method.model_fields)) - {"contract"}
+    for module, source in modules.items():
+        if not within(module, CORE):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Constant) and node.value in METHODS and node.value not in NAMES.get(module, ()):
+                yield f"rayfl.{module} names the method {node.value}"
+            asked = [name for name in _asked(node) if name not in everybodys]
+            yield from (f"rayfl.{module} asks a method for {name}" for name in asked)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rayfl.methods."):
+                if node.module != "rayfl.methods.base":
+                    yield f"rayfl.{module} imports {node.module}"
+
+
+def _asked(node: ast.AST) -> list[str]:
+    """What is asked of `method`, `self.method`, `experiment.method`, as an attribute or by `getattr`."""
+    if isinstance(node, ast.Attribute) and _is_method(node.value):
+        return [node.attr]
+    if (
+        isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("getattr", "hasattr")
+        and _is_method(node.args[0])
+    ):
+        return [getattr(node.args[1], "value", "what it computes")]
+    return []
+
+
+def _is_method(node: ast.expr) -> bool:
+    return "method" in (getattr(node, "id", None), getattr(node, "attr", None))
+
+
+def test_the_core_knows_no_method_and_asks_for_no_flag():
+    assert list(flags(MODULES)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "offence"),
+    [
+        ("engine.simulation", "if method.name == 'spafl': pass", "rayfl.engine.simulation names the method spafl"),
+        ("evaluation", "self.method.is_personal", "rayfl.evaluation asks a method for is_personal"),
+        ("driver", "experiment.method.contract", "rayfl.driver asks a method for contract"),
+        ("report", "getattr(method, 'keeps_capacities', 0)", "rayfl.report asks a method for keeps_capacities"),
+        ("engine.worker", "from rayfl.methods.dense import Dense", "rayfl.engine.worker imports rayfl.methods.dense"),
+    ],
+)
+def test_a_planted_flag_is_named(module, source, offence):
+    assert list(flags({module: source})) == [offence]
+
+
+# types
+
+
+def untyped(modules: dict[str, str]) -> Iterator[str]:
+    """Every parameter without a type: behind it a call could go anywhere."""
+    for module, source in modules.items():
+        functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for function in functions if module not in FOREIGN else []:
+            a = function.args
+            given = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+            for parameter in given:
+                if parameter.annotation is None and parameter.arg not in ("self", "cls"):
+                    yield f"rayfl.{module}: {function.name}({parameter.arg})"
+
+
+def test_every_parameter_has_a_type():
+    assert list(untyped(MODULES)) == []
+
+
+def test_an_untyped_parameter_is_named():
+    assert list(untyped({"net": "def f(a: int, b, *c: int, **d): pass"})) == ["rayfl.net: f(b)", "rayfl.net: f(d)"]
+
+
+# examples
+
+
+@pytest.mark.parametrize("module", [name for name, source in MODULES.items() if ">>>" in source])
 def test_the_examples_in_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(f"rayfl.{module}"))
     assert result.attempted and not result.failed

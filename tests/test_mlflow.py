@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rows import FACTS
 
-from rayfl.checkpoints import Carries, write
 from rayfl.config import ConfigError
-from rayfl.tracking.mlflow import Mlflow, Sender, default_uri
-from rayfl.tracking.records import Run, summary
+from rayfl.engine.carries import Carries
+from rayfl.engine.checkpoints import write
+from rayfl.results.folder import RunFolder
+from rayfl.results.mlflow import Mlflow, Sender, default_uri
 
 # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -38,18 +40,21 @@ def again(mlflow):
 
 def create(path, label="heterofl", sweep=None, **config):
     tags = {"method": "heterofl", "seed": 1, "commit": "abc123", "point": "lr=0.1"}
-    return Run.create(path, label, {"training": {"lr": 0.1}, "seed": 1} | config, tags, sweep)
+    return RunFolder.create(path, label, {"training": {"lr": 0.1}, "seed": 1} | config, tags, FACTS, sweep=sweep)
 
 
 def lines(first, last):
     return [
-        {"round": r, "seconds": 1.5, "accuracy_mean": r / 100, "bytes_down": 10, "refusals": [[3, "nan"]]}
+        {
+            "round": r,
+            "seconds": 1.5,
+            "evaluated": True,
+            "accuracy_mean": r / 100,
+            "bytes_down": 10,
+            "refusals": "3: nan",
+        }
         for r in range(first, last + 1)
     ]
-
-
-def end(run, status="finished", error=None):
-    run.finish(status, summary(run.rounds(), run.label, 1), error)
 
 
 def stored(mlflow):
@@ -68,10 +73,10 @@ def test_a_run_is_sent_once_over_processes_and_lost_memories(mlflow, tmp_path):
     run.append(lines(1, 3))
     assert mlflow.sync(run) and mlflow.sync(run)
     run.append(lines(4, 5))
-    assert again(mlflow).sync(Run.open(run.path))
+    assert again(mlflow).sync(RunFolder.open(run.path))
     (run.path / "mlflow.json").unlink()
-    end(run)
-    assert again(mlflow).sync(Run.open(run.path))
+    run.finish("finished")
+    assert again(mlflow).sync(RunFolder.open(run.path))
 
     (found,) = stored(mlflow)
     assert history(mlflow, found) == [(r, r / 100) for r in range(1, 6)]
@@ -81,12 +86,14 @@ def test_a_run_is_sent_once_over_processes_and_lost_memories(mlflow, tmp_path):
     assert found.data.tags["mlflow.source.git.commit"] == "abc123"
     assert found.data.metrics["result/bytes_down"] == 50
     assert found.data.metrics["bytes_down"] == 10
+    # what is no number
+    assert not {"evaluated", "refusals"} & set(found.data.metrics)
 
 
 def test_a_rerun_of_rounds_after_a_resume_is_not_sent_twice(mlflow, tmp_path):
     run = create(tmp_path / "run")
     run.append(lines(1, 6))
-    end(run, "failed", "a node died")
+    run.finish("failed", "a node died")
     assert mlflow.sync(run)
     (failed,) = stored(mlflow)
     assert (failed.info.status, failed.data.tags["error"]) == ("FAILED", "a node died")
@@ -97,7 +104,7 @@ def test_a_rerun_of_rounds_after_a_resume_is_not_sent_twice(mlflow, tmp_path):
     assert again(mlflow).sync(run)
     assert stored(mlflow)[0].info.status == "RUNNING"
     run.append(lines(7, 8))
-    end(run)
+    run.finish("finished")
     assert again(mlflow).sync(run)
     (found,) = stored(mlflow)
     assert found.info.status == "FINISHED"
@@ -115,21 +122,21 @@ def test_more_than_a_batch(mlflow, tmp_path):
 
 
 def test_a_sweep_is_the_parent_of_its_trials_and_reads_back(mlflow, tmp_path):
-    sweep = Run.create(tmp_path / "sweep", "digits", {"trials": 2}, {}, kind="sweep")
+    sweep = RunFolder.create(tmp_path / "sweep", "digits", {"trials": 2}, {}, FACTS, kind="sweep")
     one = create(sweep.path / "one", "fedavg", sweep.id)
     two = create(sweep.path / "two", "heterofl", sweep.id)
     alone = create(tmp_path / "alone")
     one.append(lines(1, 2))
-    end(one)
-    end(two, "stopped")
+    one.finish("finished")
+    two.finish("stopped")
     assert mlflow.sync(one), "a trial may come before its sweep"
     (sweep.path / "results.csv").write_text("method\n")
     (sweep.path / "plots").mkdir()
     (sweep.path / "plots" / "curves.png").write_bytes(b"png")
     for round in (5, 10):
         (one.path / "checkpoints" / f"round-{round:06}").mkdir(parents=True)
-    end(alone)
-    sweep.finish("finished", {"accuracy_mean": 0.5})
+    alone.finish("finished")
+    sweep.finish("finished")
     assert again(mlflow).sync_all(tmp_path) == 0
 
     found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
@@ -141,7 +148,7 @@ def test_a_sweep_is_the_parent_of_its_trials_and_reads_back(mlflow, tmp_path):
     assert found[two.id].info.status == "KILLED"
     assert found[sweep.id].info.run_name == "digits"
     files = {file.path for file in mlflow._client.list_artifacts(parent)}
-    assert files == {"config.json", "plots", "result.json", "results.csv"}
+    assert files == {"config.json", "plots", "results.csv"}
 
     rows = {row["label"]: row for row in again(mlflow).read(sweep.id)}
     assert set(rows) == {"fedavg", "heterofl"}
@@ -158,7 +165,7 @@ def test_only_the_last_checkpoint_is_stored(mlflow, tmp_path):
         folder = run.path / "checkpoints" / f"round-{round:06}"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
-    end(run)
+    run.finish("finished")
     assert mlflow.sync(run)
     run_id = stored(mlflow)[0].info.run_id
     kept = mlflow._client.list_artifacts(run_id, "checkpoints")
@@ -171,7 +178,7 @@ def test_what_clients_keep_stays_in_the_run_folder(mlflow, tmp_path):
     for client in (3, 12):
         carries.put(client, 0, {"w": torch.ones(2)})
     final = write(run.path / "checkpoints", 5, {}, {"params": {"w": torch.zeros(1)}}, carries)
-    end(run)
+    run.finish("finished")
     assert mlflow.sync(run)
     (found,) = stored(mlflow)
     kept = mlflow._client.list_artifacts(found.info.run_id, "checkpoints/round-000005")
@@ -188,7 +195,7 @@ def test_a_server_that_is_away_is_said_once_and_gets_everything_later(uri, tmp_p
     first, second = create(tmp_path / "1"), create(tmp_path / "2")
     first.append(lines(1, 2))
     assert not mlflow.sync(first)
-    end(first)
+    first.finish("finished")
     assert mlflow.sync_all(tmp_path) == 2
     assert len(said) == 1
     assert said[0].startswith(f"MLflow at http://127.0.0.1:{port} fails: ")
@@ -218,18 +225,18 @@ def test_a_refused_run_does_not_hold_up_the_others(mlflow, tmp_path):
 
 def test_a_run_deleted_in_mlflow_stays_deleted(mlflow, tmp_path):
     run = create(tmp_path / "run")
-    end(run)
+    run.finish("finished")
     assert mlflow.sync(run)
     mlflow._client.delete_run(stored(mlflow)[0].info.run_id)
     assert again(mlflow).sync(run)
     assert stored(mlflow) == []
 
 
-def test_a_memory_of_another_store_is_not_believed(mlflow, tmp_path):
+@pytest.mark.parametrize("memory", [{"version": 2, "run_id": "0" * 32, "round": 2, "status": "finished"}, [], None])
+def test_a_memory_of_another_store_or_a_damaged_one_is_not_believed(mlflow, tmp_path, memory):
     run = create(tmp_path / "run")
     run.append(lines(1, 2))
-    memory = {"run_id": "0" * 32, "round": 2, "status": "finished"}
-    (run.path / "mlflow.json").write_text(json.dumps(memory))
+    (run.path / "mlflow.json").write_text(json.dumps(memory) if memory is not None else '{"run_id')
     assert mlflow.sync(run)
     assert len(history(mlflow, stored(mlflow)[0])) == 2
 
@@ -240,7 +247,7 @@ def test_the_sender_flushes_at_its_end(mlflow, tmp_path):
         for run in runs:
             sender.add(run.path)
             run.append(lines(1, 4))
-        end(runs[0])
+        runs[0].finish("finished")
     found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
     assert found[runs[0].id].info.status == "FINISHED"
     assert found[runs[1].id].info.status == "RUNNING"
@@ -254,6 +261,49 @@ def test_the_sender_passes_over_a_run_without_a_folder(mlflow, tmp_path):
             sender.add(path)
         run.append(lines(1, 1))
     assert len(history(mlflow, stored(mlflow)[0])) == 1
+
+
+def test_a_damaged_run_does_not_hold_up_the_others(mlflow, tmp_path):
+    said = []
+    mlflow.note = said.append
+    bad, good = create(tmp_path / "bad"), create(tmp_path / "good")
+    (bad.path / "metrics.jsonl").write_text("?\n")
+    good.append(lines(1, 1))
+    assert mlflow.sync_runs([bad, good]) == [bad]
+    assert len(said) == 1 and f"does not get a damaged file: {bad.path}/metrics.jsonl: line 1: given '?'" in said[0]
+    found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
+    assert len(history(mlflow, found[good.id])) == 1
+
+
+def test_a_folder_of_any_name_holds_a_store(tmp_path):
+    """Its database, its artifacts, and nothing beside it."""
+    output = tmp_path / "\xe9" / "a[b] c?d%20e#"
+    run = create(output / "run")
+    run.append(lines(1, 2))
+    run.finish("finished")
+    mlflow = Mlflow(default_uri(output), "odd", note=pytest.fail)
+    assert mlflow.sync(run)
+    assert [row["id"] for row in again(mlflow).read()] == [run.id]
+    assert sorted(file.name for file in output.iterdir()) == ["artifacts", "mlflow.db", "run"]
+    assert {file.name for file in output.rglob("artifacts/*/*/*")} == {"config.json", "metrics.jsonl", "result.json"}
+    assert [file.name for file in output.parent.iterdir()] == [output.name]
+
+
+def test_a_run_that_was_sent_without_its_facts_is_described_again(mlflow, tmp_path):
+    """As rayfl 0.4 sent it: it is not read until its folder is sent once more."""
+    run = create(tmp_path / "run")
+    run.append(lines(1, 2))
+    run.finish("finished")
+    assert mlflow.sync(run)
+    run_id = stored(mlflow)[0].info.run_id
+    mlflow._client.delete_tag(run_id, "rayfl.facts")
+    assert again(mlflow).read() == []
+    memory = json.loads((run.path / "mlflow.json").read_text())
+    del memory["version"]
+    (run.path / "mlflow.json").write_text(json.dumps(memory))
+    assert again(mlflow).sync(run)
+    assert [row["facts"] for row in mlflow.read()] == [FACTS]
+    assert len(history(mlflow, stored(mlflow)[0])) == 2
 
 
 def test_a_run_that_is_deleted_while_it_is_sent_holds_up_no_other(mlflow, tmp_path, monkeypatch):
@@ -282,34 +332,22 @@ def test_reading_what_is_not_there(mlflow, tmp_path):
         wrong.read()
 
 
-FAILS_ONCE = """
+AS_RAY_TUNE = """
 import sys
-from importlib.abc import MetaPathFinder
-from rayfl.tracking.mlflow import Mlflow
-from rayfl.tracking.records import Run
+from rayfl.results.mlflow import Mlflow, Sender
 
-class Once(MetaPathFinder):
-    wanted = "mlflow.tracking.client"
+with Sender(Mlflow("sqlite:///nowhere.db", "tests")):
+    assert sys.modules["mlflow"].MlflowClient
+    import ray.air.integrations.mlflow
+    from mlflow.telemetry import get_telemetry_client
 
-    def find_spec(self, name, path, target=None):
-        if name == self.wanted:
-            self.wanted = None
-            raise ImportError("not this time")
-
-sys.meta_path.insert(0, Once())
-uri, run = sys.argv[1:]
-mlflow = Mlflow(uri, "tests")
-assert not mlflow.sync(Run.open(run))
-assert mlflow.sync(Run.open(run))
+assert get_telemetry_client() is None
 """
 
 
-def test_an_import_that_failed_fails_once(uri, tmp_path):
-    """Without care the modules that it leaves fail the import after it, too."""
-    run = create(tmp_path / "run")
-    command = [sys.executable, "-c", FAILS_ONCE, uri, run.path]
-    said = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "not this time" in said.stdout and "is back" in said.stdout
+def test_ray_tune_finds_mlflow_whole_and_without_telemetry(tmp_path):
+    # of the environment nothing, for where a test or CI runs mlflow has no telemetry anyway
+    subprocess.run([sys.executable, "-c", AS_RAY_TUNE], cwd=tmp_path, env={"HOME": str(tmp_path)}, check=True)
 
 
 def test_nothing_is_logged_to_the_terminal(mlflow):

@@ -5,22 +5,23 @@ import pytest
 
 from rayfl.config import ConfigError, parse
 from rayfl.data.partition import (
-    IID,
     NOBODY,
     PARTITIONS,
-    Dirichlet,
-    LabelShards,
-    Quantity,
+    PARTITIONS_KIND,
+    Labels,
+    Partition,
     Shards,
-    Users,
-    _apportion,
-    _draw_in_turn,
-    _rank,
-    _take_shards,
     hold_out,
     label_counts,
     partition,
 )
+from rayfl.data.partition.base import apportion, rank
+from rayfl.data.partition.dirichlet import Dirichlet, _draw_in_turn
+from rayfl.data.partition.iid import IID
+from rayfl.data.partition.quantity import Quantity
+from rayfl.data.partition.shards import LabelShards, _take_shards
+from rayfl.data.partition.users import Users
+from rayfl.seeds import numpy_generator
 
 Y = np.random.Generator(np.random.PCG64(0)).permutation(np.repeat(np.arange(10), 600))
 Y_TEST = np.random.Generator(np.random.PCG64(1)).permutation(np.repeat(np.arange(10), 100))
@@ -41,7 +42,7 @@ each_spec = pytest.mark.parametrize("spec", SPECS, ids=repr)
 
 
 def split(spec, clients=50, seed=0, y=Y, y_test=Y_TEST, users=USERS):
-    return partition(spec, y, y_test, users, clients, 10, seed)
+    return partition(spec, Labels(y, y_test, users, 10), clients, seed)
 
 
 def refused(spec, **kwargs) -> str:
@@ -117,24 +118,34 @@ def test_shards_by_hand():
     assert shards.within(rows)[1].tolist() == [10, 13]
 
 
+def test_shards_keep_what_a_mask_says():
+    shards = Shards(np.array([0, 2, 2, 5]), np.array([4, 7, 0, 2, 9], np.int32))
+    assert shards.holders.tolist() == [0, 0, 2, 2, 2]
+    kept = shards.keep(np.array([False, True, True, False, True]))
+    assert [kept[c].tolist() for c in range(3)] == [[7], [], [0, 9]]
+    assert (kept.ptr.dtype, kept.idx.dtype) == (np.int64, np.int32)
+    nothing = shards.keep(np.zeros(5, bool))
+    assert nothing.ptr.tolist() == [0, 0, 0, 0] and nothing.idx.tolist() == []
+
+
 def test_a_hundred_thousand_clients_take_two_flat_arrays():
     y = np.arange(5_000_000) % 10
-    train, test = partition(IID(), y, Y_TEST, None, 100_000, 10, 0)
+    train, test = partition(IID(), Labels(y, Y_TEST, None, 10), 100_000, 0)
     assert set(train.sizes) == {50}
     assert train.idx.nbytes + train.ptr.nbytes == 5_000_000 * 4 + 100_001 * 8
     assert test.sizes.sum() == 0
 
 
 def test_apportion_by_hand():
-    assert _apportion(np.array([1.0, 1.0, 2.0]), 8).tolist() == [2, 2, 4]
-    assert _apportion(np.array([1.0, 1.0, 1.0]), 4).tolist() == [1, 1, 2]
-    assert set(_apportion(np.full(50, 0.1), 5900)) == {118}
+    assert apportion(np.array([1.0, 1.0, 2.0]), 8).tolist() == [2, 2, 4]
+    assert apportion(np.array([1.0, 1.0, 1.0]), 4).tolist() == [1, 1, 2]
+    assert set(apportion(np.full(50, 0.1), 5900)) == {118}
     # thirds do not sum to 1, the parts do sum to the total
-    assert _apportion(np.full((2, 3), 1 / 3), np.array([7, 0])).sum(1).tolist() == [7, 0]
+    assert apportion(np.full((2, 3), 1 / 3), np.array([7, 0])).sum(1).tolist() == [7, 0]
 
 
 def test_rank_by_hand():
-    assert _rank(np.array([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
+    assert rank(np.array([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
 
 
 # iid and quantity
@@ -334,8 +345,48 @@ def test_too_few_users_is_refused():
 
 def test_users_need_a_data_set_that_knows_them():
     assert refused(Users(), users=None) == (
-        "partition.name: given users, but the data set has no user ids; allowed: mnist with the file "
-        "QMNIST/raw/qmnist-train-labels-idx2-int.gz in its folder. Put it there, or choose another partition"
+        "partition.name: given users, but the data set has no user ids; allowed: a data set that has them, such as "
+        "mnist with the file QMNIST/raw/qmnist-train-labels-idx2-int.gz in its folder, or your own with `users`. "
+        "Choose another partition otherwise"
+    )
+
+
+def test_users_may_have_names():
+    users = np.array(["eve", "bob", "eve", "bob", "eve"])
+    train, test = split(Users(test_fraction=0.34), clients=2, y=np.zeros(5, np.int64), users=users)
+    assert [train[c].tolist() for c in range(2)] == [[1, 3], [0, 2]]
+    assert [test[c].tolist() for c in range(2)] == [[], [4]]
+
+
+# a rule of a user's own
+
+
+class Blocks(Partition):
+    """Equal parts in stored order; `shift` is added to every owner, which makes it wrong."""
+
+    shift: int = 0
+    cut: int = 0
+
+    def owners(self, labels, clients, generator):
+        train, test = (np.arange(len(y)) * clients // len(y) + self.shift for y in (labels.train, labels.test))
+        return train[self.cut :], test
+
+
+def test_a_rule_of_a_users_package_is_found_by_its_place():
+    spec = PARTITIONS_KIND.read({"name": "test_partition:Blocks"}, "exp.yaml: partition")
+    assert spec == Blocks() and spec.name == "test_partition:Blocks"
+    train, test = split(spec, clients=3)
+    assert [train[c][[0, -1]].tolist() for c in range(3)] == [[0, 1999], [2000, 3999], [4000, 5999]]
+    assert test.sizes.tolist() == [334, 333, 333]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"), [({"shift": 2}, "[6000] from 2 to 4"), ({"cut": 5}, "[5995] from 0 to 2")]
+)
+def test_owners_that_do_not_exist_are_refused(options, found):
+    assert refused(Blocks(**options), clients=3) == (
+        f"partition: given test_partition:Blocks, whose owners of the training samples are {found}; allowed: [6000] "
+        "from -1, which is nobody, to 2"
     )
 
 
@@ -344,10 +395,14 @@ def test_users_need_a_data_set_that_knows_them():
 
 def test_hold_out_is_stratified_and_loses_nothing():
     y = np.repeat(np.arange(3), [10, 20, 4])
-    stays, held = hold_out(y, 0.1, seed=0)
+
+    def held_out(fraction, seed=0):
+        return hold_out(y, fraction, numpy_generator(seed, "hold_out"))
+
+    stays, held = held_out(0.1)
     assert np.bincount(y[held], minlength=3).tolist() == [1, 2, 0]
     assert sorted([*stays, *held]) == list(range(34))
     assert (np.diff(stays) > 0).all()
-    assert hold_out(y, 0.1, seed=0)[1].tolist() == held.tolist()
-    assert any(hold_out(y, 0.1, seed=s)[1].tolist() != held.tolist() for s in range(1, 4))
-    assert len(hold_out(y, 0.0, seed=0)[1]) == 0
+    assert held_out(0.1)[1].tolist() == held.tolist()
+    assert any(held_out(0.1, s)[1].tolist() != held.tolist() for s in range(1, 4))
+    assert len(held_out(0.0)[1]) == 0

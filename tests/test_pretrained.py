@@ -11,11 +11,12 @@ from torch import nn
 from torchvision import models as theirs
 
 from rayfl import norms
-from rayfl.axes import Net, on_meta
 from rayfl.config import ConfigError
-from rayfl.methods import METHODS, Task
-from rayfl.models import MODELS, layout, load, params_of
+from rayfl.methods import METHODS
+from rayfl.methods.base import Task
+from rayfl.models import MODELS
 from rayfl.models.pretrained import Pretrained, translated
+from rayfl.net import Net, load, params_of
 from rayfl.norms import fresh
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import prefix
@@ -25,27 +26,27 @@ NAMES = [name for name, cls in MODELS.items() if issubclass(cls, Pretrained)]
 VIT = {"name": "vit_b_16", "layers": 1, "heads": 2, "head_width": 4, "patch": 4}
 
 
-def drawn(net):
+def drawn(module):
     """Weights and statistics with nothing at its start."""
     with torch_scope(0):
-        for name, t in net.state_dict().items():
+        for name, t in module.state_dict().items():
             if t.is_floating_point():
                 nn.init.uniform_(t, 0.5, 1.5) if name.endswith("running_var") else nn.init.normal_(t, std=0.1)
-    return net.eval()
+    return module.eval()
 
 
-def started(model, net):
+def started(model):
     with torch_scope(0):
-        return model.initial(net)
+        return Net(model).initial()
 
 
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory):
     """torchvision's network, and the file that holds it."""
     file = tmp_path_factory.mktemp("weights") / "resnet18.pth"
-    net = drawn(theirs.resnet18())
-    torch.save(net.state_dict(), file)
-    return net, file
+    module = drawn(theirs.resnet18())
+    torch.save(module.state_dict(), file)
+    return module, file
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_every_tensor_of_torchvisions_network_has_its_place(name):
     cls = MODELS[name]
     with torch.device("meta"):
         state = getattr(theirs, name)(num_classes=10).state_dict()
-    ours = on_meta(cls().build, Net())
+    ours = Net(cls()).blank()
     found = {n: t.shape for n, t in translated(state, cls.names).items()}
     wanted = {n: t.shape for n, t in (params_of(ours) | fresh(ours)).items()}
     assert found.keys() == wanted.keys()
@@ -95,32 +96,34 @@ def test_the_trunk_gives_what_torchvisions_gives(resnet):
     """Behind the stem's convolution, which is new: norm, pooling and all stages, in evaluation."""
     source, file = resnet
     model = MODELS["resnet18"](pretrained=str(file), maxpool=True)
-    net = model.build(Net())
-    load(net, model.initial(Net()))
-    norms.load(net, model.statistics(Net()))
-    x = torch.randn(2, 64, 16, 16, generator=torch_generator(0, "x"))
+    net = Net(model)
+    module = net.build()
+    load(module, net.initial())
+    norms.load(module, net.statistics())
+    x = torch.randn(2, 64, 16, 16, generator=torch_generator(0, "test:x"))
     expected = source.maxpool(source.relu(source.bn1(x)))
     for stage in (source.layer1, source.layer2, source.layer3, source.layer4):
         expected = stage(expected)
-    trunk = nn.Sequential(*[layer for name, layer in net.eval().named_children() if name not in ("conv", "head")])
+    trunk = nn.Sequential(*[layer for name, layer in module.eval().named_children() if name not in ("conv", "head")])
     torch.testing.assert_close(trunk(x), source.avgpool(expected).flatten(1))
 
 
 def test_stem_and_head_are_new(resnet):
     model = MODELS["resnet18"](pretrained=str(resnet[1]))
-    start, new = (started(m, Net()) for m in (model, model.model_copy(update={"pretrained": ""})))
+    start, new = (started(m) for m in (model, model.model_copy(update={"pretrained": ""})))
     same = {name for name, t in start.items() if torch.equal(t, new[name])}
     assert same == {"conv.weight", "head.weight", "head.bias"}
 
 
 def test_a_narrow_network_starts_with_the_first_positions(resnet):
-    model, net = MODELS["resnet18"](pretrained=str(resnet[1])), Net(0.3, without=("stage2.1",), steps=True)
-    whole, part = model.initial(Net()), model.initial(net)
-    cut = prefix(layout(model, Net()), layout(model, Net(0.3)), Net(0.3)).take(whole)
+    model = MODELS["resnet18"](pretrained=str(resnet[1]))
+    net = Net(model, 0.3, without=("stage2.1",), steps=True)
+    whole, part = Net(model).initial(), net.initial()
+    cut = prefix(Net(model), Net(model, 0.3)).take(whole)
     kept = [name for name in part if name.split(".")[0] not in ("conv", "head") and part[name].dim()]
     assert_same({name: part[name] for name in kept}, {name: cut[name] for name in kept})
-    statistics, narrow = model.statistics(Net()), model.statistics(net)
-    assert narrow.keys() == fresh(on_meta(model.build, net)).keys() < statistics.keys()
+    statistics, narrow = Net(model).statistics(), net.statistics()
+    assert narrow.keys() == fresh(net.blank()).keys() < statistics.keys()
     for name, t in narrow.items():
         assert torch.equal(t, statistics[name][: len(t)])
     assert not torch.equal(narrow["norm.running_var"], torch.ones(20))
@@ -130,7 +133,7 @@ def test_a_narrow_transformer_keeps_the_first_features_of_every_head(vit):
     """2 heads of 4 features, of which half stay: rows 0, 1 and 4, 5 of each third of torchvision's stack."""
     state, file = vit
     model = MODELS["vit_b_16"](input=(3, 8, 8), pretrained=str(file), **{k: v for k, v in VIT.items() if k != "name"})
-    part = model.initial(Net(0.5))
+    part = Net(model, 0.5).initial()
     stack = state["encoder.layers.encoder_layer_0.self_attention.in_proj_weight"]
     for start, projection in zip((0, 8, 16), "qkv", strict=True):
         rows = stack[[start, start + 1, start + 4, start + 5], :4]
@@ -140,16 +143,16 @@ def test_a_narrow_transformer_keeps_the_first_features_of_every_head(vit):
 def test_of_any_precision_it_is_float32(resnet, tmp_path):
     file = tmp_path / "half.pth"
     torch.save({name: t.half() if t.is_floating_point() else t for name, t in torch.load(resnet[1]).items()}, file)
-    model = MODELS["resnet18"](pretrained=str(file))
-    tensors = model.initial(Net(0.1)) | model.statistics(Net(0.1))
+    net = Net(MODELS["resnet18"](pretrained=str(file)), 0.1)
+    tensors = net.initial() | net.statistics()
     assert {t.dtype for t in tensors.values()} == {torch.float32}
 
 
 def test_fjords_widths_start_from_its_statistics(resnet):
     model = MODELS["resnet18"](pretrained=str(resnet[1]))
-    nets = {1.0: Net(0.2), 0.5: Net(0.1)}
+    nets = {1.0: Net(model, 0.2), 0.5: Net(model, 0.1)}
     method = METHODS["fjord"]().bind(Task(model, Training(), nets, 1.0, clients=1))
-    state, expected = method.init(0), model.statistics(Net(0.1))
+    state, expected = method.init(), nets[0.5].statistics()
     assert_same(state["width 0.1"], expected)
     assert (expected["norm.running_var"] != 1).any()
 
@@ -161,7 +164,7 @@ def test_runs_start_from_it(vit):
     given = dict(data={"shape": [3, 8, 8]}, model=model, clients={"capacities": [1, 0.5]})
     for method, positions in (("heterofl", 8), ({"name": "fedavg", "size": "smallest"}, 4)):
         spec = tiny(method=method, **given)
-        params = spec.bound_method().init(0)["params"]
+        params = spec.bound().init()["params"]
         assert torch.equal(params["tokens.positions"], state["encoder.pos_embedding"][..., :positions])
         assert params["head.weight"].shape == (4, positions)
 
@@ -170,10 +173,11 @@ def test_a_new_network_starts_as_ever():
     """What a pre-trained one replaces is drawn all the same."""
     spec = tiny()
     with torch_scope(stream(0, "init")):
-        expected = params_of(spec.model.build(spec.task.server))
-    assert_same(spec.bound_method().init(0)["params"], expected)
+        expected = params_of(spec.task.server.build())
+    assert_same(spec.bound().init()["params"], expected)
     spec.model.prepare()
-    assert_same(spec.model.statistics(Net(0.1)), fresh(on_meta(spec.model.build, Net(0.1))))
+    net = Net(spec.model, 0.1)
+    assert_same(net.statistics(), fresh(net.blank()))
 
 
 # --- where they are ---
@@ -197,7 +201,7 @@ def test_they_are_downloaded_once_and_checked(hub, resnet, monkeypatch):
     model.prepare()
     model.prepare()
     assert asked == [("https://download.pytorch.org/models/resnet18-f37072fd.pth", "f37072fd")]
-    assert_same(started(model, Net()), started(MODELS["resnet18"](pretrained=str(resnet[1])), Net()))
+    assert_same(started(model), started(MODELS["resnet18"](pretrained=str(resnet[1]))))
 
 
 def message(model):
@@ -212,10 +216,10 @@ def test_no_network(hub, monkeypatch):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     assert message(MODELS["vit_b_16"](pretrained="imagenet")) == (
-        f"model.pretrained: the weights of vit_b_16 are not in {hub} and cannot be downloaded "
-        "(<urlopen error no route to host>). Put there\n"
+        f"model.pretrained: given imagenet, but the weights of vit_b_16 are not in {hub} and cannot be downloaded "
+        "(<urlopen error no route to host>); allowed: imagenet once that folder holds\n"
         "  https://download.pytorch.org/models/vit_b_16-c867db91.pth\n"
-        "or put it anywhere and give its path as model.pretrained"
+        "or the path of this file"
     )
 
 
@@ -241,9 +245,9 @@ def test_a_damaged_file(kind, tmp_path):
     for content in (b"", b"no weights at all"):
         file.write_bytes(content)
         said = message(MODELS["resnet18"](pretrained=str(file)))
-        assert said.startswith(f"model.pretrained: {file} cannot be read (")
+        assert said.startswith(f"model.pretrained: given {file}, which cannot be read (")
         assert said.endswith(
-            "); allowed: the state of a network as torch or safetensors saves it. Delete it if it is damaged"
+            "); allowed: the state of a network as torch or safetensors saves it; delete the file if it is damaged"
         )
 
 
@@ -251,7 +255,7 @@ def test_a_file_of_something_else(tmp_path):
     file = tmp_path / "weights.pt"
     torch.save({"epoch": 3, "model": {}}, file)
     assert message(MODELS["resnet18"](pretrained=str(file))) == (
-        f"model.pretrained: {file} holds no named tensors; allowed: the state of a network"
+        f"model.pretrained: given {file}, which holds no named tensors; allowed: the state of a network"
     )
 
 
@@ -259,11 +263,12 @@ def test_another_network(resnet, vit):
     """A file that does not fit is refused before anything runs."""
     url = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     file = resnet[1]
-    said = f"model.pretrained: {file} is not of resnet18 as it is configured: of"
+    said = "tensors are not those of resnet18 as it is configured"
     assert message(MODELS["resnet18"](pretrained=str(file), norm="group")) == (
-        f"{said} 40 tensors that differ, norm.running_mean is [64] and should be missing; allowed: a file such as {url}"
+        f"model.pretrained: given {file}, where 40 {said} (norm.running_mean is [64] and should be missing); "
+        f"allowed: a file such as {url}"
     )
     assert message(MODELS["resnet18"](pretrained=str(file), channels=32)).startswith(
-        f"{said} 99 tensors that differ, norm.bias is [64] and should be [32]; allowed"
+        f"model.pretrained: given {file}, where 99 {said} (norm.bias is [64] and should be [32]); allowed"
     )
-    assert "differ, class_token is [1, 1, 8] and should be" in message(MODELS["resnet18"](pretrained=str(vit[1])))
+    assert "(class_token is [1, 1, 8] and should be missing)" in message(MODELS["resnet18"](pretrained=str(vit[1])))

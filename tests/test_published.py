@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import TINY
+from rows import FACTS
 
 from rayfl import costs
-from rayfl.axes import Net
 from rayfl.config import ConfigError
-from rayfl.models import MODELS, layout
-from rayfl.published import Published, caption, from_config, in_config, latex, markdown, table
-from rayfl.tracking.records import flatten
-from rayfl.tuning import load_sweep
+from rayfl.models import MODELS
+from rayfl.net import Net
+from rayfl.results.folder import flatten
+from rayfl.results.published import Published, caption, from_config, in_config, latex, markdown, table
+from rayfl.results.summary import summaries
+from rayfl.tuning.load import load_sweep
 
 BOTH = Published(
     source="Table 9",
@@ -23,7 +25,7 @@ BOTH = Published(
 
 
 def record(label, seed, **results):
-    return {"label": label, "seed": seed, "rounds": 7, "accuracy_mean": 0.5} | results
+    return {"label": label, "seed": seed, "facts": FACTS, "rounds": 7, "accuracy_mean": 0.5} | results
 
 
 def test_the_difference_by_hand():
@@ -50,6 +52,39 @@ def test_rows_that_did_not_run_are_left_out():
     assert found.rows == [["b", "2.00", "–", "–", "–", "0", "7"]]
 
 
+def test_published_amounts_are_in_their_own_units():
+    """A difference is then in per cent of what was published; of nothing there is none."""
+    accuracy = {"spafl": (85.0, 2.0)}
+    numbers = {"best_local_accuracy_mean": accuracy, "gbit": {"spafl": 1e-4, "local": 0}, "client_macs": {"spafl": 9e9}}
+    published = Published(source="Table 1", numbers=numbers)
+    sent = {"bytes_down": 6960, "bytes_up": 6960, "train_flops": 36e9}
+    rows = [
+        record("spafl", 0, best_local_accuracy_mean=0.875, **sent),
+        record("local", 0, best_local_accuracy_mean=0.5, bytes_down=0, bytes_up=0, train_flops=12e9),
+    ]
+    found = table(published, rows)
+    assert found.header == ["method", "metric", "published", "ours", "difference", "in stds", "seeds", "rounds"]
+    assert found.rows == [
+        ["spafl", "best_local_accuracy_mean %", "85.00 ± 2.00", "87.50", "+2.50", "+1.2", "1", "7"],
+        ["spafl", "gbit", "0.0001", "0.00011136", "+11.36%", "–", "1", "7"],
+        ["spafl", "client_macs", "9e+09", "4.5e+09", "-50.00%", "–", "1", "7"],
+        ["local", "gbit", "0", "0", "–", "–", "1", "7"],
+    ]
+    only = Published(source="Table 1", numbers={"gbit": {"spafl": 1e-4}})
+    assert "| spafl | gbit | 0.0001 |" in markdown(only, [], rows)
+    # a sweep's file may name them
+    assert {"gbit", "client_macs", "local_density_at_best"} < set(summaries(["local_accuracy_mean"], FACTS["scores"]))
+
+
+def test_of_what_less_is_better_the_number_is_no_share():
+    published = Published(source="Table 3", numbers={"accuracy_mean": {"a": 60}, "loss_mean": {"a": 1.25}})
+    found = table(published, [record("a", 0, loss_mean=1.5)])
+    assert [row[:5] for row in found.rows] == [
+        ["a", "accuracy_mean %", "60.00", "50.00", "-10.00"],
+        ["a", "loss_mean", "1.25", "1.5", "+20.00%"],
+    ]
+
+
 def test_it_survives_a_configuration():
     """Which MLflow keeps flat, as text; metrics and rows with dots in their names too."""
     changed = ["rounds: 200 -> 60", "seeds: [0] -> [1, 2]", "data.root: 'a' -> \"it's\""]
@@ -72,7 +107,7 @@ NUMBERS = {"source": "Table 9", "numbers": {"accuracy_mean": {"own": 90}}}
 
 def write(tmp_path, **sections):
     given = {
-        "experiment": TINY | {"method": "heterofl"},
+        "experiment": TINY | {"method": "heterofl", "run": {"chunk": 1}},
         "rows": {"wide": {"rounds": 9, "training": {"lr": 0.5}}, "narrow": {}},
         "published": {"source": "Table 9", "numbers": {"best_accuracy_server": {"wide": 90}}},
     }
@@ -110,10 +145,10 @@ def test_a_bare_name_is_a_section(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "settings", "said"),
     [
-        ({"own": {"training": {"lr": 0.3}}}, [], "rows.own: training.lr is in search.space, which decides it"),
-        ({"own": {}}, ["training.lr=0.2"], "--set training.lr: search.space decides it"),
+        ({"own": {"training": {"lr": 0.3}}}, [], "rows.own.training.lr: given 0.3; allowed: nothing"),
+        ({"own": {}}, ["training.lr=0.2"], "--set training.lr: given 0.2; allowed: nothing"),
         ({"own": {}}, ["seed=5"], r"--set search.seeds=\[5\]"),
-        ({"own": {"data": {"samples": 90}}, "base": {}}, [], "all rows are of one data set"),
+        ({"own": {"data": {"samples": 90}}, "base": {}}, [], "because all trials share one data set"),
         (
             {"own": {"method": "standalone"}},
             [],
@@ -176,7 +211,7 @@ def test_spafls_communication(data, spafl, fedavg, heterofl):
     assert gbit(0.5 * parameters) == pytest.approx(heterofl, rel=1e-4)
     # those of CIFAR-10 are of other things than the network's parameters and rows: see test_models.py
     if data != "CIFAR-10":
-        shapes = {name: shape for name, shape in layout(model, Net()).shapes.items() if len(shape) > 1}
+        shapes = {name: shape for name, shape in Net(model).layout.shapes.items() if len(shape) > 1}
         masked = [shape for name, shape in shapes.items() if is_head_masked or name != "head.weight"]
         assert sum(math.prod(shape) for shape in masked) == parameters
         assert sum(shape[0] for shape in masked) == thresholds
@@ -194,12 +229,11 @@ def test_spafls_communication(data, spafl, fedavg, heterofl):
 def test_spafls_operations_of_dense_training(data, ours, printed, ratio):
     """Multiply-adds of masked layers, three passes, a mean over 100 clients (section 1.11)."""
     model, is_head_masked, _, _, epochs, rounds, samples = SPAFL[data]
-    macs = costs.layer_macs(model, Net())
-    masked = sum(n for path, n in macs.items() if is_head_masked or path != "head")
+    masked = sum(n for path, n in Net(model).layer_macs.items() if is_head_masked or path != "head")
     found = 3 * epochs * samples * masked * rounds * COHORT / 100
     assert found == pytest.approx(ours, rel=1e-4) and printed / found == pytest.approx(ratio, rel=1e-3)
     # ours counts the classifier too, 2 a multiply-add: within two in ten thousand
-    counted = costs.training_flops(model, Net(), epochs * samples) / 2 * rounds * COHORT / 100
+    counted = costs.training_flops(Net(model), epochs * samples) / 2 * rounds * COHORT / 100
     assert counted == pytest.approx(found, rel=2e-4)
 
 

@@ -1,71 +1,170 @@
-"""What the README shows is true: its example method runs, its commands, files and options exist."""
+"""What the READMEs show is true: examples run as they stand, commands, options, files and links exist."""
 
-import inspect
 import re
+import shlex
+import sys
 from pathlib import Path
 
-import helpers
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
 
-from rayfl import cli, costs
-from rayfl.experiment import DATASETS, METHODS, parse_experiment
-from rayfl.tuning import load_sweep
+import rayfl
+from rayfl import cli
+from rayfl.data import DATASETS, PARTITIONS
+from rayfl.methods import METHODS
+from rayfl.transforms import TRANSFORMS
+from rayfl.tuning.load import load_sweep
 
-README = Path("README.md").read_text()
+ROOT = Path.cwd()
+FOLDERS = ("rayfl", "tests", "scripts", "clusters", "tune_configs")
+READMES = [Path("README.md"), *(path for folder in FOLDERS for path in sorted(Path(folder).glob("**/*.md")))]
+COMMANDS = typer.main.get_command(cli.app).commands
+
+every_readme = pytest.mark.parametrize("path", READMES, ids=str)
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.S | re.M)
 
 
-def test_the_example_method_is_the_one_that_the_contract_suite_runs():
-    [example] = [block for block in blocks("python") if "class " in block]
-    assert inspect.getsource(helpers.PersonalHead) in example
+# the top one
 
 
-def test_the_example_config_is_valid(tmp_path):
-    [example] = blocks("yaml")
+def test_the_top_readme_is_read_in_two_minutes():
+    assert len(Path("README.md").read_text().splitlines()) <= 150
+
+
+def test_its_table_has_every_command():
+    assert set(re.findall(r"^\| `rayfl (\w+)", Path("README.md").read_text(), re.M)) == set(COMMANDS)
+
+
+def test_its_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    [example] = blocks(Path("README.md"), "python")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(example, names)
+    assert "train_loss" in capsys.readouterr().out and (tmp_path / "by_capacity.png").exists()
+    assert names["small"](torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_its_version_is_the_packages():
+    version = re.search(r'^version = "(.+)"', Path("pyproject.toml").read_text(), re.M)
+    assert version and f"rayfl-{version[1]}-py3" in Path("README.md").read_text()
+    assert f"version = {{{version[1]}}}" in Path("README.md").read_text()
+
+
+# those of folders
+
+
+def test_the_example_file_is_valid(tmp_path):
+    [example] = blocks(Path("tune_configs/README.md"), "yaml")
     (tmp_path / "example.yaml").write_text(example)
     plan = load_sweep(tmp_path / "example.yaml")
     assert list(plan.rows) == ["heterofl", "fedrolex"] and plan.search.seeds == (0, 1, 2)
+    assert [name for name in [*DATASETS, *PARTITIONS, *TRANSFORMS] if name not in example] == []
 
 
-def test_every_command_is_there():
-    names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
-    assert set(re.findall(r"`rayfl (\w+)", README)) == names
+def test_every_method_stands_in_the_table():
+    text = Path("rayfl/methods/README.md").read_text()
+    assert [name for name in METHODS if f"`{name}`" not in text] == []
 
 
-def test_every_method_and_data_set_is_named():
-    assert all(f"`{name}`" in README for name in METHODS)
-    assert all(name in README for name in DATASETS)
+def test_the_example_method_runs_as_it_stands(tmp_path, monkeypatch):
+    [example] = [block for block in blocks(Path("rayfl/methods/README.md"), "python") if "class " in block]
+    (tmp_path / "fedper.py").write_text(example)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    experiment = {
+        "rounds": 1,
+        "data": {"name": "synthetic", "samples": 80, "test_samples": 40},
+        "clients": {"count": 4, "cohort": 2, "capacities": [1, 0.5]},
+        "model": "digits_cnn",
+        "method": {"name": "fedper:PersonalHead"},
+        "run": {"executor": "serial"},
+    }
+    result = rayfl.run(experiment)
+    sys.modules.pop("fedper")
+    assert "local_accuracy_mean" in result.summary and result.folder.facts.judge == "local_accuracy_mean"
 
 
-def test_files_that_it_names_exist():
-    for path in re.findall(r"`((?:rayfl|tests|scripts|clusters|tune_configs|\.github)/[\w./]*)`", README):
-        assert Path(path).exists(), path
-    for path in re.findall(r"\]\(([^)h][^)]*)\)", README):
-        assert Path(path).exists(), path
+# all
 
 
-def test_every_shipped_config_runs_a_round(tmp_path):
-    """Every row is valid. One of each method in a file trains a step, on made-up images where it wants real ones,
-    unless another file's did on the same network, or it takes more than 10^9 multiply-adds."""
-    worked = set()
-    for path in sorted(Path("tune_configs").glob("*.yaml")):
-        plan = load_sweep(path)
-        experiments = [plan.example(row) for row in plan.rows]
-        for experiment in {e.method.name: e for e in experiments}.values():
-            given, model, method = experiment.plain(), experiment.model.blank, experiment.bound_method()
-            kind = (method.name, model.name, model.classes, method.task.server)
-            if kind in worked or costs.flops(model, method.task.server) > 1e9:
-                continue
-            worked.add(kind)
-            given["model"] = model.model_dump()
-            if experiment.data.name != "digits":
-                shape = {"shape": list(experiment.data.shape), "classes": model.classes, "size": experiment.data.size}
-                given["data"] = {"name": "synthetic", "samples": 2000, "test_samples": 200} | shape
-            given["clients"] |= {"cohort": 1}
-            given["training"] |= {"steps": 1, "batch_size": 2}
-            given["run"] = {"executor": "serial"}
-            simulation = helpers.simulate(parse_experiment(given, str(path)), tmp_path / path.stem)
-            line = simulation._train()
-            assert line["steps"] == 1 and line["refused"] == 0
+@every_readme
+def test_links_lead_somewhere(path):
+    text = path.read_text()
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        file, _, heading = link.partition("#")
+        target = (path.parent / file).resolve() if file else path.resolve()
+        assert target.exists(), link
+        if heading:
+            assert heading in headings(target), link
+
+
+def headings(path: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@every_readme
+def test_files_that_it_names_exist(path):
+    """In backticks, from the root; in the first column of a table also from its own folder."""
+    text = path.read_text()
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./]*)`", text)
+    first = " ".join(re.findall(r"^\| (.+?) \|", text, re.M))
+    named += [f"{path.parent}/{name}" for name in re.findall(r"`(\w+\.(?:py|yaml))`", first)]
+    assert [name for name in named if not Path(name).exists()] == []
+
+
+@every_readme
+def test_its_commands_are_there(path):
+    """With their options. In a block of `sh` the files, rows and settings have to be right too."""
+    text = path.read_text()
+    for line in re.findall(r"`rayfl ([^`]+)`", text):
+        parsed(line)
+    for line in "".join(blocks(path, "sh")).splitlines():
+        for part in re.split(r"&& ?", line.partition("  #")[0]):
+            match = re.match(r"(?:uv run )?(?:rayfl|(?:python )?(scripts/\w+\.py)) ?(.*)", part.strip())
+            if match and match[1] not in (None, "scripts/sweep.py"):
+                script = Path(match[1]).read_text()
+                assert all(option in script for option in re.findall(r"--[\w-]+", match[2])), part
+            elif match:
+                loads(*parsed(match[2] if match[1] is None else f"sweep {match[2]}"))
+
+
+def parsed(line: str) -> tuple[str, list[str], dict[str, list[str]]]:
+    """Command, arguments, and options with their values, of what follows `rayfl`."""
+    name, *words = shlex.split(line)
+    assert name in COMMANDS or name.startswith("-"), line
+    flags = {opt: param.is_flag for param in COMMANDS[name].params for opt in param.opts if opt[0] == "-"}
+    arguments, options = [], {}
+    while words:
+        word = words.pop(0)
+        if word == "--help":
+            continue
+        if not word.startswith("--"):
+            arguments.append(word)
+            continue
+        assert word in flags, f"{line}: {word}"
+        options.setdefault(word, []).append("" if flags[word] else words.pop(0))
+    return name, arguments, options
+
+
+def loads(command: str, arguments: list[str], options: dict[str, list[str]]) -> None:
+    """A shipped sweep, or a row of one, that a reader would start is valid."""
+    if command not in ("sweep", "run") or not arguments or not arguments[0].startswith("tune_configs/"):
+        return
+    rows = options.get("--rows", options.get("--row", [None]))[0]
+    rounds = [f"rounds={value}" for value in options.get("--rounds", [])]
+    load_sweep(arguments[0], [*options.get("--set", []), *rounds], rows)
+
+
+@every_readme
+def test_what_describe_prints_is_what_it_shows(path):
+    shown = re.findall(r"^```sh\nrayfl (describe [^\n]+)\n```\n+```\n(.*?)^```", path.read_text(), re.S | re.M)
+    for line, table in shown:
+        answer = CliRunner().invoke(cli.app, shlex.split(line))
+        assert answer.exit_code == 0, answer.output
+        rows = [row.split() for row in answer.output.splitlines()]
+        assert [row.split() for row in table.splitlines() if row.split() not in rows] == []

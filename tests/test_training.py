@@ -1,29 +1,19 @@
-"""Local training: schedule, batches, augmentation, the SGD step, evaluation."""
+"""Local training: the schedule, what is counted in advance, losses, the steps."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayfl.data import CIFAR10
+from rayfl.data.goal import Classes
+from rayfl.data.images import Images
+from rayfl.data.samples import ClientData
 from rayfl.seeds import torch_generator
-from rayfl.training import ClientData, Preprocessing, Training, evaluate, fit, mask_logits, weighted
+from rayfl.training import Training, answered, divergence, every_exit, fit, mask_logits
 
-
-def data(samples=10, classes=4, preprocess=None, size=6):
-    """Image i is i everywhere, its label i mod classes."""
-    pixels = torch.arange(samples, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, size, size).clone()
-    return ClientData(pixels, torch.arange(samples) % classes, classes, preprocess or Preprocessing(scale=1.0))
-
-
-def batches(given, seed=0, **training):
-    return list(given.batches(Training(**training), torch_generator(seed, "batches")))
-
-
-# the schedule
+# --- the schedule ---
 
 
 def test_a_milestone_is_felt_in_the_first_round_after_it():
@@ -71,161 +61,41 @@ def test_milestones_and_decays_apply_to_warm_up_and_cosine():
     assert rates(training, 1) == pytest.approx([0.5 * 0.1 * 0.5, 0.75 * 0.1 * 0.5])
 
 
-# batches
-
-
-def test_every_sample_once_an_epoch_and_the_last_batch_is_kept():
-    found = batches(data(10), batch_size=4, epochs=2)
-    assert [len(y) for _, y in found] == [4, 4, 2] * 2
-    epochs = [torch.cat([x[:, 0, 0, 0] for x, _ in found[i : i + 3]]) for i in (0, 3)]
-    assert [sorted(epoch.tolist()) for epoch in epochs] == [list(range(10))] * 2
-    assert not torch.equal(*epochs)
-    for x, y in found:
-        assert torch.equal(x[:, 0, 0, 0].long() % 4, y)
-
-
-def test_batches_are_a_function_of_their_seed():
-    first, again, other = (batches(data(10), seed, batch_size=4) for seed in (0, 0, 1))
-    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, again, strict=True))
-    assert any(not torch.equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
+# --- what is counted in advance ---
 
 
 @pytest.mark.parametrize("samples", [1, 4, 10])
 @pytest.mark.parametrize("amount", [{"epochs": 0}, {"epochs": 3}, *({"steps": n} for n in (1, 2, 3, 7))])
 def test_batches_and_samples_are_counted_in_advance(samples, amount):
     training = Training(batch_size=4, **amount)
-    found = [len(y) for _, y in batches(data(samples), batch_size=4, **amount)]
+    pixels = torch.zeros(samples, 1, 2, 2, dtype=torch.uint8)
+    data = ClientData({"x": pixels, "y": torch.zeros(samples, dtype=torch.long)}, Images(), Classes(4))
+    batches = data.batches(training.batches_of(samples), training.batch_size, torch_generator(0, "batches"))
+    found = [len(y) for _, y in batches]
     assert len(found) == training.batches_of(samples)
     assert sum(found) == training.samples_of(samples)
 
 
-def test_evaluation_goes_through_the_data_in_order():
-    found = list(data(10).in_order(4))
-    assert torch.cat([y for _, y in found]).tolist() == data(10).labels.tolist()
-    assert [len(y) for _, y in found] == [4, 4, 2]
+@pytest.mark.parametrize(
+    ("training", "moves"),
+    [
+        ({}, False),
+        ({"clip": 1.0, "milestones": (1,)}, False),
+        ({"momentum": 0.1}, True),
+        ({"weight_decay": 0.1}, True),
+        ({"optimizer": "adam"}, True),
+    ],
+    ids=str,
+)
+def test_whether_a_step_moves_what_has_no_gradient(training, moves):
+    """A parameter whose gradient was 1 once, and then 0."""
+    assert Training(**training).moves_at_rest == moves
+    once, _ = steps(Training(**training), [[1.0]])
+    then, _ = steps(Training(**training), [[1.0], [0.0]])
+    assert (once != then) == moves
 
 
-def test_the_label_set():
-    given = ClientData(torch.zeros(3, 1, 1, 1), torch.tensor([3, 1, 1]), 5)
-    assert given.present.tolist() == [False, True, False, True, False]
-
-
-# from pixels to what a network sees
-
-
-def test_pixels_are_normalised_by_channel():
-    preprocess = Preprocessing(scale=255, mean=(0.5, 0.25), std=(0.5, 0.125))
-    x = preprocess(torch.tensor([[[[255]], [[0]]]], dtype=torch.uint8))
-    assert x.flatten().tolist() == [1.0, -2.0]
-
-
-def image(n=1):
-    """[n, 2, 4, 4] float32 with all values different."""
-    return torch.arange(n * 32.0).view(n, 2, 4, 4) + 100
-
-
-def test_a_crop_is_a_window_of_the_image_in_a_border_of_stored_zeros():
-    preprocess = Preprocessing(mean=(0.5, 0.25), std=(0.5, 0.125), crop=2)
-    black = torch.tensor([-1.0, -2.0]).view(2, 1, 1)
-    x = image(400)
-    padded = black.repeat(400, 1, 8, 8)
-    padded[:, :, 2:6, 2:6] = x
-    cropped = preprocess.augment(x, torch_generator(0, "crop"))
-    assert cropped.shape == x.shape
-    offsets = torch.zeros(5, 5)
-    for before, after in zip(padded, cropped, strict=True):
-        fits = [(i, j) for i in range(5) for j in range(5) if torch.equal(before[:, i : i + 4, j : j + 4], after)]
-        assert len(fits) == 1
-        offsets[fits[0]] += 1
-    # 16 expected in each of 25 places, standard deviation 3.9
-    assert 1 <= offsets.min() and offsets.max() <= 34
-
-
-def test_half_of_the_images_are_flipped():
-    x = image(400)
-    flipped = Preprocessing(flip=True).augment(x, torch_generator(0, "flip"))
-    is_flipped = torch.tensor([torch.equal(a.flip(-1), b) for a, b in zip(x, flipped, strict=True)])
-    is_same = torch.tensor([torch.equal(a, b) for a, b in zip(x, flipped, strict=True)])
-    assert torch.equal(is_flipped, ~is_same)
-    assert 160 < is_flipped.sum() < 240
-
-
-def test_augmentation_is_for_training_only():
-    given = data(3, preprocess=Preprocessing(scale=1.0, crop=2))
-    [(x, _)] = given.in_order(5)
-    assert torch.equal(x, given.pixels.float())
-    [(x, _)] = batches(given, batch_size=5)
-    assert (x == 0).sum() > (given.pixels == 0).sum()
-
-
-# other sizes
-
-
-def ramp(size, n=1):
-    """[n, 1, size, size] bytes: 4, 12, 20, ... in every row."""
-    row = torch.arange(size) * 8 + 4
-    return row.expand(n, 1, size, size).byte()
-
-
-def test_images_are_resized_bilinearly_with_pixels_as_areas():
-    """Twice as large: halfway between 4 and 12 there are no pixels but at a quarter and three quarters."""
-    x = Preprocessing(scale=4, mean=(1.0,), std=(2.0,), size=8)(ramp(4))
-    row = (torch.tensor([4, 6, 10, 14, 18, 22, 26, 28]) / 4 - 1) / 2
-    assert torch.equal(x, row.expand(1, 1, 8, 8))
-
-
-def test_resizing_is_torchvisions():
-    from torchvision.transforms import functional
-
-    pixels = torch.randint(256, (2, 3, 9, 9), generator=torch_generator(0, "pixels")).byte()
-    expected = functional.resize(pixels.float(), [24, 24], antialias=False)
-    torch.testing.assert_close(Preprocessing(scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3, size=24)(pixels), expected)
-
-
-def test_crops_of_resized_images_are_of_larger_ones_in_a_larger_border():
-    """As NeFL does at 224: stored 32, crops of 4, become 256 in a border of 28; here 8 and 1, to 14: 16 in 2."""
-    preprocess = Preprocessing(scale=1.0, size=14, crop=1)
-    given = data(400, preprocess=preprocess, size=8)
-    pixels = torch.randint(1, 256, (1, 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
-    given = replace(given, pixels=pixels.expand(400, -1, -1, -1))
-    bordered = F.pad(F.interpolate(pixels.float(), (16, 16), mode="bilinear"), (2, 2, 2, 2))
-    windows = bordered.unfold(2, 14, 1).unfold(3, 14, 1)[0, 0]
-    [(x, _)] = batches(given, batch_size=400)
-    assert x.shape == (400, 1, 14, 14)
-    found = torch.stack([(windows == image[0]).all(-1).all(-1) for image in x])
-    assert torch.equal(found.sum((1, 2)), torch.ones(400))
-    # 7 by 7 places, 8 expected in each
-    assert windows.shape[:2] == (7, 7) and (found.sum(0) > 0).all()
-
-
-def test_images_are_resized_a_batch_at_a_time_and_alike_in_training_and_evaluation():
-    """Without crops."""
-    given = data(10, preprocess=Preprocessing(scale=1.0, size=12))
-    given = replace(given, pixels=ramp(6, 10))
-    evaluated = [x for x, _ in given.in_order(4)]
-    assert [x.shape for x in evaluated] == [(n, 1, 12, 12) for n in (4, 4, 2)]
-    for x, _ in batches(given, batch_size=4):
-        assert torch.equal(x, evaluated[0][: len(x)])
-
-
-def test_augmented_in_order():
-    """As training batches are, each sample once: resized once, not twice."""
-    given = data(5, preprocess=Preprocessing(scale=1.0, size=14, crop=1, flip=True), size=8)
-    found = list(given.in_order(3, torch_generator(0, "x")))
-    generator = torch_generator(0, "x")
-    for (x, y), rows in zip(found, (slice(0, 3), slice(3, 5)), strict=True):
-        assert torch.equal(y, given.labels[rows])
-        assert torch.equal(x, given.preprocess.augment(given.pixels[rows].float(), generator))
-
-
-def test_a_data_set_says_what_a_network_sees():
-    data = CIFAR10(size=224)
-    assert (data.shape, data.seen, CIFAR10().seen) == ((3, 32, 32), (3, 224, 224), (3, 32, 32))
-    assert data.preprocess == replace(data.preprocessing, size=224)
-    assert CIFAR10().preprocess == CIFAR10().preprocessing
-
-
-# losses and steps
+# --- losses ---
 
 
 def test_masked_logits():
@@ -246,13 +116,36 @@ def test_loss_of_equal_logits(fill, loss):
 @pytest.mark.parametrize("fill", ["zero", "neg_inf"])
 def test_absent_classes_get_no_gradient(fill):
     head = nn.Linear(5, 4)
-    x = torch.randn(6, 5, generator=torch_generator(0, "x"))
+    x = torch.randn(6, 5, generator=torch_generator(0, "test:x"))
     present = torch.tensor([True, False, True, False])
     y = torch.tensor([0, 2, 0, 2, 2, 0])
     F.cross_entropy(mask_logits(head(x), present, fill), y).backward()
     for parameter in (head.weight, head.bias):
         rows = parameter.grad.abs().reshape(4, -1).sum(1)
         assert torch.equal(rows > 0, present)
+
+
+def test_a_network_answers_at_its_exits_or_at_its_head():
+    first, last = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 8.0]])
+    assert every_exit(last) == (last,) and every_exit((first, last)) == (first, last)
+    assert answered(last, "last") is last and answered(last, "mean") is last
+    assert answered((first, last), "last") is last
+    assert answered((first, last), "mean").tolist() == [[2, 5]]
+    assert answered((last,), "mean") is last
+
+
+def test_divergence_by_hand():
+    """Softmaxes of T ln 3 : 0 at temperature T are 3/4 and 1/4."""
+    teacher, even = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]]), torch.zeros(2, 2)
+    one = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    for temperature in (1.0, 2.0):
+        assert divergence(temperature * teacher, even, temperature).item() == pytest.approx(one / 2)
+    assert divergence(teacher, teacher, 1.0).item() == pytest.approx(0, abs=1e-7)
+    other = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert divergence(even, teacher, 1.0).item() == pytest.approx(other / 2)
+
+
+# --- steps ---
 
 
 class Scalar(nn.Module):
@@ -268,10 +161,10 @@ class Scalar(nn.Module):
 
 def steps(training, xs, w=1.0, lr=0.1, adjust=None, project=None, momentum=None):
     """w after minimising the mean of w x: the gradient is the mean of x."""
-    net = Scalar(w)
+    module = Scalar(w)
     given = ((torch.tensor(x), torch.zeros(len(x))) for x in xs)
-    metrics = fit(net, given, lambda out, y: out.mean(), training, lr, adjust, project, momentum)
-    return net.w.item(), metrics
+    metrics = fit(module, given, lambda out, y: out.mean(), training, lr, adjust, project, momentum)
+    return module.w.item(), metrics
 
 
 def test_a_step_of_sgd():
@@ -320,8 +213,8 @@ def test_clipping_bounds_the_whole_gradient():
 
 
 def test_adjusting_comes_before_clipping():
-    def double(net):
-        net.w.grad.mul_(2)
+    def double(module):
+        module.w.grad.mul_(2)
 
     assert steps(Training(clip=3.0), [[2.0]], adjust=double)[0] == pytest.approx(1 - 0.1 * 3)
 
@@ -365,9 +258,9 @@ def test_settings_of_another_optimizer_are_refused(given, said):
 def test_projecting_comes_after_every_step():
     """0.9, 0.8, which becomes 0.85, 0.95. The loss is that of what was bounded."""
 
-    def bound(net):
+    def bound(module):
         with torch.no_grad():
-            net.w.clamp_(min=0.85)
+            module.w.clamp_(min=0.85)
 
     xs = [[1.0], [1.0], [-1.0]]
     assert steps(Training(), xs)[0] == pytest.approx(0.9)
@@ -380,39 +273,27 @@ def test_no_steps_change_nothing():
     assert steps(Training(), []) == (1.0, {"train_loss": 0.0, "train_samples": 0, "steps": 0})
 
 
-# evaluation
+def test_the_loss_gets_what_the_network_answers():
+    """A tuple of the logits of its exits, too."""
 
-
-def test_evaluation_gives_sums():
-    """Image i is i; a network with logits (x - 4, 0, 0, 0) says class 0 from 5 on."""
-
-    class Threshold(nn.Module):
+    class Exits(Scalar):
         def forward(self, x):
-            first = x[:, 0, 0, 0] - 4
-            return torch.stack([first, *[torch.zeros_like(first)] * 3], 1)
+            return self.w * x, 3 * self.w * x
 
-    given = data(10)
-    result = evaluate(Threshold(), given, 3)
-    # of equal logits the first counts: 1 up to image 3, 0 for image 4; right are images 1, 4 and 8
-    assert (result.correct, result.count) == (3, 10)
-    logits = torch.cat([Threshold()(x) for x, _ in given.in_order(10)])
-    assert result.loss == pytest.approx(F.cross_entropy(logits, given.labels, reduction="sum").item())
-    assert evaluate(Threshold(), given, 10).correct == 3
+    def loss(logits, y):
+        first, last = every_exit(logits)
+        return first.mean() + last.mean()
 
-    present = torch.tensor([False, True, False, False])
-    assert evaluate(Threshold(), given, 3, fill="neg_inf", present=present).correct == 3
+    module = Exits(1.0)
+    metrics = fit(module, iter([(torch.tensor([2.0]), torch.zeros(1))]), loss, Training(), 0.1)
+    assert module.w.item() == pytest.approx(1 - 0.1 * 8) and metrics["train_loss"] == 8
 
 
-def test_weighted_parameters_are_copies():
-    params = {"w": torch.tensor([1.0, 2.0])}
-    for weight in (1.0, 3.0):
-        copy = weighted(params, weight)
-        assert copy["w"].tolist() == [weight, 2 * weight]
-        assert copy["w"].data_ptr() != params["w"].data_ptr()
-
-
-def test_pixels_come_in_a_true_channels_last_layout_also_with_one_channel():
-    """`.contiguous(channels_last)` leaves [n, 1, H, W] as it is, and pooling then takes its slow path."""
-    x = Preprocessing()(torch.zeros(3, 1, 5, 7, dtype=torch.uint8))
-    assert x.stride() == (35, 1, 7, 1)
-    assert Preprocessing()(torch.zeros(3, 2, 5, 7, dtype=torch.uint8)).stride() == (70, 1, 14, 2)
+def test_a_frozen_parameter_stays():
+    module = nn.Sequential(Scalar(2.0), Scalar(3.0))
+    module[0].w.requires_grad_(False)
+    momentum = {}
+    fit(module, iter([(torch.tensor([1.0]), torch.zeros(1))]), lambda out, y: out.mean(), Training(momentum=0.5), 0.1,
+        momentum=momentum)  # fmt: skip
+    assert module[0].w.item() == 2 and module[1].w.item() == pytest.approx(3 - 0.1 * 2)
+    assert momentum.keys() == {"1.w"}

@@ -1,5 +1,6 @@
 """The vision transformer: torchvision's network, and what a narrow or shallow one keeps of it."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,13 +9,13 @@ import torch.nn.functional as F
 from helpers import run, simulate, tiny
 from torch import nn
 
-from rayfl import costs
-from rayfl.axes import Axis, Net, axes_of, check_axes, on_meta
+from rayfl.axes import Axis, axes_of
 from rayfl.config import ConfigError
-from rayfl.models import MODELS, layout, load, params_of
+from rayfl.models import MODELS
 from rayfl.models.layers import Scaler
 from rayfl.models.pretrained import VIT, translated
 from rayfl.models.vit import Attention
+from rayfl.net import Net, check_axes, load, params_of
 from rayfl.seeds import torch_generator, torch_scope
 from rayfl.submodel import prefix
 
@@ -23,13 +24,13 @@ SMALL = {"layers": 3, "heads": 3, "head_width": 8, "patch": 4}
 TINY = MODELS["vit_b_16"](input=(3, 12, 8), classes=5, **SMALL)
 
 
-def built(model=TINY, net=None):
+def built(model=TINY, width=1.0, **fields):
     with torch_scope(0):
-        return model.build(net or Net())
+        return Net(model, width, **fields).build()
 
 
 def images(count=4, shape=TINY.input):
-    return torch.randn(count, *shape, generator=torch_generator(0, "images"))
+    return torch.randn(count, *shape, generator=torch_generator(0, "test:images"))
 
 
 def published(model):
@@ -38,12 +39,12 @@ def published(model):
 
     width = model.heads * model.head_width
     with torch_scope(0):
-        net = VisionTransformer(
+        module = VisionTransformer(
             model.input[1], model.patch, model.layers, model.heads, width, 4 * width, num_classes=model.classes
         )
-        for p in net.parameters():
+        for p in module.parameters():
             nn.init.normal_(p, std=0.3)
-    return net.eval()
+    return module.eval()
 
 
 # --- the network ---
@@ -64,25 +65,25 @@ def published(model):
 def test_published_counts(ratio, blocks, hidden, count):
     """NeFL's submodels: widths are square roots of parameter ratios, blocks are left out from the end."""
     [paths] = FULL.blocks
-    net = Net(ratio**0.5, without=paths[blocks:])
-    assert costs.parameters(FULL, net) == count
-    assert layout(FULL, net).shapes["norm.weight"] == (hidden,)
-    assert costs.parameters(FULL, Net(ratio**0.5, without=paths[blocks:], steps=True)) == count
+    net = Net(FULL, ratio**0.5, without=paths[blocks:])
+    assert net.parameters == count
+    assert net.layout.shapes["norm.weight"] == (hidden,)
+    assert replace(net, steps=True).parameters == count
 
 
 def test_operations_of_the_full_network():
     """Convolution and linear layers: 196 patches, 197 tokens through 12 blocks, a head; no attention products."""
     patches, block = 196 * 768 * 768, 197 * 12 * 768 * 768
-    assert costs.flops(FULL, Net()) == patches + 12 * block + 7680
+    assert Net(FULL).macs == patches + 12 * block + 7680
 
 
 def test_the_axes_of_two_widths():
-    check_axes(FULL.build)
-    check_axes(TINY.build)
+    check_axes(Net(FULL))
+    check_axes(Net(TINY))
 
 
 def test_every_head_keeps_its_own_axis_in_every_block():
-    axes = layout(FULL, Net()).axes
+    axes = Net(FULL).layout.axes
     blocks = [f"encoder.{i}.{part}" for i in range(12) for part in ("inner", "mlp")]
     assert sorted(axes) == sorted(["hidden", *blocks])
     assert axes["encoder.3.inner"] == Axis("encoder.3.inner", 64, groups=12)
@@ -122,33 +123,33 @@ def test_images_that_patches_do_not_divide_are_refused():
 
 
 def test_a_program_of_it_takes_any_number_of_images():
-    net = built(net=Net(0.5, steps=True)).eval()
-    program = torch.export.export(net, (images(2),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
-    torch.testing.assert_close(program.module()(images(5)), net(images(5)))
+    module = built(width=0.5, steps=True).eval()
+    program = torch.export.export(module, (images(2),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    torch.testing.assert_close(program.module()(images(5)), module(images(5)))
 
 
 # --- depth ---
 
 
 def test_a_block_that_is_left_out_leaves_nothing():
-    whole, part = (set(layout(TINY, net).dims) for net in (Net(), Net(without=("encoder.1",))))
+    whole, part = (set(Net(TINY, without=without).layout.dims) for without in ((), ("encoder.1",)))
     assert whole - part == {name for name in whole if name.startswith("encoder.1.")}
     assert part < whole
-    net, shallow = built(), built(net=Net(without=("encoder.1",)))
-    load(shallow, params_of(net))
-    net.encoder[1] = nn.Identity()
-    assert torch.equal(shallow(images()), net(images()))
+    module, shallow = built(), built(without=("encoder.1",))
+    load(shallow, params_of(module))
+    module.encoder[1] = nn.Identity()
+    assert torch.equal(shallow(images()), module(images()))
 
 
 def test_without_any_block_it_still_runs():
     [paths] = TINY.blocks
-    assert built(net=Net(without=paths))(images()).shape == (4, 5)
+    assert built(without=paths)(images()).shape == (4, 5)
     with pytest.raises(ValueError, match="no block 'encoder.3' can be left out"):
-        TINY.build(Net(without=("encoder.3",)))
+        Net(TINY, without=("encoder.3",)).build()
 
 
 def test_a_step_of_one_changes_nothing_and_of_zero_leaves_the_block_out():
-    plain, stepping = built(), built(net=Net(steps=True))
+    plain, stepping = built(), built(steps=True)
     steps = {name for name, p in stepping.named_parameters() if not p.dim()}
     assert steps == {f"encoder.{i}.{branch}.step.scale" for i in range(3) for branch in ("attention", "mlp")}
     load(stepping, params_of(stepping) | params_of(plain))
@@ -163,9 +164,8 @@ def test_a_step_of_one_changes_nothing_and_of_zero_leaves_the_block_out():
 
 def taken(width):
     """Every parameter of the full tiny network numbered, and the prefix of this width of it."""
-    numbered = {n: torch.arange(p.numel()).reshape(p.shape) for n, p in params_of(on_meta(TINY.build, Net())).items()}
-    net = Net(width)
-    return numbered, prefix(layout(TINY, Net()), layout(TINY, net), net).take(numbered)
+    numbered = {n: torch.arange(p.numel()).reshape(p.shape) for n, p in params_of(Net(TINY).blank()).items()}
+    return numbered, prefix(Net(TINY), Net(TINY, width)).take(numbered)
 
 
 @pytest.mark.parametrize(("width", "kept"), [(0.75, 6), (0.55, 5), (1 / 8, 1)])
@@ -192,7 +192,7 @@ def masked_and_narrow(build, width=0.55):
     with torch.no_grad():
         for name, dims in axes_of(wide).items():
             parameter, mask = wide.get_parameter(name), torch.ones(())
-            nn.init.normal_(parameter, generator=torch_generator(0, name))
+            nn.init.normal_(parameter, generator=torch_generator(0, "test:parameter", name))
             for d, (axis, kept) in enumerate(zip(dims, axes_of(narrow)[name], strict=True)):
                 along = torch.zeros(axis.groups, axis.size, axis.copies)
                 along[:, : kept.size] = 1
@@ -203,13 +203,13 @@ def masked_and_narrow(build, width=0.55):
 
 
 def built_part(build, width):
-    net = Net(width)
+    net = Net(TINY, width)
     return build(net, net.axis("hidden", 8).repeat(3)).double()
 
 
 def streams(kept=5):
     """x [B, N, C] of the wide network, zero behind its first `kept` positions, and of the narrow one."""
-    x = torch.randn(2, 7, 24, generator=torch_generator(0, "x")).double()
+    x = torch.randn(2, 7, 24, generator=torch_generator(0, "test:x")).double()
     x[..., 3 * kept :] = 0
     return x, x[..., : 3 * kept]
 
@@ -245,20 +245,20 @@ def test_a_narrow_attention_is_the_wide_one_masked(monkeypatch):
 
 @pytest.mark.parametrize("width", [1.0, 0.3, 1 / 8])
 def test_logits_and_gradients_at_every_width(width):
-    net = built(net=Net(width, scale=0.5, steps=True))
-    logits = net(images())
+    module = built(width=width, scale=0.5, steps=True)
+    logits = module(images())
     F.cross_entropy(logits, torch.arange(4)).backward()
     assert logits.shape == (4, 5)
     # keys with one bias more give the same softmax
-    assert all(p.grad.any() for n, p in net.named_parameters() if not n.endswith("k.linear.bias"))
+    assert all(p.grad.any() for n, p in module.named_parameters() if not n.endswith("k.linear.bias"))
 
 
 def test_a_scaler_behind_every_layer_but_the_head():
-    scalers = [m for m in built(net=Net(scale=0.5)).modules() if type(m) is Scaler]
+    scalers = [m for m in built(scale=0.5).modules() if type(m) is Scaler]
     assert len(scalers) == 1 + 3 * 6
     kinds = {type(m) for m in built().modules()}
     assert not kinds & {Scaler, nn.Identity}
-    plain, scaled = built().eval(), built(net=Net(scale=0.5)).eval()
+    plain, scaled = built().eval(), built(scale=0.5).eval()
     assert torch.equal(plain(images()), scaled(images()))
 
 

@@ -1,10 +1,32 @@
-"""One data set a file, and how it is split over clients. To add one: its file, and its line here."""
+"""One data set a file, and how it is split over clients; README.md says how to add one."""
 
-from rayfl.data.base import Arrays as Arrays
+from rayfl.config import Kind
+from rayfl.data.arrays import Arrays as Arrays
+from rayfl.data.arrays import Column as Column
+from rayfl.data.arrays import Split as Split
 from rayfl.data.base import DataSet as DataSet
 from rayfl.data.cifar import CIFAR10, CIFAR100
 from rayfl.data.digits import Digits
+from rayfl.data.federation import Federation as Federation
+from rayfl.data.federation import federate as federate
+from rayfl.data.folder import Folder
+from rayfl.data.function import Function
+from rayfl.data.goal import SCORES as SCORES
+from rayfl.data.goal import SCORES_KIND as SCORES_KIND
+from rayfl.data.goal import Classes as Classes
+from rayfl.data.goal import Goal as Goal
+from rayfl.data.goal import Score as Score
+from rayfl.data.images import ImageData as ImageData
+from rayfl.data.images import Images as Images
+from rayfl.data.memory import InMemory
 from rayfl.data.mnist import MNIST, FashionMNIST
+from rayfl.data.partition import NOBODY as NOBODY
+from rayfl.data.partition import PARTITIONS as PARTITIONS
+from rayfl.data.partition import PARTITIONS_KIND as PARTITIONS_KIND
+from rayfl.data.partition import Labels as Labels
+from rayfl.data.partition import Partition as Partition
+from rayfl.data.samples import ClientData as ClientData
+from rayfl.data.samples import Prepare as Prepare
 from rayfl.data.svhn import SVHN
 from rayfl.data.synthetic import Synthetic
 
@@ -16,4 +38,9 @@ DATASETS: dict[str, type[DataSet]] = {
     "cifar100": CIFAR100,
     "svhn": SVHN,
     "synthetic": Synthetic,
+    "arrays": InMemory,
+    "folder": Folder,
+    "function": Function,
 }
+
+DATASETS_KIND = Kind("data set", DataSet, DATASETS, "rayfl.datasets")

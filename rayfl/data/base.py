@@ -1,23 +1,23 @@
-"""A data set: what its images look like is known without loading it, and it loads as plain arrays.
+"""A data set: what its samples look like is known without loading it, and it loads as plain arrays.
 
-The arrays are put into shared memory once; every worker reads the same copy and normalises what it trains
-on by the data set's `preprocessing`. Workers therefore never import torchvision.
+The arrays are put into shared memory once; every worker reads the same copy and prepares what it trains on. Workers
+therefore never import the library that a data set is read with.
 """
 
 import contextlib
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar, final
 
-import numpy as np
-from pydantic import Field
+from pydantic import PrivateAttr, model_serializer
 
-from rayfl.config import Config, ConfigError
-from rayfl.training import Preprocessing
+from rayfl.config import ConfigError, Named
+from rayfl.data.arrays import Arrays, Column, validate
+from rayfl.data.goal import Goal
+from rayfl.data.samples import Prepare
 
 T = TypeVar("T")
 
@@ -25,58 +25,91 @@ PATIENCE = 10.0
 """Seconds without an answer after which a download is given up."""
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """A data set in memory, C-contiguous."""
+class DataSet(Named, ABC):
+    """What a `data:` section says. A subclass adds its fields, and says the rest."""
 
-    x: np.ndarray
-    """Training images [N, C, H, W] uint8, as stored."""
-    y: np.ndarray
-    """Their labels [N] int64."""
-    x_test: np.ndarray
-    y_test: np.ndarray
-    users: np.ndarray | None = None
-    """The natural user (writer, device) of each training image [N], where the data set knows it."""
-
-
-class DataSet(Config, ABC):
-    """What a `data:` section says. A subclass adds its fields and `name: Literal["..."] = "..."`."""
-
-    name: str
-    size: int | None = Field(default=None, ge=1)
-    """Height and width that images are resized to before a network sees them (224 for networks that were trained on
-    ImageNet); unless given they are as stored."""
-    pixels: Literal["normalised", "raw"] = "normalised"
-    """normalised: less the data set's mean, by its standard deviation. raw: 0 to 255, not augmented (SpaFL's code)."""
-    shape: ClassVar[tuple[int, int, int]]
-    """Channels, height and width of one image, as stored."""
-    classes: ClassVar[int]
-    """Number of classes."""
+    not_in_result: ClassVar[tuple[str, ...]] = ()
+    """Fields that change nothing in a result: where the same files lie."""
 
     @abstractmethod
     def load(self) -> Arrays:
-        """Training and test set."""
+        """Training and test set. Whoever wants them calls `arrays`."""
 
     @property
     @abstractmethod
-    def preprocessing(self) -> Preprocessing:
-        """From the arrays' pixels to what a network sees, but for `size`."""
+    def columns(self) -> Mapping[str, Column]:
+        """What each array of a split holds, by name: what `arrays` checks."""
 
     @property
-    def seen(self) -> tuple[int, int, int]:
-        """Channels, height and width of one image, as a network sees it."""
-        return self.shape if self.size is None else (self.shape[0], self.size, self.size)
+    @abstractmethod
+    def prepare(self) -> Prepare:
+        """From the arrays' samples to what a network sees."""
 
     @property
-    def preprocess(self) -> Preprocessing:
-        """From the arrays' pixels to what a network sees."""
-        kept = self.preprocessing if self.pixels == "normalised" else Preprocessing(scale=1.0)
-        return replace(kept, size=self.size)
+    @abstractmethod
+    def goal(self) -> Goal:
+        """What is learned from the samples."""
+
+    @property
+    @abstractmethod
+    def offers(self) -> Mapping[str, Any]:
+        """What a model takes its fields of the same names from, unless they are given."""
+
+    @final
+    def arrays(self) -> Arrays:
+        """Training and test set, checked."""
+        return validate(self.load(), self.columns)
+
+    @final
+    def described(self) -> "DataSet":
+        """All that is known of it without its samples, for processes that get these by reference. It dumps as this
+        data set does."""
+        described = Described.model_construct(name=self.name)
+        described._known = {name: getattr(self, name) for name in ("columns", "prepare", "goal", "offers")}
+        described._plain = self.model_dump(mode="json")
+        described._not_in_result = self.not_in_result
+        return described
+
+
+class Described(DataSet):
+    """A data set that cannot be loaded."""
+
+    _known: dict[str, Any] = PrivateAttr()
+    _plain: dict[str, Any] = PrivateAttr()
+    _not_in_result: tuple[str, ...] = PrivateAttr()
+
+    def load(self) -> Arrays:
+        raise ConfigError(f"data: given a description of {self.name}; allowed: the data set itself")
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self._known["columns"]
+
+    @property
+    def prepare(self) -> Prepare:
+        return self._known["prepare"]
+
+    @property
+    def goal(self) -> Goal:
+        return self._known["goal"]
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return self._known["offers"]
+
+    @property
+    def not_in_result(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._not_in_result
+
+    @model_serializer
+    def _dumped(self) -> dict[str, Any]:
+        return self._plain
 
 
 class Downloaded(DataSet, ABC):
     """A data set that lies in a folder, or is downloaded into it."""
 
+    not_in_result: ClassVar = ("root",)
     root: str | None = None
     """Folder with the files in torchvision's layout. Unless given it is the environment's RAYFL_DATA, else
     ./data."""

@@ -1,18 +1,19 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32 x 32."""
 
-from dataclasses import replace
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rayfl.data.base import Arrays, Downloaded
-from rayfl.training import Preprocessing
+from rayfl.data.arrays import Arrays, Split
+from rayfl.data.base import Downloaded
+from rayfl.data.images import ImageData, Images
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 """As in the papers' codes, which use them for CIFAR-100 too (HeteroFL, FedRolex, FIARSE, NeFL)."""
 
 
-class CIFAR10(Downloaded):
+class CIFAR10(Downloaded, ImageData):
     """Ten classes of 5,000 + 1,000."""
 
     name: Literal["cifar10"] = "cifar10"
@@ -31,14 +32,14 @@ class CIFAR10(Downloaded):
         arrays = _load(self, datasets.CIFAR10)
         if not self.scrambled:
             return arrays
-        return replace(arrays, x=_scrambled(arrays.x), x_test=_scrambled(arrays.x_test))
+        return Arrays(_scrambled(arrays.train), _scrambled(arrays.test))
 
     @property
-    def preprocessing(self) -> Preprocessing:
+    def preprocessing(self) -> Images:
         return _preprocessing(self.augment)
 
 
-class CIFAR100(Downloaded):
+class CIFAR100(Downloaded, ImageData):
     """A hundred classes of 500 + 100: the fine labels."""
 
     name: Literal["cifar100"] = "cifar100"
@@ -54,26 +55,26 @@ class CIFAR100(Downloaded):
         return _load(self, datasets.CIFAR100)
 
     @property
-    def preprocessing(self) -> Preprocessing:
+    def preprocessing(self) -> Images:
         return _preprocessing(self.augment)
 
 
-def _load(data: Downloaded, source) -> Arrays:
+def _load(data: Downloaded, source: Callable[..., Any]) -> Arrays:
     train, test = data.fetch(
         lambda root, download: [source(root, train=part, download=download) for part in (True, False)]
     )
-    return Arrays(*_arrays(train), *_arrays(test))
+    return Arrays(_split(train), _split(test))
 
 
-def _arrays(part) -> tuple[np.ndarray, np.ndarray]:
-    pixels = np.ascontiguousarray(part.data.transpose(0, 3, 1, 2))
-    return pixels, np.asarray(part.targets, np.int64)
+def _split(part: Any) -> Split:
+    return {"x": np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)), "y": np.asarray(part.targets, np.int64)}
 
 
-def _scrambled(pixels: np.ndarray) -> np.ndarray:
-    """[N, 3, 32, 32] -> the same shape, of other places."""
-    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)).reshape(pixels.shape)
+def _scrambled(split: Split) -> Split:
+    """x [N, 3, 32, 32] -> the same shape, of other places."""
+    x = split["x"]
+    return split | {"x": np.ascontiguousarray(x.transpose(0, 2, 3, 1)).reshape(x.shape)}
 
 
-def _preprocessing(augment: bool) -> Preprocessing:
-    return Preprocessing(mean=MEAN, std=STD, crop=4 if augment else 0, flip=augment)
+def _preprocessing(augment: bool) -> Images:
+    return Images(mean=MEAN, std=STD, crop=4 if augment else 0, flip=augment)

@@ -4,12 +4,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rayfl.data.base import Arrays, DataSet
+from rayfl.data.arrays import Arrays
+from rayfl.data.images import ImageData, Images
 from rayfl.data.partition import hold_out
-from rayfl.training import Preprocessing
+from rayfl.seeds import numpy_generator
 
 
-class Digits(DataSet):
+class Digits(ImageData):
     """UCI optical digits, the test part as scikit-learn ships it; pixels 0 ... 16.
 
     It has no published test set: 359 images (a fifth of every class, rounded) are drawn from a fixed seed,
@@ -26,9 +27,9 @@ class Digits(DataSet):
         pixels, labels = load_digits(return_X_y=True)
         x = np.asarray(pixels, np.uint8).reshape(-1, *self.shape)
         y = np.asarray(labels, np.int64)
-        train, test = hold_out(y, 0.2, seed=0)
-        return Arrays(x[train], y[train], x[test], y[test])
+        train, test = hold_out(y, 0.2, numpy_generator(0, "digits"))
+        return Arrays({"x": x[train], "y": y[train]}, {"x": x[test], "y": y[test]})
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        return Preprocessing(scale=16.0, mean=(0.305,), std=(0.376,))
+    def preprocessing(self) -> Images:
+        return Images(scale=16.0, mean=(0.305,), std=(0.376,))

@@ -1,19 +1,21 @@
 """MNIST, with its writers where QMNIST's label file is there, and Fashion-MNIST."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rayfl.data.base import Arrays, Downloaded
-from rayfl.training import Preprocessing
+from rayfl.data.arrays import Arrays
+from rayfl.data.base import Downloaded
+from rayfl.data.images import ImageData, Images
 
 PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 WRITERS = "QMNIST/raw/qmnist-train-labels-idx2-int.gz"
 
 
-class MNIST(Downloaded):
+class MNIST(Downloaded, ImageData):
     """60,000 + 10,000 handwritten digits, 28 x 28 (LeCun et al. 1998). No augmentation.
 
     Its users are the 539 writers of the training images, if the folder holds QMNIST's training labels
@@ -31,11 +33,11 @@ class MNIST(Downloaded):
         return _load(self, datasets.MNIST, users=_writers(self.folder / WRITERS))
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        return Preprocessing(mean=(0.1307,), std=(0.3081,))
+    def preprocessing(self) -> Images:
+        return Images(mean=(0.1307,), std=(0.3081,))
 
 
-class FashionMNIST(Downloaded):
+class FashionMNIST(Downloaded, ImageData):
     """60,000 + 10,000 pictures of clothes, 28 x 28 (Xiao et al. 2017). No augmentation."""
 
     name: Literal["fashion_mnist"] = "fashion_mnist"
@@ -49,21 +51,16 @@ class FashionMNIST(Downloaded):
         return _load(self, datasets.FashionMNIST, users=None)
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        return Preprocessing(mean=(0.2860,), std=(0.3530,))
+    def preprocessing(self) -> Images:
+        return Images(mean=(0.2860,), std=(0.3530,))
 
 
-def _load(data: Downloaded, source, users: np.ndarray | None) -> Arrays:
+def _load(data: Downloaded, source: Callable[..., Any], users: np.ndarray | None) -> Arrays:
     train, test = data.fetch(
         lambda root, download: [source(root, train=part, download=download) for part in (True, False)]
     )
-    return Arrays(
-        train.data[:, None].numpy(),
-        train.targets.numpy(),
-        test.data[:, None].numpy(),
-        test.targets.numpy(),
-        users,
-    )
+    train, test = ({"x": part.data[:, None].numpy(), "y": part.targets.numpy()} for part in (train, test))
+    return Arrays(train, test, users)
 
 
 def _writers(path: Path) -> np.ndarray | None:

@@ -2,13 +2,12 @@
 
 from typing import ClassVar, Literal
 
-import numpy as np
+from rayfl.data.arrays import Arrays
+from rayfl.data.base import Downloaded
+from rayfl.data.images import ImageData, Images
 
-from rayfl.data.base import Arrays, Downloaded
-from rayfl.training import Preprocessing
 
-
-class SVHN(Downloaded):
+class SVHN(Downloaded, ImageData):
     """73,257 + 26,032 colour images of 32 x 32, digits of unequal frequency; without the `extra` part."""
 
     name: Literal["svhn"] = "svhn"
@@ -25,8 +24,9 @@ class SVHN(Downloaded):
         train, test = self.fetch(
             lambda root, download: [datasets.SVHN(root, split=part, download=download) for part in ("train", "test")]
         )
-        return Arrays(np.ascontiguousarray(train.data), train.labels, np.ascontiguousarray(test.data), test.labels)
+        train, test = ({"x": part.data, "y": part.labels} for part in (train, test))
+        return Arrays(train, test)
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        return Preprocessing(mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), crop=2 if self.augment else 0)
+    def preprocessing(self) -> Images:
+        return Images(mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), crop=2 if self.augment else 0)

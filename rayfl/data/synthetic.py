@@ -1,19 +1,25 @@
 """Images made up on the spot, of any number and shape: for scale studies and tests."""
 
-from typing import Literal
+from math import prod
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rayfl.data.base import Arrays, DataSet
+from rayfl.config import ConfigError
+from rayfl.data.arrays import Arrays, Split
+from rayfl.data.images import MOST_CLASSES, ImageData, Images
 from rayfl.seeds import numpy_generator
-from rayfl.training import Preprocessing
 
 CONTRAST, NOISE = 64, 192
 """Pixels are a class pattern in [0, CONTRAST) plus noise in [0, NOISE), both uniform, so they fill a byte."""
+MEMORY = 8 * 10**9
+"""Most bytes of a set, labels included."""
+
+Positive = Annotated[int, Field(ge=1)]
 
 
-class Synthetic(DataSet):
+class Synthetic(ImageData):
     """One fixed pattern a class under noise: a linear classifier learns it, the better the more pixels.
 
     The same arrays in every run: they depend on the fields below only, not on the run's seed.
@@ -24,24 +30,36 @@ class Synthetic(DataSet):
     """Training images; the classes come round in turn, so they are balanced."""
     test_samples: int = Field(default=500, ge=1)
     """Test images."""
-    shape: tuple[int, int, int] = (1, 8, 8)  # pyright: ignore[reportIncompatibleVariableOverride]
+    shape: tuple[Positive, Positive, Positive] = (1, 8, 8)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Channels, height and width of one image."""
-    classes: int = Field(default=10, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    classes: int = Field(default=10, ge=1, le=MOST_CLASSES)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of classes."""
+
+    @model_validator(mode="after")
+    def _fits_in_memory(self) -> Self:
+        samples = self.samples + self.test_samples
+        asked = (samples + self.classes) * prod(self.shape) + 8 * samples
+        if asked > MEMORY:
+            raise ConfigError(
+                f"samples, test_samples, shape and classes: given what takes {asked:,} bytes; allowed: at most "
+                f"{MEMORY:,} bytes; lower one of them"
+            )
+        return self
 
     def load(self) -> Arrays:
         patterns = numpy_generator(0, "synthetic", "patterns").integers(
             CONTRAST, size=(self.classes, *self.shape), dtype=np.uint8
         )
         train = self._images("train", self.samples, patterns)
-        return Arrays(*train, *self._images("test", self.test_samples, patterns))
+        return Arrays(train, self._images("test", self.test_samples, patterns))
 
-    def _images(self, part: str, count: int, patterns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _images(self, part: str, count: int, patterns: np.ndarray) -> Split:
         y = np.arange(count) % self.classes
         x = numpy_generator(0, "synthetic", part).integers(NOISE, size=(count, *self.shape), dtype=np.uint8)
-        x += patterns[y]
-        return x, y
+        for c in range(min(self.classes, count)):
+            x[c :: self.classes] += patterns[c]
+        return {"x": x, "y": y}
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        return Preprocessing(mean=(0.5,) * self.shape[0], std=(0.23,) * self.shape[0])
+    def preprocessing(self) -> Images:
+        return Images(mean=(0.5,) * self.shape[0], std=(0.23,) * self.shape[0])

@@ -1,10 +1,13 @@
-"""One published method a file. To add one: its file, and its line here."""
+"""One published method a file; README.md says how to add one."""
 
+from rayfl.config import Kind
+from rayfl.fold import Update as Update
 from rayfl.methods.base import Client as Client
 from rayfl.methods.base import Deployment as Deployment
 from rayfl.methods.base import Method as Method
 from rayfl.methods.base import Task as Task
-from rayfl.methods.base import Update as Update
+from rayfl.methods.base import Visit as Visit
+from rayfl.methods.dense import Dense as Dense
 from rayfl.methods.depthfl import DepthFL
 from rayfl.methods.depthfl_nefl import DepthFLNeFL
 from rayfl.methods.fedavg import FedAvg
@@ -46,3 +49,5 @@ METHODS: dict[str, type[Method]] = {
     "fiarse": FIARSE,
     "pruning_greedy": PruningGreedy,
 }
+
+METHODS_KIND = Kind("method", Method, METHODS, "rayfl.methods")

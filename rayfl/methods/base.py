@@ -1,51 +1,35 @@
-"""What every published way of doing model-heterogeneous federated learning has to say (DESIGN section 4).
+"""What every published way of doing model-heterogeneous federated learning has to say.
 
-Which part does a client train (`select`, `extract`), how (`local_update`), how are the parts put together
-(`aggregate`), and what does a device run in the end (`deploy`). The verbs are pure: state comes in and goes
-out, nothing is stored on `self`, every random draw takes its address from `seed`.
+In the order of a paper's box: which network does a capacity stand for (`sizes`), which part of the global model does a
+client hold (`select`, `extract`), how does it train (`loss`, `local_update`), how are the parts put together (`step`),
+and what does a device run in the end (`deploy`). The verbs are pure: state comes in and goes out, nothing is stored on
+`self`, every random draw takes its address from a seed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self, cast
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, Self, cast
 
-from pydantic import ConfigDict, Field, SkipValidation
+from pydantic import ConfigDict, Field, GetPydanticSchema
+from pydantic_core import core_schema
+from torch import nn
 
 from rayfl import costs
-from rayfl.axes import Layout, Net
-from rayfl.config import Config
-from rayfl.models.base import Model, layout
+from rayfl.clients import Population
+from rayfl.config import Named
+from rayfl.data.samples import ClientData
+from rayfl.fold import Carry, Fold, State, Update
+from rayfl.methods.contract import Contract
+from rayfl.models.base import Model
+from rayfl.net import Net
+from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Selection
-from rayfl.tensors import Params, Tensors
-from rayfl.training import Answer, ClientData, Training
-
-State = dict
-"""Tensors and nested dicts of tensors: checkpointed as it is."""
+from rayfl.tensors import Params
+from rayfl.training import Answer, Fill, Loss, Training, fit, mask_logits
 
 Payload = dict
-"""What travels down to a client, nested dicts of tensors: counted in bytes. Read only on the worker."""
-
-
-@dataclass(frozen=True, eq=False)
-class Affordable(Mapping[float, Net]):
-    """Capacity -> the widest network that it buys, which is found when it is asked for."""
-
-    model: Model
-    metric: costs.Metric
-    capacities: tuple[float, ...]
-
-    def __getitem__(self, capacity: float) -> Net:
-        return Net(costs.width_for(self.model, capacity, self.metric))
-
-    def __contains__(self, capacity: object) -> bool:
-        return capacity in self.capacities
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(self.capacities)
-
-    def __len__(self) -> int:
-        return len(self.capacities)
+"""What travels down to a client: group -> name -> tensor, counted in bytes. Read only on the worker."""
 
 
 @dataclass(frozen=True)
@@ -63,137 +47,191 @@ class Task:
     metric: costs.Metric = "width"
     """What a capacity is a share of."""
     seed: int = 0
-    """The run's seed: for draws that no verb is given a seed for."""
+    """The run's seed: every draw of the server is addressed from it."""
 
     @property
     def server(self) -> Net:
+        """The network of the global model."""
         return self.nets[self.server_capacity]
 
-    def layout(self, net: Net) -> Layout:
-        return layout(self.model, net)
-
-    def everywhere(self, net: Net) -> Self:
-        """The same task, where devices of all capacities run one network."""
-        return replace(self, nets=dict.fromkeys(self.nets, net))
+    def initial(self) -> Params:
+        """What the server's network starts from: the same wherever it is asked for."""
+        with torch_scope(stream(self.seed, "init")):
+            return self.server.initial()
 
 
 @dataclass(frozen=True)
 class Client:
-    """One client in one round."""
+    """A client in a round, as the server knows it."""
 
     id: int
     capacity: float
-    carry: Tensors | None = None
+    round: int
+    """Counted from 0."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client's work in one round, on a worker."""
+
+    client: Client
+    selection: Selection
+    data: ClientData
+    carry: Carry | None
     """What the client kept from its last round, or None; read only."""
+    seed: int
+    """The client's own in this round: every draw of its work is addressed from it."""
 
+    @property
+    def net(self) -> Net:
+        """The network that the client runs."""
+        return self.selection.net
 
-@dataclass
-class Update:
-    """What clients of one selection send back. Everything adds: workers fold before they answer."""
-
-    sums: dict[str, Params]
-    """Group ("params", ...) -> name -> sum of weight_k * value_k, in submodel coordinates. What it does not
-    name was not held. Read only in `aggregate`."""
-    weight: float
-    """Sum of the clients' weights."""
-    held: Params = field(default_factory=dict)
-    """Where clients hold different rows: name -> sum of their weights, broadcastable to the submodel's tensor."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Sums over clients: train_samples, train_loss (over samples), and whatever a method counts. bytes_down,
-    bytes_up and train_flops replace what the worker counts by the tensors' sizes and the network's MACs."""
-    carries: dict[int, Tensors] = field(default_factory=dict)
-    """Client id -> what it keeps for its next round."""
-
-    def add(self, other: "Update") -> None:
-        """Folds another update of the same selection into this one, in place."""
-        for group, params in other.sums.items():
-            mine = self.sums.setdefault(group, {})
-            for name, t in params.items():
-                mine[name] = mine[name].add_(t) if name in mine else t
-        for name, t in other.held.items():
-            self.held[name] = self.held[name] + t if name in self.held else t
-        self.weight += other.weight
-        add_metrics(self.metrics, other.metrics)
-        self.carries |= other.carries
-
-
-def add_metrics(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
-    """Adds to `totals`, in place."""
-    for name, value in metrics.items():
-        totals[name] = totals.get(name, 0) + value
+    @property
+    def round(self) -> int:
+        return self.client.round
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A network and its parameters, as a device runs it: `model.build(net)` with `params` loaded."""
+    """A network and its parameters, as a device runs it: `net.build()` with `params` loaded."""
 
     key: Hashable
     """Equal keys mean equal deployments of one state: what need not be evaluated twice."""
-    model: Model
     net: Net
     params: Params
     statistics: Params | None = None
     """The norms' own statistics, by the names of `norms.finish`; collected before an evaluation unless given."""
     answer: Answer = "last"
-    """Which of a network's early exits count, if it has some: the last, or the mean of all their logits."""
+    """Which of a network's early exits count: the last, or the mean of all their logits."""
     masked: tuple[str, ...] = ()
-    """Parameters of which only what is not 0 is there: what it costs is counted from that."""
+    """Parameters that count by their elements that are not 0: only these are on the device."""
+    is_start: bool = False
+    """It is what clients start from, and nobody's result: it is not judged on the global test set."""
 
     @property
-    def held(self) -> costs.Held:
-        """How much of the network is there."""
-        return costs.held(self.model, self.net, self.params, self.masked)
+    def has_statistics(self) -> bool:
+        """Whether nothing has to be collected before it is evaluated."""
+        return self.statistics is not None or not self.net.norms
+
+    @property
+    def present(self) -> costs.Present:
+        """Parameters and multiply-adds of what is on the device."""
+        return costs.present(self.net, self.params, self.masked)
 
 
-class Method(Config, ABC):
-    """Frozen hyper-parameters, documented each, and five pure verbs.
+class Method(Named, ABC):
+    """Frozen hyper-parameters, documented each, and pure verbs.
 
-    A subclass adds `name: Literal["..."] = "..."` and its fields. `task` is bound by `bind` before any
-    verb is called. Rounds count from 0.
+    A subclass adds its fields, and overrides what differs from the defaults. `task` is bound by `bind` before any verb
+    is called. Rounds count from 0.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    is_personal: ClassVar[bool] = False
-    """Whether a client's carry is part of what it deploys, so that it is evaluated on its own."""
+    judge: ClassVar[str] = "accuracy_mean"
+    """The metric that a run is judged by: local_accuracy_mean where every client has a network of its own."""
+    contract: ClassVar[Contract] = Contract()
+    """What `rayfl.testing` is told of it."""
 
-    name: str
-    task: SkipValidation[Task] = Field(default=cast(Task, None), exclude=True, repr=False)
+    mask: Fill = "none"
+    """Logits of classes that a client does not have, in its loss (HeteroFL section 4): left alone, 0, -inf."""
+    weight: Literal["samples", "uniform"] = "uniform"
+    """A client's weight in the mean: its number of training samples, or 1."""
+    # bound and never parsed, so that pydantic need not know what a Task is made of
+    task: Annotated[Task, GetPydanticSchema(lambda *_: core_schema.any_schema())] = Field(
+        default=cast(Task, None), exclude=True, repr=False
+    )
 
     def bind(self, task: Task) -> Self:
-        """The same method, applied to a task."""
-        return self.model_copy(update={"task": task})
+        """The same method, applied to a task, with the networks that it gives its capacities."""
+        return self.model_copy(update={"task": replace(task, nets=self.sizes(task))})
 
-    def check(self, rounds: int) -> None:
-        """Raises a ValueError if runs of so many rounds make no sense."""
+    # questions
 
-    @property
-    def keeps_capacities(self) -> str:
-        """If every client must have the same capacity in all rounds, which setting would change that; else nothing."""
-        return ""
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        """Capacity -> the network of a device, in the order of `task.nets`. A ConfigError if there is none."""
+        return task.nets
+
+    def check(self, rounds: int, clients: Population) -> None:
+        """Raises a ValueError if such a run of the bound method makes no sense."""
+
+    def init(self) -> State:
+        """The server's state before round 0. A client may ask for it too: it draws from the run's seed alone."""
+        return {"params": self.task.initial()}
 
     @abstractmethod
-    def init(self, seed: int) -> State:
-        """The server's state before round 0."""
-
-    @abstractmethod
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+    def select(self, state: State, client: Client) -> Selection:
         """The coordinates that this client holds in this round. Cheap; equal keys mean equal selections."""
 
     @abstractmethod
     def extract(self, state: State, selection: Selection) -> Payload:
         """What a client of this selection is sent. May be views of the state."""
 
-    @abstractmethod
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        """One client's work, on a worker. `seed` is the client's own in this round."""
+    def loss(self, visit: Visit) -> Loss:
+        """A client's loss: the task's own, with the logits of classes that the client does not have masked."""
+        goal = visit.data.goal
+        if self.mask == "none":
+            return goal.loss
+        present = visit.data.present
+        return lambda logits, y: goal.loss(mask_logits(logits, present, self.mask), y)
 
     @abstractmethod
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        """The next state, from partial sums in a fixed order. Does not change `state`."""
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        """One client's work, on a worker."""
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        """The next state, from what the round's answers add up to. Does not change `state`."""
+        return {group: fold.mean(group) for group in state}
 
     @abstractmethod
-    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
-        """What a device of this capacity runs after `round` rounds; a given client's own, if it carries."""
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        """What a device of this capacity runs after `round` rounds; with a carry, the client's who keeps that."""
+
+    # tools
+
+    def fit(
+        self,
+        module: nn.Module,
+        visit: Visit,
+        *,
+        training: Training | None = None,
+        adjust: Callable[[nn.Module], None] | None = None,
+        project: Callable[[nn.Module], None] | None = None,
+        momentum: Params | None = None,
+    ) -> dict[str, float]:
+        """Steps on the client's loss, in place; the metrics of `training.fit`, which says what the last three are.
+
+        `training` in place of the task's, but at the task's learning rates.
+        """
+        training, data = training or self.task.training, visit.data
+        rate = self.task.training.rate(visit.round, len(data))
+        with torch_scope(stream(visit.seed, "dropout"), data.device):
+            steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
+            batches = data.batches(steps, training.batch_size, generator)
+            return fit(module, batches, self.loss(visit), training, rate, adjust, project, momentum)
+
+    def weight_of(self, data: ClientData) -> float:
+        """The client's weight."""
+        return float(len(data)) if self.weight == "samples" else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Affordable(Mapping[float, Net]):
+    """Capacity -> the widest network that it buys, found when it is asked for."""
+
+    model: Model
+    metric: costs.Metric
+    capacities: tuple[float, ...]
+
+    def __getitem__(self, capacity: float) -> Net:
+        return Net(self.model, costs.width_for(Net(self.model), capacity, self.metric))
+
+    def __contains__(self, capacity: object) -> bool:
+        return capacity in self.capacities
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.capacities)
+
+    def __len__(self) -> int:
+        return len(self.capacities)

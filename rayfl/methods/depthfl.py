@@ -16,8 +16,9 @@ in round t, N the number of clients, g_k client k's FedDyn gradient and h the se
     h        <-    h - alpha |A| / N (m - x_t)
     x_{t+1}   =    m - h / alpha, where |A| > 0; elsewhere unchanged
 
-h is the mean of all clients' g_k, where those that do not have a tensor count as zero. The norms' running statistics
-are averaged as the parameters are, without h. The global model answers by the mean of all its exits' logits.
+h is the mean of all clients' g_k; clients without a tensor count as zero. The norms keep running statistics, as torch
+does, which are averaged as the parameters are, without h: `evaluation.statistics` has no effect. The global model
+answers by the mean of all its exits' logits.
 
     >>> from rayfl.methods import METHODS
     >>> [round(METHODS["depthfl"]().ramp(t), 3) for t in (0, 150, 300, 999)]
@@ -25,40 +26,47 @@ are averaged as the parameters are, without h. The global model answers by the m
 
 Departures:
 1. N is the population, as in FedDyn and in the authors' Flower baseline, also for tensors that only large clients
-   have: there h is smaller than the mean over those who could train them.
+   have: there h is smaller than the mean over the clients that could train them.
 2. The divergence is exact; the baseline adds 1e-7 to the target's probabilities.
 3. `alpha: 0` is plain averaging, without g_k and h; with `distill: false` it is "DepthFL (FedAvg)".
 4. `exits_trained: last` stands for InclusiveFL (Liu et al., KDD 2022, https://arxiv.org/abs/2202.08036) without its
-   momentum distillation: a client's earlier exits are neither trained nor sent. The baseline averages them in as they
-   were sent out. They run along, and are counted in `train_flops`.
+   momentum distillation: a client's earlier exits are neither trained nor sent, but they run, and `train_flops`
+   counts them. The baseline averages them in as they were sent out.
 5. Absent classes are masked in the cross-entropies alone; `training.clip` bounds the gradient with FedDyn's terms.
    `train_loss` is L_k, the sum over the client's exits.
 6. A client that makes no step keeps its g_k.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, Self, cast
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import nn
 
-from rayfl.axes import Net
-from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update, add_metrics
-from rayfl.methods.exits import ExitMethod, every_exit
-from rayfl.methods.width import GroupedMethod
-from rayfl.submodel import Selection
+from rayfl.clients import Population
+from rayfl.fold import Carry, Fold, State, Update
+from rayfl.methods.base import Deployment, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Exits, by_exits, fixed_capacities
+from rayfl.net import Net
 from rayfl.tensors import Params
-from rayfl.training import ClientData, Loss
-
-STATISTICS = "statistics"
+from rayfl.training import Logits, Loss, every_exit
 
 
-class DepthFL(ExitMethod, GroupedMethod):
+class DepthFL(Dense):
+    contract: ClassVar = Contract(wants="exits", plain={"alpha": 0}, fedavg={"alpha": 0, "distill": False})
+
     name: Literal["depthfl"] = "depthfl"
+    scaler: Literal[False] = False
+    """No Scaler: the norms' running statistics would be those of divided activations."""
+    exits: Exits = ()
+    """The last exit of every capacity, smallest capacity first, counted from 1. By default 1, 2, ... if there is a
+    capacity for every exit of the model, and the model's last exit for a single capacity."""
     distill: bool = True
     """The exits of a client's network teach each other."""
     ramp_rounds: int = Field(default=300, ge=0)
@@ -68,93 +76,41 @@ class DepthFL(ExitMethod, GroupedMethod):
     exits_trained: Literal["all", "last"] = "all"
     """all exits of a client's network, and a device answers by their mean; or its last alone, which then answers
     (InclusiveFL)."""
-    norms: Literal["running", "static"] = "running"
-    """Static batch norms. running: they have running statistics, as torch keeps them, and `evaluation.statistics` has
-    no effect. static: statistics are collected before an evaluation, as for HeteroFL."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.distill and self.ramp_rounds != 300:
             raise ValueError("ramp_rounds with distill: true only")
         if self.distill and self.exits_trained == "last":
-            raise ValueError("distill: false with exits_trained: last, which leaves nobody to learn from")
+            raise ValueError("distill: false with exits_trained: last, because no other exit is trained")
         if self.alpha and (self.weight, self.label_rows) != ("uniform", "all"):
-            raise ValueError("weight: uniform and label_rows: all, or alpha: 0, for FedDyn counts whole clients")
+            raise ValueError("weight: uniform and label_rows: all, or alpha: 0, because FedDyn counts whole clients")
         return self
 
-    def nets(self, task: Task, exits: Mapping[float, int]) -> dict[float, Net]:
-        return {capacity: Net(exits=count) for capacity, count in exits.items()}
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return by_exits(task, self.exits)
 
-    @property
-    def keeps_capacities(self) -> str:
-        """With FedDyn, where depths differ: a client's g_k fits one network."""
-        return "method.alpha: 0" if self.alpha and len(set(self.task.nets.values())) > 1 else ""
-
-    @property
-    def tracks(self) -> bool:
-        return self.norms == "running"
-
-    def group(self, net: Net) -> str:
-        return STATISTICS
-
-    def init(self, seed: int) -> State:
-        state = super().init(seed)
-        if self.norms == "running" and (statistics := self.task.model.statistics(self.task.server)):
-            state[STATISTICS] = statistics
+    def check(self, rounds: int, clients: Population) -> None:
         if self.alpha:
-            state["h"] = {name: torch.zeros_like(t) for name, t in state["params"].items()}
-        return state
+            # a client's g_k fits one network
+            fixed_capacities(self.name, self.task.nets, clients, "method.alpha: 0")
 
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        received = {name: payload["params"][name] for name in self.trained_by(selection.net)}
-        kept = cast(Params, client.carry) or {name: torch.zeros_like(t) for name, t in received.items()}
-        pull = self._pull(received, kept, data.device) if self.alpha else None
-        update = self.trained(payload, selection, data, round, seed, pull)
-        sent = update.sums["params"] = {name: update.sums["params"][name] for name in received}
-        if STATISTICS in update.sums:
-            update.sums[STATISTICS] = _of_norms_in(sent, update.sums[STATISTICS])
-        if self.alpha and update.metrics["steps"]:
-            update.carries[client.id] = {
-                name: g - self.alpha * (sent[name] - received[name]) for name, g in kept.items()
-            }
-        return update
+    def init(self) -> State:
+        params = self.task.initial()
+        h = {"h": {name: torch.zeros_like(t) for name, t in params.items()}} if self.alpha else {}
+        return {"params": params, "statistics": self.task.server.statistics()} | h
 
-    def trained_by(self, net: Net) -> list[str]:
-        """The parameters that a client with this network trains: with `exits_trained: last` not those of the exits
-        before, which are those that a network of one exit less has beside the trunk."""
-        names, task = list(self.task.layout(net).dims), self.task
-        if self.exits_trained == "all" or net.exits < 2:
-            return names
-        before, trunk = (
-            task.layout(other).dims for other in (replace(net, exits=net.exits - 1), replace(net, exits=0))
-        )
-        return [name for name in names if name in trunk or name not in before]
+    def loss(self, visit: Visit) -> Loss:
+        plain, ramp = super().loss(visit), self.ramp(visit.round)
 
-    def _pull(self, received: Params, kept: Params, device: torch.device):
-        """Adds FedDyn's alpha (y - x_t) - g_k to the gradients."""
-        fixed = {name: (x.to(device), kept[name].to(device)) for name, x in received.items()}
-
-        def pull(net: nn.Module) -> None:
-            for name, parameter in net.named_parameters():
-                if name in fixed and parameter.grad is not None:
-                    x, g = fixed[name]
-                    parameter.grad.add_(parameter.detach() - x, alpha=self.alpha).sub_(g)
-
-        return pull
-
-    def loss(self, data: ClientData, round: int) -> Loss:
-        plain, ramp = super().loss(data, round), self.ramp(round)
-
-        def of_all_exits(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            logits = every_exit(logits)
+        def of_all_exits(logits: Logits, y: torch.Tensor) -> torch.Tensor:
+            exits = every_exit(logits)
             if self.exits_trained == "last":
-                return plain(logits[-1], y)
-            labels = torch.stack([plain(z, y) for z in logits]).sum()
-            if not self.distill or len(logits) == 1:
+                return plain(exits[-1], y)
+            labels = torch.stack([plain(z, y) for z in exits]).sum()
+            if not self.distill or len(exits) == 1:
                 return labels
-            return labels + ramp / (len(logits) - 1) * _divergences(logits)
+            return labels + ramp / (len(exits) - 1) * _divergences(torch.stack(exits))
 
         return of_all_exits
 
@@ -163,33 +119,51 @@ class DepthFL(ExitMethod, GroupedMethod):
         left = max(self.ramp_rounds - round, 0) / (self.ramp_rounds or 1)
         return math.exp(-5 * left**2)
 
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        holders: dict[str, float] = {}
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        trained = self.trained_by(visit.net)
+        x: Params = {name: t for name, t in payload["params"].items() if name in trained}
+        g = cast(Params, visit.carry["g"]) if visit.carry else {name: torch.zeros_like(t) for name, t in x.items()}
+        update = self.trained(payload, visit, adjust=self._pull(x, g, visit.data.device) if self.alpha else None)
+        update.sums = {group: {n: t for n, t in sums.items() if n in trained} for group, sums in update.sums.items()}
+        if self.alpha and update.metrics["steps"]:
+            y = update.sums["params"]
+            update.carries[visit.client.id] = {"g": {name: g[name] - self.alpha * (y[name] - x[name]) for name in x}}
+        return update
 
-        def counted() -> Iterator[tuple[Selection, Update]]:
-            for selection, update in updates:
-                add_metrics(holders, dict.fromkeys(update.sums["params"], update.weight))
-                yield selection, update
+    def trained_by(self, net: Net) -> set[str]:
+        """The parameters and statistics that a client with this network trains. With `exits_trained: last` all but the
+        earlier exits' own, which are what a network of one exit fewer has and one without early exits has not."""
+        names = set(net.full_layout.dims)
+        if self.exits_trained == "all" or net.exits < 2:
+            return names
+        before, trunk = (set(replace(net, exits=exits).full_layout.dims) for exits in (net.exits - 1, 0))
+        return names - (before - trunk)
 
-        averaged = {group: tensors for group, tensors in state.items() if group != "h"}
-        new = super().aggregate(averaged, round, counted())
+    def _pull(self, x: Params, g: Params, device: torch.device) -> Callable[[nn.Module], None]:
+        """Adds FedDyn's alpha (y - x_t) - g_k to the gradients."""
+        fixed = {name: (x[name].to(device), g[name].to(device)) for name in x}
+
+        def pull(module: nn.Module) -> None:
+            for name, y in module.named_parameters():
+                if name in fixed and y.grad is not None:
+                    start, kept = fixed[name]
+                    y.grad.add_(y.detach() - start, alpha=self.alpha).sub_(kept)
+
+        return pull
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        new = super().step(state, round, fold)
         if not self.alpha:
             return new
-        h, params = dict(state["h"]), new["params"]
-        for name, count in holders.items():
-            share = self.alpha * count / self.task.clients
-            h[name] = h[name] - share * (params[name] - state["params"][name])
-            params[name] = params[name] - h[name] / self.alpha
-        return new | {"h": h}
+        x, h, m = state["params"], dict(state["h"]), dict(new["params"])
+        for name, holders in fold.weights("params").items():
+            h[name] = h[name] - self.alpha * holders / self.task.clients * (m[name] - x[name])
+            m[name] = m[name] - h[name] / self.alpha
+        return new | {"params": m, "h": h}
 
-    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
-        deployed = super().deploy(state, round, capacity)
-        return replace(deployed, answer="mean" if self.exits_trained == "all" else "last")
-
-
-def _of_norms_in(params: Params, statistics: Params) -> Params:
-    """The running statistics of the norms whose weights are in `params`."""
-    return {name: t for name, t in statistics.items() if f"{name.rpartition('.')[0]}.weight" in params}
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        answer = "mean" if self.exits_trained == "all" else "last"
+        return replace(super().deploy(state, round, capacity, carry), answer=answer)
 
 
 def _divergences(logits: torch.Tensor) -> torch.Tensor:

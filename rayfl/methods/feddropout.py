@@ -1,7 +1,7 @@
 """Federated Dropout: every client trains a random subset of channels.
 
 Paper: Caldas, Konecny, McMahan, Talwalkar, "Expanding the Reach of Federated Learning by Reducing Client Resource
-Requirements", 2018, https://arxiv.org/abs/1812.07210; with a subset of its own size for every capacity it is the
+Requirements", 2018, https://arxiv.org/abs/1812.07210. With a subset of its own size for every capacity it is the
 baseline of FedRolex, https://arxiv.org/abs/2212.01548.
 
 Symbols: K the width of an axis in the server's network, r a client's capacity.
@@ -16,13 +16,14 @@ Symbols: K the width of an axis in the server's network, r a client's capacity.
 
 Departures:
 1. The paper's clients all drop the same share, of convolutional filters and of the units of hidden layers. Here
-   the share is the client's capacity, as in FedRolex's code, whose Scaler, masked loss and label rows these are.
-2. One draw an axis: channels that are added, or that a norm reads, are the same channels of the server. FedRolex's
-   code draws for every convolution, so that an identity skip adds channels which are different ones on the server (of
-   64 and 32 held, one position in 64 agrees); its table was most likely made so. `tie_residual: false` does that.
-3. Also then, an axis that a client holds whole stays in place (the code shuffles the skips of its largest clients).
-4. Attention heads: the same positions inside each head, Q and K share a draw, V and the columns of O another. The
-   code draws for Q, K and V over the flattened axis, which mixes heads and multiplies unrelated positions.
+   the share is the client's capacity, as in FedRolex's code, which Scaler, masked loss and label rows follow too.
+2. An axis is drawn once: channels that are added, or that a norm reads, are the same channels of the server. FedRolex's
+   code draws for every convolution, so that an identity skip adds channels that differ on the server (where 32 of 64
+   are held, one position in 64 agrees); its table was most likely made so. `tie_residual: false` does that.
+3. An axis that a client holds whole stays in place then too; the code shuffles the skips of its largest clients.
+4. Attention: one draw for all heads of a block, the same positions inside each head, because the queries, keys, values
+   and the output layer's columns of `vit_b_16` share one axis. FedRolex's code draws for Q, for K, and for V and the
+   output layer, each over the flattened axis, which mixes heads and multiplies queries with keys of other positions.
 5. A random method has no submodel of a capacity to run outside training: `deploys` is ours. Both papers evaluate
    only the server's network.
 """
@@ -31,14 +32,15 @@ from typing import Literal
 
 import torch
 
-from rayfl.methods.base import Client, State
-from rayfl.methods.width import WidthMethod
+from rayfl.fold import State
+from rayfl.methods.base import Client
+from rayfl.methods.dense import Dense
 from rayfl.seeds import torch_generator
-from rayfl.submodel import Selection, Slice, random_subset, untied
+from rayfl.submodel import Selection, Slice, random_subset
 from rayfl.training import Fill
 
 
-class FedDropout(WidthMethod):
+class FedDropout(Dense):
     name: Literal["feddropout"] = "feddropout"
     scaler: bool = True
     mask: Fill = "zero"
@@ -47,30 +49,27 @@ class FedDropout(WidthMethod):
     """client: every client draws its own subset in every round. round: all clients of a capacity share one; that
     of a smaller capacity need not lie inside it."""
     tie_residual: bool = True
-    """Draw once for all layers that are added to one another. False: every layer's outputs draw for themselves,
+    """Draw once for all layers that are added to one another. False: every layer's outputs are drawn separately,
     in no order, and identity skips are misaligned, as in FedRolex's code; projections are not."""
     deploys: Literal["subset", "prefix"] = "subset"
     """What a device of a capacity runs outside training: a random subset of the last round (with `draw: round`
     the one that its clients trained), or the first positions."""
 
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+    def select(self, state: State, client: Client) -> Selection:
         if self.draw == "round":
-            return self._shared(round, client.capacity, seed)
-        return self._subset(client.capacity, torch_generator(seed, "subset", round, client.id))
+            return self._shared(client.round, client.capacity)
+        return self._subset(client.capacity, torch_generator(self.task.seed, "subset", client.round, client.id))
 
-    def window(self, state: State, round: int, capacity: float) -> Selection:
+    def submodel(self, state: State, round: int, capacity: float) -> Slice:
         if self.deploys == "prefix":
             return self.prefix(capacity)
-        return self._shared(max(round - 1, 0), capacity, self.task.seed)
+        return self._shared(max(round - 1, 0), capacity)
 
-    def _shared(self, round: int, capacity: float, seed: int) -> Slice:
+    def _shared(self, round: int, capacity: float) -> Slice:
         """The one subset of a capacity in a round."""
-        return self._subset(capacity, torch_generator(seed, "subset", round, str(capacity)))
+        return self._subset(capacity, torch_generator(self.task.seed, "subset", round, str(capacity)))
 
     def _subset(self, capacity: float, generator: torch.Generator) -> Slice:
-        net, task = self.net_at(capacity), self.task
-        whole, part = task.layout(task.server), task.layout(net)
-        if not self.tie_residual:
-            whole, part = untied(whole), untied(part)
         # the order matters only where differently drawn channels are added: sorted ones would agree more often
-        return random_subset(whole, part, net, generator, ordered=self.tie_residual)
+        tied = self.tie_residual
+        return random_subset(self.task.server, self.net_at(capacity), generator, ordered=tied, tied=tied)

@@ -3,15 +3,15 @@
 Paper: Isik, Pase, Gunduz, Weissman, Zorzi, "Sparse Random Networks for Communication-Efficient Federated Learning",
 ICLR 2023, https://arxiv.org/abs/2209.15328 (code: BerivanIsik/sparse-random-networks).
 
-Symbols: w the frozen weights, n of them, theta the global probabilities, s_k the scores of client k, m ~ Bern(theta)
-a mask of 0 and 1, K the clients that answer, N the population, eps the `epsilon`.
+Symbols: w the n frozen weights, theta the global probabilities, s_k the scores of client k, m ~ Bern(theta) a mask of
+0 and 1, K the clients that answer, N the population, eps = 0.01.
 
     w          -c or c, each with probability 1/2, of every convolution and linear layer and its bias; drawn once
                from the run's seed by everybody, never sent; c = sqrt(2 / fan_in) of the layer
     theta      sigmoid(N(0, 1)) at first
     s_k    =   logit(theta); every step draws m ~ Bern(sigmoid(s_k)) anew, runs the network with m w, and takes
                dL/ds = dL/dm sigmoid(s) (1 - sigmoid(s)), dL/dm = w dL/d(m w)
-    m_k    ~   Bern(sigmoid(s_k)), one draw, goes up in n H(p) + log2(n) bits, p its share of ones (rayfl/coding.py)
+    m_k    ~   Bern(sigmoid(s_k)), one draw, goes up in n H(p) + log2(n) bits, p its share of ones (rayfl/bitcodes.py)
     alpha <-   alpha + sum_k m_k;   beta <- beta + sum_k (1 - m_k);   both 1 wherever the prior is reset
     theta  =   (alpha - 1) / (alpha + beta - 2), kept within [eps, 1 - eps]
 
@@ -29,9 +29,9 @@ Departures:
 1. `ste: identity` is the derivative of the paper; the authors' code multiplies by theta once more (`official_p`). Its
    constant is e / sqrt(fan_in) (`init_c: official`).
 2. The authors' server takes a bit for .01 or .99, so that no score is infinite, and so does `soften`. Here bits are
-   bits, and `epsilon` bounds theta; the share of ones that is coded is the true one in both.
-3. All that is not a weight or bias of a convolution or linear layer (norms, tokens, positions) stays as the model
-   starts with it, unmasked; the paper's networks have none of it. Norms collect statistics as for other methods.
+   bits, and eps bounds theta; the share of ones that is coded is the true one in both.
+3. What is neither weight nor bias of a convolution or linear layer (norms, tokens, positions) stays as the model starts
+   with it, unmasked; the paper's networks have none of it. Norms collect statistics as for other methods.
 4. Optimisers are new in every round; in the code a client's Adam keeps its moments, while its scores are replaced.
 5. All clients have the server's network, and count the same.
 6. In the code the prior is reset in every round. The paper keeps it for about N / K rounds where few take part.
@@ -40,9 +40,9 @@ Departures:
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -50,21 +50,26 @@ from torch import nn
 from torch.func import functional_call
 
 from rayfl import costs
-from rayfl.axes import Net
-from rayfl.coding import encode
+from rayfl.bitcodes import encode
+from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
-from rayfl.methods.local import LocalMethod
-from rayfl.models.base import Model, layers_of, params_of, resident
+from rayfl.fold import Carry, Fold, State, Update
+from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.net import Net, params_of, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Mask, Selection
 from rayfl.tensors import Params
-from rayfl.training import ClientData
 
 Constant = Literal["kaiming", "official"]
 
+EPSILON = 0.01
+"""The smallest probability, of a 0 as of a 1, so that no score is infinite."""
 
-class FedPM(LocalMethod):
+
+class FedPM(Method):
+    contract: ClassVar = Contract(mean="probabilities", answers="masks", exact=False, fedavg=None)
+
     name: Literal["fedpm"] = "fedpm"
     weight: Literal["uniform"] = "uniform"
     """A mask is one observation, whatever it was learnt from."""
@@ -73,63 +78,58 @@ class FedPM(LocalMethod):
     ste: Literal["identity", "official_p"] = "identity"
     """The derivative of a drawn mask by its probability. identity: 1. official_p: the probability."""
     prior_reset: Annotated[int, Field(ge=1)] | Literal["ceil_inv_participation"] = 1
-    """Rounds between resets of the prior, from round 0 on; 1: every round has a new one. ceil_inv_participation:
-    N / K rounds, rounded up, for it is reset as soon as it has seen as many masks as there are clients."""
+    """Rounds between resets of the prior, from round 0 on; 1: every round has a new one. ceil_inv_participation: N / K
+    rounds, rounded up, because it is reset as soon as it has seen as many masks as there are clients."""
     soften: bool = False
     """The server takes 0 for 0.01, and 1 for 0.99."""
-    epsilon: float = Field(default=0.01, ge=1e-6, lt=0.5)
-    """The smallest probability, of a 0 as of a 1, so that no score is infinite."""
     deployed: Literal["sample", "mean", "threshold"] = "sample"
     """What a device runs: one draw of the mask, the expected weights theta w, or the weights with theta > 1/2."""
 
-    def bind(self, task: Task) -> Self:
-        if task.model.blank != task.model:
-            name = self.name
-            raise ConfigError(f"model.pretrained: given; leave it out with method {name}, which draws its own weights")
-        return super().bind(task.everywhere(task.server))
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        """All clients run the server's network."""
+        return dict.fromkeys(task.nets, task.server)
 
-    def init(self, seed: int) -> State:
+    def check(self, rounds: int, clients: Population) -> None:
+        """A ConfigError if the model brings weights."""
+        if self.task.model.blank != self.task.model:
+            raise ConfigError(
+                f"model.pretrained: given with method {self.name}, which draws its own weights; allowed: leave it out"
+            )
+
+    def init(self) -> State:
         """`params`, the frozen weights; `probabilities`; `alpha` and `beta` where a prior lives for several rounds."""
-        frozen = self._frozen("cpu")
-        scores = torch.randn(len(frozen.weights), generator=torch_generator(seed, "scores"))
-        theta = {name: self._kept(t.sigmoid()) for name, t in frozen.split(scores).items()}
+        frozen = self.frozen("cpu")
+        scores = torch.randn(len(frozen.weights), generator=torch_generator(self.task.seed, "scores"))
+        theta = {name: _bounded(t.sigmoid()) for name, t in frozen.split(scores).items()}
         params = {name: t.clone() for name, t in frozen.params(frozen.weights).items()}
         state = {"params": params, "probabilities": theta}
         if self.prior_reset != 1:
             state |= {name: {n: torch.ones_like(t) for n, t in theta.items()} for name in ("alpha", "beta")}
         return state
 
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+    def select(self, state: State, client: Client) -> Selection:
         return Mask(self.task.server, "probabilities", {})
 
     def extract(self, state: State, selection: Selection) -> Payload:
         return {"probabilities": state["probabilities"]}
 
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        model, net = self.task.model, selection.net
-        frozen, theta = self._frozen(data.device), payload["probabilities"]
-        scores = torch.cat([theta[name].reshape(-1) for name in frozen.shapes]).to(data.device).logit()
-        generator = torch.Generator(data.device).manual_seed(stream(seed, "masks"))
-        masked = _Masked(resident(model, net, data.device).train(), frozen, scores, generator, self.ste == "official_p")
-        metrics = self.train(masked, data, round, seed)
-        samples, mask = int(metrics["train_samples"]), masked.draw()
-        densities = costs.held(model, net, frozen.split(masked.mask), frozen.shapes).layers
-        metrics["train_flops"] = costs.training_flops(model, net, samples, densities)
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        net, device = visit.net, visit.data.device
+        frozen, theta = self.frozen(device), payload["probabilities"]
+        scores = torch.cat([theta[name].reshape(-1) for name in frozen.shapes]).to(device).logit()
+        generator = torch.Generator(device).manual_seed(stream(visit.seed, "masks"))
+        drawn = Drawn(resident(net, device).train(), frozen, scores, generator, self.ste == "official_p")
+        metrics = self.fit(drawn, visit)
+        mask = drawn.draw()
+        densities = costs.present(net, frozen.split(drawn.mask), frozen.shapes).layers
+        metrics["train_flops"] = costs.training_flops(net, int(metrics["train_samples"]), densities)
         metrics["bytes_up"] = len(encode(mask))
-        return Update({"masks": frozen.split(mask.float().cpu())}, self.weight_of(data), metrics=metrics)
+        return Update({}, self.weight_of(visit.data), {"masks": frozen.split(mask.float().cpu())}, metrics=metrics)
 
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        ones = {name: torch.zeros_like(t) for name, t in state["probabilities"].items()}
-        count = 0.0
-        for _, update in updates:
-            count += update.weight
-            for name, masks in update.sums["masks"].items():
-                ones[name] += masks
-        flat = {name: torch.ones_like(t) for name, t in ones.items()}
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        ones, count, theta = fold.sum("masks"), fold.weight, state["probabilities"]
+        flat = {name: torch.ones_like(t) for name, t in theta.items()}
         alpha, beta = (flat, flat) if self._resets(state, round) else (state["alpha"], state["beta"])
-        theta = state["probabilities"]
         if count:
             alpha = {name: alpha[name] + t for name, t in ones.items()}
             beta = {name: beta[name] + (count - t) for name, t in ones.items()}
@@ -140,9 +140,9 @@ class FedPM(LocalMethod):
     def mode(self, alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
         """The likeliest probabilities under Beta(alpha, beta), within the bounds."""
         theta = (alpha - 1) / (alpha + beta - 2)
-        return self._kept(0.01 + 0.98 * theta if self.soften else theta)
+        return _bounded(0.01 + 0.98 * theta if self.soften else theta)
 
-    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
         theta, params = state["probabilities"], dict(state["params"])
         generator = torch_generator(self.task.seed, "deployed", round)
         for name, t in theta.items():
@@ -151,7 +151,11 @@ class FedPM(LocalMethod):
             elif self.deployed == "threshold":
                 t = (t > 0.5).float()
             params[name] = params[name] * t
-        return Deployment((self.deployed, round), self.task.model, self.task.server, params, masked=tuple(theta))
+        return Deployment((self.deployed, round), self.task.server, params, masked=tuple(theta))
+
+    def frozen(self, device: torch.device | str) -> "Frozen":
+        """The weights that everybody draws."""
+        return _frozen(self.task.server, self.init_c, self.task.seed, torch.device(device))
 
     def _resets(self, state: State, round: int) -> bool:
         """Whether the prior of this round is a new one."""
@@ -160,16 +164,13 @@ class FedPM(LocalMethod):
         alpha, beta = (next(iter(state[name].values())).reshape(-1)[0] for name in ("alpha", "beta"))
         return float(alpha + beta - 2) >= self.task.clients
 
-    def _kept(self, theta: torch.Tensor) -> torch.Tensor:
-        """Within the bounds, so that no score is infinite."""
-        return theta.clamp(self.epsilon, 1 - self.epsilon)
 
-    def _frozen(self, device: torch.device | str) -> "_Frozen":
-        return _frozen(self.task.model, self.task.server, self.init_c, self.task.seed, torch.device(device))
+def _bounded(theta: torch.Tensor) -> torch.Tensor:
+    return theta.clamp(EPSILON, 1 - EPSILON)
 
 
 @dataclass(frozen=True)
-class _Frozen:
+class Frozen:
     """What is never trained and never sent."""
 
     weights: torch.Tensor
@@ -190,38 +191,41 @@ class _Frozen:
 
 
 @functools.lru_cache(maxsize=4)
-def _frozen(model: Model, net: Net, constant: Constant, seed: int, device: torch.device) -> _Frozen:
+def _frozen(net: Net, constant: Constant, seed: int, device: torch.device) -> Frozen:
     with torch_scope(stream(seed, "init")):
-        rest = params_of(model.build(net))
+        rest = params_of(net.build())
     weights, shapes = [], {}
-    for path, names in layers_of(model, net).items():
+    for path, names in net.layers.items():
         fan_in = rest[f"{path}.weight"][0].numel()
         c = math.sqrt(2 / fan_in) if constant == "kaiming" else math.e / math.sqrt(fan_in)
         for name in names:
             shapes[name] = rest.pop(name).shape
             heads = torch.randint(2, (shapes[name].numel(),), generator=torch_generator(seed, "frozen", name))
             weights.append(c * (2.0 * heads - 1))
-    return _Frozen(torch.cat(weights).to(device), shapes, {name: t.to(device) for name, t in rest.items()})
+    return Frozen(torch.cat(weights).to(device), shapes, {name: t.to(device) for name, t in rest.items()})
 
 
-class _Masked(nn.Module):
-    """The network under a new mask at every forward pass. What trains is the scores [n]."""
+class Drawn(nn.Module):
+    """The network under a new mask at every forward pass: [B, ...] -> logits. What trains is the scores [n]."""
 
     mask: torch.Tensor
-    """[n] bool, of the last pass; nothing where there was none."""
+    """[n] bool, of the last pass; before the first one all 0."""
 
-    def __init__(self, net: nn.Module, frozen: _Frozen, scores: torch.Tensor, generator: torch.Generator, twice: bool):
+    def __init__(
+        self, module: nn.Module, frozen: Frozen, scores: torch.Tensor, generator: torch.Generator, twice: bool
+    ):
+        """`module` runs it; its own parameters mean nothing. `twice`: as for `Keep`."""
         super().__init__()
         self.scores = nn.Parameter(scores)
-        # lent, so that its own parameters mean nothing
-        self.run: Callable[..., torch.Tensor] = functools.partial(functional_call, net)
+        # not a submodule, whose own parameters would be trained
+        self.run: Callable[..., torch.Tensor] = functools.partial(functional_call, module)
         self.frozen, self.generator, self.twice = frozen, generator, twice
         self.mask = torch.zeros_like(scores, dtype=torch.bool)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         theta = self.scores.detach().sigmoid()
         self.mask = self._drawn(theta)
-        weights = cast(torch.Tensor, _Keep.apply(self.scores, theta, self.mask, self.frozen.weights, self.twice))
+        weights = cast(torch.Tensor, Keep.apply(self.scores, theta, self.mask, self.frozen.weights, self.twice))
         return self.run(self.frozen.params(weights), (x,))
 
     def draw(self) -> torch.Tensor:
@@ -232,7 +236,7 @@ class _Masked(nn.Module):
         return torch.rand(theta.shape, generator=self.generator, device=theta.device) < theta
 
 
-class _Keep(torch.autograd.Function):
+class Keep(torch.autograd.Function):
     """m w, whose gradient goes to the scores as if m were sigmoid(s); with `twice`, sigmoid(s) times that."""
 
     @staticmethod

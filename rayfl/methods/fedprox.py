@@ -14,60 +14,69 @@ Symbols: F_k client k's loss, n_k its number of samples, x what it received, E t
     0.1
 
 Departures:
-1. Cohorts are uniform and the mean is weighted by samples, as in the authors' code; Algorithm 2 draws client k
-   with probability n_k / n and weighs all alike.
+1. Cohorts are uniform and the mean is weighted by samples, as in the authors' code. Algorithm 2 draws client k with
+   probability n_k / n and gives all clients one weight.
 2. A straggler draws 1 ... E epochs, as the paper says; the code draws 1 ... E - 1.
-3. Each client of a round is a straggler with probability `stragglers`, by itself; the code makes an exact share.
+3. Each client of a round is a straggler with probability `stragglers`, independently; the code makes an exact share.
 4. With `training.steps` a straggler's steps are drawn, 1 ... steps.
 5. Submodels (`size: own`) are not in the paper: x is what the client received, its part of the global parameters.
 6. `training.clip` bounds the gradient of h_k, proximal term included.
 """
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
+from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.methods.base import Client, Payload, Task, Update
-from rayfl.methods.width import SizedMethod
+from rayfl.fold import Update
+from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Size, same
+from rayfl.net import Net
 from rayfl.seeds import numpy_generator
-from rayfl.submodel import Selection
-from rayfl.training import ClientData, Training
+from rayfl.training import Training
 
 
-class FedProx(SizedMethod):
+class FedProx(Dense):
+    contract: ClassVar = Contract(fedavg={"mu": 0})
+
     name: Literal["fedprox"] = "fedprox"
     weight: Literal["samples", "uniform"] = "samples"
+    size: Size = "largest"
+    """largest, smallest: clients and server have one network, of the largest capacity or of the smallest. own: the
+    server has the largest, and every client the first channels that it can carry."""
     mu: float = Field(default=0.01, ge=0)
     """Strength of the proximal term; the paper takes the best of 0.001, 0.01, 0.1 and 1."""
     stragglers: float = Field(default=0.0, ge=0, le=1)
     """Share of a round's clients that do partial work (the paper: 0, 0.5 and 0.9)."""
 
-    def bind(self, task: Task) -> Self:
-        if self.stragglers and (task.training.steps or task.training.epochs) == 1:
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return same(task, self.size)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        training = self.task.training
+        if self.stragglers and (training.steps or training.epochs) == 1:
             raise ConfigError(
-                f"method.stragglers: given {self.stragglers:g}; allowed: 0 where training has one epoch, or one step, "
-                "a round: there is no part of it to do; more training.epochs, or training.steps"
+                f"method.stragglers: given {self.stragglers:g}; allowed: 0 where a round has one epoch, or one step, "
+                "because that has no part to do; take more training.epochs, or training.steps"
             )
-        return super().bind(task)
 
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        net = self.network(payload["params"], selection.net, data)
-        received = {name: t.to(data.device) for name, t in payload["params"].items()}
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        received = {name: t.to(visit.data.device) for name, t in payload["params"].items()}
 
-        def add_proximal(net: nn.Module) -> None:
-            for name, parameter in net.named_parameters():
+        def add_proximal(module: nn.Module) -> None:
+            for name, parameter in module.named_parameters():
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - received[name], alpha=self.mu)
 
-        metrics = self.train(net, data, round, seed, training=self.work(seed), adjust=add_proximal)
-        return self.answer(net, selection, data, metrics)
+        return self.trained(payload, visit, training=self.work(visit.seed), adjust=add_proximal)
 
     def work(self, seed: int) -> Training:
-        """The task's training, or what a straggler does of it; `seed` is the client's own in this round."""
+        """The task's training, or the part of it that a straggler does; `seed` is the client's own in this round."""
         training = self.task.training
         field = "epochs" if training.steps is None else "steps"
         whole = getattr(training, field)

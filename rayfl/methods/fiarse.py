@@ -13,9 +13,9 @@ Symbols: x the global parameters, g_k a client's capacity, d the number of maska
     x  <-    sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged                                   (Eq. 12, eta_s = 1)
 
 The bracket is the product rule for w M(w) where the derivative of the hard mask is replaced by that of the probability
-to be kept, p = (|w| - theta) / (|w| + theta): 0 at the threshold, 1 far above it (Appendix B). It is 1.5 at the
-threshold and 1 far above. An element that falls below theta_k counts as 0 for the rest of the round; the client answers
-the value that it fell to.
+to be kept, p = (|w| - theta) / (|w| + theta), which is 0 at the threshold and 1 far above it (Appendix B). The bracket
+falls from 1.5 at the threshold to 1. An element that falls below theta_k counts as 0 for the rest of the round; the
+client answers the value that the element fell to.
 
     >>> import torch
     >>> from rayfl.methods.fiarse import bracket
@@ -24,73 +24,70 @@ the value that it fell to.
 
 Departures:
 1. g_k is the share of maskable parameters, as in the authors' code, and what is not maskable comes on top. The paper
-   says of FLOPs: `clients.metric: flops`. By parameters a small submodel has more than its share of them, for early
+   says FLOPs: `clients.metric: flops`. By parameters a small submodel has more than its share of FLOPs, because early
    layers have large elements.
 2. The authors' code hands PyTorch a boolean mask, whose backward rule is never called: it has no bracket. That is
    `biased_term: false`.
-3. The paper does not say what momentum, weight decay or Adam do with an element that fell below the threshold; here
-   it does not move; `mask_update: false` leaves it to the optimiser, which may bring it back.
+3. The paper does not say what momentum, weight decay or Adam do with an element that fell below the threshold. Here
+   the element does not move; `mask_update: false` leaves it to the optimiser, which may bring it back.
 4. The code divides by the number of clients whose update of an element is not 0: `count: nonzero`. In norms too.
 5. The tables' "layerwise" is one threshold a stage in the code: `threshold: shard`. `layer` is what the name says.
-6. The code sends all of x; here a client is sent, trains and answers the elements that it holds. It is also sent where
-   they are, tensor by tensor in the shorter of two codes: a bit an element, or a byte a held one (`rayfl.coding`).
+6. The code sends all of x. Here a client is sent, trains and answers the elements that it holds. It is also sent their
+   places, tensor by tensor in the shorter of two codes: a bit an element, or a byte a held one (`rayfl.bitcodes`).
 7. The code evaluates norms with statistics of the test batch: `evaluation.statistics: batch`.
 8. With `clients.metric: width`, g_k is the share of parameters that the dense network of this width has.
-9. Convolutions and linear layers can be masked, the head too, and embeddings never; for text the code masks word and
+9. Convolutions and linear layers can be masked, the head too, and embeddings never. For text the code masks word and
    position embeddings and the encoder's linear layers, and not the head.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
-from rayfl.methods.base import Payload, State, Update
-from rayfl.methods.magnitude import AtLeast, MagnitudeMethod, Part
+from rayfl.fold import State, Update
+from rayfl.methods.base import Payload, Visit
+from rayfl.methods.masked import Largest, Masked, Part
 from rayfl.submodel import Mask, Selection
 from rayfl.tensors import Params
-from rayfl.training import ClientData
 
 
-class FIARSE(MagnitudeMethod):
+class FIARSE(Masked):
     name: Literal["fiarse"] = "fiarse"
     biased_term: bool = True
     """The bracket of Eq. 3."""
     mask_update: bool = True
     """An element below the threshold is not moved by momentum, weight decay or Adam either."""
     count: Literal["holders", "nonzero"] = "holders"
-    """Whose values an element's mean is over: the clients that hold it, or of these the ones that changed it."""
+    """Whose values an element's mean is over: the clients that hold it, or only those of them that changed it."""
 
     def extract(self, state: State, selection: Selection) -> Payload:
         payload = super().extract(state, selection)
-        assert isinstance(selection, Mask)
-        if isinstance(masks := selection.masks, AtLeast):
-            payload["thresholds"] = masks.thresholds
+        if places := cast(Mask, selection).places:
+            payload["thresholds"] = cast(Largest, places).thresholds
         return payload
 
-    def train_part(self, part: Part, payload: Payload, data: ClientData, round: int, seed: int) -> dict[str, float]:
-        above = Above(part, {name: float(theta) for name, theta in payload["thresholds"].items()})
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        part = self.part(payload, visit)
+        above = Above(part, {name: float(theta) for name, theta in payload.get("thresholds", {}).items()})
         held_back = self.mask_update and self.task.training.moves_at_rest
 
-        def adjust(net: nn.Module) -> None:
+        def adjust(module: nn.Module) -> None:
             if self.biased_term:
                 above.scale_gradients()
             if held_back:
                 above.remember()
 
-        def project(net: nn.Module) -> None:
+        def project(module: nn.Module) -> None:
             if held_back:
                 above.restore()
 
-        return self.train(above, data, round, seed, adjust=adjust, project=project)
-
-    def answer(self, params: Params, payload: Payload, metrics: dict[str, float], data: ClientData) -> Update:
-        update = super().answer(params, payload, metrics, data)
+        update = self.answer(part, visit, self.fit(above, visit, adjust=adjust, project=project))
         if self.count == "nonzero":
-            for name, t in params.items():
+            for name, t in part.params.items():
                 changed = (t.cpu() != payload["params"][name]).float()
                 update.sums["params"][name].mul_(changed)
-                update.held[name] = changed * update.weight
+                update.row_weights[name] = changed * update.weight
         return update
 
 
@@ -130,7 +127,7 @@ def bracket(w: torch.Tensor, theta: float) -> torch.Tensor:
     """1 + 2 theta |w| / (|w| + theta)^2, of w of any shape; 1 for theta = 0."""
     if not theta:
         return torch.ones_like(w)
-    # 1 + 2 r (1 - r) of a ratio: squares of what is below 1e-19 are 0
+    # 1 + 2 r (1 - r) of a ratio, because the square of a number below 1e-19 is 0
     r = w.abs()
     r.div_(r + theta)
     return (1 - r).mul_(r).mul_(2).add_(1)

@@ -1,8 +1,9 @@
 """FIARSE, neuron by neuron: every client trains the channels that have the largest weights.
 
 Paper: none. Wu, Wang, Wang, Liu, Su, Gao, "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware
-Submodel Extraction", NeurIPS 2024, https://arxiv.org/abs/2407.19389, keeps single weights and names the importance of
-neurons, from nothing but the parameters, as future work, for hardware gains little from sparse layers. This is ours.
+Submodel Extraction", NeurIPS 2024, https://arxiv.org/abs/2407.19389, keeps single weights. It names the importance of
+neurons, from nothing but the parameters, as future work, because hardware gains little from sparse layers. This method
+is ours.
 
 Symbols: K the width of an axis in the server's network, r a client's capacity, x the global parameters.
 
@@ -14,7 +15,7 @@ Symbols: K the width of an axis in the server's network, r a client's capacity, 
     x  <-  sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged
 
 The positions of a capacity lie inside those of every larger one, and change with x from round to round. The networks
-are as large as HeteroFL's. A position has as many elements as any other of its axis, so that the mean is the same rule.
+are as large as HeteroFL's. All positions of an axis have equally many elements: a sum ranks them as a mean would.
 
     >>> import torch
     >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
@@ -32,39 +33,37 @@ Departures from FIARSE:
 5. No index travels: the server cuts, and clients see a dense network.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 
 from rayfl.axes import Layout
-from rayfl.methods.base import State, Update
-from rayfl.methods.width import WidthMethod
-from rayfl.models.base import layers_of
-from rayfl.submodel import Picks, Positions, Selection, Slice, Window
+from rayfl.fold import Fold, State
+from rayfl.methods.dense import Dense
+from rayfl.submodel import Picks, Positions, Slice, Window
 from rayfl.tensors import Params
 
 
-class FIARSENeurons(WidthMethod):
+class FIARSENeurons(Dense):
     name: Literal["fiarse_neurons"] = "fiarse_neurons"
 
-    def init(self, seed: int) -> State:
-        return self._ranked(super().init(seed)["params"])
+    def init(self) -> State:
+        return self._ranked(self.task.initial())
 
-    def window(self, state: State, round: int, capacity: float) -> Slice:
-        net, task = self.net_at(capacity), self.task
-        whole, part = task.layout(task.server), task.layout(net)
-        positions = {name: largest(state["importance"][name], axis.size) for name, axis in part.axes.items()}
-        return Slice(net, whole, part, positions)
+    def submodel(self, state: State, round: int, capacity: float) -> Slice:
+        net = self.net_at(capacity)
+        positions = {name: largest(state["importance"][name], axis.size) for name, axis in net.layout.axes.items()}
+        return Slice(self.task.server, net, positions)
 
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        return self._ranked(super().aggregate(state, round, updates)["params"])
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        return self._ranked(fold.mean("params"))
 
     def _ranked(self, params: Params) -> State:
-        """The state of these parameters: how important each position is, is found once a round."""
-        model, server = self.task.model, self.task.server
-        weights = [f"{path}.weight" for path in layers_of(model, server)]
-        return {"params": params, "importance": importance(self.task.layout(server), params, weights)}
+        """The state of these parameters, with the importance of each position, which is found once a round."""
+        server = self.task.server
+        weights = [f"{path}.weight" for path in server.layers]
+        return {"params": params, "importance": importance(server.layout, params, weights)}
 
 
 def importance(layout: Layout, params: Params, weights: Iterable[str]) -> Params:

@@ -14,7 +14,7 @@ x the global parameters, z_p the logits of the subnetwork of width p, n_k a clie
     x  <-  sum_k n_k S_pmax^T y_k / sum_k n_k S_pmax^T 1, elsewhere unchanged: Eq. 2, block by block between
                    the widths, in one formula
 
-A client has trained, and counts for, all widths up to its own, also those that it never drew. The norms' running
+A client counts as a holder of all widths up to its own, also of those that it never drew. The norms' running
 statistics of a width are averaged over these clients with n_k, too.
 
     >>> from rayfl.methods import METHODS
@@ -32,15 +32,14 @@ Departures:
 5. Clients get the p_max network and the statistics up to p_max; the baseline ships everything to everyone. Its
    loaders start from the same seed in every round; here every round has batches of its own.
 6. Capacities of equal width are one element of P. The paper's U_k are k equal capacities of the population.
-7. A width that nobody in the population can train, of a wider server, keeps mean 0 and variance 1: there,
-   `norms: static` is the choice.
-8. `sample: round` is not the paper's: it is how SpaFL's comparison ran FjORD. A client draws p once a round, uniformly;
-   it is sent, trains, sends back and counts for the parameters and statistics of that width alone.
+7. If the server is wider than every client, no client trains its width, whose statistics stay at mean 0 and variance 1:
+   choose `norms: static` there.
+8. `sample: round` is not the paper's: it is how SpaFL's comparison ran FjORD. A client draws p once a round, uniformly.
+   It is sent, trains, sends back and counts for the parameters and statistics of that width alone.
 """
 
-import functools
-from dataclasses import dataclass
-from typing import Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -48,18 +47,21 @@ from torch import nn
 from torch.func import functional_call
 
 from rayfl import costs
-from rayfl.axes import Net, on_meta
-from rayfl.methods.base import Client, Payload, State, Update
-from rayfl.methods.width import GroupedMethod
-from rayfl.models.base import Model, has_static_norms, layout, resident
-from rayfl.norms import static_norms, tracked
+from rayfl.fold import State, Update
+from rayfl.methods.base import Client, Payload, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.net import Net, params_of, resident
+from rayfl.norms import tracked
 from rayfl.seeds import numpy_generator
 from rayfl.submodel import Selection, Slice, prefix
-from rayfl.tensors import Params
-from rayfl.training import ClientData, Loss, divergence, weighted
+from rayfl.tensors import Params, copied
+from rayfl.training import Logits, Loss, divergence, every_exit
 
 
-class FjORD(GroupedMethod):
+class FjORD(Dense):
+    contract: ClassVar = Contract(plain={"norms": "static"})
+
     name: Literal["fjord"] = "fjord"
     weight: Literal["samples", "uniform"] = "samples"
     sample: Literal["step", "round"] = "step"
@@ -68,8 +70,7 @@ class FjORD(GroupedMethod):
     norms: Literal["per_width", "per_width_affine", "static"] = "per_width"
     """Static batch norms. per_width: every width has running statistics, as torch keeps them, and a prefix of the
     shared weight and bias. per_width_affine: weight and bias of its own too (as in NeFL's comparison); those in
-    `params` are never trained. static: statistics are collected before an evaluation, as for HeteroFL; with the
-    others nothing is, and `evaluation.statistics` has no effect."""
+    `params` are never trained. static: statistics are collected before an evaluation, as for HeteroFL."""
     distill: bool = False
     """A client's widest network teaches the drawn one: one more pass of it a step."""
     alpha: float = Field(default=1.0, ge=0, le=1)
@@ -78,148 +79,126 @@ class FjORD(GroupedMethod):
     """With `distill`: T, which divides the logits in the divergence."""
 
     @model_validator(mode="after")
-    def _a_teacher(self) -> Self:
+    def _consistent(self) -> Self:
+        if self.scaler and self.norms != "static":
+            raise ValueError(
+                "scaler: false where norms keep running statistics, because those would be of divided activations"
+            )
         if self.distill and self.sample == "round":
-            raise ValueError("distill: true with sample: step only, for the teacher is a client's widest network")
+            raise ValueError("distill: true with sample: step only, because a client's widest network is the teacher")
         if not self.distill and (self.alpha, self.temperature) != (1, 1):
             raise ValueError("alpha and temperature with distill: true only")
         return self
 
-    def init(self, seed: int) -> State:
-        state, nets = super().init(seed), self._nets(self.task.server)
-        return state | {self.group(net): own for net in nets if (own := self._own(state["params"], net))}
+    def init(self) -> State:
+        params = self.task.initial()
+        own = {self.own(net): self._start(net, params) for net in self._widths(self.task.server)}
+        return {"params": params} | {group: tensors for group, tensors in own.items() if tensors}
 
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+    def own(self, net: Net) -> str:
+        return f"width {net.width:g}"
+
+    def select(self, state: State, client: Client) -> Selection:
         if self.sample == "step":
-            return self.window(state, round, client.capacity)
-        nets = self._nets(self.net_at(client.capacity))
-        drawn = int(numpy_generator(seed, "width", round, client.id).integers(len(nets)))
-        return _cut(self.task.model, self.task.server, nets[drawn])
+            return self.prefix(client.capacity)
+        nets = self._widths(self.net_at(client.capacity))
+        drawn = int(numpy_generator(self.task.seed, "width", client.round, client.id).integers(len(nets)))
+        return prefix(self.task.server, nets[drawn])
 
     def extract(self, state: State, selection: Selection) -> Payload:
-        groups = {name: state[name] for net in self._trained(selection.net) if (name := self.group(net)) in state}
-        own = groups.get(self.group(selection.net), {})
-        params = selection.take(state["params"])
-        return {"params": {name: t for name, t in params.items() if name not in own}} | groups
+        groups = {name: state[name] for net in self._trained(selection.net) if (name := self.own(net)) in state}
+        return super().extract(state, selection) | groups
 
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        model, params = self.task.model, payload["params"]
-        whole = self.network(params | payload.get(self.group(selection.net), {}), selection.net, data)
-        widths = {net: self._width(payload, selection.net, net, data) for net in self._trained(selection.net)}
-        drawn = self.draws(len(widths), self.task.training.batches_of(len(data)), seed)
-        ordered = _Ordered(whole, list(widths.values()), drawn, self.distill)
-        metrics = self.train(ordered, data, round, seed, adjust=_zeros)
-        metrics["train_flops"] = sum(costs.training_flops(model, net, width.samples) for net, width in widths.items())
-        update = self.answer(whole, selection, data, metrics)
-        update.sums["params"] = {name: t for name, t in update.sums["params"].items() if name in params}
-        own = {self.group(net): width.own for net, width in widths.items() if width.own}
-        update.sums |= {group: weighted(tensors, update.weight) for group, tensors in own.items()}
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        device, nets = visit.data.device, self._trained(visit.net)
+        whole = self.module(visit, payload["params"] | payload.get(self.own(visit.net), {}))
+        sent = {net: payload.get(self.own(net), {}) for net in nets}
+        own = {net: {name: t.to(device, copy=True) for name, t in tensors.items()} for net, tensors in sent.items()}
+        drawn = self.draws(len(nets), self.task.training.batches_of(len(visit.data)), visit.seed)
+        runs = [[nets[i] for i in sorted({0, i} if self.distill else {i})] for i in drawn]
+        ordered = _Ordered(whole, {net: prefix(visit.net, net) for net in nets}, own, runs, device)
+        metrics = self.fit(ordered, visit, adjust=_zeros)
+        metrics["train_flops"] = sum(costs.training_flops(net, samples) for net, samples in ordered.samples.items())
+        update = self.answer(params_of(whole), {"params": payload["params"]}, visit, metrics)
+        update.whole = {self.own(net): copied(tensors, update.weight) for net, tensors in own.items() if tensors}
         return update
 
     def draws(self, widths: int, steps: int, seed: int) -> list[int]:
         """Which of a client's widths, counted from the largest, each of its steps trains."""
         return numpy_generator(seed, "width").integers(widths, size=steps).tolist()
 
-    def loss(self, data: ClientData, round: int) -> Loss:
-        """With `distill` it takes the teacher's and the student's logits [2, B, C], or [1, B, C] where they are the
-        same. Absent classes are masked in the cross-entropies alone."""
-        plain = super().loss(data, round)
-        if not self.distill:
-            return plain
+    def loss(self, visit: Visit) -> Loss:
+        """With `distill` it takes the logits [B, C] of teacher and student, or of the one network that is both. Absent
+        classes are masked in the cross-entropies alone."""
+        plain = super().loss(visit)
 
-        def distilling(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            teacher, student = logits[0], logits[-1]
+        def distilling(logits: Logits, y: torch.Tensor) -> torch.Tensor:
+            teacher, student = every_exit(logits)[0], every_exit(logits)[-1]
             labels = plain(student, y)
             objective = plain(teacher, y) + (1 - self.alpha) * labels
-            if len(logits) == 2:
+            if teacher is not student:
                 objective = objective + self.alpha * divergence(teacher.detach(), student, self.temperature)
             # the number of the student's cross-entropy, with the gradient of the objective
             return labels.detach() + (objective - objective.detach())
 
-        return distilling
+        return distilling if self.distill else plain
 
-    @property
-    def tracks(self) -> bool:
-        return self.norms != "static"
-
-    def group(self, net: Net) -> str:
-        return f"width {net.width:g}"
-
-    def _nets(self, largest: Net) -> list[Net]:
+    def _widths(self, largest: Net) -> list[Net]:
         """The networks of P up to this one, largest first."""
         nets = dict.fromkeys(map(self.net_at, self.task.nets))
         return [net for net in nets if net.width <= largest.width]
 
     def _trained(self, held: Net) -> list[Net]:
-        """The networks among which the steps of a client draw that holds this one, largest first."""
-        return self._nets(held) if self.sample == "step" else [held]
+        """The networks, largest first, among which the steps of a client draw that holds this one."""
+        return self._widths(held) if self.sample == "step" else [held]
 
-    def _own(self, params: Params, net: Net) -> Params:
-        """What a width has for itself at first: its norms' statistics, perhaps their parameters."""
-        if self.norms == "static" or not has_static_norms(self.task.model, net):
+    def _start(self, net: Net, params: Params) -> Params:
+        """The tensors that a width has of its own at first: its norms' statistics, perhaps their parameters."""
+        if self.norms == "static":
             return {}
-        network = on_meta(self.task.model.build, net)
-        if self.norms == "per_width":
-            return self.task.model.statistics(net)
-        taken = _cut(self.task.model, self.task.server, net).take(params)
-        names = [f"{path}.{name}" for path in static_norms(network) for name in ("weight", "bias")]
-        return self.task.model.statistics(net) | {name: taken[name].clone() for name in names}
-
-    def _width(self, payload: Payload, whole: Net, net: Net, data: ClientData) -> "_Width":
-        model = self.task.model
-        own = {name: t.to(data.device, copy=True) for name, t in payload.get(self.group(net), {}).items()}
-        affine = {name: nn.Parameter(t) for name, t in own.items() if name in self.task.layout(net).shapes}
-        return _Width(resident(model, net, data.device).train(), _cut(model, whole, net), own, affine)
-
-
-@dataclass
-class _Width:
-    """A width of one client's network, in training."""
-
-    net: nn.Module
-    """Where it runs: lent, so that its own parameters mean nothing."""
-    cut: Slice
-    """Which parameters of the client's network it takes."""
-    own: Params
-    """What it has for itself, in training."""
-    affine: dict[str, nn.Parameter]
-    """Those of `own` that are parameters: they share its memory."""
-    samples: int = 0
-    """How many it has processed."""
-
-    def __call__(self, params: Params, x: torch.Tensor) -> torch.Tensor:
-        self.samples += len(x)
-        with tracked(self.net, self.own):
-            return functional_call(self.net, self.cut.take(params) | self.affine, (x,))
+        cut, own = prefix(self.task.server, net).take(params), net.statistics()
+        if self.norms == "per_width_affine":
+            own |= {name: cut[name].clone() for path in net.norms for name in (f"{path}.weight", f"{path}.bias")}
+        return own
 
 
 class _Ordered(nn.Module):
-    """A client's network, which runs in the width that was drawn for the step; the largest first if it teaches."""
+    """A client's network, of which every step runs one width, or two."""
 
-    def __init__(self, whole: nn.Module, widths: list[_Width], drawn: list[int], distill: bool):
+    def __init__(
+        self,
+        whole: nn.Module,
+        cuts: Mapping[Net, Slice],
+        own: Mapping[Net, Params],
+        runs: Iterable[list[Net]],
+        device: torch.device,
+    ):
+        """`cuts` and `own`: which parameters of `whole` a width takes, and the tensors of its own, which are trained in
+        place; `runs`: the widths of each step."""
         super().__init__()
-        self.whole = whole
-        self.affine = nn.ParameterList(p for width in widths for p in width.affine.values())
-        self.widths, self.drawn, self.distill = widths, iter(drawn), distill
+        self.whole, self.cuts, self.own, self.runs = whole, cuts, own, iter(runs)
+        self.affine = {
+            net: {name: nn.Parameter(t) for name, t in tensors.items() if name in net.layout.shapes}
+            for net, tensors in own.items()
+        }
+        self.trained = nn.ParameterList(p for affine in self.affine.values() for p in affine.values())
+        self.narrow = {net: resident(net, device).train() for net in cuts}
+        self.samples = dict.fromkeys(cuts, 0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Logits:
         params: Params = dict(self.whole.named_parameters())
-        drawn = next(self.drawn)
-        if not self.distill:
-            return self.widths[drawn](params, x)
-        return torch.stack([self.widths[i](params, x) for i in sorted({0, drawn})])
+        logits = [self._logits(net, params, x) for net in next(self.runs)]
+        return tuple(logits) if len(logits) > 1 else logits[0]
+
+    def _logits(self, net: Net, params: Params, x: torch.Tensor) -> torch.Tensor:
+        self.samples[net] += len(x)
+        with tracked(self.narrow[net], self.own[net]):
+            return functional_call(self.narrow[net], self.cuts[net].take(params) | self.affine[net], (x,))
 
 
-def _zeros(net: nn.Module) -> None:
+def _zeros(module: nn.Module) -> None:
     """A gradient for what a step did not use (norms of other widths): torch's fused SGD fails where only some
     parameters have momentum."""
-    for parameter in net.parameters():
+    for parameter in module.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-
-
-@functools.lru_cache(maxsize=256)
-def _cut(model: Model, whole: Net, part: Net) -> Slice:
-    return prefix(layout(model, whole), layout(model, part), part)

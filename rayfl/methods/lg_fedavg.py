@@ -20,85 +20,88 @@ The authors' splits, as `shared`:
     'largest'
 
 Departures:
-1. The authors start from a checkpoint of FedAvg (of 400 to 1,800 rounds, the best on the test set); here its rounds
-   are the first of the run, with the run's own training settings, and it is the last of them.
+1. The authors start from a checkpoint of FedAvg (of 400 to 1,800 rounds, the best on the test set). Here its rounds
+   are the first of the run, with the run's own training settings, and clients start from the last one's network.
 2. `shared` is a list of layers. In the code it is the last few of a list of weights, whose order makes the last
    layers the shared ones for MNIST (as the paper draws it) and the first ones for CIFAR-10.
 3. The authors keep the network that is best on the test set for every client, and report the mean of these
-   networks and their ensembles as the global one. Here a client runs its last one; `deploy` for nobody in
-   particular gives theta_g with the layers that every client started from.
+   networks and their ensembles as the global one. Here a client runs its last one; the global network is theta_g with
+   the layers that every client started from.
 4. `size: own` is ours: theta_g is a holder mean over submodels of a capacity. A client's own layers fit one
-   network, so that then its capacity has to stay the same.
+   network, so its capacity has to stay the same.
 """
 
-from typing import Literal, Self, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, cast
 
 from pydantic import Field
 
-from rayfl.axes import Dims, Layout
+from rayfl.clients import Population
 from rayfl.config import ConfigError, nearest
-from rayfl.methods.base import Client, Payload, State, Task, Update
-from rayfl.methods.width import PersonalMethod
-from rayfl.models.base import params_of
+from rayfl.fold import State, Update
+from rayfl.methods.base import Client, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Size, fixed_capacities, same
+from rayfl.net import Net, params_of
 from rayfl.submodel import Selection, prefix
-from rayfl.tensors import Params, nbytes
-from rayfl.training import ClientData, weighted
+from rayfl.tensors import Params, copied, nbytes
 
 
-class LGFedAvg(PersonalMethod):
+class LGFedAvg(Dense):
+    judge: ClassVar[str] = "local_accuracy_mean"
+    contract: ClassVar = Contract(fedavg={"warmup": 2}, traffic=lambda whole, head: (whole, head))
+
     name: Literal["lg_fedavg"] = "lg_fedavg"
+    size: Size = "largest"
+    """largest, smallest: all have one network. own: theta_g is a holder mean; capacities are fixed."""
     shared: tuple[str, ...] | None = Field(default=None, min_length=1)
     """The layers that are averaged, by path: a layer ("conv1") or all layers below it ("stage1"). Unless given
     the classifier, as the paper draws it: local representations, one global head."""
     warmup: int = Field(default=0, ge=0)
     """Rounds of FedAvg of all layers, before clients keep any."""
 
-    def bind(self, task: Task) -> Self:
-        names = task.layout(task.server).dims
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return same(task, self.size)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        names = self.task.server.layout.dims
         for path in self.shared or ():
             if not any(_is_below(name, path) for name in names):
                 layers = dict.fromkeys(name.rpartition(".")[0] for name in names)
                 raise ConfigError(f"method.shared: no layer is called {path!r}; {nearest(path, layers)}")
-        return super().bind(task)
-
-    def check(self, rounds: int) -> None:
         if self.warmup >= rounds:
-            raise ValueError(f"method.warmup: given {self.warmup}; allowed: fewer than the run's {rounds} rounds")
+            raise ConfigError(f"method.warmup: given {self.warmup}; allowed: fewer than the run's {rounds} rounds")
+        fixed_capacities(self.name, self.task.nets, clients, "method.size: smallest or largest")
 
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
-        everything = self.window(state, round, client.capacity)
-        if round < self.warmup:
+    def select(self, state: State, client: Client) -> Selection:
+        everything = self.submodel(state, client.round, client.capacity)
+        if client.round < self.warmup:
             return everything
-        whole, part = everything.whole, everything.part
-        names = [name for name, dims in part.dims.items() if self._is_shared(name, dims)]
-        shared = Layout({name: part.dims[name] for name in names}, {name: part.shapes[name] for name in names})
-        return prefix(whole, shared, everything.net)
+        return replace(everything, names=self._shared(everything.net))
 
-    def _is_shared(self, name: str, dims: Dims) -> bool:
+    def _shared(self, net: Net) -> tuple[str, ...]:
+        """The parameters that are averaged."""
         if self.shared is None:
-            return dims[0] == self.task.model.labels
-        return any(_is_below(name, path) for path in self.shared)
+            return net.layout.classifier
+        return tuple(name for name in net.layout.dims if any(_is_below(name, path) for path in self.shared))
 
     def extract(self, state: State, selection: Selection) -> Payload:
         """`start`: the other layers, for clients that have none of their own yet."""
-        whole, part = self.task.layout(self.task.server), self.task.layout(selection.net)
-        everything = prefix(whole, part, selection.net).take(state["params"])
         params = selection.take(state["params"])
+        everything = prefix(self.task.server, selection.net).take(state["params"])
         return {"params": params, "start": {name: t for name, t in everything.items() if name not in params}}
 
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        shared, kept = payload["params"], cast(Params, client.carry or {})
-        net = self.network(shared | payload.get("start", {}) | kept, selection.net, data)
-        update = self.answer(net, selection, data, self.train(net, data, round, seed))
-        update.metrics["bytes_down"] = nbytes(shared if kept else payload)
-        own = {name: t for name, t in params_of(net).items() if name not in shared}
-        if own:
-            update.carries[client.id] = weighted(own, 1.0)
-        for name in own:
-            del update.sums["params"][name]
-            update.held.pop(name, None)
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        shared, kept = payload["params"], cast(Params, (visit.carry or {}).get("own", {}))
+        module = self.module(visit, shared | payload["start"] | kept)
+        metrics = self.fit(module, visit)
+        metrics["bytes_down"] = nbytes(shared if kept else payload)
+        trained = params_of(module)
+        update = self.answer(trained, {"params": shared}, visit, metrics)
+        if own := {name: t for name, t in trained.items() if name not in shared}:
+            update.carries[visit.client.id] = {"own": copied(own)}
         return update
 
 

@@ -12,32 +12,27 @@ Symbols: x the global parameters, g_k a client's capacity, d the number of maska
     y_k         SGD from S_k x, with 0 elsewhere
     x  <-    sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged
 
-The minimum coverage index, the number of clients that hold the element which fewest do, is the metric `coverage_min`.
+The minimum coverage index is the number of clients that hold the least covered element: the metric `full_clients`.
 
     >>> import torch
-    >>> from rayfl.methods.magnitude import threshold_for
-    >>> threshold_for([torch.tensor([1.0, -4.0]), torch.tensor([3.0, -2.0])], share=1 / 2)
+    >>> from rayfl.methods.thresholds import threshold_for
+    >>> threshold_for({"conv": torch.tensor([1.0, -4.0]), "head": torch.tensor([3.0, -2.0])}, share=1 / 2)
     3.0
 
 Departures:
 1. The authors' proof of concept prunes one layer of an MLP by quartiles of rank; here the rule is over the whole model,
    as in FIARSE's comparison, or by layer or shard.
-2. Its clients step with unmasked gradients, and what nobody holds becomes 0; the paper's text is followed.
-3. A client is sent, trains and answers the elements that it holds. It is also sent where they are, tensor by tensor in
-   the shorter of two codes: a bit an element, or a byte a held one (`rayfl.coding`).
+2. Its clients step with unmasked gradients, and what nobody holds becomes 0; here the paper's text is followed.
+3. A client is sent, trains and answers the elements that it holds. It is also sent their places, tensor by tensor in
+   the shorter of two codes: a bit an element, or a byte a held one (`rayfl.bitcodes`).
 4. With `clients.metric: flops` theta_k is of the largest elements that cost g_k of the maskable layers' multiply-adds;
    with `width`, g_k is the share of parameters that the dense network of this width has.
 """
 
 from typing import Literal
 
-from rayfl.methods.base import Payload
-from rayfl.methods.magnitude import MagnitudeMethod, Part
-from rayfl.training import ClientData
+from rayfl.methods.masked import Masked
 
 
-class PruningGreedy(MagnitudeMethod):
+class PruningGreedy(Masked):
     name: Literal["pruning_greedy"] = "pruning_greedy"
-
-    def train_part(self, part: Part, payload: Payload, data: ClientData, round: int, seed: int) -> dict[str, float]:
-        return self.train(part, data, round, seed)

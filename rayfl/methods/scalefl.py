@@ -13,47 +13,57 @@ the widest network, n classes, B a batch.
     L         =    2 / (K (K + 1)) sum_j j l_j
     x        <-    sum_k S_k^T y_k / sum_k S_k^T 1, uniform weights, elsewhere unchanged
 
-A device answers by its last exit. The authors' ResNet110 for CIFAR has exits behind 30, 38 and 46 of 54 blocks, and
+A device answers by its last exit. The authors' ResNet110 for CIFAR has exits behind 30, 38 and 46 of 54 blocks; its
+four networks have these numbers of parameters:
 
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["scalefl"](widths=(0.7, 0.7, 0.75, 1), exits=(1, 2, 3, 4)).exits
-    (1, 2, 3, 4)
+    >>> from rayfl.models import MODELS
+    >>> from rayfl.net import Net
+    >>> model, widths = MODELS["scalefl_resnet110"](), (0.7, 0.7, 0.75, 1)
+    >>> [Net(model, width, exits=k, rounding="down").parameters for k, width in enumerate(widths, start=1)]
+    [157453, 325631, 783402, 1982136]
 
 Departures:
-1. `gamma: 0`, no distillation, is the default of the authors' code; its README takes 0.05 for text, from a quarter of
-   the rounds on: floor(rounds / 4) + 1, where rounds count from 0.
+1. `gamma: 0`, no distillation, is the default of the authors' code. Its README takes 0.05 for text, from round
+   floor(rounds / 4) + 1 on, counted from 0.
 2. The divergence is the mean over the batch, and its teacher is held constant. The code means over B n elements
    (`reduction: mean`) and trains the teacher by it too (`detach: false`).
 3. The cross-entropy is not scaled by 1 - gamma, as in the code, which has that line commented out.
 4. The division by s is HeteroFL's Scaler, relative to the server's width and in training alone; the code divides in
-   evaluation too. Before a norm by the batch it changes nothing but what its eps is added to.
+   evaluation too. A norm by the batch undoes it, up to its eps.
 5. Norms are static: statistics are collected before an evaluation, as for HeteroFL. The code normalises by the test
    batch.
-6. Without `widths` a capacity by parameters or multiply-adds decides how wide its network is; nothing is published
-   for that.
+6. Without `widths` a capacity by parameters or multiply-adds decides how wide its network is. That is ours.
 7. Absent classes are masked in the cross-entropies alone. `train_loss` is L.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
 
 from rayfl import costs
-from rayfl.axes import Net
+from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.methods.base import Task
-from rayfl.methods.exits import ExitMethod, every_exit
-from rayfl.training import ClientData, Loss, divergence
+from rayfl.methods.base import Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Exits, by_exits
+from rayfl.net import Net
+from rayfl.training import Logits, Loss, divergence, every_exit
 
 
-class ScaleFL(ExitMethod):
+class ScaleFL(Dense):
+    contract: ClassVar = Contract(wants="exits")
+
     name: Literal["scalefl"] = "scalefl"
     scaler: bool = True
+    exits: Exits = ()
+    """The last exit of every capacity, smallest capacity first, counted from 1. By default 1, 2, ... if there is a
+    capacity for every exit of the model, and the model's last exit for a single capacity."""
     widths: tuple[float, ...] = ()
-    """The width of every capacity, smallest capacity first. Unless given the largest at which its network, with its
+    """The width of every capacity, smallest capacity first. By default the largest at which its network, with its
     exits, costs at most its share of the full one; where capacities are widths, the capacity itself."""
     gamma: float = Field(default=0.0, ge=0)
     """How much the exits learn from the last. 0: no distillation."""
@@ -70,28 +80,18 @@ class ScaleFL(ExitMethod):
     @classmethod
     def _ascending_widths(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if list(value) != sorted(value) or not all(0 < width <= 1 for width in value):
-            raise ValueError("ascending widths in (0, 1], for a larger capacity has the channels of a smaller one too")
+            raise ValueError("ascending widths in (0, 1], because a larger capacity has all channels of a smaller one")
         return value
 
     @model_validator(mode="after")
     def _a_teacher(self) -> Self:
-        if not self.gamma and (self.temperature, self.distill_from, self.detach, self.reduction) != (
-            3,
-            0,
-            True,
-            "batchmean",
-        ):
+        distillation = self.temperature, self.distill_from, self.detach, self.reduction
+        if not self.gamma and distillation != (3, 0, True, "batchmean"):
             raise ValueError("temperature, distill_from, detach and reduction with gamma > 0 only")
         return self
 
-    def check(self, rounds: int) -> None:
-        if self.distill_from >= rounds:
-            raise ValueError(
-                f"method.distill_from: given {self.distill_from}; allowed: less than the run's {rounds} rounds"
-            )
-
-    def nets(self, task: Task, exits: Mapping[float, int]) -> dict[float, Net]:
-        nets = {capacity: Net(exits=count, rounding="down") for capacity, count in exits.items()}
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        nets = {capacity: replace(net, rounding="down") for capacity, net in by_exits(task, self.exits).items()}
         if self.widths and len(self.widths) != len(nets):
             raise ConfigError(
                 f"method.widths: given {list(self.widths)}; allowed: {len(nets)} widths, one for every capacity, "
@@ -100,14 +100,20 @@ class ScaleFL(ExitMethod):
         if self.widths:
             widths = dict(zip(sorted(nets), self.widths, strict=True))
         else:
-            widths = {c: costs.width_for(task.model, c, task.metric, net) for c, net in nets.items()}
+            widths = {c: costs.width_for(net, c, task.metric) for c, net in nets.items()}
         server = widths[task.server_capacity]
         return {c: replace(net, width=min(widths[c], server)) for c, net in nets.items()}
 
-    def loss(self, data: ClientData, round: int) -> Loss:
-        plain, distills = super().loss(data, round), self.gamma > 0 and round >= self.distill_from
+    def check(self, rounds: int, clients: Population) -> None:
+        if self.distill_from >= rounds:
+            raise ConfigError(
+                f"method.distill_from: given {self.distill_from}; allowed: less than the run's {rounds} rounds"
+            )
 
-        def of_all_exits(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(self, visit: Visit) -> Loss:
+        plain, distills = super().loss(visit), self.gamma > 0 and visit.round >= self.distill_from
+
+        def of_all_exits(logits: Logits, y: torch.Tensor) -> torch.Tensor:
             *students, last = every_exit(logits)
             teacher = last.detach() if self.detach else last
             losses = [plain(z, y) for z in (*students, last)]

@@ -1,4 +1,4 @@
-"""ScaleFL as NeFL's authors ran it: submodels of fewer channels and blocks, and one classifier; all is averaged.
+"""ScaleFL as NeFL's authors ran it: submodels of fewer channels and blocks, and one classifier; everything is averaged.
 
 Paper: Kang et al., "NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients", IEEE
 Transactions on Mobile Computing 2025, https://arxiv.org/abs/2308.07761 (section V-A, and the authors' code), after
@@ -10,14 +10,17 @@ trained submodel k.
 
     y_k            SGD from S_k x on cross-entropy; skips past omitted blocks as in NeFL, no step sizes
     x  <-  sum over k of sum over M_k of S_k^T y_k / sum_k |M_k| S_k^T 1, elsewhere unchanged; the norms' weights,
-                   biases and running statistics among it, channel by channel
+                   biases and running statistics are averaged with the rest, channel by channel
 
-That is NeFL-WD without parameters of a submodel's own. Of ScaleFL itself it lacks the early exits, their distillation
-and the Scaler.
+That is NeFL-WD without a submodel's own parameters. It lacks ScaleFL's early exits, their distillation and the Scaler.
 
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["scalefl_nefl"]().variants
-    ('WD',)
+    >>> from rayfl.methods.sizes import published
+    >>> from rayfl.models import MODELS
+    >>> smallest = published(MODELS["resnet18"](), ("WD",), (0.2, 0.4, 0.6, 0.8, 1))[0.2]
+    >>> smallest.width, smallest.blocks
+    ('sqrt(0.34)', '11 11 11 10')
+
+`evaluation.statistics` has no effect.
 
 Departures:
 1. The paper speaks of a classifier behind additional downsampling; the code has that of the whole network, and the
@@ -26,14 +29,29 @@ Departures:
 3. As for NeFL, projections of omitted blocks count as held, and what nobody trained keeps its value.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from rayfl.methods.nested import UniformMethod
+from rayfl.fold import State
+from rayfl.methods.base import Task
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Submodels, nested
+from rayfl.net import Net
 
 
-class ScaleFLNeFL(UniformMethod):
+class ScaleFLNeFL(Dense):
+    contract: ClassVar = Contract(wants="blocks", clients={"metric": "params"})
+
     name: Literal["scalefl_nefl"] = "scalefl_nefl"
+    scaler: Literal[False] = False
+    """No Scaler: the norms' running statistics would be those of divided activations."""
+    submodels: Submodels = "auto"
+    """The network of every capacity: the first channels and blocks that it buys by `clients.metric`; those of NeFL's
+    paper, in the order of the capacities; or a list of {capacity, width, blocks}."""
 
-    @property
-    def variants(self) -> tuple[str, ...]:
-        return ("WD",)
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return nested(task, self.submodels, ("WD",))
+
+    def init(self) -> State:
+        return super().init() | {"statistics": self.task.server.statistics()}

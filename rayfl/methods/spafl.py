@@ -24,30 +24,32 @@ evaluated with the thresholds that it ended its own training with.
 
 Departures:
 1. mu_i - tau_i = 0 prunes, as in the code.
-2. The paper keeps weights and thresholds within bounds, the code does not. Here there are none unless `clamp_weights`
-   and `clamp_thresholds` are given.
-3. A layer of which at most 1 % is left gets its thresholds back to 0 before the forward pass that would meet it; the
-   code looks at the pass before, so that one pass runs through the empty layer. What a client sends is not reset.
-4. The optimiser is new every round, as in the code for CIFAR; that for Fashion-MNIST keeps one for ever
-   (`persistent_momentum`), momentum of thresholds that were overwritten since included.
+2. The paper keeps weights and thresholds within bounds, the code does not. Here they have no bounds unless
+   `clamp_weights` and `clamp_thresholds` are given.
+3. The thresholds of a layer with at most 1 % of its rows left become 0 before the forward pass that would run through
+   it. The code looks at the pass before, so one of its passes runs through the empty layer. What a client sends is not
+   reset.
+4. The optimiser is new every round, as in the code for CIFAR. The code for Fashion-MNIST keeps one for ever
+   (`persistent_momentum`), with the momentum of thresholds that the server's have replaced since.
 5. A bias belongs to its row: it is pruned and it counts in sum_j g_ij w_ij, but not in mu, n and Eq. 13. The paper's
-   masked layers have none.
-6. To form tau(t) - tau(t - 1) a client would have to know both; one that was not there in the round before does not.
-   It is sent, and counted apart as `bytes_delta`; `bytes_down` is tau(t) alone, as in the paper.
-7. Eq. 13 is for the cohort alone, as in Algorithm 1; the code for CIFAR-10 does it for all clients, who never hear of
-   the thresholds otherwise.
+   masked layers have no biases.
+6. To form tau(t) - tau(t - 1) a client has to know both, and one that did not take part in the round before does not.
+   So the difference is sent, and counted apart as `bytes_delta`; `bytes_down` is tau(t) alone, as in the paper.
+7. Eq. 13 is for the cohort alone, as in Algorithm 1. The code for CIFAR-10 does it for all clients, who otherwise never
+   hear of the thresholds.
 8. `train_flops` are of the whole network, every masked layer's by its density at the last forward pass of the client's
    round, and 2 a multiply-add. The paper counts a multiply-add once, and masked layers alone.
 9. `train_loss` is without the regularisation. Gradient clipping is of weights and thresholds together, as in the code.
 10. The norms' running statistics are a client's own, as in the code: `evaluation.statistics` has no effect.
-11. `target_density` is ours, for the paper leaves it to alpha what density comes out. With rho(t) the density of the
-    cohort after its round, alpha(t+1) = alpha(t) + alpha (gain (rho(t) - target) + damping (rho(t) - rho(t - 1))),
-    from alpha(0) = alpha and rho(-1) = 1; below 0 it lowers thresholds. A client is sent alpha and sends its density,
-    which `bytes_down` and `bytes_up` count.
+11. `target_density` is ours, because the paper leaves it to alpha what density comes out. With rho(t) the density of
+    the cohort after its round, alpha(t+1) = alpha(t) + alpha (5 (rho(t) - target) + 20 (rho(t) - rho(t - 1))), from
+    alpha(0) = alpha and rho(-1) = 1; below 0 it lowers thresholds. A client is sent alpha and sends its density, which
+    `bytes_down` and `bytes_up` count.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self, cast
 
 import torch
@@ -56,15 +58,24 @@ from torch import nn
 from torch.func import functional_call
 
 from rayfl import costs
-from rayfl.axes import Net
+from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.methods.base import Client, Deployment, Payload, State, Task, Update
-from rayfl.methods.local import LocalMethod
-from rayfl.models.base import layers_of, params_of
+from rayfl.fold import Carry, Fold, State, Update
+from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.net import Net, load, params_of, resident
 from rayfl.norms import tracked
-from rayfl.submodel import Mask, NestedMean, Selection
-from rayfl.tensors import Params, nbytes
-from rayfl.training import ClientData, weighted
+from rayfl.submodel import Mask, Selection
+from rayfl.tensors import Params, copied, nbytes
+
+RESET = 0.01
+"""Share of a layer's rows at or below which the layer is empty (departure 3)."""
+GAIN, DAMPING = 5, 20
+"""By how many times the initial alpha it grows for each 1 that the density is above its target, and for each 1 that the
+density grew in the last round (departure 11)."""
+
+Kept = dict[str, Params]
+"""What a client keeps: "own" weights and "thresholds"; "statistics" of norms and "momentum", if it has these."""
 
 
 def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -77,8 +88,9 @@ def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
 Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 
 
-class SpaFL(LocalMethod):
-    is_personal: ClassVar[bool] = True
+class SpaFL(Method):
+    judge: ClassVar[str] = "local_accuracy_mean"
+    contract: ClassVar = Contract(mean="thresholds", answers="thresholds", fedavg=None)
 
     name: Literal["spafl"] = "spafl"
     alpha: float = Field(default=0.002, ge=0)
@@ -86,74 +98,74 @@ class SpaFL(LocalMethod):
     (CIFAR-10), 0.0007 (CIFAR-100)."""
     alpha_ramp: float = Field(default=0.0, ge=0)
     """Rounds P over which alpha rises to its value, as 1 / (1 + exp(5 - 10 t / P)); 1 in the code for Fashion-MNIST
-    and CIFAR-100. 0: it is there from round 0 on."""
+    and CIFAR-100. 0: alpha has its value from round 0 on."""
     exchange: bool = True
     """Whether thresholds travel. false: the baseline "Local", in which every client is alone with its own."""
     eq13: bool = True
     """Whether clients move their weights by the change of the shared thresholds; false: the row "w.o. (13)"."""
     eq13_divisor: Literal["n_in", "official"] = "n_in"
-    """By what: a row's number of weights, or for a filter its height times its width alone, as in the code."""
+    """n of Eq. 13: a row's number of weights, or for a filter its height times its width alone, as in the code."""
     train_weights: bool = True
     """false: thresholds alone are trained, and weights stay where everybody started (Table 2). With eq13: false."""
     classifier: bool = True
     """Whether the classifier has thresholds: it has in LeNet and in the CIFAR-10 network, not in the ResNet-18."""
     w_grad: Literal["paper", "official_fmnist"] = "paper"
-    """Gradient of the weights. paper: p g. official_fmnist: and that through mu, by which pruned rows move too."""
+    """Gradient of the weights. paper: p g. official_fmnist: also that through mu, by which pruned rows move too."""
     step_backward: Literal["identity", "official_cifar"] = "identity"
     """Gradient of the unit step S. identity: 1. official_cifar: 1 where |mu - tau| > 1 and else 0, so that the loss
     hardly ever moves thresholds."""
-    reset_density: float = Field(default=0.01, ge=0, lt=1)
-    """Share of a layer's rows at or below which its thresholds start at 0 again. The metric `resets` counts."""
     persistent_momentum: bool = False
-    """A client's momentum outlives its round, as in the code for Fashion-MNIST; that of thresholds which the server's
-    have replaced, too."""
+    """A client's momentum outlives its round, as in the code for Fashion-MNIST, also that of thresholds which the
+    server's have replaced."""
     clamp_weights: Bounds | None = None
     """Lower and upper bound of the weights of masked layers, after every step."""
     clamp_thresholds: Bounds | None = None
     """Lower and upper bound of thresholds, after every step."""
     target_density: float | None = Field(default=None, gt=0, lt=1)
-    """The density that the server steers its cohorts to, by an alpha of every round's own: the mean over clients of the
+    """The density that the server steers its cohorts to, by another alpha in every round: the mean over clients of the
     mean over masked layers, as it is evaluated. Unless given, `alpha` stays."""
-    gain: float = Field(default=5.0, gt=0)
-    """With `target_density`: by how many times `alpha` the next round's grows, for each 1 that the density is above."""
-    damping: float = Field(default=20.0, ge=0)
-    """With `target_density`: by how many times `alpha` it grows, for each 1 that the density grew since the last."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.eq13 and not self.train_weights:
-            raise ValueError("eq13: false with train_weights: false, for Eq. 13 moves weights")
-        if self.target_density is None and (self.gain, self.damping) != (5, 20):
-            raise ValueError("gain and damping with target_density only")
+            raise ValueError("eq13: false with train_weights: false, because Eq. 13 moves weights")
         if self.target_density is not None and not (self.exchange and self.alpha):
-            raise ValueError("target_density with exchange: true and an alpha over 0 only: the server steers by alpha")
+            raise ValueError(
+                "target_density with exchange: true and an alpha over 0 only, because the server steers by alpha"
+            )
         return self
 
-    def bind(self, task: Task) -> Self:
-        """All clients run the server's network, for all train the same thresholds."""
-        bound = super().bind(task.everywhere(task.server))
-        if self.persistent_momentum and not task.training.momentum:
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        """All clients run the server's network, because all train the same thresholds."""
+        return dict.fromkeys(task.nets, task.server)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        """A ConfigError if there is no momentum to keep, or no layer that has thresholds."""
+        if self.persistent_momentum and not self.task.training.momentum:
             raise ConfigError("method.persistent_momentum: given true; allowed: with a training.momentum over 0")
-        if not bound.layers(task.server):
-            raise ConfigError(f"method.classifier: given false with model {task.model.name}, which has no other layer")
-        return bound
+        if not self.paths:
+            raise ConfigError(
+                f"method.classifier: given false; allowed: true with model {self.task.model.name}, which has no other "
+                "layer"
+            )
 
-    def init(self, seed: int) -> State:
+    @property
+    def paths(self) -> list[str]:
+        """The layers that have thresholds: all convolutions and linear layers, with or without the classifier."""
+        net = self.task.server
+        return [path for path in net.layers if self.classifier or f"{path}.weight" not in net.layout.classifier]
+
+    def init(self) -> State:
         """`params`: what every client starts from. `delta`: the last change of the thresholds."""
-        state, net = super().init(seed), self.task.server
-        rows = {path: state["params"][f"{path}.weight"].shape[0] for path in self.layers(net)}
-        zeros = {name: {path: torch.zeros(n) for path, n in rows.items()} for name in ("thresholds", "delta")}
-        control = {"alpha": torch.tensor(self.alpha), "density": torch.ones(())}
-        return state | zeros | ({"control": control} if self.target_density else {})
+        shapes = self.task.server.layout.shapes
+        state = super().init()
+        for group in ("thresholds", "delta"):
+            state[group] = {path: torch.zeros(shapes[f"{path}.weight"][0]) for path in self.paths}
+        if self.target_density:
+            state["control"] = {"alpha": torch.tensor(self.alpha), "density": torch.ones(())}
+        return state
 
-    def layers(self, net: Net) -> list[str]:
-        """The paths of the layers that have thresholds: all convolutions and linear layers."""
-        dims, labels = self.task.layout(net).dims, self.task.model.labels
-        return [
-            path for path in layers_of(self.task.model, net) if self.classifier or dims[f"{path}.weight"][0] != labels
-        ]
-
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+    def select(self, state: State, client: Client) -> Selection:
         return Mask(self.task.server, "everything", {})
 
     def extract(self, state: State, selection: Selection) -> Payload:
@@ -162,47 +174,44 @@ class SpaFL(LocalMethod):
         payload = {"thresholds": state["thresholds"]} | ({"delta": state["delta"]} if self.eq13 else {})
         return payload | ({"control": {"alpha": state["control"]["alpha"]}} if self.target_density else {})
 
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        own = cast(dict[str, Params], client.carry) or self._initial()
-        thresholds, delta = payload.get("thresholds", own["thresholds"]), payload.get("delta", {})
-        net = self.network(self.moved(own["params"], delta), selection.net, data)
-        statistics = {name: t.to(data.device, copy=True) for name, t in own.get("statistics", {}).items()}
-        pruned = _Pruned(self, net, {path: t.to(data.device, copy=True) for path, t in thresholds.items()})
-        alpha = self.ramp(round) * (payload["control"]["alpha"].item() if self.target_density else self.alpha)
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        kept = cast(Kept, visit.carry) or self.start()
+        tau = payload.get("thresholds", kept["thresholds"])
+        w = self.moved(kept["own"], payload.get("delta", {}))  # Eq. 13
+        client = self.pruned(w, tau, visit)  # Eq. 1
+        metrics, kept = self.trained(client, kept, self.alpha_in(visit.round, payload), visit)  # Eqs. 3 to 6
+        weight = self.weight_of(visit.data)
+        sent = {group: copied(tensors, weight) for group, tensors in self.sent(client).items()}
+        metrics |= self.counted(client, int(metrics["train_samples"]), payload)
+        return Update({}, weight, sent, metrics=metrics, carries={visit.client.id: kept})
 
-        def regularise(_: nn.Module) -> None:
-            for tau in pruned.thresholds:
-                cast(torch.Tensor, tau.grad).sub_(tau.detach().neg().exp_(), alpha=alpha)
-            if not self.train_weights:
-                for parameter in net.parameters():
-                    cast(torch.Tensor, parameter.grad).zero_()
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        old, new = state["thresholds"], fold.mean("thresholds")  # Eq. 7
+        state = state | {"thresholds": new, "delta": {path: t - old[path] for path, t in new.items()}}
+        return state | ({"control": self.steered(state["control"], fold)} if self.target_density else {})
 
-        def clamp(_: nn.Module) -> None:
-            self.clamp(pruned)
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        """A client's own; without a carry what everybody starts from, which nothing has pruned."""
+        net = self.task.server
+        kept = cast(Kept, carry) or {"own": state["params"], "statistics": net.statistics()}
+        params = dict(kept["own"])
+        for path, tau in kept.get("thresholds", {}).items():
+            rows = self.rows_left(params[f"{path}.weight"], tau)
+            params |= {name: params[name] * _rows(rows, params[name]) for name in net.layers[path]}
+        masked = tuple(itertools.chain(*(net.layers[path] for path in self.paths)))
+        key = "own" if carry else "initial"
+        return Deployment(key, net, params, kept.get("statistics") or None, masked=masked, is_start=not carry)
 
-        momentum = dict(own.get("momentum", {})) if self.persistent_momentum else None
-        with tracked(net, statistics):
-            metrics = self.train(pruned, data, round, seed, adjust=regularise, project=clamp, momentum=momentum)
-        samples = int(metrics["train_samples"])
-        metrics["train_flops"] = costs.training_flops(self.task.model, selection.net, samples, pruned.densities)
-        metrics["resets"] = int(pruned.resets)
-        metrics["bytes_down"] = nbytes(payload) - nbytes(delta)
-        metrics["bytes_delta"] = nbytes(delta)
-        trained = dict(zip(pruned.paths, (tau.detach() for tau in pruned.thresholds), strict=True))
-        carry = {"params": params_of(net), "thresholds": trained}
-        if statistics:
-            carry["statistics"] = statistics
-        if momentum:
-            carry["momentum"] = momentum
-        carry = {group: weighted(tensors, 1.0) for group, tensors in carry.items()}
-        weight = self.weight_of(data)
-        sums = {"thresholds": weighted(trained, weight) if self.exchange else {}}
-        if self.target_density:
-            left = [self.kept(net.get_parameter(f"{path}.weight"), tau) for path, tau in trained.items()]
-            sums["control"] = weighted({"density": torch.stack([rows.float().mean() for rows in left]).mean()}, weight)
-        return Update(sums, weight, metrics=metrics, carries={client.id: carry})
+    # a client's round
+
+    def start(self) -> Kept:
+        """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
+        state = self.init()
+        return {
+            "own": state["params"],
+            "thresholds": state["thresholds"],
+            "statistics": self.task.server.statistics(),
+        }
 
     def moved(self, params: Params, delta: Params) -> Params:
         """Eq. 13, by the change of the thresholds [rows] of every layer."""
@@ -213,88 +222,98 @@ class SpaFL(LocalMethod):
             moved[f"{path}.weight"] = w - _rows(change / n * w.flatten(1).sum(1).sign(), w)
         return moved
 
+    def pruned(self, weights: Params, thresholds: Params, visit: Visit) -> "Pruned":
+        """The client's network. It is shared: used until the answer."""
+        module = resident(visit.net, visit.data.device)
+        load(module, weights)
+        return Pruned(self, module, thresholds)
+
+    def trained(self, client: "Pruned", kept: Kept, alpha: float, visit: Visit) -> tuple[dict[str, float], Kept]:
+        """Trains weights and thresholds in place; the metrics of `fit`, and what the client then keeps."""
+        statistics = {name: t.to(visit.data.device, copy=True) for name, t in kept.get("statistics", {}).items()}
+        momentum = dict(kept.get("momentum", {})) if self.persistent_momentum else None
+        with tracked(client.whole, statistics):
+            metrics = self.fit(
+                client,
+                visit,
+                adjust=lambda _: client.regularise(alpha),
+                project=lambda _: client.clamp(),
+                momentum=momentum,
+            )
+        own = {"own": params_of(client.whole), "thresholds": client.taus}
+        rest = {"statistics": statistics, "momentum": momentum or {}}
+        return metrics, {group: copied(tensors) for group, tensors in (own | rest).items() if tensors}
+
+    def sent(self, client: "Pruned") -> dict[str, Params]:
+        """What the client answers: its thresholds; and the density that they leave, if the server steers by it."""
+        if not self.target_density:
+            return {"thresholds": client.taus} if self.exchange else {}
+        left = [self.rows_left(client.weight(path), tau) for path, tau in client.taus.items()]
+        density = torch.stack([rows.float().mean() for rows in left]).mean()
+        return {"thresholds": client.taus, "control": {"density": density}}
+
+    def counted(self, client: "Pruned", samples: int, payload: Payload) -> dict[str, float]:
+        """What the round took; the change of the thresholds is counted apart."""
+        delta = nbytes(payload.get("delta", {}))
+        return {
+            "train_flops": costs.training_flops(self.task.server, samples, client.densities),
+            "resets": int(client.resets),
+            "bytes_down": nbytes(payload) - delta,
+            "bytes_delta": delta,
+        }
+
+    # regularisation
+
     def ramp(self, round: int) -> float:
-        """What part of alpha is there in a round."""
+        """The share of alpha that is applied in a round."""
         return 1 / (1 + math.exp(5 - 10 * round / self.alpha_ramp)) if self.alpha_ramp else 1.0
 
-    @torch.no_grad()
-    def clamp(self, pruned: "_Pruned") -> None:
-        """Puts weights and thresholds between their bounds, in place."""
-        if self.clamp_weights:
-            for path in pruned.paths:
-                pruned.whole.get_parameter(f"{path}.weight").clamp_(*self.clamp_weights)
-        if self.clamp_thresholds:
-            for tau in pruned.thresholds:
-                tau.clamp_(*self.clamp_thresholds)
+    def alpha_in(self, round: int, payload: Payload) -> float:
+        """alpha of a round: the server's, if it steers."""
+        return self.ramp(round) * (payload["control"]["alpha"].item() if "control" in payload else self.alpha)
+
+    def steered(self, control: Params, fold: Fold) -> Params:
+        """alpha of the next round, from the density that the cohort has now."""
+        if not fold.weight:
+            return control
+        density = fold.sum("control")["density"] / fold.weight
+        change = GAIN * (density - cast(float, self.target_density)) + DAMPING * (density - control["density"])
+        return {"alpha": control["alpha"] + self.alpha * change, "density": density}
+
+    # rows
 
     def is_empty(self, mu: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
-        """Whether so little of a layer with these rows is left that its thresholds start again: a bool."""
-        return (mu > tau).sum() <= math.floor(self.reset_density * len(mu) + 1e-9)
+        """Whether a layer with these rows is empty, so that its thresholds start again: a bool."""
+        return (mu > tau).sum() <= math.floor(RESET * len(mu) + 1e-9)
 
-    def kept(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+    def rows_left(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
         """Which rows of a weight [rows, ...] a device has: [rows] bool."""
         mu = _magnitudes(weight.detach())
         return mu > tau.masked_fill(self.is_empty(mu, tau), 0)
 
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        old, control = state["thresholds"], state.get("control", {})
-        means = {"thresholds": NestedMean(old), "control": NestedMean(control)}
-        weight = 0.0
-        for selection, update in updates:
-            for group, sums in update.sums.items():
-                means[group].add(selection, sums, update.weight)
-            weight += update.weight
-        new = means["thresholds"].mean()
-        state = state | {"thresholds": new, "delta": {path: t - old[path] for path, t in new.items()}}
-        if self.target_density is None or not weight:
-            return state
-        density = means["control"].mean()["density"]
-        change = self.gain * (density - self.target_density) + self.damping * (density - control["density"])
-        return state | {"control": {"alpha": control["alpha"] + self.alpha * change, "density": density}}
 
-    def deploy(self, state: State, round: int, capacity: float, client: Client | None = None) -> Deployment:
-        """A client's own; for others what everybody started from, which nothing has pruned."""
-        net, model = self.task.server, self.task.model
-        if client is None or client.carry is None:
-            key, own = "initial", {"params": state["params"], "statistics": model.statistics(net)}
-        else:
-            key, own = ("own", client.id), cast(dict[str, Params], client.carry)
-        params = dict(own["params"])
-        for path, tau in own.get("thresholds", {}).items():
-            rows = self.kept(params[f"{path}.weight"], tau)
-            for name in _of(path, params):
-                params[name] = params[name] * _rows(rows, params[name])
-        masked = tuple(name for path in self.layers(net) for name in _of(path, params))
-        return Deployment(key, model, net, params, own.get("statistics") or None, masked=masked)
-
-    def _initial(self) -> dict[str, Params]:
-        """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
-        state = self.init(self.task.seed)
-        statistics = self.task.model.statistics(self.task.server)
-        return {"params": state["params"], "thresholds": state["thresholds"], "statistics": statistics}
-
-
-class _Pruned(nn.Module):
-    """A client's network, which runs on the rows that its thresholds leave."""
+class Pruned(nn.Module):
+    """A client's network, which runs on the rows that its thresholds leave: [B, ...] -> logits."""
 
     def __init__(self, method: SpaFL, whole: nn.Module, thresholds: Params):
         super().__init__()
-        self.whole, self.method, self.paths = whole, method, list(thresholds)
-        self.thresholds = nn.ParameterList(thresholds.values())
+        device = next(whole.parameters()).device
+        self.whole, self.method = whole, method
+        self.thresholds = nn.ParameterList(t.to(device, copy=True) for t in thresholds.values())
+        self.paths = list(thresholds)
         self.gates: list[torch.Tensor] = []
         """1 for the rows that the last forward pass ran on, else 0, by layer."""
-        self.resets = torch.zeros((), dtype=torch.int64, device=self.thresholds[0].device)
+        self.resets = torch.zeros((), dtype=torch.int64, device=device)
         """How often a layer's thresholds started again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         params: Params = dict(self.whole.named_parameters())
-        gates = [
-            self._gate(params[f"{path}.weight"], tau) for path, tau in zip(self.paths, self.thresholds, strict=True)
-        ]
+        gates = [self._gate(self.weight(path), tau) for path, tau in zip(self.paths, self.thresholds, strict=True)]
         self.gates = [gate.detach() for gate in gates]
         for path, gate in zip(self.paths, gates, strict=True):
-            for name in _of(path, params):
-                params[name] = params[name] * _rows(gate, params[name])
+            for name in (f"{path}.weight", f"{path}.bias"):
+                if name in params:
+                    params[name] = params[name] * _rows(gate, params[name])
         return functional_call(self.whole, params, (x,))
 
     def _gate(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
@@ -308,15 +327,37 @@ class _Pruned(nn.Module):
         slope = 1.0 if self.method.step_backward == "identity" else (s.detach().abs() > 1).float()
         return (s.detach() > 0).float() + slope * (s - s.detach())
 
+    def regularise(self, alpha: float) -> None:
+        """Adds the gradient of alpha sum exp(-tau), and removes those of weights that stay as they are."""
+        for tau in self.thresholds:
+            cast(torch.Tensor, tau.grad).sub_(tau.detach().neg().exp_(), alpha=alpha)
+        if not self.method.train_weights:
+            for parameter in self.whole.parameters():
+                cast(torch.Tensor, parameter.grad).zero_()
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Puts weights and thresholds between their bounds."""
+        if self.method.clamp_weights:
+            for path in self.paths:
+                self.weight(path).clamp_(*self.method.clamp_weights)
+        if self.method.clamp_thresholds:
+            for tau in self.thresholds:
+                tau.clamp_(*self.method.clamp_thresholds)
+
+    def weight(self, path: str) -> torch.Tensor:
+        """The weight [rows, ...] of a layer."""
+        return self.whole.get_parameter(f"{path}.weight")
+
+    @property
+    def taus(self) -> Params:
+        """Layer -> its thresholds [rows], detached; they share the parameters' memory."""
+        return dict(zip(self.paths, (tau.detach() for tau in self.thresholds), strict=True))
+
     @property
     def densities(self) -> dict[str, float]:
         """The share of every layer that the last forward pass ran on; nothing before the first."""
         return {path: gate.mean().item() for path, gate in zip(self.paths, self.gates, strict=False)}
-
-
-def _of(path: str, params: Params) -> list[str]:
-    """The parameters of a layer."""
-    return [name for name in (f"{path}.weight", f"{path}.bias") if name in params]
 
 
 def _magnitudes(weight: torch.Tensor) -> torch.Tensor:
@@ -325,5 +366,5 @@ def _magnitudes(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A number a row [rows], in so many dimensions that it broadcasts to `like` [rows, ...]."""
+    """A number a row [rows], with as many dimensions as `like` [rows, ...], to which it broadcasts."""
     return t.view(-1, *[1] * (like.dim() - 1))

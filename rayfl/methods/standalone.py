@@ -10,49 +10,70 @@ The baseline from below of personalised federated learning, as in Liang et al., 
     'own'
 
 Departures:
-1. A client trains in the rounds in which it is drawn, like the clients of other methods, so that all have the same
-   budget.
+1. A client trains in the rounds in which it is drawn, like the clients of other methods, so that all methods have the
+   same budget.
 2. `size: own`, the default, gives every client the network of its capacity; the authors' clients all have one. A
-   client's network has one size, so that then its capacity has to stay the same.
-3. There is no global network: without a client, `deploy` gives the initial one, at chance. The authors average
-   the parameters of all clients' networks, which is at chance too (10.03 % on CIFAR-10).
+   client's network has one size, so its capacity has to stay the same.
+3. There is no global network: the server deploys the initial one, as what clients start from. The authors average
+   the parameters of all clients' networks, which is at chance (10.03 % on CIFAR-10).
 """
 
-from collections.abc import Iterator
-from typing import Literal, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, cast
 
-from rayfl.axes import Layout
-from rayfl.methods.base import Client, Payload, State, Update
-from rayfl.methods.width import PersonalMethod
-from rayfl.models.base import params_of
-from rayfl.submodel import Selection, prefix
-from rayfl.tensors import Params
-from rayfl.training import ClientData, weighted
+from pydantic import ValidationInfo, field_validator
+
+from rayfl.clients import Population
+from rayfl.fold import Carry, State, Update
+from rayfl.methods.base import Client, Deployment, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Size, fixed_capacities, same
+from rayfl.net import Net, params_of
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, copied
 
 
-class Standalone(PersonalMethod):
+class Standalone(Dense):
+    judge: ClassVar[str] = "local_accuracy_mean"
+    contract: ClassVar = Contract(fedavg=None, traffic=lambda whole, head: (0, 0))
+
     name: Literal["standalone"] = "standalone"
-    size: Literal["largest", "smallest", "own"] = "own"
+    weight: Literal["uniform"] = "uniform"
+    """Nothing is averaged."""
+    label_rows: Literal["all"] = "all"
+    """Nothing is averaged."""
+    size: Size = "own"
     """own: every client has the network of its capacity. largest, smallest: all have the same."""
 
-    def select(self, state: State, round: int, client: Client, seed: int) -> Selection:
+    @field_validator("weight", "label_rows", mode="before")
+    @classmethod
+    def _means_nothing(cls, value: Any, info: ValidationInfo) -> Any:
+        only = cls.model_fields[info.field_name or ""].default
+        if value != only:
+            raise ValueError(f"{only!r}, because nothing is averaged")
+        return value
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return same(task, self.size)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        fixed_capacities(self.name, self.task.nets, clients, "method.size: smallest or largest")
+
+    def select(self, state: State, client: Client) -> Selection:
         """Nothing of the server's, for the network of the client's capacity."""
-        return prefix(self.task.layout(self.task.server), Layout({}, {}), self.net_at(client.capacity))
+        return replace(self.prefix(client.capacity), names=())
 
-    def local_update(
-        self, payload: Payload, selection: Selection, client: Client, data: ClientData, round: int, seed: int
-    ) -> Update:
-        kept = self._initial(client.capacity) if client.carry is None else cast(Params, client.carry)
-        net = self.network(kept, selection.net, data)
-        metrics = self.train(net, data, round, seed)
-        return Update({"params": {}}, 1.0, metrics=metrics, carries={client.id: weighted(params_of(net), 1.0)})
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        own = cast(Params, visit.carry["own"]) if visit.carry else self._start(visit.client.capacity)
+        module = self.module(visit, own)
+        metrics = self.fit(module, visit)
+        return Update({}, 1.0, metrics=metrics, carries={visit.client.id: {"own": copied(params_of(module))}})
 
-    def aggregate(self, state: State, round: int, updates: Iterator[tuple[Selection, Update]]) -> State:
-        for _ in updates:  # clients train as they are asked for their answers
-            pass
-        return state
-
-    def _initial(self, capacity: float) -> Params:
+    def _start(self, capacity: float) -> Params:
         """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
-        state = self.init(self.task.seed)
-        return self.window(state, 0, capacity).take(state["params"])
+        return self.prefix(capacity).take(self.task.initial())
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        return replace(super().deploy(state, round, capacity, carry), is_start=carry is None)

@@ -1,10 +1,8 @@
 """One network family a file. To add one: its file, and its line here."""
 
+from rayfl.config import Kind
+from rayfl.models.base import ImageModel as ImageModel
 from rayfl.models.base import Model as Model
-from rayfl.models.base import layout as layout
-from rayfl.models.base import load as load
-from rayfl.models.base import params_of as params_of
-from rayfl.models.base import resident as resident
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
 from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.resnet import (
@@ -41,3 +39,5 @@ MODELS: dict[str, type[Model]] = {
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
 }
+
+MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")

@@ -1,27 +1,28 @@
 """A model family: one description from which the network of any width and depth is built."""
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
 
-from rayfl.axes import Axis, Layout, Net, layout_of, on_meta
-from rayfl.config import Config
-from rayfl.norms import fresh, static_norms
+from rayfl.axes import CLASSES, Axis
+from rayfl.config import Named
+from rayfl.net import Net, params_of
+from rayfl.norms import fresh
 from rayfl.tensors import Params
 
 
-class Model(Config, ABC):
-    """What a `model:` section says. A subclass adds its fields and `name: Literal["..."] = "..."`."""
+class Model(Named, ABC):
+    """What a `model:` section says. A subclass adds its fields.
 
-    name: str
-    input: tuple[int, int, int] = (3, 32, 32)
-    """Channels, height and width of one image. Taken from the data set unless given."""
-    classes: int = 10
-    """Number of classes. Taken from the data set unless given."""
+    A field that the data set offers by the same name (`DataSet.offers`: input, classes, ...) is taken from there unless
+    it is given; what is given has to agree with the data.
+    """
+
+    smallest: ClassVar[Mapping[str, Any]] = {}
+    """Fields and class attributes of its smallest sensible network, on which `rayfl.testing` runs methods."""
 
     if TYPE_CHECKING:  # pydantic makes it, out of the type checker's sight
 
@@ -29,11 +30,17 @@ class Model(Config, ABC):
 
     @abstractmethod
     def build(self, net: Net) -> nn.Module:
-        """The network, [B, *input] -> logits [B, classes], freshly initialised, made of rayfl.axes layers."""
+        """The network, freshly initialised, made of rayfl.axes layers or of layers that `declare` their axes.
+
+        It maps a batch of samples to logits, or to a tuple of logits, the first early exit's first.
+        """
+
+    @abstractmethod
+    def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
+        """Made-up samples of the shape and type that a network takes."""
 
     def prepare(self) -> None:
-        """Fetches what `initial` reads, or a ConfigError that says what to put where. To be called before Ray starts,
-        where the data are loaded too."""
+        """Fetches what `initial` reads, or a ConfigError that says what to put where. Called before Ray starts."""
 
     @property
     def blank(self) -> Self:
@@ -41,13 +48,13 @@ class Model(Config, ABC):
         return self
 
     def initial(self, net: Net) -> Params:
-        """The parameters that training of a network starts from. What is random is drawn from torch's global generator
+        """The parameters that training of a network starts from. Random ones are drawn from torch's global generator
         (`seeds.torch_scope`)."""
-        return params_of(self.build(net))
+        return params_of(net.build())
 
     def statistics(self, net: Net) -> Params:
         """The running statistics that its static norms start from, by the names of `norms.fresh`."""
-        return fresh(on_meta(self.build, net))
+        return fresh(net.blank())
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
@@ -56,8 +63,21 @@ class Model(Config, ABC):
 
     @property
     def exit_count(self) -> int:
-        """At how many places `Net.exits` lets it answer: its head, and the early exits before it."""
+        """The number of places at which `Net.exits` lets it answer: its head, and the early exits before it."""
         return 1
+
+
+class ImageModel(Model):
+    """A classifier of images: [B, *input] -> logits [B, classes]."""
+
+    input: tuple[int, int, int] = (3, 32, 32)
+    """Channels, height and width of one image. Taken from the data set unless given."""
+    classes: int = 10
+    """Number of classes. Taken from the data set unless given."""
+    smallest: ClassVar[Mapping[str, Any]] = {"input": (1, 8, 8), "classes": 4}
+
+    def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
+        return torch.zeros(batch, *self.input, device=device)
 
     @property
     def image(self) -> Axis:
@@ -66,56 +86,5 @@ class Model(Config, ABC):
 
     @property
     def labels(self) -> Axis:
-        """The classes: never cut. Its name is what label-aware methods look for."""
-        return Axis.fixed("classes", self.classes)
-
-
-@functools.lru_cache(maxsize=256)
-def layout(model: Model, net: Net) -> Layout:
-    """Axes and shapes of a network, without memory for it."""
-    return layout_of(on_meta(model.build, net))
-
-
-@functools.lru_cache(maxsize=256)
-def layout_of_all(model: Model, net: Net) -> Layout:
-    """Of the parameters, and of the running statistics of static norms, each on the axis of its norm's weight."""
-    found = layout(model, net)
-    weights = {name: f"{name.rpartition('.')[0]}.weight" for name in fresh(on_meta(model.build, net))}
-    return Layout(
-        {**found.dims, **{name: found.dims[weight] for name, weight in weights.items()}},
-        {**found.shapes, **{name: found.shapes[weight] for name, weight in weights.items()}},
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def layers_of(model: Model, net: Net) -> Mapping[str, tuple[str, ...]]:
-    """The names of the weight and bias of every convolution and linear layer by its path, in the network's order."""
-    layers = {p: m for p, m in on_meta(model.build, net).named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
-    return {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
-
-
-@functools.lru_cache(maxsize=256)
-def has_static_norms(model: Model, net: Net) -> bool:
-    """Whether the network needs statistics before it is evaluated."""
-    return bool(static_norms(on_meta(model.build, net)))
-
-
-@functools.lru_cache(maxsize=16)
-def resident(model: Model, net: Net, device: torch.device) -> nn.Module:
-    """The one network of this kind that stays in this process: clients run in it one after another.
-
-    Its parameters and statistics are whatever was there last: always `load` before use.
-    """
-    return model.build(net).to(device)
-
-
-@torch.no_grad()
-def load(net: nn.Module, params: Params) -> None:
-    """Copies parameters into the network's own storage (never aliases: a payload is shared memory)."""
-    for name, parameter in net.named_parameters():
-        parameter.copy_(params[name])
-
-
-def params_of(net: nn.Module) -> Params:
-    """The network's parameters, detached; they share its memory."""
-    return {name: parameter.detach() for name, parameter in net.named_parameters()}
+        """The classes: never cut."""
+        return Axis.fixed(CLASSES, self.classes)

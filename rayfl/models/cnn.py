@@ -1,22 +1,24 @@
 """Plain convolutional networks: convolutions with pooling, then linear layers.
 
-Every convolution is followed by Scaler, norm, max pooling where there is any, and ReLU. Max pooling
-and ReLU commute, gradients included; in this order ReLU has a quarter of the work.
+Every convolution is followed by Scaler, norm, max pooling where there is any, and ReLU; a hidden linear layer by Scaler
+and ReLU (HeteroFL section 3.3: a Scaler behind every parametric layer, but not behind the classifier). Max pooling and
+ReLU commute, gradients included; in this order ReLU has a quarter of the work.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
-from rayfl.axes import Axis, Net, conv, linear, norm
+from rayfl.axes import Axis, conv, linear, norm
 from rayfl.config import ConfigError
-from rayfl.models.base import Model
+from rayfl.models.base import ImageModel
 from rayfl.models.layers import NormKind, check_without, heterofl_head, scaler, sequential
+from rayfl.net import Net
 
 
-class DigitsCNN(Model):
+class DigitsCNN(ImageModel):
     """For the 8x8 digits of scikit-learn: 53,194 parameters."""
 
     name: Literal["digits_cnn"] = "digits_cnn"
@@ -28,7 +30,7 @@ class DigitsCNN(Model):
         return _flattened(self, net, convs, hidden=128, norm_kind=self.norm)
 
 
-class McMahanCNN(Model):
+class McMahanCNN(ImageModel):
     """The MNIST CNN of FedAvg (arXiv 1602.05629, section 3): 1,663,370 parameters."""
 
     name: Literal["mcmahan_cnn"] = "mcmahan_cnn"
@@ -40,17 +42,18 @@ class McMahanCNN(Model):
         return _flattened(self, net, convs, hidden=512, norm_kind=self.norm)
 
 
-class LeNet5Caffe(Model):
+class LeNet5Caffe(ImageModel):
     """LeNet-5-Caffe without biases, as in SpaFL (arXiv 2406.00431): 430,500 parameters."""
 
     name: Literal["lenet5_caffe"] = "lenet5_caffe"
     input: tuple[int, int, int] = (1, 28, 28)
+    smallest: ClassVar = {"input": (1, 16, 16), "classes": 4}
 
     def build(self, net: Net) -> nn.Module:
         return _flattened(self, net, [Conv(20, 5), Conv(50, 5)], hidden=500, bias=False)
 
 
-class HeteroFLCNN(Model):
+class HeteroFLCNN(ImageModel):
     """The MNIST CNN of HeteroFL (arXiv 2010.01264): 1,556,874 parameters."""
 
     name: Literal["heterofl_cnn"] = "heterofl_cnn"
@@ -89,7 +92,7 @@ class Conv:
 
 
 def _flattened(
-    model: Model,
+    model: ImageModel,
     net: Net,
     convs: Sequence[Conv],
     hidden: int,
@@ -103,15 +106,16 @@ def _flattened(
         **layers,
         flatten=nn.Flatten(),
         hidden=linear(channels.repeat(pixels), features, bias=bias),
+        hidden_scaler=scaler(net.scale),
         hidden_relu=nn.ReLU(),
         head=linear(features, model.labels, bias=bias),
     )
 
 
 def convolutions(
-    model: Model, net: Net, convs: Sequence[Conv], norm_kind: NormKind, bias: bool = True
+    model: ImageModel, net: Net, convs: Sequence[Conv], norm_kind: NormKind, bias: bool = True
 ) -> tuple[dict[str, nn.Module], Axis, int]:
-    """The layers by name, the axis of the last channels, and the pixels that are left of each."""
+    """The layers by name, the axis of the last channels, and the number of pixels that leave each."""
     check_without(net, ())
     height, width = _sizes(model, convs)
     layers: dict[str, nn.Module] = {}
@@ -127,7 +131,7 @@ def convolutions(
     return layers, cin, height * width
 
 
-def _sizes(model: Model, convs: Sequence[Conv]) -> tuple[int, int]:
+def _sizes(model: ImageModel, convs: Sequence[Conv]) -> tuple[int, int]:
     """Height and width after all convolutions."""
     smallest = 1
     for c in reversed(convs):
@@ -135,9 +139,8 @@ def _sizes(model: Model, convs: Sequence[Conv]) -> tuple[int, int]:
     _, height, width = model.input
     if min(height, width) < smallest:
         raise ConfigError(
-            f"model {model.name}: given images of {height}x{width} pixels, of which its "
-            f"convolutions and pooling leave nothing; allowed: at least {smallest}x{smallest}; "
-            "take another model or data set"
+            f"model {model.name}: given images of {height}x{width} pixels, too few for its convolutions "
+            f"and pooling; allowed: at least {smallest}x{smallest}; take another model or data set"
         )
     for c in convs:
         height, width = c.after(height), c.after(width)

@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayfl.axes import Axis, Net, conv, linear, norm
+from rayfl.axes import Axis, conv, linear, norm
 from rayfl.models.layers import NormKind, depthwise, scaler, sequential
+from rayfl.net import Net
 
 ExitKind = Literal["scalefl", "depthfl"]
 
 
 class EarlyExits(nn.Module):
-    """[B, *input] -> logits [E, B, classes], the first exit's first.
+    """[B, *input] -> the logits [B, classes] of every exit, the first exit's first.
 
     `trunk` is a plain network up to the last exit, whose layers keep their names; if it has a head, that answers
     last. `exits` says which exit, "exit1", "exit2", ..., reads what a layer or block of the trunk gives.
@@ -33,13 +34,13 @@ class EarlyExits(nn.Module):
         for path, exit in exits.items():
             self.add_module(self.exits[path], exit)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         answers = []
         for path in self.order:
             x = self.get_submodule(path)(x)
             if path in self.exits:
                 answers.append(self.get_submodule(self.exits[path])(x))
-        return torch.stack([*answers, x] if self.has_head else answers)
+        return (*answers, x) if self.has_head else tuple(answers)
 
 
 def _paths(trunk: nn.Sequential) -> list[str]:
@@ -112,7 +113,8 @@ class DepthFLExit(nn.Module):
 
 
 def _halving(cin: Axis, inner: Axis, cout: Axis, norm_kind: NormKind, scale: float) -> nn.Sequential:
-    """Two separable 3x3 convolutions, the first of stride 2: [B, cin, H, W] -> [B, cout, H / 2, W / 2]."""
+    """Two separable 3x3 convolutions, the first of stride 2: [B, cin, H, W] -> [B, cout, H / 2, W / 2]. No Scaler
+    stands behind their depthwise halves, which sum over no channels."""
     return sequential(
         depth1=depthwise(cin, 3, stride=2, padding=1),
         point1=conv(cin, inner, 1, bias=False),

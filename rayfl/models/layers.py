@@ -2,13 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from rayfl.axes import Axis, Net, linear
+from rayfl.axes import Axis, declare, linear
 from rayfl.config import nearest
+from rayfl.net import Net
 
 NormKind = Literal["static_bn", "group", "instance", "layer", "none"]
 """As in HeteroFL's Table 4; see `rayfl.axes.norm`."""
@@ -39,7 +40,7 @@ class Step(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
-        self.axes = {"scale": ()}
+        declare(self, scale=())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale
@@ -57,12 +58,11 @@ def heterofl_head(features: Axis, classes: Axis) -> nn.Linear:
     return head
 
 
-def depthwise(channels: Axis, kernel: int, **options) -> nn.Conv2d:
+def depthwise(channels: Axis, kernel: int, **options: Any) -> nn.Conv2d:
     """A convolution of every channel on its own, without a bias: weight [channels, 1, kernel, kernel]."""
     count = channels.length
     layer = nn.Conv2d(count, count, kernel, groups=count, bias=False, **options)
-    layer.axes = {"weight": (channels, None, None, None)}  # type: ignore[assignment]
-    return layer
+    return declare(layer, weight=(channels, None, None, None))
 
 
 Init = Literal["torch", "kaiming", "kaiming_fan_out"]
@@ -70,15 +70,15 @@ Init = Literal["torch", "kaiming", "kaiming_fan_out"]
 kaiming_fan_out: normal, by the fan-out, of convolutions alone, as torchvision's ResNets."""
 
 
-def initialise(net: nn.Module, init: Init) -> None:
+def initialise(module: nn.Module, init: Init) -> None:
     """Draws the weights of a network anew, in place; `torch` leaves them as they are."""
-    if next(net.parameters()).is_meta:
+    if next(module.parameters()).is_meta:
         return
-    for module in net.modules():
-        if init == "kaiming" and isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight)
-        if init == "kaiming_fan_out" and isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    for layer in module.modules():
+        if init == "kaiming" and isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight)
+        if init == "kaiming_fan_out" and isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
 
 def check_without(net: Net, blocks: Collection[str], exits: int = 0) -> None:

@@ -4,17 +4,18 @@ Every layer but the last is followed by Scaler and ReLU. The authors' MLP ends i
 applies another one; these networks end in logits.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
-from rayfl.axes import Axis, Net, linear
-from rayfl.models.base import Model
+from rayfl.axes import Axis, linear
+from rayfl.models.base import ImageModel
 from rayfl.models.cnn import Conv, convolutions
 from rayfl.models.layers import check_without, scaler, sequential
+from rayfl.net import Net
 
 
-class LiangMLP(Model):
+class LiangMLP(ImageModel):
     """For MNIST: 633,226 parameters. Its layers are input, hidden1, hidden2, hidden3, head."""
 
     name: Literal["liang_mlp"] = "liang_mlp"
@@ -27,10 +28,11 @@ class LiangMLP(Model):
         return _with_linears(self, net, {}, self.image.repeat(height * width), sizes)
 
 
-class LiangCNN(Model):
+class LiangCNN(ImageModel):
     """For CIFAR-10: 64,102 parameters. Its layers are conv1, conv2, hidden1, hidden2, head."""
 
     name: Literal["liang_cnn"] = "liang_cnn"
+    smallest: ClassVar = {"input": (1, 16, 16), "classes": 4}
 
     def build(self, net: Net) -> nn.Module:
         layers, channels, pixels = convolutions(self, net, [Conv(6, 5), Conv(16, 5)], "none")
@@ -38,7 +40,7 @@ class LiangCNN(Model):
 
 
 def _with_linears(
-    model: Model, net: Net, layers: dict[str, nn.Module], features: Axis, sizes: dict[str, int]
+    model: ImageModel, net: Net, layers: dict[str, nn.Module], features: Axis, sizes: dict[str, int]
 ) -> nn.Sequential:
     """`layers`, a flatten to `features`, hidden linear layers (name -> units), and the classifier."""
     layers = layers | {"flatten": nn.Flatten()}

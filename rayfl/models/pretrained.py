@@ -11,17 +11,17 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import torch
 from pydantic import field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from rayfl.axes import Net, on_meta
 from rayfl.config import ConfigError
 from rayfl.data.base import PATIENCE, patience
-from rayfl.models.base import Model, layout_of_all, params_of
+from rayfl.models.base import ImageModel
+from rayfl.net import Net, params_of
 from rayfl.norms import fresh
 from rayfl.submodel import prefix
 from rayfl.tensors import Params
@@ -52,7 +52,7 @@ VIT = {
 """torchvision's names -> rayfl's, as regular expressions that are applied one after another."""
 
 
-class Pretrained(Model, ABC):
+class Pretrained(ImageModel, ABC):
     """A final class adds `url` and `names`."""
 
     pretrained: str = ""
@@ -92,22 +92,20 @@ class Pretrained(Model, ABC):
         if not self.pretrained:
             return start
         published = self._published()
-        model = cast(Model, self)
-        whole, part = (layout_of_all(model, n) for n in (replace(net, width=1.0), net))
-        cut = prefix(whole, part, net).take(published)
+        cut = prefix(replace(net, width=1.0), net).take(published)
         return start | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in start.keys() & cut}
 
     def _published(self) -> Params:
         """Parameters and statistics of the full network, by rayfl's names, but for what is drawn."""
-        file, full = self._file(), on_meta(self.build, Net())
+        file, full = self._file(), Net(self).blank()
         found, wanted = (self._kept(t) for t in (translated(_read(file), self.names), params_of(full) | fresh(full)))
         names = sorted(found.keys() | wanted.keys())
         given, fits = ({name: list(t.shape) for name, t in tensors.items()} for tensors in (found, wanted))
         if wrong := [name for name in names if given.get(name) != fits.get(name)]:
             first = wrong[0]
             raise ConfigError(
-                f"model.pretrained: {file} is not of {self.name} as it is configured: of {len(wrong)} tensors that "
-                f"differ, {first} is {given.get(first, 'missing')} and should be {fits.get(first, 'missing')}; "
+                f"model.pretrained: given {file}, where {len(wrong)} tensors are not those of {self.name} as it is "
+                f"configured ({first} is {given.get(first, 'missing')} and should be {fits.get(first, 'missing')}); "
                 f"allowed: a file such as {self.url}"
             )
         return found
@@ -134,9 +132,9 @@ class Pretrained(Model, ABC):
                     torch.hub.download_url_to_file(self.url, str(file), file.stem.rpartition("-")[2])
             except (OSError, RuntimeError) as error:
                 raise ConfigError(
-                    f"model.pretrained: the weights of {self.name} are not in {file.parent} and cannot be downloaded "
-                    f"({' '.join(str(error).split())}). Put there\n  {self.url}\n"
-                    "or put it anywhere and give its path as model.pretrained"
+                    f"model.pretrained: given imagenet, but the weights of {self.name} are not in {file.parent} and "
+                    f"cannot be downloaded ({' '.join(str(error).split())}); allowed: imagenet once that folder holds\n"
+                    f"  {self.url}\nor the path of this file"
                 ) from None
         return file
 
@@ -164,9 +162,11 @@ def _read(file: Path) -> Params:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         [reason, *_] = [*str(error).splitlines(), type(error).__name__]
         raise ConfigError(
-            f"model.pretrained: {file} cannot be read ({reason}); allowed: the state of a network as torch or "
-            "safetensors saves it. Delete it if it is damaged"
+            f"model.pretrained: given {file}, which cannot be read ({reason}); allowed: the state of a network as "
+            "torch or safetensors saves it; delete the file if it is damaged"
         ) from None
     if not isinstance(state, Mapping) or not all(isinstance(t, torch.Tensor) for t in state.values()):
-        raise ConfigError(f"model.pretrained: {file} holds no named tensors; allowed: the state of a network")
+        raise ConfigError(
+            f"model.pretrained: given {file}, which holds no named tensors; allowed: the state of a network"
+        )
     return dict(state)

@@ -9,19 +9,21 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from rayfl.axes import Net, conv, linear, norm
-from rayfl.models.base import Model
+from rayfl.axes import conv, linear, norm
+from rayfl.models.base import ImageModel
+from rayfl.models.blocks import PreActBlock, block_paths, stages_of
 from rayfl.models.cnn import Conv, convolutions
 from rayfl.models.layers import NormKind, check_without, scaler, sequential
-from rayfl.models.resnet import PreActBlock, block_paths, stages_of
+from rayfl.net import Net
 
 
-class SpaFLCNN(Model):
+class SpaFLCNN(ImageModel):
     """For CIFAR-10, seven layers without biases: 806,080 parameters, of which 804,800 are weights. The paper's 807,366
     are these, the norms' running statistics and six counters of batches; its 1,418 thresholds are those of another
     network, for this one has 650 filters and neurons."""
 
     name: Literal["spafl_cnn"] = "spafl_cnn"
+    smallest: ClassVar = {"input": (1, 28, 28), "classes": 4}
 
     def build(self, net: Net) -> nn.Module:
         convs = [Conv(64, 5, pool=False), Conv(64, 5), Conv(128, 5, pool=False), Conv(128, 5)]
@@ -38,7 +40,7 @@ class SpaFLCNN(Model):
         return sequential(**layers, head=linear(features, self.labels, bias=False))
 
 
-class SpaFLResNet18(Model):
+class SpaFLResNet18(ImageModel):
     """For CIFAR-100, of pre-activation blocks, with a norm behind the stem and none before the classifier: 2,819,396
     parameters with 100 classes. The paper's 11,159,232 are the convolutions' with 64 channels."""
 
@@ -47,6 +49,7 @@ class SpaFLResNet18(Model):
     channels: int = Field(default=32, ge=1)
     """Channels of the stem and the first stage, which double from stage to stage: 32 in the authors' code and in the
     paper's list of layers, 64 in the paper's counts of parameters, bytes and operations."""
+    smallest: ClassVar = {**ImageModel.smallest, "channels": 16}
 
     depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
     """Blocks of every stage."""

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from rayfl.axes import Axis, Net, conv, layer_norm, linear
+from rayfl.axes import Axis, conv, declare, layer_norm, linear
 from rayfl.models.layers import Step, check_without, scaler, sequential
 from rayfl.models.pretrained import VIT, Pretrained
+from rayfl.net import Net
 
 EXPANSION = 4
 
@@ -42,6 +43,7 @@ class ViTB16(Pretrained):
     """Features of a head; the residual stream has as many as all heads."""
     patch: int = Field(default=16, ge=1)
     """Height and width of a patch."""
+    smallest: ClassVar = {**Pretrained.smallest, "layers": 2, "heads": 2, "head_width": 10, "patch": 4}
 
     url: ClassVar = "https://download.pytorch.org/models/vit_b_16-c867db91.pth"
     names: ClassVar = VIT
@@ -104,7 +106,7 @@ class Tokens(nn.Module):
         positions = Axis.fixed("positions", 1 + patches)
         self.first = nn.Parameter(torch.zeros(1, 1, stream.length))
         self.positions = nn.Parameter(torch.empty(1, positions.length, stream.length).normal_(std=0.02))
-        self.axes = {"first": (None, None, stream), "positions": (None, positions, stream)}
+        declare(self, first=(None, None, stream), positions=(None, positions, stream))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         patches = x.flatten(2).transpose(1, 2)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayfl.methods import local
+from rayfl.methods import base
 
 
 @pytest.fixture
@@ -12,13 +12,13 @@ def clients_answer(monkeypatch):
     def answer(*values: float) -> None:
         left = iter(values)
 
-        def fill(net, *args):
+        def fill(module, *args):
             value = next(left)
             with torch.no_grad():
-                for parameter in net.parameters():
+                for parameter in module.parameters():
                     parameter.fill_(value)
             return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
 
-        monkeypatch.setattr(local, "fit", fill)
+        monkeypatch.setattr(base, "fit", fill)
 
     return answer

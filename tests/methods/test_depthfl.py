@@ -5,23 +5,24 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same, bound, client_data, one_round, run, simulate, tiny
-from test_exits import ExitPerceptron, names, staged
+from helpers import assert_same, bound, client_data, folded, images, one_round, run, simulate, tiny, updated, visit
+from test_exits import ExitPerceptron, at, names, staged
 from torch import nn
 
-from rayfl import norms
-from rayfl.config import ConfigError
-from rayfl.methods import METHODS, Client
+from rayfl.clients import Population
+from rayfl.config import ConfigError, parse
+from rayfl.evaluation import judge
+from rayfl.methods import METHODS
 from rayfl.models import MODELS
+from rayfl.norms import fresh
 from rayfl.seeds import torch_generator
-from rayfl.training import ClientData, evaluate
 
 DepthFL = METHODS["depthfl"]
 NORMED = ExitPerceptron(norm="static_bn")
 
 
 def noise(tensors, purpose):
-    generator = torch_generator(0, purpose)
+    generator = torch_generator(0, f"test:{purpose}")
     return {name: torch.randn(t.shape, generator=generator) / 10 for name, t in tensors.items()}
 
 
@@ -36,9 +37,10 @@ def values(tensors):
     return {name: v[0] for name, v in found.items()}
 
 
-def answer(method, state, client, data, round=0):
-    selection = method.select(state, round, client, 0)
-    return selection, method.local_update(method.extract(state, selection), selection, client, data, round, 0)
+def drawn_logits(exits):
+    """Of 5 samples and 4 classes, an exit each; always the same."""
+    generator = torch_generator(0, "test:logits")
+    return tuple(torch.randn(5, 4, generator=generator, requires_grad=True) for _ in range(exits))
 
 
 # the loss
@@ -46,11 +48,11 @@ def answer(method, state, client, data, round=0):
 
 def test_the_loss_by_hand():
     """p_1 = (1/2, 1/2) and p_2 = (1/4, 3/4)."""
-    logits = torch.tensor([[[0.0, 0.0]], [[0.0, math.log(3)]]])
+    logits = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3)]])
     labels = math.log(2) + math.log(4 / 3)
     towards_1 = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
     towards_2 = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    data, y = client_data(0, 1), torch.tensor([1])
+    y = torch.tensor([1])
     for options, round, ramp in (
         ({"distill": False}, 300, 0.0),
         ({}, 0, math.exp(-5)),
@@ -59,16 +61,16 @@ def test_the_loss_by_hand():
         ({}, 1000, 1.0),
         ({"ramp_rounds": 0}, 0, 1.0),
     ):
-        value = DepthFL(**options).loss(data, round)(logits, y).item()
+        value = DepthFL(**options).loss(at(round))(logits, y).item()
         assert value == pytest.approx(labels + ramp * (towards_1 + towards_2), rel=1e-5)
 
 
 def test_the_loss_of_more_exits_pair_by_pair():
     """The divergence is over n - 1, a mean over the batch, and its teachers get no gradient."""
-    logits = torch.randn(3, 5, 4, generator=torch_generator(0, "logits"), requires_grad=True)
+    logits = drawn_logits(3)
     y = torch.tensor([0, 1, 2, 3, 0])
-    DepthFL().loss(client_data(0), 300)(logits, y).backward()
-    twin = logits.detach().clone().requires_grad_()
+    DepthFL().loss(at(300))(logits, y).backward()
+    twin = drawn_logits(3)
     expected = torch.zeros(())
     for i in range(3):
         expected = expected + F.cross_entropy(twin[i], y)
@@ -76,15 +78,16 @@ def test_the_loss_of_more_exits_pair_by_pair():
             p, q = twin[j].softmax(1).detach(), twin[i].softmax(1)
             expected = expected + (p * (p / q).log()).sum() / 5 / 2
     expected.backward()
-    assert DepthFL().loss(client_data(0), 300)(logits, y).item() == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(logits.grad, twin.grad)
+    assert DepthFL().loss(at(300))(logits, y).item() == pytest.approx(expected.item(), rel=1e-5)
+    for z, other in zip(logits, twin, strict=True):
+        torch.testing.assert_close(z.grad, other.grad)
 
 
 def test_one_exit_has_nobody_to_learn_from():
-    """[1, B, C] and [B, C] are the same."""
-    logits, y = torch.randn(5, 4, generator=torch_generator(0, "logits")), torch.tensor([0, 1, 2, 3, 0])
-    loss = DepthFL().loss(client_data(0), 300)
-    assert loss(logits, y) == loss(logits[None], y) == F.cross_entropy(logits, y)
+    """One exit alone, and a network without early exits, are the same."""
+    [logits], y = drawn_logits(1), torch.tensor([0, 1, 2, 3, 0])
+    loss = DepthFL().loss(at(300))
+    assert loss(logits, y) == loss((logits,), y) == F.cross_entropy(logits, y)
 
 
 # FedDyn
@@ -93,16 +96,16 @@ def test_one_exit_has_nobody_to_learn_from():
 def test_feddyn_by_hand():
     """Two steps of gradient + alpha (y - x) - g, then g - alpha (y - x), against autograd on the written-out loss."""
     method = staged(DepthFL(distill=False, alpha=0.5), 1.0, lr=0.3, epochs=2, weight_decay=0.1)
-    state, data = method.init(0), client_data(0, 1, 2, 3)
+    state, data = method.init(), client_data(0, 1, 2, 3)
     kept = noise(state["params"], "g")
-    _, update = answer(method, state, Client(3, 1.0, kept), data)
-    net = method.task.model.build(method.task.server)
-    net.load_state_dict(state["params"])
-    named = dict(net.named_parameters())
+    update = updated(method, state, 1.0, data, id=3, carry={"g": kept})
+    module = method.task.server.build()
+    module.load_state_dict(state["params"])
+    named = dict(module.named_parameters())
     [(x, y)] = data.in_order(4)
-    optimizer = torch.optim.SGD(net.parameters(), 0.3, weight_decay=0.1)
+    optimizer = torch.optim.SGD(module.parameters(), 0.3, weight_decay=0.1)
     for _ in range(2):
-        loss = sum(F.cross_entropy(z, y) for z in net(x))
+        loss = sum(F.cross_entropy(z, y) for z in module(x))
         for name, p in named.items():
             loss = loss - (kept[name] * p).sum() + 0.25 * (p - state["params"][name]).square().sum()
         optimizer.zero_grad()
@@ -110,14 +113,14 @@ def test_feddyn_by_hand():
         optimizer.step()
     torch.testing.assert_close(update.sums["params"], {name: p.detach() for name, p in named.items()})
     for name, p in update.sums["params"].items():
-        torch.testing.assert_close(update.carries[3][name], kept[name] - 0.5 * (p - state["params"][name]))
+        torch.testing.assert_close(update.carries[3]["g"][name], kept[name] - 0.5 * (p - state["params"][name]))
 
 
 def test_a_new_client_keeps_zeros_before():
     method = staged(DepthFL(), 1.0, lr=0.3)
-    state, data = method.init(0), client_data(0, 1)
+    state, data = method.init(), client_data(0, 1)
     zeros = full(state["params"], 0.0)
-    (_, first), (_, second) = (answer(method, state, Client(0, 1.0, carry), data) for carry in (None, zeros))
+    first, second = (updated(method, state, 1.0, data, carry=carry) for carry in (None, {"g": zeros}))
     assert_same(first.sums, second.sums)
     assert_same(first.carries[0], second.carries[0])
 
@@ -126,7 +129,7 @@ def test_the_servers_step(clients_answer):
     """From 2, 10 clients, alpha 0.1. Shared tensors: m = (4 + 8) / 2 and h = -0.1 * 2/10 * 4; the large client's own:
     m = 8 and h = -0.1 * 1/10 * 6; the next round's: h goes on, and what nobody has stays."""
     method = staged(DepthFL(), 1.0, 0.5, 0.25)
-    state, data = method.init(0), client_data(0, 1)
+    state, data = method.init(), client_data(0, 1)
     state["params"] = full(state["params"], 2.0)
     smallest, middle, largest = (names(method, c) for c in (0.25, 0.5, 1.0))
     clients_answer(4, 8)
@@ -163,7 +166,7 @@ def test_h_is_the_mean_of_what_all_clients_keep(tmp_path, monkeypatch):
     run(simulation, 4)
     mean = full(simulation.state["params"], 0.0)
     for id in simulation.carries.files:
-        for name, g in simulation.carries.get(id).items():
+        for name, g in simulation.carries.get(id)["g"].items():
             mean[name] += g / 6
     torch.testing.assert_close(simulation.state["h"], mean, rtol=1e-4, atol=1e-6)
     assert any(t.abs().max() > 1e-3 for t in mean.values())
@@ -171,21 +174,21 @@ def test_h_is_the_mean_of_what_all_clients_keep(tmp_path, monkeypatch):
 
 def test_a_client_without_a_step_keeps_what_it_has():
     method = staged(DepthFL(), 1.0, 0.5, 0.25, epochs=0)
-    state = method.init(0)
-    for carry in (None, noise(state["params"], "g")):
-        _, update = answer(method, state, Client(0, 1.0, carry), client_data(0, 1))
+    state = method.init()
+    for carry in (None, {"g": noise(state["params"], "g")}):
+        update = updated(method, state, 1.0, client_data(0, 1), carry=carry)
         assert not update.carries
         assert_same(update.sums["params"], state["params"])
 
 
 def test_without_feddyn_there_is_nothing_to_keep():
     method = staged(DepthFL(alpha=0), 1.0, 0.5, 0.25)
-    state = method.init(0)
-    selection, update = answer(method, state, Client(0, 0.5), client_data(0, 1))
-    assert state.keys() == {"params"} and not update.carries and not method.keeps_capacities
-    assert_same(
-        method.aggregate(state, 0, iter([(selection, update)])), one_round(method, state, (0.5, client_data(0, 1)))
-    )
+    state = method.init()
+    update = updated(method, state, 0.5, client_data(0, 1))
+    assert state.keys() == {"params", "statistics"} and not update.carries
+    method.check(1, Population(assignment="dynamic"))
+    fold = folded(state, (visit(method, state, 0.5, client_data(0, 1)).selection, update))
+    assert_same(fold.mean("params"), one_round(method, state, (0.5, client_data(0, 1)))["params"])
 
 
 @pytest.mark.parametrize("extra", [{}, {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}], ids=str)
@@ -194,7 +197,7 @@ def test_one_exit_without_feddyn_is_fedavg(extra):
     data, states = client_data(0, 1, 2, 3, 1), []
     for method in (DepthFL(alpha=0, distill=False), METHODS["fedavg"](weight="uniform")):
         method = bound(method, 1.0, hidden=(3, 3), batch_size=2, **extra)
-        state = one_round(method, method.init(0), (1.0, data), (1.0, client_data(2, 3)))
+        state = one_round(method, method.init(), (1.0, data), (1.0, client_data(2, 3)))
         states.append(one_round(method, state, (1.0, data), round=1))
     assert_same(*states)
 
@@ -202,10 +205,14 @@ def test_one_exit_without_feddyn_is_fedavg(extra):
 def test_capacities_stay_with_feddyn(monkeypatch):
     monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
     sections = {"model": "exit_perceptron", "clients": {"capacities": [1.0, 0.5, 0.25], "assignment": "dynamic"}}
-    with pytest.raises(ConfigError, match="clients.assignment: given 'dynamic'; allowed: 'fixed'"):
+    with pytest.raises(ConfigError) as error:
         tiny(method="depthfl", **sections)
+    assert str(error.value) == (
+        "test: clients.assignment: given 'dynamic'; allowed: 'fixed', because with method depthfl every client keeps "
+        "what fits one network; or method.alpha: 0"
+    )
     tiny(method={"name": "depthfl", "alpha": 0}, **sections)
-    assert not staged(DepthFL(), 1.0).keeps_capacities
+    staged(DepthFL(), 1.0).check(1, Population(assignment="dynamic"))
 
 
 # norms
@@ -214,16 +221,17 @@ def test_capacities_stay_with_feddyn(monkeypatch):
 def test_running_statistics_are_averaged_over_holders():
     """With their weights: the first norm's over both clients, of 4 and 2 samples, the third's are the large one's."""
     method = staged(DepthFL(alpha=0, weight="samples"), 1.0, 0.5, 0.25, model=NORMED, lr=0.1, batch_size=2)
-    state, data = method.init(0), (client_data(0, 1, 2, 3), client_data(3, 2))
-    assert_same(state["statistics"], norms.fresh(method.task.model.build(method.task.server)))
-    answers = [answer(method, state, Client(0, c), d) for c, d in zip((1.0, 0.25), data, strict=True)]
-    (_, large), (selection, small) = answers
+    state, data = method.init(), (client_data(0, 1, 2, 3), client_data(3, 2))
+    assert_same(state["statistics"], fresh(method.task.server.build()))
+    work = [visit(method, state, c, d) for c, d in zip((1.0, 0.25), data, strict=True)]
+    large, small = (method.local_update(method.extract(state, w.selection), w) for w in work)
     uniform = staged(DepthFL(alpha=0), 1.0, 0.5, 0.25, model=NORMED, lr=0.1, batch_size=2)
-    _, plain = answer(uniform, state, Client(0, 1.0), data[0])
+    plain = updated(uniform, state, 1.0, data[0])
     assert_same({n: t / 4 for n, t in large.sums["statistics"].items()}, plain.sums["statistics"])
-    for own in (method.extract(state, selection)["statistics"], small.sums["statistics"]):
-        assert own.keys() == {"norm1.running_mean", "norm1.running_var"}
-    new = method.aggregate(state, 0, iter(answers))["statistics"]
+    for sent in (method.extract(state, work[1].selection), small.sums):
+        assert sent["statistics"].keys() == {"norm1.running_mean", "norm1.running_var"}
+    fold = folded(state, (work[0].selection, large), (work[1].selection, small))
+    new = method.step(state, 0, fold)["statistics"]
     for name, t in new.items():
         total, weight = large.sums["statistics"][name], 4
         if name in small.sums["statistics"]:
@@ -235,26 +243,25 @@ def test_running_statistics_are_averaged_over_holders():
 def test_statistics_of_one_batch():
     """0.9 of the start and 0.1 of the batch, as nn.BatchNorm1d."""
     method = staged(DepthFL(), 1.0, model=NORMED, lr=1e-9)
-    state, data = method.init(0), client_data(0, 1, 2)
+    state, data = method.init(), client_data(0, 1, 2)
     [(x, _)] = data.in_order(3)
     twin = nn.BatchNorm1d(4)
     twin(F.linear(x.flatten(1), state["params"]["hidden1.weight"], state["params"]["hidden1.bias"]))
-    for update in (answer(method, state, Client(0, 1.0), data)[1] for _ in range(2)):
+    for update in (updated(method, state, 1.0, data) for _ in range(2)):
         torch.testing.assert_close(update.sums["statistics"]["norm1.running_mean"], twin.running_mean)
         torch.testing.assert_close(update.sums["statistics"]["norm1.running_var"], twin.running_var)
 
 
 def test_a_device_has_the_statistics_of_its_norms():
     method = staged(DepthFL(), 1.0, 0.5, 0.25, model=NORMED)
-    state = method.init(0)
+    state = method.init()
     for capacity, count in ((1.0, 3), (0.5, 2), (0.25, 1)):
         deployed = method.deploy(state, 1, capacity)
-        assert deployed.statistics.keys() == norms.fresh(deployed.model.build(deployed.net)).keys()
+        assert deployed.statistics.keys() == fresh(deployed.net.build()).keys()
         assert len(deployed.statistics) == 2 * count
         assert deployed.params.keys() == names(method, capacity)
-    static = staged(DepthFL(norms="static"), 1.0, 0.5, 0.25, model=NORMED)
-    assert "statistics" not in static.init(0)
-    assert static.deploy(static.init(0), 1, 0.5).statistics is None
+    plain = staged(DepthFL(), 1.0, 0.5, 0.25)
+    assert plain.deploy(plain.init(), 1, 0.5).statistics is None
 
 
 # answers
@@ -262,14 +269,16 @@ def test_a_device_has_the_statistics_of_its_norms():
 
 def test_the_global_model_answers_by_the_mean_of_its_exits():
     method = staged(DepthFL(), 1.0)
-    deployed = method.deploy(method.init(0), 1, 1.0)
-    net, data = deployed.model.build(deployed.net), client_data(*[0, 1, 2, 3] * 5)
-    result = evaluate(net, data, 7, deployed.answer)
-    logits = torch.cat([net(x) for x, _ in data.in_order(20)], 1)
-    assert result.correct == int((logits.mean(0).argmax(1) == data.labels).sum())
-    assert result.exits == tuple((z.argmax(1) == data.labels).sum().item() for z in logits)
+    deployed = method.deploy(method.init(), 1, 1.0)
+    module, data = deployed.net.build(), client_data(*[0, 1, 2, 3] * 5)
+    accuracy, *_ = data.goal.scores
+    judged = judge(module, data, [accuracy], 7, deployed.answer)
+    [(x, y)] = data.in_order(20)
+    exits = torch.stack(module(x))
+    assert accuracy.value(judged.sums[accuracy.label]) == (exits.mean(0).argmax(1) == y).double().mean()
+    assert [accuracy.value(t) for t in judged.exits] == [(z.argmax(1) == y).double().mean() for z in exits]
     last = staged(DepthFL(distill=False, exits_trained="last"), 1.0)
-    assert last.deploy(last.init(0), 1, 1.0).answer == "last"
+    assert last.deploy(last.init(), 1, 1.0).answer == "last"
 
 
 @pytest.mark.parametrize(
@@ -281,13 +290,13 @@ def test_what_is_trained_if_only_the_last_exit_is(model):
     method = staged(DepthFL(distill=False, exits_trained="last"), *capacities, model=model)
     everything = staged(DepthFL(), *capacities, model=model)
     for level, net in enumerate(reversed(method.task.nets.values()), start=1):
-        trained, layers = set(method.trained_by(net)), set(method.task.layout(net).dims)
-        assert everything.trained_by(net) == list(method.task.layout(net).dims)
+        trained, layers = method.trained_by(net), set(net.full_layout.dims)
+        assert everything.trained_by(net) == layers
         assert layers - trained == {n for n in layers if n.startswith(tuple(f"exit{i}." for i in range(1, level)))}
-        network = model.build(net).train()
-        generator = torch_generator(0, "x")
-        network(torch.randn(4, *model.input, generator=generator))[-1].square().sum().backward()
-        assert not any(p.grad.any() for n, p in network.named_parameters() if n not in trained)
+        module = net.build().train()
+        generator = torch_generator(0, "test:x")
+        module(torch.randn(4, *model.input, generator=generator))[-1].square().sum().backward()
+        assert not any(p.grad is not None and p.grad.any() for n, p in module.named_parameters() if n not in trained)
 
 
 def test_earlier_exits_are_not_sent_if_only_the_last_is_trained():
@@ -295,10 +304,10 @@ def test_earlier_exits_are_not_sent_if_only_the_last_is_trained():
     method = staged(
         DepthFL(distill=False, exits_trained="last", alpha=0), 1.0, 0.5, 0.25, model=NORMED, lr=0.3, weight_decay=0.1
     )
-    state, data = method.init(0), client_data(0, 1, 2, 3)
-    logits, y = torch.randn(3, 4, 4, generator=torch_generator(0, "logits")), data.labels
-    assert method.loss(data, 0)(logits, y) == F.cross_entropy(logits[-1], y)
-    _, update = answer(method, state, Client(0, 0.5), data)
+    state, data = method.init(), client_data(0, 1, 2, 3)
+    logits, y = drawn_logits(3), torch.tensor([0, 1, 2, 3, 0])
+    assert method.loss(at(0))(logits, y) == F.cross_entropy(logits[-1], y)
+    update = updated(method, state, 0.5, data)
     assert update.sums["params"].keys() == names(method, 0.5) - {"exit1.weight", "exit1.bias"}
     new = one_round(method, state, (0.5, data), (0.5, data))["params"]
     assert torch.equal(new["exit1.weight"], state["params"]["exit1.weight"])
@@ -314,9 +323,8 @@ def test_what_is_not_sent_of_norms_and_label_rows():
     method = staged(
         DepthFL(distill=False, exits_trained="last", alpha=0, label_rows="present"), *capacities, model=model, lr=0.1
     )
-    state = method.init(0)
-    pixels = torch.randint(256, (4, 1, 8, 8), generator=torch_generator(0, "pixels")).byte()
-    new = one_round(method, state, (0.5, ClientData(pixels, torch.tensor([0, 1, 0, 1]), 4)))
+    state = method.init()
+    new = one_round(method, state, (0.5, images(0, 1, 0, 1)))
     changed = {
         group: {name for name, t in new[group].items() if not torch.equal(t, state[group][name])}
         for group in ("params", "statistics")
@@ -326,16 +334,18 @@ def test_what_is_not_sent_of_norms_and_label_rows():
         assert not any(name.startswith(("exit1.", "exit3.", "stage3.")) for name in found)
 
 
+TOGETHER = "weight: uniform and label_rows: all, or alpha: 0, because FedDyn counts whole clients"
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "allowed"),
     [
-        {"distill": False, "ramp_rounds": 10},
-        {"exits_trained": "last"},
-        {"weight": "samples"},
-        {"label_rows": "present"},
+        ({"distill": False, "ramp_rounds": 10}, "ramp_rounds with distill: true only"),
+        ({"exits_trained": "last"}, "distill: false with exits_trained: last, because no other exit is trained"),
+        ({"weight": "samples"}, TOGETHER),
+        ({"label_rows": "present"}, TOGETHER),
     ],
-    ids=str,
 )
-def test_options_that_do_not_go_together(options):
-    with pytest.raises(ValueError, match=f"{next(reversed(options))}|distill"):
-        DepthFL(**options)
+def test_options_that_do_not_go_together(options, allowed):
+    with pytest.raises(ConfigError, match=f"; allowed: {allowed}$"):
+        parse(DepthFL, {"name": "depthfl"} | options, "test: method")

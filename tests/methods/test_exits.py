@@ -6,21 +6,24 @@ from typing import Literal
 
 import pytest
 import torch
-from helpers import Perceptron, Shuffled, assert_same, run, simulate, tiny
+from helpers import Perceptron, Shuffled, assert_same, client_data, run, simulate, tiny
 from torch import nn
 
-from rayfl.axes import Axis, Net, linear, norm
-from rayfl.checkpoints import checksum
-from rayfl.config import ConfigError
-from rayfl.methods import METHODS, Client, Method, Task
-from rayfl.methods.exits import every_exit
-from rayfl.models import MODELS, Model
+from rayfl.axes import Axis, linear, norm
+from rayfl.config import ConfigError, parse
+from rayfl.data.samples import ClientData
+from rayfl.engine.files import checksum
+from rayfl.engine.worker import Worker
+from rayfl.methods import METHODS, Client, Method, Task, Visit
+from rayfl.models import MODELS
+from rayfl.models.base import ImageModel
+from rayfl.net import Net
 from rayfl.seeds import stream
+from rayfl.submodel import Mask
 from rayfl.training import Training
-from rayfl.worker import Worker
 
 
-class ExitPerceptron(Model):
+class ExitPerceptron(ImageModel):
     """hidden1, hidden2, ..., an exit of one layer behind each: exit1, exit2, ..., and `head` behind the last."""
 
     name: Literal["exit_perceptron"] = "exit_perceptron"
@@ -57,18 +60,23 @@ class Layers(nn.Module):
             x = torch.relu(self.get_submodule(norming)(self.get_submodule(hidden)(x)))
             if self.exits or exit == "head":
                 answers.append(self.get_submodule(exit)(x))
-        return torch.stack(answers) if self.exits else answers[0]
+        return tuple(answers) if self.exits else answers[0]
 
 
-def staged(method: Method, *capacities: float, model: Model | None = None, metric="width", clients=10, **training):
+def staged(method: Method, *capacities: float, model: ImageModel | None = None, metric="width", clients=10, **training):
     """The method on an ExitPerceptron."""
-    nets = {c: Net(c) for c in sorted(capacities, reverse=True)}
-    task = Task(model or ExitPerceptron(), Training(**training), nets, max(capacities), clients, metric)
-    return method.bind(task)
+    model = model or ExitPerceptron()
+    nets = {c: Net(model, c) for c in sorted(capacities, reverse=True)}
+    return method.bind(Task(model, Training(**training), nets, max(capacities), clients, metric))
 
 
 def names(method: Method, capacity: float) -> set[str]:
-    return set(method.task.layout(method.task.nets[capacity]).dims)
+    return set(method.task.nets[capacity].layout.dims)
+
+
+def at(round: int, data: ClientData | None = None) -> Visit:
+    """What a loss depends on: the round and the client's data."""
+    return Visit(Client(0, 1.0, round), Mask(Net(Perceptron()), "all", {}), data or client_data(0), None, 0)
 
 
 @pytest.fixture(params=["depthfl", "scalefl"])
@@ -114,15 +122,34 @@ def test_depths_that_do_not_fit_are_refused(method_name, capacities, exits, give
     with pytest.raises(ConfigError) as error:
         staged(METHODS[method_name](exits=exits), *capacities)
     assert str(error.value) == (
-        f"method.exits: given {given}; allowed: 2 exits of 1 to 3, the last of every capacity, "
+        f"method.exits: given {given}; allowed: 2 exits from 1 to 3, the last of every capacity, "
         "smallest capacity first; model exit_perceptron answers at 3"
     )
 
 
-def test_depths_ascend(method_name):
-    for exits in ((2, 1), (0, 1)):
-        with pytest.raises(ValueError):
-            METHODS[method_name](exits=exits)
+def test_a_model_needs_an_exit_for_every_capacity(method_name):
+    with pytest.raises(ConfigError) as error:
+        staged(METHODS[method_name](), 1.0, 0.5, model=Perceptron())
+    assert str(error.value) == (
+        "model: given perceptron, which has no early exits; allowed: a model with 2 exits, one for every capacity; "
+        "set model.exits of a ResNet, or take a model such as depthfl_resnet18"
+    )
+
+
+@pytest.mark.parametrize(
+    ("exits", "message"),
+    [
+        (
+            [2, 1],
+            "exits: given [2, 1]; allowed: ascending exits, because a larger capacity has the exits of a smaller ",
+        ),
+        ([0, 1], "exits.0: given 0; allowed: more than 0"),
+    ],
+)
+def test_depths_ascend(method_name, exits, message):
+    with pytest.raises(ConfigError) as error:
+        parse(METHODS[method_name], {"name": method_name, "exits": exits}, "test: method")
+    assert str(error.value).startswith(f"test: method.{message}")
 
 
 @pytest.mark.parametrize(
@@ -138,16 +165,11 @@ def test_a_level_has_the_layers_and_heads_up_to_its_exit(method_name, model):
         assert [any(name.startswith(head) for name in held) for head in heads] == [i < level for i in range(len(heads))]
 
 
-def test_one_head_is_one_exit():
-    assert every_exit(torch.ones(5, 4)).shape == (1, 5, 4)
-    assert every_exit(torch.ones(3, 5, 4)).shape == (3, 5, 4)
-
-
 # promises
 
 
 OPTIONS: Mapping[str, list[dict]] = {
-    "depthfl": [{}, {"alpha": 0, "norms": "static"}, {"distill": False, "exits_trained": "last"}],
+    "depthfl": [{}, {"alpha": 0, "weight": "samples"}, {"distill": False, "exits_trained": "last"}],
     "scalefl": [{"gamma": 0.5, "distill_from": 1}, {"widths": [0.5, 0.7, 1]}],
 }
 
@@ -187,9 +209,8 @@ def test_a_resumed_run_is_the_straight_run(spec, tmp_path):
 
 def test_the_order_of_work_changes_no_bit(spec, tmp_path):
     serial = simulate(spec, tmp_path / "serial")
-    shuffled = simulate(
-        spec, tmp_path / "shuffled", lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2]))
-    )
+    arrays = spec.data.arrays()
+    shuffled = simulate(spec, tmp_path / "shuffled", lambda recipe: Shuffled(Worker(recipe, arrays)))
     assert run(serial) == run(shuffled)
     assert_same(shuffled.state, serial.state)
 
@@ -198,30 +219,30 @@ def test_verbs_are_pure_and_travel_by_pickle(spec, tmp_path):
     simulation = simulate(spec, tmp_path)
     run(simulation, 2)
     method, state, round = simulation.method, simulation.state, simulation.round
-    id = simulation.population.sample(simulation.seed, 0)[0]
-    client = Client(id, simulation.population.capacity(id, 0, round), simulation.carries.get(id))
-    assert (client.carry is not None) == (method.name == "depthfl" and method.alpha > 0)
-    selection = method.select(state, round, client, 0)
-    data = simulation.executor.worker._rows("train", simulation.data.train[id])
+    id = simulation.clients.sample(simulation.seed, 0)[0]
+    client = Client(id, simulation.clients.capacity(id, simulation.seed, round), round)
+    carry = simulation.carries.get(id)
+    assert (carry is not None) == (method.name == "depthfl" and method.alpha > 0)
+    selection = method.select(state, client)
     payload = method.extract(state, selection)
-    everything = {"payload": payload, "state": state, "carry": client.carry or {}}
+    everything = {"payload": payload, "state": state, "carry": carry or {}}
     before = checksum(everything)
-    first = method.local_update(payload, selection, client, data, round, stream(0, "local"))
-    copy, copied = pickle.loads(pickle.dumps((method, selection)))
-    assert (copy, copied.key) == (method, selection.key)
-    second = copy.local_update(payload, copied, client, data, round, stream(0, "local"))
+    work = Visit(client, selection, client_data(0, 1, 2, 3, shape=method.task.model.input), carry, stream(0, "local"))
+    first = method.local_update(payload, work)
+    copy, copied = pickle.loads(pickle.dumps((method, work)))
+    assert (copy, copied.selection.key) == (method, selection.key)
+    second = copy.local_update(payload, copied)
     assert_same(second.sums, first.sums)
     assert second.carries.keys() == first.carries.keys()
     assert_same(second.carries.get(id, {}), first.carries.get(id, {}))
     assert second.metrics == first.metrics
-    method.deploy(state, round, client.capacity)
+    method.deploy(state, round, client.capacity, carry)
     simulation.run_round()
     assert checksum(everything) == before
 
 
 def test_clients_that_train_nothing_change_nothing(spec, tmp_path):
-    spec = spec.model_copy(update={"training": Training(epochs=0)})
-    simulation = simulate(spec, tmp_path)
+    simulation = simulate(spec.with_(training=Training(epochs=0)), tmp_path)
     before = simulation.state
     simulation.run_round()
     torch.testing.assert_close(simulation.state, before, rtol=1e-6, atol=1e-7)

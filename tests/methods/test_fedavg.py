@@ -5,8 +5,6 @@ import torch
 from helpers import bound, client_data, one_round
 
 from rayfl.methods import METHODS, Client
-from rayfl.seeds import torch_generator
-from rayfl.training import Training
 
 FedAvg = METHODS["fedavg"]
 
@@ -16,7 +14,7 @@ def test_the_mean(weight, expected, clients_answer):
     """2 samples answer 2, 6 samples answer 6: (2 * 2 + 6 * 6) / 8."""
     method = bound(FedAvg(weight=weight), 1.0)
     clients_answer(2, 6)
-    state = one_round(method, method.init(0), (1.0, client_data(0, 1)), (1.0, client_data(*range(3), 0, 1, 2)))
+    state = one_round(method, method.init(), (1.0, client_data(0, 1)), (1.0, client_data(*range(3), 0, 1, 2)))
     assert {v for t in state["params"].values() for v in t.flatten().tolist()} == {expected}
 
 
@@ -24,22 +22,22 @@ def test_the_mean(weight, expected, clients_answer):
 def test_a_step_by_hand(round, lr):
     """One client, one batch: x - lr * gradient, and nothing else; a tenth of lr after round 2."""
     method = bound(FedAvg(), 1.0, lr=0.5, milestones=(2,))
-    state, data = method.init(0), client_data(0, 1, 2, 3)
-    net = method.task.model.build(method.task.server)
-    net.load_state_dict(state["params"])
-    [(x, y)] = data.batches(Training(), torch_generator(0, "any"))
-    torch.nn.functional.cross_entropy(net(x), y).backward()
+    state, data = method.init(), client_data(0, 1, 2, 3)
+    module = method.task.server.build()
+    module.load_state_dict(state["params"])
+    [(x, y)] = data.in_order(4)
+    torch.nn.functional.cross_entropy(module(x), y).backward()
     new = one_round(method, state, (1.0, data), round=round)
-    for name, parameter in net.named_parameters():
+    for name, parameter in module.named_parameters():
         torch.testing.assert_close(new["params"][name], parameter.detach() - lr * parameter.grad)
 
 
 @pytest.mark.parametrize(("size", "width"), [("largest", 0.5), ("smallest", 0.125)])
 def test_everybody_runs_one_network(size, width):
     method = bound(FedAvg(size=size), 0.5, 0.25, 0.125, hidden=(16,))
-    state = method.init(0)
+    state = method.init()
     assert state["params"]["hidden0.bias"].shape == (16 * width,)
-    keys = {method.select(state, r, Client(0, c), 0).key for r in range(3) for c in (0.5, 0.25, 0.125)}
+    keys = {method.select(state, Client(0, c, r)).key for r in range(3) for c in (0.5, 0.25, 0.125)}
     assert len(keys) == 1
     deployed = {c: method.deploy(state, 1, c) for c in (0.5, 0.125)}
     assert deployed[0.5].key == deployed[0.125].key

@@ -1,15 +1,17 @@
 """Federated Dropout: who holds what, what meets at a residual addition, and the code that misaligns it."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from helpers import bound, client_data, one_round, run, simulate, tiny
 from torch import nn
 
-from rayfl.axes import Axis, Net, layer_norm, layout_of, linear
+from rayfl.axes import Axis, layer_norm, linear
 from rayfl.methods import METHODS, Client, Task
-from rayfl.models import MODELS, layout
+from rayfl.models import MODELS, ImageModel
+from rayfl.net import Net
 from rayfl.seeds import torch_generator
 from rayfl.submodel import Picks, Window, random_subset, untied
 from rayfl.training import Training
@@ -18,7 +20,8 @@ FedDropout = METHODS["feddropout"]
 
 
 def drawn(method, round=0, client=0, capacity=0.4, seed=0, axis="hidden0"):
-    return method.select({}, round, Client(client, capacity), seed).positions[axis].positions
+    method = method.bind(replace(method.task, seed=seed))
+    return method.select({}, Client(client, capacity, round)).positions[axis].positions
 
 
 def test_every_client_and_round_draws_anew():
@@ -42,8 +45,8 @@ def test_one_draw_a_round_is_shared_by_the_clients_of_a_capacity():
 def test_a_client_of_full_capacity_holds_views():
     for tie in (True, False):
         method = bound(FedDropout(tie_residual=tie), 1.0, 0.4, hidden=(35,))
-        state = method.init(0)
-        taken = method.select(state, 3, Client(0, 1.0), 0).take(state["params"])
+        state = method.init()
+        taken = method.select(state, Client(0, 1.0, 3)).take(state["params"])
         assert all(t.data_ptr() == state["params"][name].data_ptr() for name, t in taken.items())
 
 
@@ -52,7 +55,7 @@ def test_a_round_of_two_capacities(clients_answer):
     method = bound(FedDropout(label_rows="all"), 1.0, 0.5, hidden=(4,))
     clients_answer(3, 1)
     data = client_data(0, 1, 2, 3)
-    new = one_round(method, method.init(0), (1.0, data), (0.5, data))["params"]
+    new = one_round(method, method.init(), (1.0, data), (0.5, data))["params"]
     small = drawn(method, client=1, capacity=0.5)
     assert new["hidden0.bias"].tolist() == [2 if node in small else 3 for node in range(4)]
     assert new["head.bias"].tolist() == [2] * 4
@@ -62,15 +65,16 @@ def test_a_round_of_two_capacities(clients_answer):
 
 
 def on(name, **fields):
-    task = Task(MODELS[name](), Training(), {1.0: Net(), 0.25: Net(0.25)}, 1.0, clients=1)
+    model = MODELS[name]()
+    task = Task(model, Training(), {1.0: Net(model), 0.25: Net(model, 0.25)}, 1.0, clients=1)
     return FedDropout(**fields).bind(task)
 
 
 def additions(method) -> dict[str, tuple[list, list]]:
     """Block -> the server's channels that its residual branch and its skip add up, as a client at 0.25 holds them."""
-    shapes = layout(method.task.model, Net()).shapes
+    shapes = method.task.server.layout.shapes
     channel = {n: torch.arange(s[0]).view(-1, *[1] * (len(s) - 1)).expand(s).clone() for n, s in shapes.items()}
-    taken = method.select({}, 7, Client(3, 0.25), 0).take(channel)
+    taken = method.select({}, Client(3, 0.25, 7)).take(channel)
     stream, found = taken["conv.weight"][:, 0, 0, 0].tolist(), {}
     for name in [n for n in taken if n.endswith("conv2.weight")]:
         block = name.partition(".residual")[0]
@@ -104,7 +108,7 @@ def test_untied_identity_skips_are_misaligned_and_projections_are_not(name):
 @pytest.mark.parametrize("name", [*RESNETS, "heterofl_cnn", "lenet5_caffe", "digits_cnn", "liang_cnn"])
 def test_untied_layers_read_what_the_layers_before_them_give(name):
     """In the order of the parameters, projections aside; norms and biases too. Shapes stay."""
-    whole = layout(MODELS[name](), Net())
+    whole = Net(MODELS[name]()).layout
     renamed = untied(whole)
     assert renamed.shapes == whole.shapes
     last, versions = None, set()
@@ -123,7 +127,7 @@ def test_untied_layers_read_what_the_layers_before_them_give(name):
 
 def test_untied_axes_that_nothing_is_added_to_keep_their_number():
     for name in ("heterofl_cnn", "lenet5_caffe", "liang_mlp"):
-        whole = layout(MODELS[name](), Net())
+        whole = Net(MODELS[name]()).layout
         assert len(untied(whole).axes) == len(whole.axes)
 
 
@@ -135,36 +139,45 @@ def test_rounds_of_a_residual_network(tie, tmp_path):
     lines = run(simulation)
     assert all(0 < line["train_loss"] < 10 and line["refused"] == 0 for line in lines)
     params = simulation.method.deploy(simulation.state, 2, 0.2).params
-    assert {n: tuple(t.shape) for n, t in params.items()} == layout(simulation.method.task.model, Net(0.2)).shapes
+    assert {n: tuple(t.shape) for n, t in params.items()} == simulation.method.task.nets[0.2].layout.shapes
 
 
 # attention
 
 
-class Attention(nn.Module):
+class Attention(ImageModel):
     """A layer of a transformer, 3 heads of 4 positions: Q and K share an axis, V and what O reads another."""
 
-    def __init__(self, net: Net):
-        super().__init__()
+    name: Literal["attention"] = "attention"
+
+    def build(self, net):
         width, qk, vo = net.axis("width", 8), net.axis("qk", 4, groups=3), net.axis("vo", 4, groups=3)
-        self.embed = linear(Axis.fixed("tokens", 5), width)
-        self.q, self.k, self.v = linear(width, qk), linear(width, qk), linear(width, vo)
-        self.o = linear(vo, width)
-        self.norm = layer_norm(width)
+        layers = {
+            "embed": linear(Axis.fixed("tokens", 5), width),
+            "q": linear(width, qk),
+            "k": linear(width, qk),
+            "v": linear(width, vo),
+            "o": linear(vo, width),
+            "norm": layer_norm(width),
+        }
+        return nn.ModuleDict(layers)
+
+
+def rows(net: Net) -> dict[str, torch.Tensor]:
+    """Every tensor with the number of its row in all elements."""
+    shapes = net.layout.shapes
+    return {n: torch.arange(s[0]).view(-1, *[1] * (len(s) - 1)).expand(s).clone() for n, s in shapes.items()}
 
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_heads_are_drawn_inside_each_head(tie):
     """Head j of a client holds positions of the server's head j, the same in each."""
-    wide, narrow = (layout_of(Attention(Net(width))) for width in (1.0, 0.5))
-    if not tie:
-        wide, narrow = untied(wide), untied(narrow)
-    rows = {n: torch.arange(s[0]).view(-1, *[1] * (len(s) - 1)).expand(s).clone() for n, s in wide.shapes.items()}
+    wide, narrow = (Net(Attention(), width) for width in (1.0, 0.5))
     columns = {"o.weight": torch.arange(12).expand(8, 12).clone()}
     apart = 0
     for seed in range(10):
-        selection = random_subset(wide, narrow, Net(0.5), torch_generator(seed, "subset"), ordered=tie)
-        taken = selection.take(rows)
+        selection = random_subset(wide, narrow, torch_generator(seed, "subset"), ordered=tie, tied=tie)
+        taken = selection.take(rows(wide))
         heads = {n: taken[f"{n}.weight"][:, 0].view(3, 2) for n in "qkv"}
         for held in heads.values():
             assert (held // 4).tolist() == [[0, 0], [1, 1], [2, 2]]
@@ -177,30 +190,49 @@ def test_heads_are_drawn_inside_each_head(tie):
     assert apart > 0
 
 
+def test_a_vision_transformers_block_draws_once():
+    """Queries, keys, values and the columns of the output layer hold the same positions of every head (departure 4);
+    another block others."""
+    model = MODELS["vit_b_16"](input=(3, 8, 8), layers=2, heads=3, head_width=8, patch=4)
+    task = Task(model, Training(), {1.0: Net(model), 0.5: Net(model, 0.5)}, 1.0, clients=1)
+    selection = FedDropout().bind(task).select({}, Client(0, 0.5, 0))
+    taken = selection.take(rows(task.server))
+    blocks = []
+    for i in (0, 1):
+        path = f"encoder.{i}.attention.attend"
+        heads = [taken[f"{path}.{part}.linear.weight"][:, 0].view(3, 4) for part in "qkv"]
+        columns = torch.arange(24).expand(24, 24).clone()
+        heads.append(selection.take({f"{path}.out.linear.weight": columns})[f"{path}.out.linear.weight"][0].view(3, 4))
+        assert all(torch.equal(held, heads[0]) for held in heads)
+        assert (heads[0] // 8 == torch.arange(3)[:, None]).all() and (heads[0] % 8 == heads[0][0]).all()
+        blocks.append(heads[0])
+    assert not torch.equal(*blocks)
+
+
 # after a round
 
 
 def test_a_device_runs_a_subset_of_the_last_round():
     method = bound(FedDropout(), 1.0, 0.4, hidden=(35,))
-    windows = [method.window({}, round, 0.4) for round in (0, 1, 2, 3)]
+    windows = [method.submodel({}, round, 0.4) for round in (0, 1, 2, 3)]
     assert windows[0].key == windows[1].key and len({w.key for w in windows}) == 3
-    state = method.init(0)
+    state = method.init()
     deployed = method.deploy(state, 3, 0.4)
     picked = list(windows[3].positions["hidden0"].positions)
     assert torch.equal(deployed.params["hidden0.bias"], state["params"]["hidden0.bias"][picked])
     shared = bound(FedDropout(draw="round"), 1.0, 0.4, hidden=(35,))
     shared = shared.bind(replace(shared.task, seed=7))
-    assert shared.window({}, 5, 0.4).key == shared.select({}, 4, Client(0, 0.4), shared.task.seed).key
+    assert shared.submodel({}, 5, 0.4).key == shared.select({}, Client(0, 0.4, 4)).key
 
 
 def test_a_device_runs_the_prefix_if_asked():
     method = bound(FedDropout(deploys="prefix", tie_residual=False), 1.0, 0.4, hidden=(35,))
-    assert all(method.window({}, r, 0.4).positions["hidden0"] == Window(0, 14, 35) for r in (0, 1, 5))
+    assert all(method.submodel({}, r, 0.4).positions["hidden0"] == Window(0, 14, 35) for r in (0, 1, 5))
 
 
 def test_an_axis_that_is_held_whole_is_not_drawn():
     """Of 2 nodes and of 3, 0.6 are both and two."""
     method = bound(FedDropout(), 1.0, 0.6, hidden=(2, 3))
-    positions = method.select({}, 0, Client(0, 0.6), 0).positions
+    positions = method.select({}, Client(0, 0.6, 0)).positions
     assert positions["hidden0"] == Window(0, 2, 2)
     assert isinstance(positions["hidden1"], Picks) and positions["hidden1"].count == 2

@@ -4,19 +4,14 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, one_round, run, simulate, tiny
+from helpers import assert_same, bound, client_data, one_round, run, simulate, tiny, updated
 
+from rayfl.clients import Population
+from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client
 from rayfl.seeds import stream, torch_generator
 
 FedProx = METHODS["fedprox"]
-
-
-def answer(method, state, data, capacity=1.0, round=0, seed=0):
-    """What a client of this capacity sends back."""
-    client = Client(0, capacity)
-    selection = method.select(state, round, client, 0)
-    return method.local_update(method.extract(state, selection), selection, client, data, round, seed)
 
 
 @pytest.mark.parametrize("size", ["largest", "own"])
@@ -37,25 +32,25 @@ def test_two_steps_by_hand(capacity):
     """The term is zero in the first step, and mu times what the client moved in the second; a client of half
     the capacity is held near its half."""
     method = bound(FedProx(mu=0.5, size="own"), 1.0, 0.5, lr=0.2, epochs=2, batch_size=4)
-    state, data = method.init(0), client_data(0, 1, 2, 3)
-    selection = method.select(state, 0, Client(0, capacity), 0)
+    state, data = method.init(), client_data(0, 1, 2, 3)
+    selection = method.select(state, Client(0, capacity, 0))
     received = method.extract(state, selection)["params"]
-    net = method.task.model.build(selection.net)
-    net.load_state_dict(received)
-    for x, y in data.batches(method.task.training, torch_generator(0, "any")):
-        net.zero_grad()
-        torch.nn.functional.cross_entropy(net(x), y).backward()
+    module = selection.net.build()
+    module.load_state_dict(received)
+    for x, y in data.batches(2, 4, torch_generator(0, "batches")):
+        module.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), y).backward()
         with torch.no_grad():
-            for name, w in net.named_parameters():
+            for name, w in module.named_parameters():
                 w -= 0.2 * (w.grad + 0.5 * (w - received[name]))
-    update = answer(method, state, data, capacity)
-    for name, w in net.named_parameters():
+    update = updated(method, state, capacity, data)
+    for name, w in module.named_parameters():
         torch.testing.assert_close(update.sums["params"][name] / 4, w.detach())
 
 
 def test_a_strong_term_holds_clients_near_what_they_received():
     """lr mu = 1: each step starts again from what was received, so that 50 steps move by lr times one gradient."""
-    state = bound(FedProx(), 1.0).init(0)
+    state = bound(FedProx(), 1.0).init()
 
     def moved(mu):
         method = bound(FedProx(mu=mu), 1.0, lr=0.1, epochs=50)
@@ -91,15 +86,28 @@ def test_nobody_or_everybody_straggles(stragglers, works):
 def test_a_straggler_trains_what_it_drew():
     """And says so: 5 samples in batches of 2, 3 steps an epoch. It is FedAvg of so many epochs."""
     method = bound(FedProx(mu=0, stragglers=1.0), 1.0, epochs=4, batch_size=2)
-    state, data = method.init(0), client_data(0, 1, 2, 3, 0)
+    state, data = method.init(), client_data(0, 1, 2, 3, 0)
     seed = next(seed for seed in range(100) if method.work(seed).epochs == 2)
-    update = answer(method, state, data, seed=seed)
+    update = updated(method, state, 1.0, data, seed=seed)
     assert (update.metrics["steps"], update.metrics["train_samples"]) == (6, 10)
     fedavg = bound(METHODS["fedavg"](), 1.0, epochs=2, batch_size=2)
-    assert_same(update.sums, answer(fedavg, state, data, seed=seed).sums)
+    assert_same(update.sums, updated(fedavg, state, 1.0, data, seed=seed).sums)
 
 
 def test_no_training_is_no_work():
     method = bound(FedProx(stragglers=1.0), 1.0, epochs=0)
-    state = method.init(0)
+    state = method.init()
     assert_same(one_round(method, state, (1.0, client_data(0, 1))), state)
+
+
+@pytest.mark.parametrize("field", ["epochs", "steps"])
+def test_one_epoch_or_step_has_no_part_to_do(field):
+    method = bound(FedProx(stragglers=0.5), 1.0, **{field: 1})
+    with pytest.raises(ConfigError) as error:
+        method.check(9, Population())
+    assert str(error.value) == (
+        "method.stragglers: given 0.5; allowed: 0 where a round has one epoch, or one step, because that has no part "
+        "to do; take more training.epochs, or training.steps"
+    )
+    bound(FedProx(), 1.0, **{field: 1}).check(9, Population())
+    bound(FedProx(stragglers=0.5), 1.0, **{field: 2}).check(9, Population())

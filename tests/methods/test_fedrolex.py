@@ -1,6 +1,7 @@
 """FedRolex by hand: the windows, how often and in which pairs they train, and what it costs not to roll."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -8,9 +9,9 @@ from helpers import bound, client_data, one_round, simulate, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rayfl.axes import Net
 from rayfl.methods import METHODS, Client, Task
-from rayfl.models import MODELS, layout, resident
+from rayfl.models import MODELS
+from rayfl.net import Net, resident
 from rayfl.submodel import Coverage
 from rayfl.tensors import leaves
 from rayfl.training import Training
@@ -19,7 +20,7 @@ FedRolex = METHODS["fedrolex"]
 
 
 def window(method, round, capacity, axis="hidden0"):
-    return method.select({}, round, Client(0, capacity), 0).positions[axis].positions
+    return method.select({}, Client(0, capacity, round)).positions[axis].positions
 
 
 def test_windows_roll_up():
@@ -49,19 +50,7 @@ def test_every_axis_rolls_modulo_its_own_size():
     assert window(method, 6, 0.5, "hidden1") == (6, 7, 0, 1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"direction": -1},
-        {"axis_phase": True},
-        {"coprime_stride": True},
-        {"coprime_stride": True, "direction": -1, "axis_phase": True},
-        {"capacity_phase": 2},
-        {"overlap": 0.5},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{}, {"direction": -1}, {"overlap": 0.5}], ids=str)
 def test_every_position_is_trained_equally_often(options):
     """k times in K rounds, in every cycle (here the stride of overlap 0.5 is coprime with K)."""
     method = bound(FedRolex(**options), 1.0, 0.4, hidden=(30, 50))
@@ -81,11 +70,13 @@ def test_overlap_is_the_share_that_stays(overlap, stride):
     assert [window(method, r, 0.125)[0] for r in range(3)] == [0, stride, 2 * stride]
 
 
-def test_the_posters_figure():
-    """Figure 1: of the nodes a ... e the large client has abcd, then bcde; the small one cde, then dea."""
-    method = bound(FedRolex(capacity_phase=2), 1.0, 0.8, 0.6, hidden=(5,))
-    named = [["".join("abcde"[p] for p in window(method, r, c)) for c in (0.8, 0.6)] for r in (3, 4)]
-    assert named == [["abcd", "cde"], ["bcde", "dea"]]
+def test_a_stride_is_what_the_fraction_gives():
+    """For every overlap in twentieths and every window of up to 100: 0.8 of 5 stay, and the stride is 2."""
+    assert FedRolex(overlap=0.8).stride(5) == 2
+    for twentieths in range(21):
+        method = FedRolex(overlap=twentieths / 20)
+        expected = [math.floor(kept * (1 - Fraction(twentieths, 20))) + 1 for kept in range(1, 101)]
+        assert [method.stride(kept) for kept in range(1, 101)] == expected
 
 
 # which pairs of positions, that is which weights, are ever trained
@@ -94,13 +85,13 @@ def test_the_posters_figure():
 def coverage(method, capacity: float, rounds: int, sizes: tuple[int, int]) -> float:
     trained = torch.zeros(sizes, dtype=torch.bool)
     for round in range(rounds):
-        positions = method.select({}, round, Client(0, capacity), 0).positions
+        positions = method.select({}, Client(0, capacity, round)).positions
         rows, columns = (torch.tensor(positions[f"hidden{i}"].positions) for i in (0, 1))
         trained[rows[:, None], columns] = True
     return trained.float().mean().item()
 
 
-@pytest.mark.parametrize("options", [{}, {"axis_phase": True}, {"direction": -1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"direction": -1}], ids=str)
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [((64, 64), [0.984, 0.484, 0.234, 0.109]), ((128, 64), [1.0, 0.734, 0.359, 0.172])],
@@ -113,30 +104,19 @@ def test_axes_that_roll_together_leave_most_weights_untrained(sizes, expected, o
     assert found == pytest.approx(expected, abs=5e-4)
 
 
-@pytest.mark.parametrize("sizes", [(64, 64), (128, 64)])
-def test_coprime_strides_sweep_all_weights(sizes):
-    """In the first cycle at most k^2 / K of them, and all in the end."""
-    capacities = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
-    plain, coprime = (bound(FedRolex(coprime_stride=on), 1.0, *capacities, hidden=sizes) for on in (False, True))
-    for capacity in capacities[1:]:
-        first = [coverage(method, capacity, max(sizes), sizes) for method in (plain, coprime)]
-        assert first[0] < first[1] <= capacity**2 * max(sizes)
-        assert coverage(coprime, capacity, 16 * max(sizes), sizes) == 1
-
-
 def test_coverage_of_a_resnet():
     """In a full cycle clients of these capacities train so much of
     the convolutions' weights, e.g. 0.1316 where the server is 16 times as wide as they are."""
     model, capacities = MODELS["preact_resnet18"](), (1 / 2, 1 / 4, 1 / 8, 1 / 16)
-    task = Task(model, Training(), {c: Net(c) for c in (1.0, *capacities)}, 1.0, clients=1)
+    task = Task(model, Training(), {c: Net(model, c) for c in (1.0, *capacities)}, 1.0, clients=1)
     method = FedRolex().bind(task)
-    shapes = layout(model, Net()).shapes
+    shapes = task.server.layout.shapes
     convs = {name: shape for name, shape in shapes.items() if len(shape) == 4}
     found = []
     for capacity in capacities:
         coverage = Coverage(convs)
         for round in range(512):
-            coverage.add(method.select({}, round, Client(0, capacity), 0))
+            coverage.add(method.select({}, Client(0, capacity, round)))
         found.append(coverage.share())
     assert len(convs) == 20 and found == pytest.approx([0.998, 0.535, 0.266, 0.1316], abs=6e-4)
 
@@ -149,7 +129,7 @@ def test_a_round_of_two_capacities(clients_answer):
     method = bound(FedRolex(label_rows="all"), 1.0, 0.5, hidden=(4,))
     clients_answer(3, 1)
     data = client_data(0, 1, 2, 3)
-    new = one_round(method, method.init(0), (1.0, data), (0.5, data), round=3)["params"]
+    new = one_round(method, method.init(), (1.0, data), (0.5, data), round=3)["params"]
     assert new["hidden0.bias"].tolist() == [2, 3, 3, 2]
     assert new["head.weight"].tolist() == [[2, 3, 3, 2]] * 4
     assert new["head.bias"].tolist() == [2] * 4
@@ -157,7 +137,7 @@ def test_a_round_of_two_capacities(clients_answer):
 
 def test_a_server_wider_than_every_client_is_trained_everywhere(clients_answer):
     method = bound(FedRolex(), 1.0, 0.5, hidden=(4,))
-    state = method.init(0)
+    state = method.init()
     for round in range(4):
         clients_answer(9)
         state = one_round(method, state, (0.5, client_data(0, 1, 2, 3)), round=round)
@@ -182,18 +162,18 @@ def test_clients_of_a_server_gamma_times_as_wide_never_see_its_model(gamma, lett
     """Figure 4: nothing of the server's size is sent to a client, or made where it trains."""
     clients = {"capacities": f"a0-{letter}1"}
     simulation = simulate(tiny(method="fedrolex", model="preact_resnet18", clients=clients), tmp_path)
-    model, before = simulation.method.task.model, simulation.state["params"]
+    server, before = simulation.method.task.server, simulation.state["params"]
+    wide, narrow = (Net(server.model, width).layout.shapes for width in (1.0, 1 / gamma))
     worker, train, shapes = simulation.executor.worker, simulation.executor.worker.train, Shapes()
 
-    def watched(shared, job):
-        assert {t.shape for _, t in leaves(shared[0])} == set(layout(model, Net(1 / gamma)).shapes.values())
+    def watched(parcel, job):
+        assert {t.shape for _, t in leaves(parcel.payload)} == set(narrow.values())
         resident.cache_clear()
         with shapes:
-            return train(shared, job)
+            return train(parcel, job)
 
     worker.train = watched
     line = simulation.run_round()
-    wide, narrow = (layout(model, Net(width)).shapes for width in (1.0, 1 / gamma))
     assert line["bytes_down"] == 4 * line["clients"] * sum(math.prod(shape) for shape in narrow.values())
     assert shapes.seen >= set(narrow.values())
     assert not shapes.seen & {shape for name, shape in wide.items() if shape not in narrow.values() and len(shape) == 4}
@@ -205,15 +185,15 @@ def test_clients_of_a_server_gamma_times_as_wide_never_see_its_model(gamma, lett
 def test_a_device_runs_the_window_of_the_last_round():
     method = bound(FedRolex(), 1.0, 0.5, hidden=(8,))
     for rounds in (1, 5, 9):
-        assert method.window({}, rounds, 0.5).key == method.select({}, rounds - 1, Client(0, 0.5), 0).key
-    assert method.window({}, 0, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)
-    state = method.init(0)
+        assert method.submodel({}, rounds, 0.5).key == method.select({}, Client(0, 0.5, rounds - 1)).key
+    assert method.submodel({}, 0, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)
+    state = method.init()
     deployed = method.deploy(state, 3, 0.5)
     assert torch.equal(deployed.params["hidden0.bias"], state["params"]["hidden0.bias"][2:6])
     assert (deployed.net.width, deployed.net.scale) == (0.5, 0.5)
 
 
 def test_a_device_runs_the_prefix_if_asked():
-    method = bound(FedRolex(deploys="prefix", axis_phase=True, capacity_phase=3), 1.0, 0.5, hidden=(8,))
+    method = bound(FedRolex(deploys="prefix"), 1.0, 0.5, hidden=(8,))
     for rounds in (0, 1, 5):
-        assert method.window({}, rounds, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)
+        assert method.submodel({}, rounds, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, images, one_round, spread, updated
+from helpers import assert_same, bound, client_data, folded, images, one_round, spread, updated
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from rayfl.axes import Net
-from rayfl.methods import METHODS, Client, Task, fiarse
+from rayfl.methods import METHODS, Client, Task, base, fiarse
 from rayfl.methods.fiarse import bracket
+from rayfl.methods.masked import Part
 from rayfl.models import MODELS
+from rayfl.net import Net
 from rayfl.seeds import torch_generator
 from rayfl.training import Training
 
@@ -48,17 +49,17 @@ def test_the_factor_is_the_product_rules():
 def test_the_gradient_of_a_convolutional_network(threshold):
     """Is autograd's of w (M + p - p.detach()) through all layers, norms and shortcuts; some of what was sent has fallen
     below the threshold."""
-    model = MODELS["resnet18"](input=(1, 8, 8), classes=4, channels=4)
-    method = FIARSE(threshold=threshold).bind(Task(model, Training(), dict.fromkeys((1.0, 0.3), Net()), 1.0, 10))
-    state = method.init(0)
-    mask = method.window(state, 0, 0.3)
+    net = Net(MODELS["resnet18"](input=(1, 8, 8), classes=4, channels=4))
+    method = FIARSE(threshold=threshold).bind(Task(net.model, Training(), dict.fromkeys((1.0, 0.3), net), 1.0, 10))
+    state = method.init()
+    mask = method.submodel(state, 0, 0.3)
     payload = method.extract(state, mask)
     theta = {n: float(t) for n, t in payload["thresholds"].items()}
     held = {n: t.double() for n, t in payload["params"].items()}
     moved = {n: t * (1 - 0.2 * (torch.arange(t.numel()) % 3 == 0)).view(t.shape) for n, t in held.items()}
-    net, x, y = model.build(Net()).double(), images(0, 1, 2, 3).pixels / 255.0, torch.tensor([0, 1, 2, 3])
+    module, [(x, y)] = net.build().double(), images(0, 1, 2, 3).in_order(4)
 
-    part = fiarse.Part(net, moved, payload["places"], method.task.layout(Net()).shapes)
+    part = Part(module, moved, mask)
     above = fiarse.Above(part, theta)
     cross_entropy(above(x.double()), y).backward()
     above.scale_gradients()
@@ -69,7 +70,7 @@ def test_the_gradient_of_a_convolutional_network(threshold):
         kept = (w[n].abs() >= limit).double()
         p = kept * (w[n].abs() - limit) / (w[n].abs() + limit)
         u[n] = w[n] * (kept + p - p.detach())
-    cross_entropy(functional_call(net, u, (x.double(),)), y).backward()
+    cross_entropy(functional_call(module, u, (x.double(),)), y).backward()
     assert sum(int((part.values[n].abs() < limit).sum()) for n, limit in theta.items()) > 500
     for n, t in mask.take({n: t.grad for n, t in w.items()}).items():
         torch.testing.assert_close(part.values[n].grad, t)
@@ -77,23 +78,23 @@ def test_the_gradient_of_a_convolutional_network(threshold):
 
 def by_hand(method, state, capacity, data, steps):
     """Plain SGD with w M(w) in the forward pass and Eq. 3 in the backward pass, on dense tensors."""
-    mask = method.select(state, 0, Client(0, capacity), 0)
+    mask = method.select(state, Client(0, capacity, 0))
     theta = {name: float(t) for name, t in method.thresholds(state["params"], capacity).items()}
     w = spread(mask, mask.take(state["params"]), state["params"])
-    net, training = method.task.model.build(method.task.server), method.task.training
-    for x, y in data.batches(training.model_copy(update={"epochs": steps}), torch_generator(0, "any")):
-        net.load_state_dict({name: t * (t.abs() >= theta[name]) for name, t in w.items()})
-        net.zero_grad()
-        cross_entropy(net(x), y).backward()
-        slopes = {name: p.grad for name, p in net.named_parameters()}
-        w = {name: t - training.lr * gradient(t, theta[name], slopes[name]) for name, t in w.items()}
+    module = method.task.server.build()
+    for x, y in data.batches(steps, len(data), torch_generator(0, "test:any")):
+        module.load_state_dict({name: t * (t.abs() >= theta[name]) for name, t in w.items()})
+        module.zero_grad()
+        cross_entropy(module(x), y).backward()
+        slopes = {name: p.grad for name, p in module.named_parameters()}
+        w = {name: t - method.task.training.lr * gradient(t, theta[name], slopes[name]) for name, t in w.items()}
     return mask, w
 
 
 @pytest.mark.parametrize("threshold", ["model", "layer"])
 def test_steps_by_hand(threshold):
     method = bound(FIARSE(threshold=threshold), 1.0, 0.4, hidden=(6,), lr=0.3, epochs=8)
-    state, data = method.init(0), client_data(0, 1, 2, 3)
+    state, data = method.init(), client_data(0, 1, 2, 3)
     mask, w = by_hand(method, state, 0.4, data, 8)
     sent = updated(method, state, 0.4, data).sums["params"]
     theta = method.thresholds(state["params"], 0.4)
@@ -107,8 +108,8 @@ def test_the_bracket_makes_a_difference():
     data, moved = client_data(0, 1, 2, 3), []
     for biased in (True, False):
         method = bound(FIARSE(biased_term=biased), 1.0, 0.4, hidden=(6,), lr=0.5)
-        state = method.init(0)
-        received = method.extract(state, method.select(state, 0, Client(0, 0.4), 0))["params"]
+        state = method.init()
+        received = method.extract(state, method.select(state, Client(0, 0.4, 0)))["params"]
         sent = updated(method, state, 0.4, data).sums["params"]
         moved.append(torch.cat([sent[name] - t for name, t in received.items()]))
     ratio = (moved[0] / moved[1])[moved[1].abs() > 1e-3]
@@ -149,7 +150,7 @@ def test_what_is_dropped_stays_where_it_is(runs, optimiser):
     """At first everything is kept. What falls below the threshold never returns in the round, so that the kept count
     never grows, and has its value until the answer."""
     method = bound(FIARSE(), 1.0, 0.5, hidden=(8,), epochs=12, batch_size=2, **OPTIMISERS[optimiser])
-    state = method.init(0)
+    state = method.init()
     sent = updated(method, state, 0.5, client_data(0, 1, 2, 3)).sums["params"]
     assert all(kept.all() for kept, _ in runs[0].values())
     for before, after in zip(runs, runs[1:], strict=False):
@@ -168,7 +169,7 @@ def test_what_is_dropped_stays_where_it_is(runs, optimiser):
 def test_an_optimiser_may_move_what_is_dropped(runs, optimiser, moves):
     """With `mask_update: false`; without momentum and decay it has nothing to move it by."""
     method = bound(FIARSE(mask_update=False), 1.0, 0.5, hidden=(8,), epochs=12, batch_size=2, **OPTIMISERS[optimiser])
-    updated(method, method.init(0), 0.5, client_data(0, 1, 2, 3))
+    updated(method, method.init(), 0.5, client_data(0, 1, 2, 3))
     moved = any(
         not torch.equal(after[name][1][~kept], w[~kept])
         for before, after in zip(runs, runs[1:], strict=False)
@@ -182,7 +183,7 @@ def test_masked_updates_are_plain_ones_where_nothing_moves_by_itself():
     answers = []
     for mask_update in (True, False):
         method = bound(FIARSE(mask_update=mask_update), 1.0, 0.5, hidden=(8,), lr=0.4, epochs=12, batch_size=2)
-        answers.append(updated(method, method.init(0), 0.5, client_data(0, 1, 2, 3)).sums)
+        answers.append(updated(method, method.init(), 0.5, client_data(0, 1, 2, 3)).sums)
     assert_same(*answers)
 
 
@@ -193,16 +194,16 @@ def test_masked_updates_are_plain_ones_where_nothing_moves_by_itself():
 def test_who_counts(count, bias, monkeypatch):
     """Two clients that hold everything start from 1, 1, 2, 4; the first answers 3, 2, 2, 4, the second what it got."""
     method = bound(FIARSE(count=count), 1.0, hidden=(2,))
-    state = method.init(0)
+    state = method.init()
     state["params"]["head.bias"] = torch.tensor([1.0, 1.0, 2.0, 4.0])
     answers = iter([torch.tensor([3.0, 2.0, 2.0, 4.0]), torch.tensor([1.0, 1.0, 2.0, 4.0])])
 
-    def answer(net, *args):
+    def answer(above, *args):
         with torch.no_grad():
-            net.head.bias.copy_(next(answers))
+            above.part.values["head.bias"].copy_(next(answers))
         return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
 
-    monkeypatch.setattr("rayfl.methods.local.fit", answer)
+    monkeypatch.setattr(base, "fit", answer)
     new = one_round(method, state, (1.0, client_data(0)), (1.0, client_data(1)))["params"]
     assert new["head.bias"].tolist() == bias
     assert_same(
@@ -214,15 +215,15 @@ def test_who_counts(count, bias, monkeypatch):
 def test_nonzero_updates_of_parts():
     """A client that holds everything and does not train does not hold the other's elements back."""
     method = bound(FIARSE(count="nonzero", weight="samples"), 1.0, 0.4, hidden=(6,), lr=0.3)
-    state, data = method.init(0), client_data(0, 1, 2, 3)
-    selection = method.select(state, 0, Client(0, 0.4), 0)
+    state, data = method.init(), client_data(0, 1, 2, 3)
+    selection = method.select(state, Client(0, 0.4, 0))
     part = updated(method, state, 0.4, data)
     idle = bound(FIARSE(count="nonzero", weight="samples"), 1.0, 0.4, hidden=(6,), epochs=0)
-    updates = [(idle.select(state, 0, Client(1, 1.0), 0), updated(idle, state, 1.0, data)), (selection, part)]
-    new = method.aggregate(state, 0, iter(updates))["params"]
+    whole = (idle.select(state, Client(1, 1.0, 0)), updated(idle, state, 1.0, data))
+    new = method.step(state, 0, folded(state, whole, (selection, part)))["params"]
     old = selection.take(state["params"])
     for name, t in selection.take(new).items():
         sent = part.sums["params"][name] / part.weight
-        torch.testing.assert_close(t, torch.where(part.held[name] > 0, sent, old[name]))
+        torch.testing.assert_close(t, torch.where(part.row_weights[name] > 0, sent, old[name]))
     outside = selection.cover(state["params"])
     assert all(torch.equal(new[n][t == 0], state["params"][n][t == 0]) for n, t in outside.items())

@@ -6,11 +6,10 @@ import pytest
 import torch
 from helpers import assert_same, bound, client_data, drawn_like, one_round
 
-from rayfl import costs
-from rayfl.axes import Net
 from rayfl.methods import METHODS, Client, Task
 from rayfl.methods.fiarse_neurons import importance, largest
-from rayfl.models import MODELS, layout
+from rayfl.models import MODELS
+from rayfl.net import Net
 from rayfl.submodel import Picks, Slice, Window
 from rayfl.training import Training
 
@@ -25,7 +24,7 @@ SMALL = {
 
 def with_weights(method, rows, columns):
     """A state whose hidden nodes read with these weights [K, 2], and are read with these [4, K]."""
-    state = method.init(0)
+    state = method.init()
     given = {"hidden0.weight": torch.tensor(rows), "head.weight": torch.tensor(columns)}
     return method._ranked(state["params"] | given)
 
@@ -39,26 +38,26 @@ def test_importance_by_hand():
     method = bound(Neurons(), 1.0, 0.75, 0.5, 0.25, hidden=(4,))
     state = with_weights(method, ROWS, COLUMNS)
     assert state["importance"]["hidden0"].tolist() == [4.5, 4, 4, 6]
-    held = {c: method.window(state, 0, c).positions["hidden0"] for c in (1.0, 0.75, 0.5, 0.25)}
+    held = {c: method.submodel(state, 0, c).positions["hidden0"] for c in (1.0, 0.75, 0.5, 0.25)}
     assert held == {1.0: Window(0, 4, 4), 0.75: Picks((0, 1, 3), 4), 0.5: Picks((0, 3), 4), 0.25: Picks((3,), 4)}
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_importance_is_what_leaves_with_a_position(name):
     """In whole numbers: all magnitudes less those of the network without it, in every group and copy."""
-    model = MODELS[name](**SMALL[name])
-    whole = layout(model, Net())
-    params = drawn_like({n: torch.empty(shape) for n, shape in whole.shapes.items()}, "x")
-    weights = [n for n in params if n.removesuffix(".weight") in costs.layer_macs(model, Net())]
+    server = Net(MODELS[name](**SMALL[name]))
+    whole = server.layout
+    params = drawn_like({n: torch.empty(shape) for n, shape in whole.shapes.items()}, "test:importance")
+    weights = [n for n in params if n.removesuffix(".weight") in server.layer_macs]
     found = importance(whole, params, weights)
     assert found.keys() == whole.axes.keys()
     total = sum(params[n].abs().sum() for n in weights)
     for axis, size in [(a, whole.axes[a].size) for a in whole.axes]:
-        net = Net(sizes=((axis, size - 1),))
+        net = replace(server, sizes=((axis, size - 1),))
         for position in {0, size // 2, size - 1}:
             positions = {a: Window(0, other.size, other.size) for a, other in whole.axes.items()}
             positions[axis] = Picks(tuple(p for p in range(size) if p != position), size)
-            without = Slice(net, whole, layout(model, net), positions).take(params)
+            without = Slice(server, net, positions).take(params)
             assert found[axis][position] == total - sum(without[n].abs().sum() for n in weights)
 
 
@@ -71,9 +70,10 @@ def test_equal_ones_go_by_position_and_smaller_networks_lie_inside():
 
 @pytest.mark.parametrize("name", SMALL)
 def test_networks_are_as_large_as_heterofls(name):
-    nets = {c: Net(c) for c in (1.0, 0.5, 0.25)}
-    method = Neurons().bind(Task(MODELS[name](**SMALL[name]), Training(), nets, 1.0, clients=4))
-    state = method.init(0)
+    model = MODELS[name](**SMALL[name])
+    nets = {c: Net(model, c) for c in (1.0, 0.5, 0.25)}
+    method = Neurons().bind(Task(model, Training(), nets, 1.0, clients=4))
+    state = method.init()
     heterofl = METHODS["heterofl"](scaler=False).bind(method.task)
     for capacity in nets:
         ours, theirs = (m.deploy(state, 1, capacity) for m in (method, heterofl))
@@ -92,22 +92,22 @@ def test_a_round_of_two_capacities(clients_answer):
     assert new["params"]["head.weight"].tolist() == [[2, 3, 3, 2]] * 4
     assert new["params"]["head.bias"].tolist() == [2] * 4
     assert new["importance"]["hidden0"].tolist() == [12, 18, 18, 12]
-    assert method.window(new, 1, 0.5).positions["hidden0"] == Picks((1, 2), 4)
-    assert method.window(state, 0, 0.5).positions["hidden0"] == Picks((0, 3), 4)
+    assert method.submodel(new, 1, 0.5).positions["hidden0"] == Picks((1, 2), 4)
+    assert method.submodel(state, 0, 0.5).positions["hidden0"] == Picks((0, 3), 4)
 
 
 def test_positions_follow_the_parameters():
     """Channels in another order are the same submodel: what a device answers does not change."""
     method = bound(Neurons(), 1.0, 0.4, hidden=(10,))
-    state, order = method.init(0), torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    state, order = method.init(), torch.randperm(10, generator=torch.Generator().manual_seed(0))
     params = dict(state["params"])
     for name in ("hidden0.weight", "hidden0.bias"):
         params[name] = params[name][order]
     params["head.weight"] = params["head.weight"][:, order]
     moved = method._ranked(params)
-    before, after = (method.window(s, 3, 0.4).positions["hidden0"].positions for s in (state, moved))
+    before, after = (method.submodel(s, 3, 0.4).positions["hidden0"].positions for s in (state, moved))
     assert sorted(order[list(after)].tolist()) == list(before) != list(after)
-    keys = {method.select(s, 3, Client(id, 0.4), 9).key for s in (state, moved) for id in (0, 1)}
+    keys = {method.select(s, Client(id, 0.4, 3)).key for s in (state, moved) for id in (0, 1)}
     assert len(keys) == 2
 
 
@@ -116,21 +116,20 @@ def test_clients_of_full_capacity_are_fedavg():
     fedavg = bound(METHODS["fedavg"](weight="uniform"), 1.0, hidden=(35,))
     ours = bound(Neurons(), 1.0, hidden=(35,))
     data = [client_data(0, 1, 2), client_data(3, 1, 1, 0)]
-    states = [method.init(0) for method in (fedavg, ours)]
+    states = [method.init() for method in (fedavg, ours)]
     for round in range(3):
         states = [
             one_round(method, state, *[(1.0, d) for d in data], round=round)
             for method, state in zip((fedavg, ours), states, strict=True)
         ]
     assert_same(states[1]["params"], states[0]["params"])
-    taken = ours.select(states[1], 3, Client(0, 1.0), 0).take(states[1]["params"])
+    taken = ours.select(states[1], Client(0, 1.0, 3)).take(states[1]["params"])
     assert all(t.data_ptr() == states[1]["params"][name].data_ptr() for name, t in taken.items())
 
 
 def test_a_server_wider_than_every_client():
     """Its least important nodes are never trained."""
     method = bound(Neurons(), 1.0, 0.5, hidden=(4,), lr=0.5)
-    method = method.bind(replace(method.task, nets={1.0: Net(), 0.5: Net(0.5)}))
     state = with_weights(method, ROWS, COLUMNS)
     new = one_round(method, state, (0.5, client_data(0, 1, 2, 3)))["params"]
     for name in ("hidden0.weight", "hidden0.bias"):

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,37 +13,50 @@ from helpers import (
     bound,
     client_data,
     drawn_like,
+    folded,
     images,
     one_round,
     run,
     simulate,
     tiny,
     updated,
+    visit,
 )
 from torch import nn
 
 from rayfl import costs, norms
-from rayfl.axes import Net
-from rayfl.checkpoints import checksum
-from rayfl.methods import METHODS, Client, Task, Update
+from rayfl.data.samples import ClientData
+from rayfl.engine.files import checksum
+from rayfl.engine.worker import Worker
+from rayfl.evaluation import judge
+from rayfl.fold import Update
+from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS
+from rayfl.net import Net
 from rayfl.seeds import torch_generator
 from rayfl.tensors import nbytes
-from rayfl.training import ClientData, Training, evaluate
-from rayfl.worker import Worker
+from rayfl.training import Training
 
 FjORD = METHODS["fjord"]
 
 
 def with_norms(method, *capacities, **training):
     """The method on a small network with static norms."""
-    nets = {c: Net(c) for c in sorted(capacities, reverse=True)}
     model = MODELS["digits_cnn"](classes=4)
+    nets = {c: Net(model, c) for c in sorted(capacities, reverse=True)}
     return method.bind(Task(model, Training(**training), nets, max(capacities), clients=10))
 
 
 def answered(update, group="params"):
-    return {name: t / update.weight for name, t in update.sums[group].items()}
+    return {name: t / update.weight for name, t in (update.sums | update.whole)[group].items()}
+
+
+def answer_bytes(update):
+    return nbytes(update.sums) + nbytes(update.whole)
+
+
+def next_state(method, state, *answers):
+    return method.step(state, 0, folded(state, *answers))
 
 
 def seed_of(method, *drawn, widths=2):
@@ -65,24 +79,22 @@ def test_every_step_draws_uniformly():
 def test_a_client_trains_widths_up_to_its_own():
     """Every width that it may draw it does draw, in 60 steps; the costs say how often."""
     method = with_norms(FjORD(), 1.0, 0.5, 0.25, steps=60, batch_size=4)
-    update = updated(method, method.init(0), 0.5, images(0, 1, 2, 3))
+    update = updated(method, method.init(), 0.5, images(0, 1, 2, 3))
     drawn = Counter(method.draws(2, 60, 0))
     assert len(drawn) == 2
-    assert update.sums.keys() == {"params", "width 0.5", "width 0.25"}
+    assert update.sums.keys() == {"params"} and update.whole.keys() == {"width 0.5", "width 0.25"}
     nets = [method.net_at(c) for c in (0.5, 0.25)]
-    assert update.metrics["train_flops"] == sum(
-        costs.training_flops(method.task.model, net, 4 * drawn[i]) for i, net in enumerate(nets)
-    )
+    assert update.metrics["train_flops"] == sum(costs.training_flops(net, 4 * drawn[i]) for i, net in enumerate(nets))
 
 
 def test_the_smaller_widths_norms_travel_too():
     """Mean and variance of 16 and 32 channels, and of 8 and 16; down and up."""
     method = with_norms(FjORD(), 1.0, 0.5, 0.25)
-    state, client = method.init(0), Client(0, 0.5)
-    payload = method.extract(state, method.select(state, 0, client, 0))
+    state = method.init()
+    payload = method.extract(state, method.select(state, Client(0, 0.5, 0)))
     update = updated(method, state, 0.5, images(0, 1))
-    expected = costs.parameters(method.task.model, method.net_at(0.5)) + 2 * (16 + 32) + 2 * (8 + 16)
-    assert nbytes(payload) == nbytes(update.sums) == 4 * expected
+    expected = method.net_at(0.5).parameters + 2 * (16 + 32) + 2 * (8 + 16)
+    assert nbytes(payload) == answer_bytes(update) == 4 * expected
 
 
 # a width a round
@@ -94,8 +106,9 @@ def test_a_round_draws_uniformly_among_the_widths_of_a_client(capacity, widths):
     method = bound(FjORD(sample="round"), 1.0, 0.75, 0.5, 0.25, hidden=(4,))
 
     def drawn(seed=0, first=0):
-        clients = [(round, Client(id, capacity)) for round in range(20) for id in range(first, first + 20)]
-        return [method.select({}, round, client, seed).net for round, client in clients]
+        of_seed = method.bind(replace(method.task, seed=seed))
+        clients = [Client(id, capacity, round) for round in range(20) for id in range(first, first + 20)]
+        return [of_seed.select({}, client).net for client in clients]
 
     counts = Counter(net.width for net in drawn())
     assert sorted(counts) == [0.25, 0.5, 0.75, 1.0][:widths]
@@ -107,25 +120,26 @@ def test_a_round_draws_uniformly_among_the_widths_of_a_client(capacity, widths):
 
 def round_drawing(method, capacity, width):
     """A round in which client 0 of this capacity draws a width."""
-    return next(r for r in range(999) if method.select({}, r, Client(0, capacity), 0).net.width == width)
+    return next(r for r in range(999) if method.select({}, Client(0, capacity, r)).net.width == width)
 
 
 @pytest.mark.parametrize("kind", ["per_width", "per_width_affine", "static"])
 def test_what_a_round_draws_is_all_that_travels_and_all_that_is_trained(kind):
     """Parameters and statistics of 8 and 16 channels, down and up, for a client who could carry 32 and 64."""
     method = with_norms(FjORD(sample="round", norms=kind), 1.0, 0.5, 0.25, steps=3, batch_size=2, lr=0.1)
-    state, data, net = method.init(0), images(0, 1, 2, 3, 0, 1), method.net_at(0.25)
+    state, data, net = method.init(), images(0, 1, 2, 3, 0, 1), method.net_at(0.25)
     round = round_drawing(method, 1.0, 0.25)
-    selection = method.select(state, round, Client(0, 1.0), 0)
-    assert selection.key == method.window({}, 0, 0.25).key
+    work = visit(method, state, 1.0, data, round=round, seed=7)
+    selection = work.selection
+    assert selection.key == method.prefix(0.25).key
     payload = method.extract(state, selection)
-    update = method.local_update(payload, selection, Client(0, 1.0), data, round, seed=7)
+    update = method.local_update(payload, work)
     statistics = 0 if kind == "static" else 2 * (8 + 16)
-    expected = costs.parameters(method.task.model, net) + statistics
-    assert nbytes(payload) == nbytes(update.sums) == 4 * expected
-    assert update.sums.keys() == {"params"} | (set() if kind == "static" else {"width 0.25"})
-    assert update.metrics["train_flops"] == costs.training_flops(method.task.model, net, 6)
-    after = method.aggregate(state, round, iter([(selection, update)]))
+    expected = net.parameters + statistics
+    assert nbytes(payload) == answer_bytes(update) == 4 * expected
+    assert update.sums.keys() == {"params"} and update.whole.keys() == (set() if kind == "static" else {"width 0.25"})
+    assert update.metrics["train_flops"] == costs.training_flops(net, 6)
+    after = next_state(method, state, (selection, update))
     held = selection.cover(state["params"])
     for name, old in state["params"].items():
         changed = after["params"][name] != old
@@ -141,13 +155,12 @@ def test_a_width_drawn_for_a_round_trains_as_if_it_were_drawn_at_every_step():
     training = {"steps": 4, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "clip": 1.0}
     by_round = with_norms(FjORD(sample="round"), 1.0, 0.5, 0.25, **training)
     by_step = with_norms(FjORD(), 1.0, 0.5, 0.25, **training)
-    state, data, round = by_step.init(0), images(0, 1, 2, 3, 1), round_drawing(by_round, 1.0, 0.25)
+    state, data, round = by_step.init(), images(0, 1, 2, 3, 1), round_drawing(by_round, 1.0, 0.25)
     found = []
     for method, capacity in ((by_round, 1.0), (by_step, 0.25)):
-        client = Client(0, capacity)
-        selection = method.select(state, round, client, 0)
-        found.append(method.local_update(method.extract(state, selection), selection, client, data, round, seed=7))
+        found.append(updated(method, state, capacity, data, round=round, seed=7))
     assert_same(found[0].sums, found[1].sums)
+    assert_same(found[0].whole, found[1].whole)
     assert found[0].metrics == found[1].metrics
 
 
@@ -155,10 +168,10 @@ def test_the_mean_of_a_round_is_over_who_drew_a_width(clients_answer):
     """2 samples answer 8 in the widest network, 6 answer 4 in the half that they drew."""
     method = bound(FjORD(sample="round"), 1.0, 0.5, hidden=(4,))
     clients_answer(8, 4)
-    widths = {r: [method.select({}, r, Client(id, 1.0), 0).net.width for id in (0, 1)] for r in range(99)}
+    widths = {r: [method.select({}, Client(id, 1.0, r)).net.width for id in (0, 1)] for r in range(99)}
     round = next(r for r, drawn in widths.items() if drawn == [1.0, 0.5])
     clients = [(1.0, client_data(0, 1)), (1.0, client_data(0, 1, 2, 3, 0, 1))]
-    new = one_round(method, method.init(0), *clients, round=round)["params"]
+    new = one_round(method, method.init(), *clients, round=round)["params"]
     assert new["hidden0.bias"].tolist() == pytest.approx([(2 * 8 + 6 * 4) / 8] * 2 + [8, 8])
 
 
@@ -195,9 +208,9 @@ def stepped(params, lr, objective):
 @pytest.mark.parametrize(("drawn", "hidden"), [(0, 4), (1, 2)])
 def test_a_step_trains_the_drawn_prefix_and_nothing_else(drawn, hidden):
     method = bound(FjORD(), 1.0, 0.5, hidden=(4,), lr=0.5)
-    state, data = method.init(0), client_data(0, 1, 2, 3)
-    x, y = data.preprocess(data.pixels), data.labels
-    update = updated(method, state, 1.0, data, seed_of(method, drawn))
+    state, data = method.init(), client_data(0, 1, 2, 3)
+    [(x, y)] = data.in_order(len(data))
+    update = updated(method, state, 1.0, data, seed=seed_of(method, drawn))
     new, old = answered(update), state["params"]
     by_hand = stepped(prefix_of(old, hidden), 0.5, lambda params: F.cross_entropy(logits_of(params, x), y))
     for name, t in prefix_of(new, hidden).items():
@@ -212,8 +225,8 @@ def test_weight_decay_and_momentum_act_outside_the_prefix():
     """v <- 0.9 v + 0.1 x, x <- x - 0.5 v, twice."""
     training = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1, "steps": 2, "batch_size": 4}
     method = bound(FjORD(), 1.0, 0.5, hidden=(4,), **training)
-    state = method.init(0)
-    new = answered(updated(method, state, 1.0, client_data(0, 1, 2, 3), seed_of(method, 1, 1)))
+    state = method.init()
+    new = answered(updated(method, state, 1.0, client_data(0, 1, 2, 3), seed=seed_of(method, 1, 1)))
     x = state["params"]["hidden0.weight"][2:]
     v = 0.1 * x
     x = x - 0.5 * v
@@ -226,10 +239,10 @@ def test_full_clients_of_one_capacity_are_fedavg():
     training = {"steps": 5, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0}
     clients = [(1.0, images(0, 1, 2, 0)), (1.0, images(1, 3))]
     expected = with_norms(METHODS["fedavg"](), 1.0, **training)
-    after = one_round(expected, expected.init(0), *clients)
+    after = one_round(expected, expected.init(), *clients)
     for kind in ("per_width", "static"):
         method = with_norms(FjORD(norms=kind), 1.0, **training)
-        assert_same(one_round(method, method.init(0), *clients)["params"], after["params"])
+        assert_same(one_round(method, method.init(), *clients)["params"], after["params"])
 
 
 # distillation
@@ -238,8 +251,8 @@ def test_full_clients_of_one_capacity_are_fedavg():
 def test_distillation_by_hand():
     """Eq. 1 with alpha 1/4 and T = 2, and the cross-entropy of the widest beside it."""
     method = bound(FjORD(distill=True, alpha=0.25, temperature=2.0), 1.0, 0.5, hidden=(4,), lr=0.5)
-    state, data = method.init(0), client_data(0, 1, 2, 3)
-    old, x, y = state["params"], data.preprocess(data.pixels), data.labels
+    state, data = method.init(), client_data(0, 1, 2, 3)
+    old, [(x, y)] = state["params"], data.in_order(4)
 
     def objective(params):
         widest, student = logits_of(params, x), logits_of(prefix_of(params, 2), x)
@@ -247,7 +260,7 @@ def test_distillation_by_hand():
         divergence = (p * (p.log() - q.log())).sum(1).mean()
         return F.cross_entropy(widest, y) + 0.75 * F.cross_entropy(student, y) + 0.25 * divergence
 
-    update = updated(method, state, 1.0, data, seed_of(method, 1))
+    update = updated(method, state, 1.0, data, seed=seed_of(method, 1))
     by_hand = stepped(old, 0.5, objective)
     for name, t in answered(update).items():
         torch.testing.assert_close(t, by_hand[name])
@@ -258,14 +271,14 @@ def test_distillation_by_hand():
 def test_the_widest_is_taught_by_the_labels_twice():
     """(2 - alpha) CE where it is drawn itself; classes that the client lacks are masked for teacher and student."""
     method = bound(FjORD(distill=True, alpha=0.25, mask="zero"), 1.0, 0.5, hidden=(4,), lr=0.5)
-    state, data = method.init(0), client_data(0, 1, 1, 0)
-    x, y = data.preprocess(data.pixels), data.labels
+    state, data = method.init(), client_data(0, 1, 1, 0)
+    [(x, y)] = data.in_order(len(data))
 
     def masked(logits):
         return F.cross_entropy(logits * data.present, y)
 
     for drawn in (0, 1):
-        update = updated(method, state, 1.0, data, seed_of(method, drawn))
+        update = updated(method, state, 1.0, data, seed=seed_of(method, drawn))
 
         def objective(params, drawn=drawn):
             widest = logits_of(params, x)
@@ -283,17 +296,17 @@ def test_the_widest_learns_nothing_from_itself(temperature):
     """Its gradient is that of the cross-entropy alone, to the bit."""
     methods = FjORD(), FjORD(distill=True, temperature=temperature)
     plain, distilling = (bound(method, 1.0, 0.5, hidden=(4,), lr=0.5) for method in methods)
-    state, data, seed = plain.init(0), client_data(0, 1, 2, 3), seed_of(plain, 0)
-    update = updated(distilling, state, 1.0, data, seed)
-    assert_same(update.sums, updated(plain, state, 1.0, data, seed).sums)
+    state, data, seed = plain.init(), client_data(0, 1, 2, 3), seed_of(plain, 0)
+    update = updated(distilling, state, 1.0, data, seed=seed)
+    assert_same(update.sums, updated(plain, state, 1.0, data, seed=seed).sums)
     assert update.metrics["train_loss"] > 0
 
 
 def test_the_teacher_costs_a_pass():
     """Of 2-4-4 and 2-2-4 multiply-adds: 24 and 12; 3 steps of 2 samples, 6 operations each."""
     plain, distilling = (bound(FjORD(distill=on), 1.0, 0.5, hidden=(4,), steps=3, batch_size=2) for on in (False, True))
-    state, data, seed = plain.init(0), client_data(0, 1, 2, 3, 0, 1), seed_of(plain, 1, 0, 1)
-    flops = [updated(method, state, 1.0, data, seed).metrics["train_flops"] for method in (plain, distilling)]
+    state, data, seed = plain.init(), client_data(0, 1, 2, 3, 0, 1), seed_of(plain, 1, 0, 1)
+    flops = [updated(method, state, 1.0, data, seed=seed).metrics["train_flops"] for method in (plain, distilling)]
     assert flops == [6 * 2 * (12 + 24 + 12), 6 * 2 * (12 + 24 + 12 + 2 * 24)]
 
 
@@ -306,7 +319,7 @@ def test_a_round_of_three_capacities(clients_answer):
     clients_answer(8, 4, 1)
     sizes = [(1.0, 2), (0.5, 6), (0.25, 4)]
     clients = [(c, client_data(*[i % 4 for i in range(n)])) for c, n in sizes]
-    new = one_round(method, method.init(0), *clients)["params"]
+    new = one_round(method, method.init(), *clients)["params"]
     row = [(2 * 8 + 6 * 4 + 4 * 1) / 12, (2 * 8 + 6 * 4) / 8, 8, 8]
     assert new["hidden0.bias"].tolist() == pytest.approx(row)
     assert new["head.weight"].tolist() == [pytest.approx(row)] * 4
@@ -316,20 +329,20 @@ def test_a_round_of_three_capacities(clients_answer):
 def test_the_mean_is_equation_2():
     """As the authors do it: from the widest width down, the mean of those who have it, over its prefix."""
     method = bound(FjORD(), 1.0, 0.6, 0.3, hidden=(10, 7))
-    state = method.init(0)
+    state = method.init()
     state = {"params": {name: t.double() for name, t in state["params"].items()}}
     answers = []
     for k, (capacity, samples) in enumerate([(0.3, 5), (0.6, 3), (0.3, 2), (0.6, 7)]):
-        selection = method.select(state, 0, Client(k, capacity), 0)
-        answers.append((capacity, samples, selection, drawn_like(selection.take(state["params"]), f"client {k}")))
+        selection = method.select(state, Client(k, capacity, 0))
+        answers.append((capacity, samples, selection, drawn_like(selection.take(state["params"]), f"test:{k}")))
     updates = [(s, Update({"params": {m: n * t for m, t in y.items()}}, n)) for _, n, s, y in answers]
-    new = method.aggregate(state, 0, iter(updates))["params"]
+    new = next_state(method, state, *updates)["params"]
     for name, old in state["params"].items():
         expected = old.clone()
         for width in (1.0, 0.6, 0.3):
             able = [(n, y[name]) for capacity, n, _, y in answers if capacity >= width]
             if able:
-                shape = method.task.layout(method.net_at(width)).shapes[name]
+                shape = method.net_at(width).layout.shapes[name]
                 block = tuple(slice(size) for size in shape)
                 expected[block] = sum(n * t[block] for n, t in able) / sum(n for n, _ in able)
         torch.testing.assert_close(new[name], expected)
@@ -338,10 +351,10 @@ def test_the_mean_is_equation_2():
 def test_a_widths_statistics_are_averaged_over_who_may_train_it():
     """2 samples of the large client, 6 of the small; what nobody has stays, to the bit."""
     method = with_norms(FjORD(), 1.0, 0.5, 0.25, steps=3, batch_size=2)
-    state = method.init(0)
+    state = method.init()
     clients = [(0.5, images(0, 1)), (0.25, images(0, 1, 2, 3, 0, 1))]
-    updates = [updated(method, state, c, data, seed) for seed, (c, data) in enumerate(clients)]
-    large, small = ({g: answered(u, g) for g in u.sums} for u in updates)
+    updates = [updated(method, state, c, data, seed=seed) for seed, (c, data) in enumerate(clients)]
+    large, small = ({g: answered(u, g) for g in u.whole} for u in updates)
     new = one_round(method, state, *clients)
     for name, t in new["width 0.25"].items():
         torch.testing.assert_close(t, (2 * large["width 0.25"][name] + 6 * small["width 0.25"][name]) / 8)
@@ -356,20 +369,20 @@ def test_a_widths_statistics_are_averaged_over_who_may_train_it():
 def test_statistics_of_a_width_are_those_of_torch():
     """Of torch's own batch norm in the network of that width, over the batches that drew it."""
     method = with_norms(FjORD(), 1.0, 0.5, steps=6, batch_size=4, lr=1e-30)
-    state, data = method.init(0), images(*[i % 4 for i in range(12)])
+    state, data = method.init(), images(*[i % 4 for i in range(12)])
     seed = seed_of(method, 0, 1, 1, 0, 0, 1)
-    update = updated(method, state, 1.0, data, seed)
-    batches = list(data.batches(method.task.training, torch_generator(seed, "batches")))
+    update = updated(method, state, 1.0, data, seed=seed)
+    batches = list(data.batches(6, 4, torch_generator(seed, "batches")))
     for capacity, steps in ((1.0, (0, 3, 4)), (0.5, (1, 2, 5))):
         deployed = method.deploy(state, 0, capacity)
-        net = method.task.model.build(deployed.net)
-        for path, norm in norms.static_norms(net).items():
-            net.set_submodule(path, nn.BatchNorm2d(norm.weight.numel()))
-        net.load_state_dict(deployed.params, strict=False)
-        net.train()
+        module = deployed.net.build()
+        for path, norm in norms.static_norms(module).items():
+            module.set_submodule(path, nn.BatchNorm2d(norm.weight.numel()))
+        module.load_state_dict(deployed.params, strict=False)
+        module.train()
         for i in steps:
-            net(batches[i][0])
-        expected = net.state_dict()
+            module(batches[i][0])
+        expected = module.state_dict()
         for name, t in answered(update, f"width {capacity:g}").items():
             torch.testing.assert_close(t, expected[name])
             assert not torch.equal(t, state[f"width {capacity:g}"][name])
@@ -377,8 +390,8 @@ def test_statistics_of_a_width_are_those_of_torch():
 
 def test_the_teacher_is_tracked_too():
     method = with_norms(FjORD(distill=True), 1.0, 0.5, steps=2, batch_size=4)
-    state = method.init(0)
-    update = updated(method, state, 1.0, images(0, 1, 2, 3), seed_of(method, 1, 1))
+    state = method.init()
+    update = updated(method, state, 1.0, images(0, 1, 2, 3), seed=seed_of(method, 1, 1))
     for group in ("width 1", "width 0.5"):
         assert all(not torch.equal(t, state[group][name]) for name, t in answered(update, group).items())
 
@@ -387,37 +400,41 @@ def test_the_teacher_is_tracked_too():
 def test_a_capacity_is_evaluated_with_its_own_norms(kind, tmp_path, monkeypatch):
     """Nothing is collected: what the state has of each width is what its accuracy is of."""
     monkeypatch.setattr(Worker, "collect", None)
-    simulation = simulate(tiny(method={"name": "fjord", "norms": kind}), tmp_path)
+    spec = tiny(method={"name": "fjord", "norms": kind})
+    simulation = simulate(spec, tmp_path)
     line = run(simulation)[-1]
-    arrays, method, state = simulation.data.arrays, simulation.method, simulation.state
-    data = ClientData(torch.tensor(arrays.x_test), torch.tensor(arrays.y_test), 4, simulation.data.preprocess)
+    method, state, test = simulation.method, simulation.state, spec.data.arrays().test
+    data = ClientData(
+        {name: torch.tensor(array) for name, array in test.items()}, simulation.data.prepare, simulation.data.goal
+    )
+    accuracy, cross_entropy = simulation.recipe.scores
     loss = 0
     for capacity in (0.3, 0.2, 0.1):
         group = state[f"width {capacity:g}"]
-        net = method.task.model.build(method.net_at(capacity))
-        net.load_state_dict(method.window({}, 2, capacity).take(state["params"]))
-        net.load_state_dict({name: t for name, t in group.items() if "running" not in name}, strict=False)
-        norms.load(net, group)
-        found = evaluate(net, data, 7)
-        assert line[f"accuracy_{capacity:g}"] == found.correct / found.count
-        loss += found.loss / found.count / 3
+        module = method.net_at(capacity).build()
+        module.load_state_dict(method.prefix(capacity).take(state["params"]))
+        module.load_state_dict({name: t for name, t in group.items() if "running" not in name}, strict=False)
+        norms.load(module, group)
+        found = judge(module, data, simulation.recipe.scores, 7)
+        assert line[f"accuracy_{capacity:g}"] == accuracy.value(found.sums["accuracy"])
+        loss += cross_entropy.value(found.sums["loss"]) / 3
     assert line["loss_mean"] == pytest.approx(loss)
 
 
 def test_norms_of_their_own_keep_the_widths_apart():
     """A step of the small width leaves the large one's norms, and those that the widths would share."""
     method = with_norms(FjORD(norms="per_width_affine"), 1.0, 0.5, lr=0.5)
-    state, data = method.init(0), images(0, 1, 2, 3)
-    selection = method.select(state, 0, Client(0, 1.0), 0)
+    state, data = method.init(), images(0, 1, 2, 3)
+    selection = method.select(state, Client(0, 1.0, 0))
     affine = {name for name in state["width 1"] if "running" not in name}
     assert affine == {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}
     assert method.extract(state, selection)["params"].keys() == state["params"].keys() - affine
-    update = updated(method, state, 1.0, data, seed_of(method, 1))
+    update = updated(method, state, 1.0, data, seed=seed_of(method, 1))
     assert_same(answered(update, "width 1"), state["width 1"])
     assert update.sums["params"].keys() == state["params"].keys() - affine
     new = answered(update, "width 0.5")
     assert all(not torch.equal(t, state["width 0.5"][name]) for name, t in new.items())
-    after = method.aggregate(state, 0, iter([(selection, update)]))
+    after = next_state(method, state, (selection, update))
     assert {name for name, t in state["params"].items() if torch.equal(after["params"][name], t)} == affine
     for capacity in (1.0, 0.5):
         deployed = method.deploy(after, 1, capacity)
@@ -428,8 +445,8 @@ def test_weight_decay_acts_on_the_norms_of_other_widths():
     """As outside the prefix: v <- 0.9 v + 0.1 x, x <- x - 0.5 v, twice, from 1; statistics stay."""
     training = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1, "steps": 2, "batch_size": 4}
     method = with_norms(FjORD(norms="per_width_affine"), 1.0, 0.5, **training)
-    state = method.init(0)
-    update = updated(method, state, 1.0, images(0, 1, 2, 3), seed_of(method, 1, 1))
+    state = method.init()
+    update = updated(method, state, 1.0, images(0, 1, 2, 3), seed=seed_of(method, 1, 1))
     new = answered(update, "width 1")
     torch.testing.assert_close(new["norm1.weight"], torch.full((32,), 0.95 - 0.5 * (0.09 + 0.095)))
     assert torch.equal(new["norm1.running_var"], torch.ones(32))
@@ -442,24 +459,23 @@ def test_norms_of_their_own_train_as_shared_ones_where_there_is_one_width():
     shared, own = (
         with_norms(FjORD(norms=kind, weight="uniform"), 1.0, **training) for kind in ("per_width", "per_width_affine")
     )
-    after, own_after = (one_round(method, method.init(0), *clients) for method in (shared, own))
+    after, own_after = (one_round(method, method.init(), *clients) for method in (shared, own))
     group = own_after["width 1"]
     assert_same({name: group.get(name, t) for name, t in own_after["params"].items()}, after["params"])
     assert_same({name: group[name] for name in after["width 1"]}, after["width 1"])
 
 
 def test_static_norms_and_networks_without_any_have_no_groups():
-    assert with_norms(FjORD(norms="static"), 1.0, 0.5).init(0).keys() == {"params"}
+    assert with_norms(FjORD(norms="static"), 1.0, 0.5).init().keys() == {"params"}
     method = bound(FjORD(), 1.0, 0.5)
-    assert method.init(0).keys() == {"params"}
-    assert method.deploy(method.init(0), 0, 0.5).statistics is None
+    assert method.init().keys() == {"params"}
+    assert method.deploy(method.init(), 0, 0.5).statistics is None
 
 
 def test_capacities_of_one_width_are_one():
-    task = Task(
-        MODELS["digits_cnn"](), Training(), {1.0: Net(), 0.5: Net(0.75), 0.45: Net(0.75), 0.2: Net(0.5)}, 1.0, clients=4
-    )
-    state = FjORD().bind(task).init(0)
+    model = MODELS["digits_cnn"]()
+    nets = {1.0: Net(model), 0.5: Net(model, 0.75), 0.45: Net(model, 0.75), 0.2: Net(model, 0.5)}
+    state = FjORD().bind(Task(model, Training(), nets, 1.0, clients=4)).init()
     assert list(state) == ["params", "width 1", "width 0.75", "width 0.5"]
 
 
@@ -481,9 +497,7 @@ def test_the_order_of_work_changes_no_bit(options, tmp_path):
     spec = tiny(method={"name": "fjord"} | options, run={"chunk": 2}, training={"momentum": 0.9, "clip": 1.0})
     serial = simulate(spec, tmp_path / "serial")
     before, checked = serial.state, checksum(serial.state)
-    shuffled = simulate(
-        spec, tmp_path / "shuffled", lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2]))
-    )
+    shuffled = simulate(spec, tmp_path / "shuffled", lambda recipe: Shuffled(Worker(recipe, spec.data.arrays())))
     assert run(serial) == run(shuffled)
     assert_same(shuffled.state, serial.state)
     assert checksum(before) == checked

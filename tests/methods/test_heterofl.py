@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from helpers import bound, client_data, one_round
+from helpers import bound, client_data, one_round, visit
 
 from rayfl.methods import METHODS, Client
-from rayfl.models import layout
 
 HeteroFL = METHODS["heterofl"]
 
@@ -15,7 +14,7 @@ HeteroFL = METHODS["heterofl"]
 def test_a_round_of_two_capacities(clients_answer):
     """The large client answers 3 and has classes 0 and 1, the small one answers 1 and has 1 and 2."""
     method = bound(HeteroFL(), 1.0, 0.5)
-    state = method.init(0)
+    state = method.init()
     old = {name: t.tolist() for name, t in state["params"].items()}
     clients_answer(3, 1)
     new = one_round(method, state, (1.0, client_data(0, 1)), (0.5, client_data(1, 2, 2)))["params"]
@@ -34,14 +33,14 @@ def test_a_round_of_two_capacities(clients_answer):
 def test_all_label_rows(clients_answer):
     method = bound(HeteroFL(label_rows="all"), 1.0, 0.5)
     clients_answer(3, 1)
-    new = one_round(method, method.init(0), (1.0, client_data(0, 1)), (0.5, client_data(1, 2)))["params"]
+    new = one_round(method, method.init(), (1.0, client_data(0, 1)), (0.5, client_data(1, 2)))["params"]
     assert new["head.weight"].tolist() == [[2, 3]] * 4
 
 
 def test_classes_that_the_cohort_lacks_keep_their_rows():
     """To the bit, with weight decay and momentum too."""
     method = bound(HeteroFL(), 1.0, 0.5, lr=0.5, weight_decay=0.1, momentum=0.9, epochs=3, batch_size=1)
-    state = method.init(0)
+    state = method.init()
     new = one_round(method, state, (1.0, client_data(0, 1, 0)), (0.5, client_data(1, 1)))
     for name in ("head.weight", "head.bias"):
         assert torch.equal(new["params"][name][2:], state["params"][name][2:])
@@ -51,7 +50,7 @@ def test_classes_that_the_cohort_lacks_keep_their_rows():
 @pytest.mark.parametrize(("mask", "moves"), [("zero", False), ("neg_inf", False), ("none", True)])
 def test_absent_classes_get_no_gradient(mask, moves):
     method = bound(HeteroFL(mask=mask, label_rows="all"), 1.0, lr=0.5)
-    state = method.init(0)
+    state = method.init()
     new = one_round(method, state, (1.0, client_data(0, 2, 2)))
     assert torch.equal(new["params"]["head.bias"][[1, 3]], state["params"]["head.bias"][[1, 3]]) is not moves
     assert not torch.equal(new["params"]["head.bias"][[0, 2]], state["params"]["head.bias"][[0, 2]])
@@ -61,10 +60,9 @@ def test_absent_classes_get_no_gradient(mask, moves):
 def test_the_first_loss(mask, classes):
     """Of a network that knows nothing: ln 4 where absent classes still count, ln 2 where they do not."""
     method = bound(HeteroFL(mask=mask), 1.0)
-    client = Client(0, 1.0)
-    selection = method.select({}, 0, client, 0)
-    payload = {"params": {n: torch.zeros(shape) for n, shape in selection.part.shapes.items()}}
-    update = method.local_update(payload, selection, client, client_data(0, 2, 2, 0), 0, 0)
+    work = visit(method, {}, 1.0, client_data(0, 2, 2, 0))
+    payload = {"params": {n: torch.zeros(shape) for n, shape in work.net.layout.shapes.items()}}
+    update = method.local_update(payload, work)
     assert update.metrics["train_loss"] / 4 == pytest.approx(math.log(classes))
 
 
@@ -77,15 +75,15 @@ def test_the_scaler_is_relative_to_the_server():
 
 def test_indices_never_move():
     method = bound(HeteroFL(), 1.0, 0.3, hidden=(10,))
-    selections = [method.select({}, r, Client(id, 0.3), id) for r in (0, 1, 9) for id in (0, 5)]
+    selections = [method.select({}, Client(id, 0.3, r)) for r in (0, 1, 9) for id in (0, 5)]
     assert len({s.key for s in selections}) == 1
     assert selections[0].positions["hidden0"].positions == (0, 1, 2)
-    assert layout(method.task.model, selections[0].net).shapes["head.weight"] == (4, 3)
+    assert selections[0].net.layout.shapes["head.weight"] == (4, 3)
 
 
 def test_a_server_wider_than_every_client_is_trained_in_part(clients_answer):
     method = bound(HeteroFL(), 1.0, 0.5, hidden=(4,))
-    state = method.init(0)
+    state = method.init()
     for round in range(4):
         clients_answer(9)
         new = one_round(method, state, (0.5, client_data(0, 1, 2, 3)), round=round)

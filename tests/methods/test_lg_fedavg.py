@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, one_round, run, simulate, tiny
+from helpers import assert_same, bound, client_data, folded, one_round, run, simulate, tiny, visit
 from pydantic import ValidationError
 
-from rayfl.axes import Net
+from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS
+from rayfl.net import Net
 from rayfl.tensors import nbytes
 from rayfl.training import Training
 
@@ -21,9 +22,19 @@ def perceptron(*capacities, **fields):
     return bound(LGFedAvg(**({"shared": ["hidden0"]} | fields)), *(capacities or [1.0]), hidden=(2,), lr=0.5)
 
 
-def updated(method, state, client, data, round=0):
-    selection = method.select(state, round, client, 0)
-    return selection, method.local_update(method.extract(state, selection), selection, client, data, round, client.id)
+def updated(method, state, data, id=0, carry=None):
+    """What client `id` holds in round 0, and answers."""
+    work = visit(method, state, 1.0, data, id=id, seed=id, carry=carry)
+    return work.selection, method.local_update(method.extract(state, work.selection), work)
+
+
+def stepped(method, state, *answers):
+    return method.step(state, 0, folded(state, *answers))
+
+
+def on(name, **fields):
+    net = Net(MODELS[name]())
+    return LGFedAvg(**fields).bind(Task(net.model, Training(), {1.0: net}, 1.0, clients=1))
 
 
 @pytest.mark.parametrize(
@@ -34,9 +45,9 @@ def updated(method, state, client, data, round=0):
     ],
 )
 def test_the_authors_splits(model, shared, travel, all_):
-    method = LGFedAvg(shared=shared).bind(Task(MODELS[model](), Training(), {1.0: Net()}, 1.0, clients=1))
-    state = method.init(0)
-    payload = method.extract(state, method.select(state, 0, Client(0, 1.0), 0))
+    method = on(model, shared=shared)
+    state = method.init()
+    payload = method.extract(state, method.select(state, Client(0, 1.0, 0)))
     counts = {group: sum(t.numel() for t in params.values()) for group, params in payload.items()}
     assert counts == {"params": travel, "start": all_ - travel}
 
@@ -44,57 +55,59 @@ def test_the_authors_splits(model, shared, travel, all_):
 def test_shared_layers_are_averaged_and_the_others_kept(clients_answer):
     """Two clients answer 3 and 1: both have 2 from then on, and keep 3 and 1."""
     method = perceptron()
-    state, data = method.init(0), client_data(0, 1)
+    state, data = method.init(), client_data(0, 1)
     clients_answer(3, 1)
-    updates = [updated(method, state, Client(id, 1.0), data) for id in (0, 1)]
-    new = method.aggregate(state, 0, iter(updates))
+    updates = [updated(method, state, data, id) for id in (0, 1)]
+    new = stepped(method, state, *updates)
     assert all((new["params"][name] == 2).all() for name in HIDDEN)
     assert all(torch.equal(new["params"][name], state["params"][name]) for name in HEAD)
     for id, (_, update) in enumerate(updates):
-        [(owner, kept)] = update.carries.items()
-        assert owner == id and list(kept) == HEAD and all((t == 3 - 2 * id).all() for t in kept.values())
+        [(owner, carry)] = update.carries.items()
+        assert owner == id and list(carry) == ["own"]
+        kept = carry["own"]
+        assert list(kept) == HEAD and all((t == 3 - 2 * id).all() for t in kept.values())
         assert list(update.sums["params"]) == HIDDEN
 
 
 def test_who_does_not_take_part_gets_the_shared_layers_and_keeps_its_own(clients_answer):
     """Client 5 took part in round 0, and not in round 1."""
     method = perceptron()
-    state, data = method.init(0), client_data(0, 1)
+    state, data = method.init(), client_data(0, 1)
     clients_answer(7, 3)
-    first = updated(method, state, Client(5, 1.0), data)
-    state = method.aggregate(state, 0, iter([first]))
-    client = Client(5, 1.0, first[1].carries[5])
-    before = method.deploy(state, 1, 1.0, client).params
+    first = updated(method, state, data, id=5)
+    state, carry = stepped(method, state, first), first[1].carries[5]
+    before = method.deploy(state, 1, 1.0, carry).params
     state = one_round(method, state, (1.0, data), round=1)
-    after = method.deploy(state, 2, 1.0, client).params
+    after = method.deploy(state, 2, 1.0, carry).params
     assert all((before[name] == 7).all() and (after[name] == 3).all() for name in HIDDEN)
     assert all((before[name] == 7).all() and (after[name] == 7).all() for name in HEAD)
     everybodys = method.deploy(state, 2, 1.0)
-    assert everybodys.key != method.deploy(state, 2, 1.0, client).key
-    assert_same({n: everybodys.params[n] for n in HEAD}, {n: method.init(0)["params"][n] for n in HEAD})
+    assert not everybodys.is_start
+    assert_same({n: everybodys.params[n] for n in HEAD}, {n: method.init()["params"][n] for n in HEAD})
 
 
 def test_all_layers_train_from_what_is_kept_and_what_is_sent():
     """One step by hand, of a client that weighs 3: what it keeps is not weighted."""
     method = perceptron(weight="samples")
-    state, data = method.init(0), client_data(0, 1, 2)
-    carry = {name: torch.full_like(state["params"][name], 0.25) for name in HEAD}
-    _, update = updated(method, state, Client(0, 1.0, carry), data)
-    net = method.task.model.build(method.task.server)
-    net.load_state_dict(state["params"] | carry)
-    torch.nn.functional.cross_entropy(net(data.preprocess(data.pixels)), data.labels).backward()
-    for name, parameter in net.named_parameters():
+    state, data = method.init(), client_data(0, 1, 2)
+    carry = {"own": {name: torch.full_like(state["params"][name], 0.25) for name in HEAD}}
+    _, update = updated(method, state, data, carry=carry)
+    module = method.task.server.build()
+    module.load_state_dict(state["params"] | carry["own"])
+    [(x, y)] = data.in_order(3)
+    torch.nn.functional.cross_entropy(module(x), y).backward()
+    for name, parameter in module.named_parameters():
         expected = parameter.detach() - 0.5 * parameter.grad
-        got = update.carries[0][name] if name in HEAD else update.sums["params"][name] / 3
+        got = update.carries[0]["own"][name] if name in HEAD else update.sums["params"][name] / 3
         torch.testing.assert_close(got, expected)
     assert update.weight == 3
 
 
 def test_only_clients_that_have_no_layers_of_their_own_are_sent_some():
     method = perceptron()
-    state, data = method.init(0), client_data(0, 1)
-    _, first = updated(method, state, Client(0, 1.0), data)
-    _, second = updated(method, state, Client(0, 1.0, first.carries[0]), data)
+    state, data = method.init(), client_data(0, 1)
+    _, first = updated(method, state, data)
+    _, second = updated(method, state, data, carry=first.carries[0])
     size = {names[0]: nbytes({n: state["params"][n] for n in names}) for names in (HIDDEN, HEAD)}
     assert first.metrics["bytes_down"] == sum(size.values())
     assert second.metrics["bytes_down"] == size["hidden0.weight"] == nbytes(second.sums)
@@ -102,10 +115,10 @@ def test_only_clients_that_have_no_layers_of_their_own_are_sent_some():
 
 def test_label_rows_of_a_kept_head_are_nobody_elses():
     method = perceptron(label_rows="present")
-    state = method.init(0)
-    selection, update = updated(method, state, Client(0, 1.0), client_data(0, 1))
-    assert not update.held and (update.carries[0]["head.weight"] != 0).all()
-    new = method.aggregate(state, 0, iter([(selection, update)]))
+    state = method.init()
+    selection, update = updated(method, state, client_data(0, 1))
+    assert not update.row_weights and (update.carries[0]["own"]["head.weight"] != 0).all()
+    new = stepped(method, state, (selection, update))
     assert torch.equal(new["params"]["head.weight"], state["params"]["head.weight"])
 
 
@@ -119,7 +132,7 @@ def test_warmup_is_fedavg(tmp_path):
     assert not lg.carries.files
     warm = lg.state["params"]
     [line] = run(lg)
-    assert set(lg.carries.files) == set(lg.population.sample(0, 2))
+    assert set(lg.carries.files) == set(lg.clients.sample(0, 2))
     changed = {name.partition(".")[0] for name, t in lg.state["params"].items() if not torch.equal(t, warm[name])}
     assert changed == {"conv1", "norm1"}
     assert line["bytes_down"] == 4 * nbytes(warm)
@@ -129,13 +142,13 @@ def test_warmup_is_fedavg(tmp_path):
 def test_selections_of_warmup_and_after_it_differ():
     """Also where both have positions on the same axes."""
     method = perceptron(warmup=1)
-    keys = [method.select({}, round, Client(0, 1.0), 0).key for round in (0, 1, 2)]
+    keys = [method.select({}, Client(0, 1.0, round)).key for round in (0, 1, 2)]
     assert keys[0] != keys[1] == keys[2]
 
 
 def test_submodels_share_a_holder_mean(clients_answer):
     method = perceptron(1.0, 0.5, size="own")
-    state, data = method.init(0), client_data(0, 1)
+    state, data = method.init(), client_data(0, 1)
     clients_answer(3, 1)
     new = one_round(method, state, (1.0, data), (0.5, data))["params"]
     assert new["hidden0.bias"].tolist() == [2, 3]
@@ -143,16 +156,30 @@ def test_submodels_share_a_holder_mean(clients_answer):
 
 
 def test_layers_that_do_not_exist_are_refused():
-    with pytest.raises(ConfigError, match=r"method.shared: no layer is called 'hiden0'; did you mean 'hidden0'\?"):
-        perceptron(shared=["head", "hiden0"])
+    with pytest.raises(ConfigError) as error:
+        perceptron(shared=["head", "hiden0"]).check(9, Population())
+    assert str(error.value) == (
+        "method.shared: no layer is called 'hiden0'; did you mean 'hidden0'? known: head, hidden0"
+    )
     with pytest.raises(ConfigError, match="no layer is called 'hidden'; did you mean 'hidden0'"):
-        perceptron(shared=["hidden"])
+        perceptron(shared=["hidden"]).check(9, Population())
+    perceptron(shared=["hidden0", "head"]).check(9, Population())
     with pytest.raises(ValidationError):
         LGFedAvg(shared=[])
 
 
+def test_a_run_is_longer_than_its_warmup():
+    perceptron(warmup=8).check(9, Population())
+    with pytest.raises(ConfigError) as error:
+        perceptron(warmup=9).check(9, Population())
+    assert str(error.value) == "method.warmup: given 9; allowed: fewer than the run's 9 rounds"
+
+
 def test_a_path_stands_for_the_layers_below_it():
-    method = LGFedAvg(shared=["stage1", "head"])
-    method = method.bind(Task(MODELS["resnet18"](), Training(), {1.0: Net()}, 1.0, clients=1))
-    held = method.select({}, 0, Client(0, 1.0), 0).part.dims
+    held = on("resnet18", shared=["stage1", "head"]).select({}, Client(0, 1.0, 0)).part_layout.dims
     assert {name.partition(".")[0] for name in held} == {"stage1", "head"} and len(held) == 4 * 3 + 2
+
+
+def test_the_classifier_is_shared_unless_layers_are_named():
+    held = on("resnet18").select({}, Client(0, 1.0, 0)).part_layout.dims
+    assert list(held) == ["head.weight", "head.bias"]

@@ -1,17 +1,22 @@
 """NeFL by hand."""
 
+import pickle
+
 import pytest
 import torch
-from helpers import assert_same, images, one_round, run, simulate, tiny, updated
+from helpers import Shuffled, assert_same, folded, images, one_round, run, simulate, tiny, updated, visit
 from torch import nn
 
-from rayfl import costs
-from rayfl.axes import Net
-from rayfl.methods import METHODS, Client, Task
+from rayfl.config import ConfigError, parse
+from rayfl.engine.files import checksum
+from rayfl.engine.worker import Worker
+from rayfl.methods import METHODS, Task
 from rayfl.methods.nefl import initial_steps
-from rayfl.methods.nested import Submodel, published
-from rayfl.models import MODELS, resident
+from rayfl.methods.sizes import Submodel, published
+from rayfl.models import MODELS
+from rayfl.models.base import Model
 from rayfl.models.layers import Step
+from rayfl.net import Net, resident
 from rayfl.seeds import torch_generator
 from rayfl.training import Training
 
@@ -34,7 +39,7 @@ CONV = f"{BLOCK}.conv1.weight"
 def bound(method, model=None, *, norm="static_bn", **training):
     """The method with its submodels on a narrow ResNet18 for images of one channel."""
     model = model or MODELS["resnet18"](channels=5, norm=norm, input=(1, 8, 8), classes=4)
-    nets = {submodel.capacity: Net() for submodel in reversed(method.submodels)}
+    nets = {submodel.capacity: Net(model) for submodel in reversed(method.submodels)}
     return method.bind(Task(model, Training(**training), nets, 1.0, clients=10))
 
 
@@ -45,7 +50,7 @@ def test_the_papers_example(clients_answer):
     """A block in the submodels 1, 3 and 5 with 2, 3 and 2 clients: the bands of its channels are divided by 7, 5 and
     2. Clients of submodels 2 and 4 count for the stem, not for the block."""
     method = bound(NeFL(submodels=FIVE), norm="none")
-    state = method.init(0)
+    state = method.init()
     answers = {0.2: 1, 0.4: 1000, 0.6: 10, 0.8: 1000, 1: 100}
     cohort = [0.2, 0.2, 0.6, 0.6, 0.6, 1, 1, 0.4, 0.8]
     clients_answer(*(answers[c] for c in cohort))
@@ -64,7 +69,7 @@ def test_inconsistent_parameters_are_averaged_inside_a_submodel(clients_answer):
     """Two clients of the small submodel answer 1 and 3, one of the large answers 100."""
     method = bound(NeFL(submodels=TWO))
     clients_answer(1, 3, 100)
-    new = one_round(method, method.init(0), (0.5, images(0)), (0.5, images(1)), (1, images(0)))
+    new = one_round(method, method.init(), (0.5, images(0)), (0.5, images(1)), (1, images(0)))
     assert new.keys() == {"params", "submodel 1", "submodel 2"}
     assert "stage1.0.residual.step.scale" in new["submodel 1"]
     assert "stage1.1.residual.step.scale" in new["submodel 2"].keys() - new["submodel 1"].keys()
@@ -79,7 +84,7 @@ def test_inconsistent_parameters_are_averaged_inside_a_submodel(clients_answer):
 def test_a_submodel_that_nobody_trained_stays():
     """Its norms, steps and statistics, and its blocks: to the bit."""
     method = bound(NeFL(submodels=TWO), lr=0.5)
-    state = method.init(0)
+    state = method.init()
     new = one_round(method, state, (0.5, images(0, 1, 2)), (0.5, images(3)))
     assert_same(new["submodel 2"], state["submodel 2"])
     assert not torch.equal(new["submodel 1"]["norm.running_mean"], state["submodel 1"]["norm.running_mean"])
@@ -93,7 +98,7 @@ def test_a_submodel_that_nobody_trained_stays():
 def test_a_block_that_nobody_holds_is_not_zeroed():
     """As it is in the authors' code: a 7 stays a 7."""
     method = bound(NeFL(submodels=TWO))
-    state = method.init(0)
+    state = method.init()
     seven = {name: torch.full_like(t, 7) for name, t in state["params"].items()}
     new = one_round(method, state | {"params": seven}, (0.5, images(0, 1)))["params"]
     assert (new[CONV] == 7).all() and (new["stage4.0.residual.conv1.weight"] == 7).all()
@@ -105,7 +110,7 @@ def test_projections_of_omitted_blocks(projections, value, clients_answer):
     the projection alone. Its norm is its own."""
     method = bound(NeFL(submodels=TWO, projections=projections))
     clients_answer(10, 100)
-    new = one_round(method, method.init(0), (0.5, images(0)), (1, images(0)))
+    new = one_round(method, method.init(), (0.5, images(0)), (1, images(0)))
     assert (new["params"]["stage2.0.projection.conv.weight"][:5, :3] == 55).all()
     assert (new["params"]["stage4.0.projection.conv.weight"][:20, :10] == value).all()
     assert (new["submodel 1"]["stage4.0.projection.norm.weight"] == 10).all()
@@ -161,7 +166,7 @@ def steps_of(state, group):
 def test_steps_start(fields, steps):
     """Blocks 10 10 10 00. Steps that are 1 for ever are left out."""
     method = bound(NeFL(submodels=TWO, **fields))
-    state = method.init(0)
+    state = method.init()
     assert list(steps_of(state, "submodel 1").values()) == steps
     assert list(steps_of(state, "submodel 2").values()) == [1] * 8 * bool(steps)
 
@@ -171,30 +176,30 @@ def test_steps_are_trained_if_they_learn(learn_steps):
     """With weight decay and momentum too; and the shared network can be trained again."""
     training = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "epochs": 2, "batch_size": 2}
     method = bound(NeFL(submodels=TWO, skipping_steps=True, learn_steps=learn_steps), **training)
-    state = method.init(0)
+    state = method.init()
     new = one_round(method, state, (0.5, images(0, 1, 2)), (0.5, images(0, 3)), (0.5, images(1)))
     before, after = steps_of(state, "submodel 1"), steps_of(new, "submodel 1")
     assert len(before) == 3 and [after[name] != before[name] for name in before] == [learn_steps] * 3
     assert (new["params"]["conv.weight"][:3] != state["params"]["conv.weight"][:3]).all()
-    net = resident(method.task.model, method.net_at(0.5), torch.device("cpu"))
-    assert all(p.requires_grad for p in net.parameters())
+    module = resident(method.net_at(0.5), torch.device("cpu"))
+    assert all(p.requires_grad for p in module.parameters())
 
 
 def test_a_step_size_multiplies_its_branch():
     """Half a step is a branch of half the size; a network of steps 1 is the plain one."""
     model = MODELS["resnet18"](channels=4, norm="none", input=(1, 8, 8), classes=4)
-    net, x = model.build(Net(steps=True)), torch.randn(2, 1, 8, 8, generator=torch_generator(0, "x"))
-    plain = model.build(Net())
-    plain.load_state_dict({name: t for name, t in net.state_dict().items() if not name.endswith("step.scale")})
-    assert torch.equal(net(x), plain(x))
+    module, x = Net(model, steps=True).build(), torch.randn(2, 1, 8, 8, generator=torch_generator(0, "test:x"))
+    plain = Net(model).build()
+    plain.load_state_dict({name: t for name, t in module.state_dict().items() if not name.endswith("step.scale")})
+    assert torch.equal(module(x), plain(x))
     with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, Step):
-                module.scale.fill_(0.5)
+        for layer in module.modules():
+            if isinstance(layer, Step):
+                layer.scale.fill_(0.5)
         for name, p in plain.named_parameters():
             if "conv2" in name:
                 p.mul_(0.5)
-    torch.testing.assert_close(net(x), plain(x))
+    torch.testing.assert_close(module(x), plain(x))
 
 
 # norms
@@ -203,7 +208,7 @@ def test_a_step_size_multiplies_its_branch():
 def test_norms_of_its_own():
     """What a submodel deploys: its own norms and statistics, and a prefix of all else. They follow its batches."""
     method = bound(NeFL(submodels=TWO), lr=0.1)
-    state = one_round(method, method.init(0), (0.5, images(0, 1, 2)), (1, images(2, 3)))
+    state = one_round(method, method.init(), (0.5, images(0, 1, 2)), (1, images(2, 3)))
     for capacity, group, channels in ((0.5, "submodel 1", 3), (1.0, "submodel 2", 5)):
         deployed = method.deploy(state, 1, capacity)
         own = state[group]
@@ -213,23 +218,17 @@ def test_norms_of_its_own():
         assert deployed.statistics["norm.running_mean"].shape == (channels,)
         assert deployed.statistics.keys() == {name for name in own if "running" in name}
     data = images(0, 1, 2)
-    seen = nn.functional.conv2d(data.preprocess(data.pixels), method.init(0)["params"]["conv.weight"][:3], padding=1)
+    [(x, _)] = data.in_order(3)
+    seen = nn.functional.conv2d(x, method.init()["params"]["conv.weight"][:3], padding=1)
     by_hand = 0.9 * torch.ones(3) + 0.1 * seen.var((0, 2, 3))
     torch.testing.assert_close(state["submodel 1"]["norm.running_var"], by_hand)
-
-
-def test_statistics_are_collected_where_norms_are_static():
-    method = bound(NeFL(submodels=TWO, norms="static"))
-    state = method.init(0)
-    assert "norm.weight" in state["params"] and len(state["submodel 2"]) == 8
-    assert method.deploy(state, 0, 0.5).statistics is None
 
 
 @pytest.mark.parametrize("norms_init", ["sliced", "fresh"])
 def test_norms_start_from_the_models(norms_init, monkeypatch):
     """A pre-trained model's: a prefix of its channels, or thrown away."""
     method = bound(NeFL(submodels=TWO, norms_init=norms_init))
-    model = type(method.task.model)
+    model: type[Model] = type(method.task.model)
     initial, statistics = model.initial, model.statistics
 
     def numbered(tensors):
@@ -237,7 +236,7 @@ def test_norms_start_from_the_models(norms_init, monkeypatch):
 
     monkeypatch.setattr(model, "initial", lambda self, net: numbered(initial(self, net)))
     monkeypatch.setattr(model, "statistics", lambda self, net: numbered(statistics(self, net)))
-    own = method.init(0)["submodel 1"]
+    own = method.init()["submodel 1"]
     for kind, fresh in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
         expected = torch.arange(3.0) if norms_init == "sliced" else torch.full((3,), float(fresh))
         assert torch.equal(own[f"norm.{kind}"], expected)
@@ -249,7 +248,7 @@ def test_layer_norms_of_a_transformer(layer_norms):
     model = MODELS["vit_b_16"](layers=2, heads=2, head_width=4, patch=4, input=(1, 8, 8), classes=4)
     submodels = (Submodel(capacity=0.5, width=0.5, blocks="10"), Submodel(capacity=1, width=1))
     method = bound(NeFL(submodels=submodels, layer_norms=layer_norms, skipping_steps=True), model, lr=0.1)
-    state = method.init(0)
+    state = method.init()
     assert steps_of(state, "submodel 1") == {f"encoder.0.{part}.step.scale": 2 for part in ("attention", "mlp")}
     assert ("norm.weight" in state["params"]) == (layer_norms == "shared")
     if layer_norms == "own":
@@ -257,30 +256,24 @@ def test_layer_norms_of_a_transformer(layer_norms):
     new = one_round(method, state, (0.5, images(0, 1)), (1, images(2, 3)))
     deployed = method.deploy(new, 1, 0.5)
     assert deployed.statistics is None
-    assert deployed.params.keys() == method.task.layout(deployed.net).shapes.keys()
+    assert deployed.params.keys() == deployed.net.layout.shapes.keys()
 
 
 def test_group_norms_may_be_a_submodels_own():
     names = []
     for layer_norms in ("shared", "own"):
         model = MODELS["resnet18"](channels=8, norm="group", input=(1, 8, 8), classes=4)
-        state = bound(NeFL(submodels=TWO, layer_norms=layer_norms), model).init(0)
+        state = bound(NeFL(submodels=TWO, layer_norms=layer_norms), model).init()
         names.append({name for name in state["submodel 1"] if "step" not in name})
         assert ("norm.weight" in state["params"]) == (layer_norms == "shared")
     assert not names[0] and {"norm.weight", "norm.bias"} < names[1]
 
 
-@pytest.mark.parametrize("name", ["nefl", "fjord", "depthfl", "depthfl_nefl", "scalefl_nefl"])
+@pytest.mark.parametrize("name", ["nefl", "depthfl", "depthfl_nefl", "scalefl_nefl"])
 def test_no_scaler_where_norms_keep_statistics(name):
-    with pytest.raises(ValueError, match="scaler: false where norms keep running statistics"):
-        METHODS[name](scaler=True)
-    if "norms" in METHODS[name].model_fields:
-        assert METHODS[name](scaler=True, norms="static").scaler
-
-
-def test_norms_that_are_shared_have_no_start_of_their_own():
-    with pytest.raises(ValueError, match="norms_init: sliced where no norm is a submodel's own"):
-        NeFL(norms="static", norms_init="fresh")
+    with pytest.raises(ConfigError) as error:
+        parse(METHODS[name], {"name": name, "scaler": True}, "test: method")
+    assert str(error.value) == "test: method.scaler: given True; allowed: False"
 
 
 # identities
@@ -289,17 +282,15 @@ def test_norms_that_are_shared_have_no_start_of_their_own():
 def trained(tmp_path, method, model, **clients):
     """The state after two rounds."""
     simulation = simulate(tiny(method=method, model=model, clients=clients), tmp_path / method["name"])
-    simulation._train()
-    simulation.round = 1
-    simulation._train()
+    run(simulation, 2)
     return simulation.state
 
 
 def test_in_width_with_steps_of_one_it_is_heterofl(tmp_path):
-    """W (N/L) with static norms, and HeteroFL without Scaler and masks: to the bit."""
-    nefl = {"name": "nefl", "norms": "static", "learn_steps": False}
+    """W (N/L) with norms that are shared, and HeteroFL without Scaler and masks: to the bit."""
+    nefl = {"name": "nefl", "learn_steps": False}
     heterofl = {"name": "heterofl", "scaler": False, "mask": "none", "label_rows": "all"}
-    model = {"name": "resnet18", "channels": 6}
+    model = {"name": "resnet18", "channels": 6, "norm": "layer"}
     assert_same(*(trained(tmp_path, method, model, capacities=[1, 0.5, 0.3]) for method in (nefl, heterofl)))
 
 
@@ -312,18 +303,17 @@ def test_one_submodel_is_fedavg(tmp_path):
 def test_what_travels():
     """A client gets and sends its submodel's parameters, its norms' statistics, and a scalar a block."""
     method = bound(NeFL(submodels=TWO))
-    state = method.init(0)
-    selection = method.select(state, 0, Client(0, 0.5), 0)
-    payload = method.extract(state, selection)
+    state = method.init()
+    selection = visit(method, state, 0.5, images(0, 1)).selection
     update = updated(method, state, 0.5, images(0, 1))
-    for sent in (payload, update.sums):
+    for sent in (method.extract(state, selection), update.sums | update.whole):
         assert sent.keys() == {"params", "submodel 1"}
         tensors = sent["params"] | sent["submodel 1"]
         statistics = sum(t.numel() for name, t in tensors.items() if "running" in name)
         scalars = sum(t.dim() == 0 for t in tensors.values())
         assert scalars == 3
         counted = sum(t.numel() for t in tensors.values())
-        assert counted - statistics - scalars == costs.parameters(method.task.model, selection.net)
+        assert counted - statistics - scalars == selection.net.parameters
 
 
 def test_a_run_of_five_submodels(tmp_path):
@@ -335,3 +325,40 @@ def test_a_run_of_five_submodels(tmp_path):
     }
     lines = run(simulate(tiny(**spec), tmp_path))
     assert {f"accuracy_{c:g}" for c in (1, 0.5, 0.2)} < lines[-1].keys()
+
+
+# the same bits
+
+BLOCKS = {
+    "model": {"name": "resnet18", "channels": 3},
+    "clients": {"capacities": [1, 0.5, 0.2], "assignment": "dynamic", "metric": "params"},
+}
+METHOD = [{"name": "nefl", "variant": "WD", "skipping_steps": True}, {"name": "depthfl_nefl"}]
+
+
+@pytest.mark.parametrize("method", METHOD, ids=lambda method: method["name"])
+def test_resumed_and_shuffled_runs_are_the_straight_run(method, tmp_path):
+    spec = tiny(method=method, rounds=3, evaluation={"every": 3}, **BLOCKS)
+    arrays = spec.data.arrays()
+    straight = simulate(spec, tmp_path / "straight")
+    lines = run(straight)
+    first = simulate(spec, tmp_path / "first", lambda recipe: Shuffled(Worker(recipe, arrays)))
+    assert run(first, 2) == lines[:2]
+    first.save(tmp_path / "checkpoints")
+    second = simulate(spec, tmp_path / "second")
+    assert second.restore(tmp_path / "checkpoints") == (2, [])
+    assert run(second) == lines[2:]
+    assert_same(second.state, straight.state)
+
+
+@pytest.mark.parametrize("method", METHOD, ids=lambda method: method["name"])
+def test_verbs_are_pure(method):
+    method, data = pickle.loads(pickle.dumps(tiny(method=method, **BLOCKS).bound())), images(0, 1, 2, 3)
+    state = method.init()
+    before = checksum(state)
+    for capacity in (1.0, 0.5, 0.2):
+        first, second = (updated(method, state, capacity, data, seed=1) for _ in range(2))
+        assert_same(first.sums | first.whole, second.sums | second.whole)
+        method.step(state, 0, folded(state, (visit(method, state, capacity, data).selection, first)))
+        method.deploy(state, 0, capacity)
+    assert checksum(state) == before

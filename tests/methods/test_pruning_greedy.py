@@ -14,21 +14,21 @@ def test_two_steps_by_hand():
     momentum and weight decay, which would move them."""
     training = dict(lr=0.2, momentum=0.9, weight_decay=0.1, epochs=2, batch_size=4)
     method = bound(Greedy(), 1.0, 0.4, hidden=(6,), **training)
-    state, data = method.init(0), client_data(0, 1, 2, 3)
-    mask = method.select(state, 0, Client(0, 0.4), 0)
-    net = method.task.model.build(method.task.server)
-    net.load_state_dict(spread(mask, mask.take(state["params"]), state["params"]))
+    state, data = method.init(), client_data(0, 1, 2, 3)
+    mask = method.select(state, Client(0, 0.4, 0))
+    module = method.task.server.build()
+    module.load_state_dict(spread(mask, mask.take(state["params"]), state["params"]))
     held = mask.cover(state["params"])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9, weight_decay=0.1)
-    x, y = data.preprocess(data.pixels), data.labels
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9, weight_decay=0.1)
+    [(x, y)] = data.in_order(4)
     for _ in range(2):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(x), y).backward()
-        for name, w in net.named_parameters():
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        for name, w in module.named_parameters():
             w.grad.mul_(held[name])
         optimizer.step()
     sent = spread(mask, updated(method, state, 0.4, data).sums["params"], state["params"])
-    for name, w in net.named_parameters():
+    for name, w in module.named_parameters():
         torch.testing.assert_close(sent[name], w.detach())
 
 
@@ -39,7 +39,7 @@ def test_one_step_is_fiarse_without_the_bracket(threshold):
     answers = []
     for method in (Greedy(threshold=threshold), FIARSE(threshold=threshold, biased_term=False)):
         method = bound(method, 1.0, 0.4, hidden=(6,), lr=0.5, epochs=1)
-        answers.append(updated(method, method.init(0), 0.4, data).sums)
+        answers.append(updated(method, method.init(), 0.4, data).sums)
     assert_same(*answers)
 
 
@@ -49,7 +49,7 @@ def test_elements_may_cross_the_threshold_and_stay():
     answers = []
     for method in (Greedy(), FIARSE(biased_term=False)):
         method = bound(method, 1.0, 0.4, hidden=(6,), lr=0.5, epochs=6)
-        state = method.init(0)
+        state = method.init()
         answers.append(updated(method, state, 0.4, data).sums["params"])
     theta = method.thresholds(state["params"], 0.4)
     assert any((t.abs() < theta[name]).any() for name, t in answers[0].items())

@@ -4,41 +4,45 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, run, simulate, tiny
+from helpers import assert_same, bound, client_data, folded, run, simulate, tiny, updated, visit
 
 from rayfl import costs
-from rayfl.methods import METHODS, Client
-from rayfl.methods.width import WidthMethod
+from rayfl.data.samples import ClientData
+from rayfl.methods import METHODS, Client, Method
 from rayfl.seeds import torch_generator
-from rayfl.training import ClientData
 
 Scaffold = METHODS["scaffold"]
 
 
-def noise(shapes: dict, purpose: str) -> dict[str, torch.Tensor]:
-    generator = torch_generator(0, purpose)
+def noise(shapes: dict, address: str) -> dict[str, torch.Tensor]:
+    generator = torch_generator(0, "test:noise", address)
     return {name: torch.randn(shape, generator=generator) / 10 for name, shape in shapes.items()}
 
 
 def with_variates(method):
-    """A state and a client in the middle of a run: c and c_k are anything."""
-    state = method.init(0)
+    """A state in the middle of a run, and what a client keeps there: c and c_k are anything."""
+    state = method.init()
     shapes = {name: t.shape for name, t in state["params"].items()}
-    return state | {"variate": noise(shapes, "c")}, Client(3, 1.0, {"variate": noise(shapes, "c_k")})
+    return state | {"variate": noise(shapes, "c")}, {"variate": noise(shapes, "c_k")}
 
 
-def answer(method, state, client, data):
-    selection = method.select(state, 0, client, 0)
-    return method.local_update(method.extract(state, selection), selection, client, data, 0, 0)
+def answer(method, state, carry, data, capacity=1.0):
+    """What client 3 sends back."""
+    return updated(method, state, capacity, data, id=3, carry=carry)
+
+
+def stepped(method, state, update):
+    """The state after a round of client 3 alone."""
+    return method.step(state, 0, folded(state, (method.select(state, Client(3, 1.0, 0)), update)))
 
 
 def gradient(method, params, data):
     """Of the mean loss over all the data."""
-    net = method.task.model.build(method.task.server)
-    net.load_state_dict(params)
+    module = method.task.server.build()
+    module.load_state_dict(params)
     [(x, y)] = data.in_order(len(data))
-    torch.nn.functional.cross_entropy(net(x), y).backward()
-    return {name: p.grad for name, p in net.named_parameters()}
+    torch.nn.functional.cross_entropy(module(x), y).backward()
+    return {name: p.grad for name, p in module.named_parameters()}
 
 
 def rounds(method, state, count, *clients):
@@ -47,12 +51,11 @@ def rounds(method, state, count, *clients):
     for round in range(count):
         answers = []
         for id, (capacity, data) in enumerate(clients):
-            client = Client(id, capacity, carries.get(id))
-            selection = method.select(state, round, client, 0)
-            update = method.local_update(method.extract(state, selection), selection, client, data, round, id)
+            work = visit(method, state, capacity, data, id=id, round=round, seed=id, carry=carries.get(id))
+            update = method.local_update(method.extract(state, work.selection), work)
             carries |= update.carries
-            answers.append((selection, update))
-        state = method.aggregate(state, round, iter(answers))
+            answers.append((work.selection, update))
+        state = method.step(state, round, folded(state, *answers))
     return state, carries
 
 
@@ -77,14 +80,13 @@ def test_the_first_round_is_fedavg(option, size, tmp_path):
 def test_a_step_by_hand(option):
     """One client of 10, one batch: y = x - lr (g + c - c_k), with either option c_k+ = g, and c takes a tenth."""
     method = bound(Scaffold(option=option), 1.0, lr=0.5)
-    state, client = with_variates(method)
+    state, carry = with_variates(method)
     data = client_data(0, 1, 2, 3)
-    update = answer(method, state, client, data)
-    selection = method.select(state, 0, client, 0)
-    new = method.aggregate(state, 0, iter([(selection, update)]))
+    update = answer(method, state, carry, data)
+    new = stepped(method, state, update)
     g = gradient(method, state["params"], data)
     for name, x in state["params"].items():
-        c, c_k = state["variate"][name], client.carry["variate"][name]
+        c, c_k = state["variate"][name], carry["variate"][name]
         torch.testing.assert_close(new["params"][name], x - 0.5 * (g[name] + c - c_k))
         torch.testing.assert_close(update.carries[3]["variate"][name], g[name])
         torch.testing.assert_close(new["variate"][name], c + (g[name] - c_k) / 10)
@@ -93,11 +95,11 @@ def test_a_step_by_hand(option):
 def test_option_two_is_the_papers_difference():
     """Of plain SGD: c_k - c + (x - y) / (K lr), here with 3 epochs of 3 batches."""
     method = bound(Scaffold(), 1.0, lr=0.3, epochs=3, batch_size=2)
-    state, client = with_variates(method)
-    update = answer(method, state, client, client_data(0, 1, 2, 3, 1))
+    state, carry = with_variates(method)
+    update = answer(method, state, carry, client_data(0, 1, 2, 3, 1))
     assert update.metrics["steps"] == 9
     for name, x in state["params"].items():
-        c, c_k, y = state["variate"][name], client.carry["variate"][name], update.sums["params"][name]
+        c, c_k, y = state["variate"][name], carry["variate"][name], update.sums["params"][name]
         torch.testing.assert_close(update.carries[3]["variate"][name], c_k - c + (x - y) / (9 * 0.3))
 
 
@@ -106,11 +108,11 @@ def test_option_two_is_the_mean_gradient_of_the_data(extra):
     """Of two steps, the second at the y of one; the paper's difference also has momentum, decay or clipping."""
     data = client_data(0, 1, 2, 3)
     one, two = (bound(Scaffold(), 1.0, lr=0.3, epochs=epochs, **extra) for epochs in (1, 2))
-    state, client = with_variates(one)
-    update, y = answer(two, state, client, data), answer(one, state, client, data).sums["params"]
+    state, carry = with_variates(one)
+    update, y = answer(two, state, carry, data), answer(one, state, carry, data).sums["params"]
     first, second = (gradient(one, params, data) for params in (state["params"], y))
     for name, x in state["params"].items():
-        c, c_k, end = state["variate"][name], client.carry["variate"][name], update.sums["params"][name]
+        c, c_k, end = state["variate"][name], carry["variate"][name], update.sums["params"][name]
         kept = update.carries[3]["variate"][name]
         torch.testing.assert_close(kept, (first[name] + second[name]) / 2)
         assert not torch.allclose(kept, c_k - c + (x - end) / (2 * 0.3), rtol=0.01)
@@ -119,34 +121,22 @@ def test_option_two_is_the_mean_gradient_of_the_data(extra):
 def test_option_one_is_the_gradient_at_what_was_received():
     """Over all data, also where the batches are unequal; and the extra pass is counted."""
     method = bound(Scaffold(option="I"), 1.0, lr=0.3, epochs=3, batch_size=2)
-    state, client = with_variates(method)
+    state, carry = with_variates(method)
     data = client_data(0, 1, 2, 3, 1)
-    update = answer(method, state, client, data)
+    update = answer(method, state, carry, data)
     for name, g in gradient(method, state["params"], data).items():
         torch.testing.assert_close(update.carries[3]["variate"][name], g)
     assert update.metrics["train_samples"] == 15
-    assert update.metrics["train_flops"] == costs.training_flops(method.task.model, method.task.server, 20)
-
-
-def test_the_servers_step(clients_answer):
-    """2 + eta_g (mean of 4 and 8, less 2)."""
-    data = client_data(0, 1)
-    for server_lr, expected in ((1.0, 6.0), (0.25, 3.0), (1.5, 8.0)):
-        method = bound(Scaffold(server_lr=server_lr), 1.0)
-        state = method.init(0)
-        state["params"] = {name: torch.full_like(t, 2) for name, t in state["params"].items()}
-        clients_answer(4, 8)
-        new, _ = rounds(method, state, 1, (1.0, data), (1.0, data))
-        assert {v for t in new["params"].values() for v in t.flatten().tolist()} == {expected}
+    assert update.metrics["train_flops"] == costs.training_flops(method.task.server, 20)
 
 
 def test_no_step_changes_no_variate():
     for option in ("I", "II"):
         method = bound(Scaffold(option=option), 1.0, epochs=0)
-        state, client = with_variates(method)
-        update = answer(method, state, client, client_data(0, 1))
+        state, carry = with_variates(method)
+        update = answer(method, state, carry, client_data(0, 1))
         assert not update.carries
-        assert_same(method.aggregate(state, 0, iter([(method.select(state, 0, client, 0), update)])), state)
+        assert_same(stepped(method, state, update), state)
 
 
 # a run
@@ -179,7 +169,7 @@ def test_traffic_is_twice_that_of_fedavg(tmp_path):
 def test_what_nobody_holds_has_no_variate():
     """To the bit: the second half of 8 nodes, while all clients are small; and each client's own."""
     method = bound(Scaffold(size="own"), 1.0, 0.5, hidden=(8,), lr=0.3, momentum=0.9, weight_decay=0.1)
-    state = method.init(0)
+    state = method.init()
     small, large = (0.5, client_data(0, 1, 2)), (1.0, client_data(3, 3))
     new, carries = rounds(method, state, 3, small, small)
     for variate in (new["variate"], carries[0]["variate"], carries[1]["variate"]):
@@ -195,19 +185,19 @@ def test_what_nobody_holds_has_no_variate():
 
 def test_a_client_that_shrinks_keeps_the_rest_of_its_variate():
     method = bound(Scaffold(size="own"), 1.0, 0.5, hidden=(8,))
-    state, client = with_variates(method)
-    before = client.carry["variate"]["head.weight"].clone()
-    update = answer(method, state, replace(client, capacity=0.5), client_data(0, 1, 2))
+    state, carry = with_variates(method)
+    before = carry["variate"]["head.weight"].clone()
+    update = answer(method, state, carry, client_data(0, 1, 2), capacity=0.5)
     after = update.carries[3]["variate"]["head.weight"]
     assert torch.equal(after[:, 4:], before[:, 4:])
     assert (after[:, :4] != before[:, :4]).all()
-    assert torch.equal(client.carry["variate"]["head.weight"], before)
+    assert torch.equal(carry["variate"]["head.weight"], before)
 
 
 def test_what_a_client_keeps_does_not_make_its_model_personal():
     method = bound(Scaffold(), 1.0)
-    state, client = with_variates(method)
-    own, everybodys = method.deploy(state, 1, 1.0, client), method.deploy(state, 1, 1.0)
+    state, carry = with_variates(method)
+    own, everybodys = method.deploy(state, 1, 1.0, carry), method.deploy(state, 1, 1.0)
     assert own.key == everybodys.key
     assert_same(own.params, everybodys.params)
 
@@ -221,17 +211,21 @@ def test_opposed_clients_do_not_drift(option, monkeypatch):
     the clients' own ways ends."""
     curvature, target = torch.tensor([1.0, 4.0]), torch.tensor([1.0, -1.0])
 
-    def loss(self, data, round):
+    def loss(self, visit):
         return lambda logits, y: (curvature[y, None] * (logits - target[y, None]) ** 2 / 2).sum(1).mean()
 
-    monkeypatch.setattr(WidthMethod, "loss", loss)
+    monkeypatch.setattr(Method, "loss", loss)
     # black images: nothing but the biases of the classifier is trained
-    clients = [(1.0, ClientData(torch.zeros(1, 1, 1, 2).byte(), torch.tensor([k]), 4)) for k in (0, 1)]
+    like = client_data(0)
+    clients = [
+        (1.0, ClientData({"x": torch.zeros(1, 1, 1, 2).byte(), "y": torch.tensor([k])}, like.prepare, like.goal))
+        for k in (0, 1)
+    ]
     found = {}
     for method in (Scaffold(option=option), METHODS["fedavg"]()):
         method = bound(method, 1.0, hidden=(), lr=0.1, steps=10)
         method = method.bind(replace(method.task, clients=2))
-        state, _ = rounds(method, method.init(0), 40, *clients)
+        state, _ = rounds(method, method.init(), 40, *clients)
         found[method.name] = state["params"]["head.bias"]
     torch.testing.assert_close(found["scaffold"], torch.full((4,), -0.6), atol=1e-5, rtol=0)
     # a client keeps a = 0.9^10 and b = 0.6^10 of its distance: b* = ((1 - a) - (1 - b)) / ((1 - a) + (1 - b))

@@ -6,53 +6,49 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import Shuffled, assert_same, bound, client_data, images, run, simulate, tiny
+from helpers import Shuffled, assert_same, bound, client_data, folded, images, run, simulate, tiny, updated, visit
 from pydantic import ValidationError
 from torch import nn
 
 from rayfl import costs, norms
-from rayfl.axes import Net
-from rayfl.checkpoints import checksum
+from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.engine.worker import Worker
 from rayfl.methods import METHODS, Client, Task
-from rayfl.methods.spafl import _Pruned
+from rayfl.methods.spafl import Pruned
 from rayfl.models import MODELS
+from rayfl.net import Net, load
 from rayfl.seeds import torch_generator
-from rayfl.tensors import nbytes
+from rayfl.tensors import leaves, nbytes
 from rayfl.training import Training
-from rayfl.worker import Worker
 
 SpaFL = METHODS["spafl"]
 
 W = torch.tensor([[0.1, -0.2, 0.3], [-0.05, 0.02, -0.02]])
 TAU = torch.tensor([0.10, 0.04])
 G = torch.tensor([[1.0, -2.0, 0.5], [0.4, 0.1, -0.3]])
-"""Two rows, of which the thresholds keep the first: mu = (0.2, 0.03); and a gradient by the pruned weights."""
+"""Two rows with mu = (0.2, 0.03), so the thresholds keep the first; and a gradient by the pruned weights."""
 
 
 def on(name, *, input=None, **training):
     """A method's task: a model, all clients of one capacity."""
-    section = {"classes": 4} | ({"input": input} if input else {})
-    return Task(MODELS[name](**section), Training(**training), {1.0: Net()}, 1.0, clients=10)
+    model = MODELS[name](classes=4, **({"input": input} if input else {}))
+    return Task(model, Training(**training), {1.0: Net(model)}, 1.0, clients=10)
 
 
 def answer(method, state, data, round=0, id=0, carry=None):
     """A client's update in a round."""
-    client = Client(id, 1.0, carry)
-    selection = method.select(state, round, client, 0)
-    return method.local_update(method.extract(state, selection), selection, client, data, round, seed=round)
+    return updated(method, state, 1.0, data, id=id, round=round, seed=round, carry=carry)
 
 
 def a_round(method, state, datas, carries, round=0):
     """The next state; what the clients keep is put into `carries`."""
-
-    def updates():
-        for id, data in datas.items():
-            update = answer(method, state, data, round, id, carries.get(id))
-            carries.update(update.carries)
-            yield method.select(state, round, Client(id, 1.0), 0), update
-
-    return method.aggregate(state, round, updates())
+    answers = []
+    for id, data in datas.items():
+        update = answer(method, state, data, round, id, carries.get(id))
+        carries.update(update.carries)
+        answers.append((method.select(state, Client(id, 1.0, round)), update))
+    return method.step(state, round, folded(state, *answers))
 
 
 def one_layer(w=W, tau=TAU, **fields):
@@ -60,7 +56,7 @@ def one_layer(w=W, tau=TAU, **fields):
     whole = nn.Sequential()
     whole.add_module("layer", nn.Linear(w.shape[1], w.shape[0], bias=False))
     whole.load_state_dict({"layer.weight": w})
-    return _Pruned(SpaFL(**fields), whole, {"layer": tau.clone()})
+    return Pruned(SpaFL(**fields), whole, {"layer": tau})
 
 
 def gradients(pruned, g=G):
@@ -98,7 +94,7 @@ def test_gradients_by_hand(w_grad, expected):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_official_step_gives_thresholds_nothing_near_them(seed):
     """1[|mu - tau| > 1]: nothing, but for thresholds that are far away."""
-    w, g = torch.randn(2, 6, 5, generator=torch_generator(seed, "draw"))
+    w, g = torch.randn(2, 6, 5, generator=torch_generator(seed, "test:draw"))
     tau = torch.tensor([0.0, 0.5, 1.0, -2.0, 3.0, 0.8])
     by_weight, by_threshold = gradients(one_layer(w, tau, step_backward="official_cifar"), g)
     mu = w.abs().mean(1)
@@ -137,18 +133,18 @@ def by_hand(method, params, tau, delta, data, round, momentum=0.9):
     for path in paths if method.eq13 else []:
         w = params[f"{path}.weight"]
         w -= (delta[path] * w.sum(1).sign() / w.shape[1])[:, None]
-    net, speeds = task.model.build(Net()), {}
-    rates = task.training.lr_at(round)
-    for x, y in data.batches(task.training, torch_generator(round, "batches")):
+    module, speeds = task.server.build(), {}
+    rates, steps = task.training.lr_at(round), task.training.batches_of(len(data))
+    for x, y in data.batches(steps, task.training.batch_size, torch_generator(round, "batches")):
         gates = {path: (params[f"{path}.weight"].abs().mean(1) > tau[path]).float() for path in paths}
         with torch.no_grad():
-            for name, p in net.named_parameters():
+            for name, p in module.named_parameters():
                 path, kind = name.rsplit(".", 1)
                 p.copy_(params[name] * (gates[path][:, None] if kind == "weight" else gates[path]))
-        net.zero_grad()
-        F.cross_entropy(net(x), y).backward()
+        module.zero_grad()
+        F.cross_entropy(module(x), y).backward()
         for path in paths:
-            g, b = net.get_parameter(f"{path}.weight").grad, net.get_parameter(f"{path}.bias").grad
+            g, b = module.get_parameter(f"{path}.weight").grad, module.get_parameter(f"{path}.bias").grad
             w, bias = params[f"{path}.weight"], params[f"{path}.bias"]
             h = -(g * w).sum(1) - b * bias - alpha * torch.exp(-tau[path])
             steps = {
@@ -165,11 +161,11 @@ def by_hand(method, params, tau, delta, data, round, momentum=0.9):
 
 @pytest.mark.parametrize("eq13", [True, False])
 def test_rounds_by_hand(eq13):
-    """Two clients over three rounds, of which one is not there in the second."""
+    """Two clients over three rounds; the first does not take part in the second."""
     method = bound(SpaFL(alpha=0.05, eq13=eq13), 1.0, hidden=(6,), lr=0.2, momentum=0.9, batch_size=2, epochs=2)
-    state, datas = method.init(0), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}
-    # close to the rows' means, that some are pruned
-    state["thresholds"] = {"hidden0": torch.full((6,), 0.3), "head": torch.full((4,), 0.15)}
+    state, datas = method.init(), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}
+    # close to the rows' means, so that some are pruned
+    state["thresholds"] = {"hidden0": torch.full((6,), 0.3), "head": torch.full((4,), 0.1)}
     params = {id: {name: t.clone() for name, t in state["params"].items()} for id in datas}
     tau, delta = state["thresholds"], {path: torch.zeros_like(t) for path, t in state["thresholds"].items()}
     carries, densities = {}, set()
@@ -178,11 +174,11 @@ def test_rounds_by_hand(eq13):
         answers = []
         for id in cohort:
             params[id], trained = by_hand(method, params[id], tau, delta, datas[id], round)
-            torch.testing.assert_close(carries[id]["params"], params[id])
+            torch.testing.assert_close(carries[id]["own"], params[id])
             torch.testing.assert_close(carries[id]["thresholds"], trained)
             answers.append(trained)
-            deployed = method.deploy(state, round, 1.0, Client(id, 1.0, carries[id]))
-            densities |= set(deployed.held.layers.values())
+            deployed = method.deploy(state, round, 1.0, carries[id])
+            densities |= set(deployed.present.layers.values())
         mean = {path: sum(a[path] for a in answers) / len(answers) for path in tau}
         delta = {path: mean[path] - tau[path] for path in tau}
         tau = mean
@@ -194,19 +190,19 @@ def test_rounds_by_hand(eq13):
 def test_the_initial_network_is_the_runs_and_nothing_moves_before_thresholds_did():
     method = bound(SpaFL(), 1.0, lr=0.1, momentum=0.9)
     method = method.bind(replace(method.task, seed=7))
-    state, data = method.init(7), client_data(0, 1)
+    state, data = method.init(), client_data(0, 1)
     assert all(not t.any() for group in ("thresholds", "delta") for t in state[group].values())
     without = method.model_copy(update={"eq13": False})
     assert_same(answer(method, state, data).carries[0], answer(without, state, data).carries[0])
     idle = method.bind(replace(method.task, training=Training(epochs=0)))
-    assert_same(answer(idle, state, data).carries[0]["params"], state["params"])
+    assert_same(answer(idle, state, data).carries[0]["own"], state["params"])
 
 
 def test_no_answers_change_nothing():
     method = bound(SpaFL(target_density=0.5), 1.0)
-    state = method.init(0)
+    state = method.init()
     state |= {"thresholds": {"hidden0": torch.ones(2), "head": torch.ones(4)}}
-    assert_same(method.aggregate(state, 3, iter(())), state)
+    assert_same(method.step(state, 3, folded(state)), state)
 
 
 def test_the_regularisation_may_rise():
@@ -218,7 +214,7 @@ def test_the_regularisation_may_rise():
     data, tau = client_data(0, 1), []
     for ramped in (0.0, 1.0):
         method = bound(SpaFL(alpha=1e-3, alpha_ramp=ramped, step_backward="official_cifar"), 1.0, lr=1.0)
-        tau.append(answer(method, method.init(0), data).sums["thresholds"]["head"])
+        tau.append(answer(method, method.init(), data).whole["thresholds"]["head"])
     torch.testing.assert_close(tau[0], torch.full((4,), 1e-3))
     torch.testing.assert_close(tau[1], torch.full((4,), 0.0066929e-3))
 
@@ -226,12 +222,12 @@ def test_the_regularisation_may_rise():
 def test_the_regularisation_falls_with_the_threshold():
     """Two steps from .3: tau <- tau + eta alpha exp(-tau)."""
     method = bound(SpaFL(alpha=0.1, step_backward="official_cifar"), 1.0, lr=0.5, batch_size=1)
-    state = method.init(0)
+    state = method.init()
     state["thresholds"] = {path: torch.full_like(t, 0.3) for path, t in state["thresholds"].items()}
     after = 0.3
     for _ in range(2):
         after += 0.5 * 0.1 * math.exp(-after)
-    sent = answer(method, state, client_data(0, 1)).sums["thresholds"]
+    sent = answer(method, state, client_data(0, 1)).whole["thresholds"]
     for tau in sent.values():
         torch.testing.assert_close(tau, torch.full_like(tau, after))
 
@@ -250,31 +246,31 @@ def test_an_empty_layer_starts_again():
         pruned(torch.eye(2))
         assert int(pruned.resets) == resets
     method = bound(SpaFL(alpha=0), 1.0, hidden=(5,), lr=1e-9)
-    state = method.init(0)
+    state = method.init()
     state["thresholds"]["hidden0"] = torch.ones(5)
     update = answer(method, state, client_data(0, 1))
     assert update.metrics["resets"] == 1
-    assert update.sums["thresholds"]["hidden0"].abs().max() < 1e-6
-    emptied = {"params": state["params"], "thresholds": state["thresholds"]}
-    assert method.deploy(state, 1, 1.0, Client(0, 1.0, emptied)).held.layers == {"hidden0": 1, "head": 1}
+    assert update.whole["thresholds"]["hidden0"].abs().max() < 1e-6
+    emptied = {"own": state["params"], "thresholds": state["thresholds"]}
+    assert method.deploy(state, 1, 1.0, emptied).present.layers == {"hidden0": 1, "head": 1}
 
 
 def test_bounds():
     fields = {"clamp_weights": (-0.1, 0.2), "clamp_thresholds": (0.0, 0.001)}
     method = bound(SpaFL(alpha=1.0, **fields), 1.0, hidden=(6,), lr=0.5)
-    carry = answer(method, method.init(0), client_data(0, 1, 2)).carries[0]
+    carry = answer(method, method.init(), client_data(0, 1, 2)).carries[0]
     for path in ("hidden0", "head"):
-        w, tau = carry["params"][f"{path}.weight"], carry["thresholds"][path]
+        w, tau = carry["own"][f"{path}.weight"], carry["thresholds"][path]
         assert (w.min(), w.max()) == pytest.approx((-0.1, 0.2))
         assert tau.min() >= 0 and tau.max() == pytest.approx(0.001)
-    assert carry["params"]["hidden0.bias"].abs().max() > 0.2
+    assert carry["own"]["hidden0.bias"].abs().max() > 0.2
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"clamp_weights": (1, -1)}, "the lower bound first"),
-        ({"gain": 1}, "gain and damping with target_density only"),
+        ({"train_weights": False}, "eq13: false with train_weights: false"),
         ({"target_density": 0.5, "exchange": False}, "the server steers by alpha"),
         ({"target_density": 0.5, "alpha": 0}, "the server steers by alpha"),
     ],
@@ -289,18 +285,19 @@ def test_bad_settings_are_refused(fields, said):
 
 def test_thresholds_alone_travel():
     """LeNet: 580 of them beside 430,500 weights, and Table 1's 0.1856 Gbit in 5,000 client-rounds."""
-    task = Task(MODELS["lenet5_caffe"](), Training(epochs=0), {1.0: Net()}, 1.0, clients=100)
-    method = SpaFL().bind(task)
-    state = method.init(0)
+    model = MODELS["lenet5_caffe"]()
+    method = SpaFL().bind(Task(model, Training(epochs=0), {1.0: Net(model)}, 1.0, clients=100))
+    state = method.init()
     assert {path: len(t) for path, t in state["thresholds"].items()} == {
         "conv1": 20, "conv2": 50, "hidden": 500, "head": 10
     }  # fmt: skip
     assert sum(t.numel() for t in state["params"].values()) == 430_500
-    selection = method.select(state, 0, Client(0, 1.0), 0)
-    payload = method.extract(state, selection)
-    assert set(payload) == {"thresholds", "delta"}
-    update = method.local_update(payload, selection, Client(0, 1.0), client_data(0), 0, 0)
-    traffic = [update.metrics[name] for name in ("bytes_down", "bytes_delta")] + [nbytes(update.sums)]
+    work = visit(method, state, 1.0, client_data(0))
+    payload = method.extract(state, work.selection)
+    assert set(payload) == {"thresholds", "delta"} and work.selection.nbytes == 0
+    update = method.local_update(payload, work)
+    assert not update.sums and set(update.whole) == {"thresholds"}
+    traffic = [update.metrics[name] for name in ("bytes_down", "bytes_delta")] + [nbytes(update.whole)]
     assert traffic == [4 * 580] * 3
     assert 8 * (traffic[0] + traffic[2]) * 5000 / 1e9 == pytest.approx(0.1856)
 
@@ -327,84 +324,83 @@ def test_alone_everybody_keeps_thresholds_of_its_own():
     """The first round is SpaFL's; then a client goes on from its own thresholds, and no weight is moved."""
     method = bound(SpaFL(exchange=False, alpha=0.05), 1.0, hidden=(6,), lr=0.2, momentum=0.9)
     together = method.model_copy(update={"exchange": True})
-    state, datas, carries = method.init(0), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}, {}
+    state, datas, carries = method.init(), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}, {}
     after = a_round(method, state, datas, carries)
     assert_same(after, state)
     for id, data in datas.items():
         assert_same(carries[id], answer(together, state, data, id=id).carries[id])
     params, tau = by_hand(
-        method.model_copy(update={"eq13": False}), carries[0]["params"], carries[0]["thresholds"], {}, datas[0], 1
+        method.model_copy(update={"eq13": False}), carries[0]["own"], carries[0]["thresholds"], {}, datas[0], 1
     )
     second = answer(method, state, datas[0], 1, 0, carries[0]).carries[0]
-    torch.testing.assert_close((second["params"], second["thresholds"]), (params, tau))
+    torch.testing.assert_close((second["own"], second["thresholds"]), (params, tau))
 
 
 def test_clients_are_evaluated_with_the_thresholds_of_their_own_last_round():
     method = bound(SpaFL(alpha=0.9), 1.0, hidden=(6,), lr=0.2)
-    state, datas, carries = method.init(0), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
+    state, datas, carries = method.init(), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
     state = a_round(method, state, datas, carries)
-    before = method.deploy(state, 1, 1.0, Client(0, 1.0, carries[0]))
-    assert 0 < min(before.held.layers.values()) < 1
+    before = method.deploy(state, 1, 1.0, carries[0])
+    assert 0 < min(before.present.layers.values()) < 1
     state = a_round(method, state, {1: datas[1]}, carries, 1)
-    after = method.deploy(state, 2, 1.0, Client(0, 1.0, carries[0]))
+    after = method.deploy(state, 2, 1.0, carries[0])
     assert_same(after.params, before.params)
-    assert after.key == before.key != method.deploy(state, 2, 1.0).key
+    assert after.key == before.key != method.deploy(state, 2, 1.0).key and not after.is_start
     for name in ("hidden0", "head"):
-        keep = carries[0]["params"][f"{name}.weight"].abs().mean(1) > carries[0]["thresholds"][name]
+        keep = carries[0]["own"][f"{name}.weight"].abs().mean(1) > carries[0]["thresholds"][name]
         for p in (f"{name}.weight", f"{name}.bias"):
-            assert torch.equal(after.params[p], carries[0]["params"][p] * keep.view(-1, *[1] * (p[-1] == "t")))
-    # nobody's, and that of a client that has not trained
-    for client in (None, Client(5, 1.0)):
-        deployed = method.deploy(state, 2, 1.0, client)
-        assert_same(deployed.params, state["params"])
-        assert deployed.held.layers == {"hidden0": 1.0, "head": 1.0}
+            assert torch.equal(after.params[p], carries[0]["own"][p] * keep.view(-1, *[1] * (p[-1] == "t")))
+    # a client that has not trained
+    start = method.deploy(state, 2, 1.0)
+    assert_same(start.params, state["params"])
+    assert start.is_start and start.present.layers == {"hidden0": 1.0, "head": 1.0}
 
 
 def test_what_is_deployed_answers_as_the_masked_network():
     method = SpaFL(alpha=0.05).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4, epochs=3))
-    state, data, carries = method.init(0), images(0, 1, 2, 3, 0, 1), {}
+    state, data, carries = method.init(), images(0, 1, 2, 3, 0, 1), {}
     state = a_round(method, state, {0: data}, carries)
     state = a_round(method, state, {0: data}, carries, 1)
-    deployed = method.deploy(state, 2, 1.0, Client(0, 1.0, carries[0]))
-    assert 0 < min(deployed.held.layers.values()) < 1
-    net = method.network(carries[0]["params"], Net(), data)
-    pruned = _Pruned(method, net, carries[0]["thresholds"]).eval()
+    deployed = method.deploy(state, 2, 1.0, carries[0])
+    assert 0 < min(deployed.present.layers.values()) < 1
+    module = deployed.net.build()
+    load(module, carries[0]["own"])
+    norms.load(module, deployed.statistics)
+    pruned = Pruned(method, module, carries[0]["thresholds"]).eval()
     x, _ = next(data.in_order(6))
-    norms.load(net, deployed.statistics)
     expected = pruned(x)
-    assert pruned.densities == pytest.approx(dict(deployed.held.layers))
-    method.network(deployed.params, Net(), data)
-    assert torch.equal(net.eval()(x), expected)
-    norms.load(net, {})
+    assert pruned.densities == pytest.approx(dict(deployed.present.layers))
+    load(module, deployed.params)
+    assert torch.equal(module(x), expected)
 
 
 def test_norms_and_their_running_statistics_are_a_clients_own():
     """They start as torch's do, go on where they were, and never travel."""
     method = SpaFL().bind(on("digits_cnn", lr=0.01, batch_size=6))
-    state, data = method.init(0), images(0, 1, 2, 3, 0, 1)
+    state, data = method.init(), images(0, 1, 2, 3, 0, 1)
     first = answer(method, state, data)
-    assert set(first.sums) == {"thresholds"} and set(first.sums["thresholds"]) == {"conv1", "conv2", "hidden", "head"}
-    x, _ = next(data.batches(method.task.training, torch_generator(0, "batches")))
+    assert set(first.whole) == {"thresholds"} and set(first.whole["thresholds"]) == {"conv1", "conv2", "hidden", "head"}
+    x, _ = next(data.batches(1, 6, torch_generator(0, "batches")))
     z = F.conv2d(x, state["params"]["conv1.weight"], state["params"]["conv1.bias"], padding=1)
     mean = first.carries[0]["statistics"]["norm1.running_mean"]
     torch.testing.assert_close(mean, 0.1 * z.mean((0, 2, 3)))
     second = answer(method, state, data, 1, 0, first.carries[0]).carries[0]["statistics"]["norm1.running_mean"]
-    x, _ = next(data.batches(method.task.training, torch_generator(1, "batches")))
-    params = first.carries[0]["params"]
+    x, _ = next(data.batches(1, 6, torch_generator(1, "batches")))
+    params = first.carries[0]["own"]
     z = F.conv2d(x, params["conv1.weight"], params["conv1.bias"], padding=1)
     torch.testing.assert_close(second, 0.9 * mean + 0.1 * z.mean((0, 2, 3)))
 
 
 def test_the_classifier_may_be_whole():
     method = bound(SpaFL(classifier=False, alpha=5.0), 1.0, hidden=(6,), lr=0.2)
-    state, carries = method.init(0), {}
+    state, carries = method.init(), {}
     assert list(state["thresholds"]) == ["hidden0"]
     state = a_round(method, state, {0: client_data(0, 1)}, carries)
-    deployed = method.deploy(state, 1, 1.0, Client(0, 1.0, carries[0]))
+    deployed = method.deploy(state, 1, 1.0, carries[0])
     assert deployed.masked == ("hidden0.weight", "hidden0.bias")
     assert_same(
         {name: deployed.params[name] for name in ("head.weight", "head.bias")},
-        {name: carries[0]["params"][name] for name in ("head.weight", "head.bias")},
+        {name: carries[0]["own"][name] for name in ("head.weight", "head.bias")},
     )
 
 
@@ -412,7 +408,7 @@ def test_the_classifier_may_be_whole():
 def test_operations_by_hand(classifier):
     """6 a multiply-add: hidden0 has 2 x 6 and head 6 x 4, each by its density at the last pass."""
     method = bound(SpaFL(alpha=0, classifier=classifier), 1.0, hidden=(6,), lr=1e-9, epochs=3, batch_size=2)
-    state = method.init(0)
+    state = method.init()
     w = state["params"]["hidden0.weight"].abs().mean(1)
     state["thresholds"]["hidden0"] = torch.full((6,), w.sort().values[1:3].mean().item())
     if classifier:
@@ -420,24 +416,24 @@ def test_operations_by_hand(classifier):
     update = answer(method, state, client_data(0, 1, 2))
     there = 12 * 4 / 6 + 24 * (0.75 if classifier else 1)
     assert update.metrics["train_flops"] == pytest.approx(6 * there * 9)
-    dense = answer(method, method.init(0), client_data(0, 1, 2)).metrics["train_flops"]
-    assert dense == costs.training_flops(method.task.model, Net(), 9)
+    dense = answer(method, method.init(), client_data(0, 1, 2)).metrics["train_flops"]
+    assert dense == costs.training_flops(method.task.server, 9)
 
 
 def test_what_was_sent_and_kept_is_not_changed():
     method = SpaFL(alpha=0.05, target_density=0.5).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4))
-    state, data, carries = method.init(0), images(0, 1, 2, 3, 0, 1), {}
+    state, data, carries = method.init(), images(0, 1, 2, 3, 0, 1), {}
     state = a_round(method, state, {0: data}, carries)
-    before = checksum({"state": state, "carry": carries[0]})
+    before = {name: t.clone() for name, t in leaves({"state": state, "carry": carries[0]})}
     a_round(method, state, {0: data}, dict(carries), 1)
-    method.deploy(state, 1, 1.0, Client(0, 1.0, carries[0]))
-    assert checksum({"state": state, "carry": carries[0]}) == before
+    method.deploy(state, 1, 1.0, carries[0])
+    assert_same(dict(leaves({"state": state, "carry": carries[0]})), before)
 
 
 def test_a_wider_server_is_every_clients_network():
     method = bound(SpaFL(), 1.0, 0.5, hidden=(4,))
-    assert set(method.task.nets.values()) == {Net(1.0)}
-    assert method.select(method.init(0), 0, Client(0, 0.5), 0).net == Net(1.0)
+    assert set(method.task.nets.values()) == {Net(method.task.model)}
+    assert method.select(method.init(), Client(0, 0.5, 0)).net == Net(method.task.model)
 
 
 # a target
@@ -445,46 +441,45 @@ def test_a_wider_server_is_every_clients_network():
 
 @pytest.mark.parametrize("target", [0.3, 0.7])
 def test_the_server_holds_a_density(target):
-    """From some round on within 0.1."""
+    """From some round on within 0.15, a few rows of the head, and on average."""
     method = bound(
         SpaFL(alpha=0.02, target_density=target), 1.0, hidden=(64,), lr=0.05, momentum=0.9, batch_size=4, epochs=2
     )
-    state, carries, densities = method.init(0), {}, []
+    state, carries, densities = method.init(), {}, []
     datas = {id: client_data(*[(id + i) % 4 for i in range(8)]) for id in range(2)}
     for round in range(40):
         state = a_round(method, state, datas, carries, round)
         densities.append(float(state["control"]["density"]))
     assert densities[0] > 0.95
-    assert all(abs(density - target) < 0.1 for density in densities[25:])
+    assert all(abs(density - target) < 0.15 for density in densities[25:])
+    assert sum(densities[25:]) / 15 == pytest.approx(target, abs=0.05)
 
 
 def test_alpha_follows_the_density():
-    """alpha + alpha_0 (gain (rho - target) + damping (rho - the last rho)), of the clients' mean."""
-    method = bound(SpaFL(alpha=0.5, target_density=0.5, gain=2, damping=4), 1.0, hidden=(6,), lr=0.2)
-    state, datas, carries = method.init(0), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
-    assert_same(state["control"], {"alpha": torch.tensor(0.5), "density": torch.ones(())})
-    alpha, last = 0.5, 1.0
+    """alpha + alpha_0 (5 (rho - target) + 20 (rho - the last rho)), of the clients' mean."""
+    method = bound(SpaFL(alpha=0.2, target_density=0.5), 1.0, hidden=(6,), lr=0.2)
+    state, datas, carries = method.init(), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
+    assert_same(state["control"], {"alpha": torch.tensor(0.2), "density": torch.ones(())})
+    alpha, last = 0.2, 1.0
     for round in range(4):
         state = a_round(method, state, datas, carries, round)
-        layers = [method.deploy(state, 1, 1.0, Client(id, 1.0, carries[id])).held.layers for id in datas]
+        layers = [method.deploy(state, 1, 1.0, carries[id]).present.layers for id in datas]
         rho = sum(sum(by_path.values()) / len(by_path) for by_path in layers) / len(layers)
-        alpha += 0.5 * (2 * (rho - 0.5) + 4 * (rho - last))
+        alpha += 0.2 * (5 * (rho - 0.5) + 20 * (rho - last))
         last = rho
         assert float(state["control"]["density"]) == pytest.approx(rho)
-        assert float(state["control"]["alpha"]) == pytest.approx(alpha)
+        assert float(state["control"]["alpha"]) == pytest.approx(alpha, abs=1e-5)
     assert last < 1
 
 
 def test_thresholds_alone_are_trained_in_frozen_networks():
     """Table 2."""
     method = SpaFL(train_weights=False, eq13=False).bind(on("digits_cnn", batch_size=2, momentum=0.9))
-    state = method.init(0)
+    state = method.init()
     data = images(0, 1, 2, 3)
     update = answer(method, state, data)
-    assert_same(update.carries[0]["params"], state["params"])
+    assert_same(update.carries[0]["own"], state["params"])
     assert any(t.any() for t in update.carries[0]["thresholds"].values())
-    with pytest.raises(ValidationError, match="eq13: false with train_weights: false"):
-        SpaFL(train_weights=False)
 
 
 def test_thresholds_that_do_nothing_are_local_training(tmp_path):
@@ -494,10 +489,10 @@ def test_thresholds_that_do_nothing_are_local_training(tmp_path):
     for method in (still, {"name": "standalone", "size": "largest"}):
         simulation = simulate(tiny(method=method, training={"momentum": 0.9}), tmp_path / method["name"])
         run(simulation)
-        kept.append({id: simulation.carries.get(id) for id in sorted(simulation.carries.files)})
+        kept.append({id: simulation.carries.get(id)["own"] for id in sorted(simulation.carries.owners)})
     assert kept[0].keys() == kept[1].keys()
     for id, own in kept[1].items():
-        assert_same(kept[0][id]["params"], own)
+        assert_same(kept[0][id], own)
 
 
 def test_densities_do_not_depend_on_the_order_of_work(tmp_path):
@@ -511,8 +506,8 @@ def test_densities_do_not_depend_on_the_order_of_work(tmp_path):
         rounds=1,
     )
     lines = [run(simulate(spec, tmp_path / "serial"))]
-    make = lambda *made: Shuffled(Worker(made[0], made[1], spec.seed, made[2]))  # noqa: E731
-    lines.append(run(simulate(spec, tmp_path / "shuffled", make)))
+    arrays = spec.data.arrays()
+    lines.append(run(simulate(spec, tmp_path / "shuffled", lambda recipe: Shuffled(Worker(recipe, arrays)))))
     assert lines[0] == lines[1]
     assert 0 < lines[0][-1]["local_density"] < 1
 
@@ -521,18 +516,20 @@ def test_momentum_may_outlive_the_round():
     """And is there for the next one; without momentum there is none to keep."""
     task = on("digits_cnn", batch_size=2, momentum=0.9)
     method, data = SpaFL(persistent_momentum=True).bind(task), images(0, 1, 2, 3)
-    state = method.init(0)
+    state = method.init()
     carry = answer(method, state, data).carries[0]
-    assert {name.removeprefix("whole.") for name in carry["momentum"] if name.startswith("whole.")} == set(
-        carry["params"]
-    )
-    assert len(carry["momentum"]) == len(carry["params"]) + len(carry["thresholds"])
-    kept, anew = (
-        answer(method, state, data, 1, carry=c).carries[0]["params"] for c in (carry, carry | {"momentum": {}})
-    )
+    assert {name.removeprefix("whole.") for name in carry["momentum"] if name.startswith("whole.")} == set(carry["own"])
+    assert len(carry["momentum"]) == len(carry["own"]) + len(carry["thresholds"])
+    kept, anew = (answer(method, state, data, 1, carry=c).carries[0]["own"] for c in (carry, carry | {"momentum": {}}))
     assert any(not torch.equal(kept[name], anew[name]) for name in kept)
     plain = SpaFL().bind(task)
     without = {name: tensors for name, tensors in carry.items() if name != "momentum"}
-    assert_same(answer(plain, state, data, 1, carry=without).carries[0]["params"], anew)
+    assert_same(answer(plain, state, data, 1, carry=without).carries[0]["own"], anew)
     with pytest.raises(ConfigError, match="persistent_momentum: given true; allowed: with a training.momentum over 0"):
-        SpaFL(persistent_momentum=True).bind(on("digits_cnn"))
+        SpaFL(persistent_momentum=True).bind(on("digits_cnn")).check(1, Population())
+
+
+def test_some_layer_has_thresholds():
+    method = bound(SpaFL(classifier=False), 1.0, hidden=())
+    with pytest.raises(ConfigError, match="classifier: given false; allowed: true with model perceptron, which has no"):
+        method.check(1, Population())

@@ -4,19 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import assert_same, bound, client_data, run, simulate, tiny
+from helpers import assert_same, bound, client_data, run, simulate, tiny, updated
 
-from rayfl.config import ConfigError
-from rayfl.methods import METHODS, Client
-from rayfl.models import params_of
+from rayfl.config import ConfigError, parse
+from rayfl.methods import METHODS
+from rayfl.net import params_of
 from rayfl.seeds import torch_generator
 
 Standalone = METHODS["standalone"]
-
-
-def updated(method, state, client, data, round):
-    selection = method.select(state, round, client, 0)
-    return method.local_update(method.extract(state, selection), selection, client, data, round, seed=round)
 
 
 @pytest.mark.parametrize(("size", "nodes"), [("own", 2), ("largest", 4), ("smallest", 1)])
@@ -24,30 +19,33 @@ def test_rounds_are_sgd_by_hand(size, nodes):
     """Three rounds of a client of capacity 0.5, from the first channels of the network of the run's seed."""
     method = bound(Standalone(size=size), 1.0, 0.5, 0.25, hidden=(4,), lr=0.5, batch_size=2, milestones=(2,))
     method = method.bind(replace(method.task, seed=7))
-    state, data, carry = method.init(7), client_data(0, 1, 2, 3), None
-    net = method.task.model.build(method.net_at(0.5))
+    state, data, carry = method.init(), client_data(0, 1, 2, 3), None
+    module = method.net_at(0.5).build()
     initial = method.deploy(state, 0, 0.5).params
     assert initial["hidden0.bias"].tolist() == state["params"]["hidden0.bias"].tolist()[:nodes]
-    net.load_state_dict(initial)
+    module.load_state_dict(initial)
     for round, lr in enumerate([0.5, 0.5, 0.05]):
-        optimizer = torch.optim.SGD(net.parameters(), lr)
-        for x, y in data.batches(method.task.training, torch_generator(round, "batches")):
+        optimizer = torch.optim.SGD(module.parameters(), lr)
+        for x, y in data.batches(2, 2, torch_generator(round, "batches")):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(x), y).backward()
+            torch.nn.functional.cross_entropy(module(x), y).backward()
             optimizer.step()
-        carry = updated(method, state, Client(3, 0.5, carry), data, round).carries[3]
-        torch.testing.assert_close(carry, params_of(net))
-    assert_same(method.deploy(state, 3, 0.5, Client(3, 0.5, carry)).params, carry)
+        carry = updated(method, state, 0.5, data, id=3, round=round, seed=round, carry=carry).carries[3]
+        torch.testing.assert_close(carry, {"own": params_of(module)})
+    own, everybodys = method.deploy(state, 3, 0.5, carry), method.deploy(state, 3, 0.5)
+    assert_same(own.params, carry["own"])
+    assert_same(everybodys.params, initial)
+    assert (own.is_start, everybodys.is_start) == (False, True)
 
 
 def test_nothing_travels_and_the_state_never_changes(tmp_path):
     simulation = simulate(tiny(rounds=3, method="standalone"), tmp_path)
-    initial = simulation.method.init(0)
+    initial = simulation.method.init()
     lines = run(simulation)
     assert [(line["bytes_down"], line["bytes_up"]) for line in lines] == [(0, 0)] * 3
     assert all(line["train_flops"] > 0 and line["clients"] == 4 and line["refused"] == 0 for line in lines)
     assert_same(simulation.state, initial)
-    assert set(simulation.carries.files) == {id for r in range(3) for id in simulation.population.sample(0, r)}
+    assert set(simulation.carries.files) == {id for r in range(3) for id in simulation.clients.sample(0, r)}
 
 
 def test_nobody_hears_of_anybody(tmp_path):
@@ -65,13 +63,25 @@ def test_nobody_hears_of_anybody(tmp_path):
 @pytest.mark.parametrize("method", ["standalone", {"name": "lg_fedavg", "size": "own"}])
 def test_capacities_have_to_stay(method):
     """A client's own layers fit the network of one width."""
-    with pytest.raises(
-        ConfigError, match="test: clients.assignment: given 'dynamic'; allowed: 'fixed', for with method"
-    ):
-        tiny(method=method, clients={"assignment": "dynamic"})
     name = method if isinstance(method, str) else method["name"]
+    with pytest.raises(ConfigError) as error:
+        tiny(method=method, clients={"assignment": "dynamic"})
+    assert str(error.value) == (
+        f"test: clients.assignment: given 'dynamic'; allowed: 'fixed', because with method {name} every client "
+        "keeps what fits one network; or method.size: smallest or largest"
+    )
     tiny(method={"name": name, "size": "smallest"}, clients={"assignment": "dynamic"})
     tiny(method=method)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "only"), [("weight", "samples", "uniform"), ("label_rows", "present", "all")]
+)
+def test_settings_of_a_mean_are_refused(field, given, only):
+    with pytest.raises(ConfigError) as error:
+        parse(Standalone, {field: given}, "test: method")
+    assert str(error.value) == f"test: method.{field}: given {given!r}; allowed: {only!r}, because nothing is averaged"
+    assert getattr(parse(Standalone, {field: only}, "test: method"), field) == only
 
 
 def test_a_network_that_explodes_is_not_kept(tmp_path):

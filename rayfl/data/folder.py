@@ -1,0 +1,171 @@
+"""Image files in a folder for each class."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.config import ConfigError
+from rayfl.data.arrays import Arrays, Split
+from rayfl.data.images import LARGEST, Images
+from rayfl.data.own import OwnImages, Stored, with_test
+
+ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Files that count as images; others are passed over."""
+NAMED = 5
+"""Broken files that an error names."""
+
+
+class Folder(OwnImages):
+    """root/train/<class>/*.png and root/test/<class>/*.png; or root/<class>/*.png, of which a part is held out.
+
+    Classes are numbered in the order of their folders' names, and images are in the order of theirs. Both orders are
+    Python's.
+    """
+
+    name: Literal["folder"] = "folder"
+    root: str
+    """The folder. A relative one is below the working folder."""
+    size: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Pixels a side of the images as they are loaded: the shorter side is resized to this many, and the middle is cut
+    out. May be left out if all images have one size."""
+    channels: Literal[1, 3] = 3
+    """1: gray. 3: red, green, blue."""
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Share of every class, rounded, that becomes the test set where there is no test/: drawn from a fixed seed."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return tuple(folder.name for folder in _folders(self._parts()[0]))
+
+    @property
+    def classes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Channels, height and width: of the first image if no `size` is given."""
+        if self.size is not None:
+            return self.channels, self.size, self.size
+        from PIL import Image
+
+        file = _files(_folders(self._parts()[0])[0])[0]
+        try:
+            with Image.open(file) as image:
+                return self.channels, image.height, image.width
+        except Exception as error:
+            raise _broken({file: error}) from None
+
+    @property
+    def dtype(self) -> Stored:
+        return "uint8"
+
+    @property
+    def prepare(self) -> Images:
+        # images have their `size` when they are loaded
+        return replace(super().prepare, size=None)
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return {**super().offers, "class_names": self.class_names}
+
+    def load(self) -> Arrays:
+        train, *test = self._parts()
+        names, shape = self.class_names, self.shape
+        samples = self._split(train, names, shape)
+        if test:
+            return Arrays(samples, self._split(test[0], names, shape))
+        return with_test(samples, None, self.test_fraction)
+
+    def _parts(self) -> list[Path]:
+        """The folder of the training set, and that of the test set if there is one. Each has classes in it."""
+        root = Path(self.root).expanduser()
+        if not root.is_dir():
+            raise ConfigError(f"data.root: given {self.root!r}; allowed: an existing folder")
+        there = [part for part in ("train", "test") if (root / part).is_dir()]
+        if len(there) == 1:
+            raise ConfigError(
+                f"data.root: given {self.root!r}, which has {there[0]}/ alone; allowed: train/ and test/, or neither"
+            )
+        parts = [root / part for part in there] or [root]
+        for part in parts:
+            if not _folders(part):
+                raise ConfigError(
+                    f"data.root: given {self.root!r}, but {part} has no folder; allowed: a folder for each class"
+                )
+        return parts
+
+    def _split(self, part: Path, names: tuple[str, ...], shape: tuple[int, int, int]) -> Split:
+        folders = _folders(part)
+        if unknown := [folder.name for folder in folders if folder.name not in names]:
+            raise ConfigError(
+                f"data.root: given {self.root!r}, whose {part.name}/ has the class {unknown[0]!r}; allowed: the "
+                f"classes of train/: {', '.join(names)}"
+            )
+        files, y = [], []
+        for folder in folders:
+            found = _files(folder)
+            files += found
+            y += [names.index(folder.name)] * len(found)
+        x = np.empty((len(files), *shape), np.uint8)
+
+        def read(i: int) -> Exception | None:
+            try:
+                x[i] = _pixels(files[i], shape, self.size)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor() as pool:
+            errors = dict(zip(files, pool.map(read, range(len(files))), strict=True))
+        if broken := {file: error for file, error in errors.items() if error is not None}:
+            raise _broken(broken)
+        return {"x": x, "y": np.array(y)}
+
+
+class _Unfit(Exception):
+    """An image that can be read, and is not as it should be."""
+
+
+def _pixels(file: Path, shape: tuple[int, int, int], size: int | None) -> np.ndarray:
+    """[C, H, W] uint8."""
+    from PIL import Image, ImageOps
+
+    channels, height, width = shape
+    with Image.open(file) as image:
+        if image.mode.startswith(("I", "F")):
+            raise _Unfit("it has more than 8 bits a channel")
+        image = image.convert("L" if channels == 1 else "RGB")
+        if size is not None:
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        elif image.size != (width, height):
+            raise _Unfit(f"it has {image.height} x {image.width} pixels, not {height} x {width}: give data.size")
+        return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _folders(part: Path) -> list[Path]:
+    return sorted(folder for folder in part.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The images of a class, one at least."""
+    found = sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS)
+    if not found:
+        endings = ", ".join(ENDINGS)
+        raise ConfigError(
+            f"data.root: given no images in {folder}; allowed: files directly in it that end in {endings}"
+        )
+    return found
+
+
+def _broken(broken: Mapping[Path, Exception]) -> ConfigError:
+    named = [f"\n  {file}: {str(error) or type(error).__name__}" for file, error in broken.items()]
+    more = [f"\n  and {len(broken) - NAMED} more"] if len(broken) > NAMED else []
+    return ConfigError(
+        f"data.root: given images that cannot be taken, {len(broken)} in all; allowed: none; mend or remove them:"
+        + "".join(named[:NAMED] + more)
+    )

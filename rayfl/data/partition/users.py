@@ -1,0 +1,45 @@
+"""One client a natural user."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.config import ConfigError
+from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, rank
+
+
+class Users(Partition):
+    """One client for each natural user of the data set: those with most samples, in order of user id.
+
+    The data sets' test users are other people, so the last samples of each user, in stored order, are held
+    out of its training split and are its test split. Nothing is random.
+    """
+
+    name: Literal["users"] = "users"
+    test_source: ClassVar = "train"
+    test_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share of a user's samples that become its test split, rounded down (LEAF: 0.1)."""
+    min_samples: int = Field(default=2, ge=1)
+    """Users with fewer samples are no clients."""
+
+    def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
+        if labels.users is None:
+            raise ConfigError(
+                "partition.name: given users, but the data set has no user ids; allowed: a data set that has them, "
+                "such as mnist with the file QMNIST/raw/qmnist-train-labels-idx2-int.gz in its folder, or your own "
+                "with `users`. Choose another partition otherwise"
+            )
+        _, user, counts = np.unique(labels.users, return_inverse=True, return_counts=True)
+        able = np.flatnonzero(counts >= self.min_samples)
+        if clients > len(able):
+            raise ConfigError(
+                f"clients.count: given {clients}; allowed: at most {len(able)}, the users with "
+                f"{self.min_samples} or more samples; lower it or partition.min_samples"
+            )
+        most = able[np.argsort(-counts[able], kind="stable")[:clients]]
+        client = np.full(len(counts), NOBODY)
+        client[np.sort(most)] = np.arange(clients)
+        held_out = np.floor(counts * self.test_fraction + 1e-9).astype(np.int64)
+        tail = rank(user) >= (counts - held_out)[user]
+        return np.where(tail, NOBODY, client[user]), np.where(tail, client[user], NOBODY)

@@ -1,0 +1,68 @@
+"""What one client holds, as tensors by name, and how they become batches."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rayfl.data.goal import Goal, present
+
+Samples = dict[str, torch.Tensor]
+"""Tensors by name ("x", "y", ...). Their first dimension is the sample."""
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""What a network sees and what it should say: (x [B, ...], y [B])."""
+
+
+class Prepare(ABC):
+    """From stored samples to what a network sees, in two steps."""
+
+    @abstractmethod
+    def whole(self, samples: Samples) -> Samples:
+        """What is done once to all samples of a visit, before they are picked for batches."""
+
+    @abstractmethod
+    def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
+        """What is done to every batch of what `whole` gave: augmented by the generator's draws, or plain without."""
+
+    def plain(self) -> dict[str, Any]:
+        """What is done to samples that are not augmented, as plain JSON: config.json of an exported network has it."""
+        return {}
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client (or one piece of a test set) holds, on the device that computes."""
+
+    samples: Samples
+    """As stored; this process's own memory."""
+    prepare: Prepare
+    goal: Goal
+
+    def __len__(self) -> int:
+        return len(self.samples["y"])
+
+    @property
+    def device(self) -> torch.device:
+        return self.samples["y"].device
+
+    @property
+    def present(self) -> torch.Tensor:
+        """The client's label set as [classes] bool."""
+        return present(self.samples["y"], self.goal.classes)
+
+    def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """So many shuffled, augmented training batches; the last batch of an epoch may be smaller."""
+        samples = self.prepare.whole(self.samples)
+        while steps:
+            order = torch.randperm(len(self), generator=generator).to(self.device)
+            for picked in order.split(batch_size)[:steps]:
+                yield self.prepare.batch({name: t[picked] for name, t in samples.items()}, generator)
+                steps -= 1
+
+    def in_order(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """All samples once, in order: as for evaluation, or augmented by a generator's draws."""
+        for start in range(0, len(self), batch_size):
+            samples = {name: t[start : start + batch_size] for name, t in self.samples.items()}
+            yield self.prepare.batch(self.prepare.whole(samples), generator)

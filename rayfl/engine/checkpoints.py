@@ -1,0 +1,128 @@
+"""Checkpoints: atomic, checksummed, no pickle.
+
+A checkpoint is a folder `round-000012/` with `state.safetensors`, one `carry-<client>.safetensors` or
+`own-<client>.safetensors` for every client that keeps something (`rayfl.engine.carries`), and `manifest.json`: the
+round, the configuration, and the SHA-256 of every file. It is written beside its place and renamed into it. So a folder
+of that name is whole, or it was damaged later; a damaged one is passed over for the one before, and that is said. What
+a client keeps is a hard link to the file that the run works with: a file that did not change since the last checkpoint
+is neither read nor written again.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from rayfl.config import ConfigError, differences
+from rayfl.engine.carries import Carries, Kept, in_checkpoint
+from rayfl.engine.files import PARTIAL, beside, load_tensors, save_tensors, sha256, sync
+from rayfl.fold import State
+
+VERSION = 2
+MANIFEST = "manifest.json"
+STATE = "state.safetensors"
+
+
+class DamagedCheckpoint(ConfigError):
+    """A checkpoint that cannot be read, or is not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from."""
+
+    round: int
+    config: dict[str, Any]
+    """What the result depends on."""
+    state: State
+    carries: dict[int, Kept]
+
+
+def write(
+    folder: Path, round: int, config: dict[str, Any], state: State, carries: Carries | None = None, keep: int = 2
+) -> Path:
+    """Writes the checkpoint of `round` into `folder` and removes all but the newest `keep`.
+
+    NotWritten if the disk does not take it: the others stay as they are.
+    """
+    for torn in folder.glob(f"{PARTIAL}*"):
+        shutil.rmtree(torn)
+    final = folder / f"round-{round:06d}"
+    with beside(final, f"the checkpoint of round {round}") as partial:
+        partial.mkdir()
+        save_tensors(partial / STATE, state)
+        sync(partial / STATE)
+        checksums = {STATE: sha256(partial / STATE)}
+        if carries is not None:
+            checksums |= carries.link(partial)
+        manifest = {"version": VERSION, "round": round, "config": config, "sha256": checksums}
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        sync(partial / MANIFEST)
+        sync(partial)
+        if final.exists():
+            shutil.rmtree(final)
+    sync(folder)
+    for old in complete(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first; none where there is no such folder."""
+    return sorted(folder.glob("round-*"))
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint, after every checksum was verified. A DamagedCheckpoint, or a ConfigError for one of rayfl 0.4."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name, expected in manifest["sha256"].items():
+            if sha256(path / name) != expected:
+                raise DamagedCheckpoint(f"{path / name}: its SHA-256 is not the manifest's")
+        if manifest.get("version") != VERSION:
+            raise ConfigError(
+                f"{path}: a checkpoint that rayfl 0.4 or older wrote; allowed: one of version {VERSION}. Go on with "
+                "the rayfl that wrote it, or start anew in another folder"
+            )
+        found = [in_checkpoint(path / name, checksum) for name, checksum in manifest["sha256"].items()]
+        carries = dict(client for client in found if client is not None)
+        return Checkpoint(manifest["round"], manifest["config"], load_tensors(path / STATE), carries)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise DamagedCheckpoint(f"{path}: not a whole checkpoint: {error}") from None
+
+
+def latest(folder: Path, config: dict[str, Any] | None, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest good checkpoint, None where there is none.
+
+    Damaged ones are passed over and said. One of another configuration than `config` is an error that lists the
+    differences.
+    """
+    found = complete(folder)
+    for path in reversed(found):
+        try:
+            checkpoint = read(path)
+        except DamagedCheckpoint as error:
+            say(f"{error}; going back to the checkpoint before it")
+            continue
+        if config is not None:
+            same_config(path, checkpoint.config, config)
+        return checkpoint
+    if found:
+        raise DamagedCheckpoint(f"{folder}: none of its {len(found)} checkpoints is whole; start anew")
+    return None
+
+
+def same_config(path: Path, saved: dict[str, Any], config: dict[str, Any]) -> None:
+    changed = differences(saved, json.loads(json.dumps(config)))
+    if changed:
+        raise ConfigError(
+            f"{path}: a checkpoint of another configuration; it differs in\n  "
+            + "\n  ".join(changed)
+            + "\nresume with the configuration that wrote it, or choose another output folder"
+        )

@@ -1,0 +1,182 @@
+"""Ray for a driver: a local cluster or a running one, and the room that a run takes in it."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.config import ConfigError
+from rayfl.data.base import Arrays
+from rayfl.engine.plugins import packed
+from rayfl.engine.server import ServerActor
+from rayfl.engine.simulation import STEP_SECONDS
+from rayfl.experiment import Experiment
+from rayfl.methods.base import Deployment
+from rayfl.metrics import Line
+from rayfl.tensors import unpack
+
+ROOM_SECONDS = 120.0
+GROWTH_SECONDS = 1800.0
+"""How long an autoscaled cluster may take to grow."""
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Ray in this process: as it runs here already, or the cluster at `address` (or RAY_ADDRESS), else one of its own
+    that ends with it.
+
+    A plain `ray.init()` would join whatever cluster it finds on the machine.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    _require_answer(address)
+    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
+            "if it uses token authentication, set RAY_AUTH_MODE=token here too"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Ray would ask for minutes."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--address: given {address!r}; allowed: HOST:PORT of a Ray head, auto, or local")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(f"--address {address}: no Ray head answers there ({error})") from None
+
+
+def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float]], list[int]]:
+    """The client bundles of a placement group, and the bundle of every actor.
+
+    Actors that share a GPU share its bundle: {GPU: 1} for four actors of 0.25.
+    """
+    each = int(1 / gpus) if 0 < gpus < 1 else 1
+    places = [actor // each for actor in range(actors)]
+    groups = [places.count(place) for place in range(places[-1] + 1)]
+    resources = []
+    for count in groups:
+        bundle = {"CPU": count * cpus}
+        if gpus:
+            bundle["GPU"] = 1.0 if each > 1 else gpus
+        resources.append(bundle)
+    return resources, places
+
+
+def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
+    """How many client actors fit into the cluster as it is now, beside a server."""
+    total = ray.cluster_resources()
+    fit = int((total.get("CPU", 0) - server_cpus) / cpus + 1e-9)
+    return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
+
+
+def require_room(actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0) -> None:
+    """Refuses a server that this node can never hold, and client actors that a cluster which does not grow cannot."""
+    if server_cpus > (here := _cpus_here()):
+        raise ConfigError(
+            f"run.server_cpus: given {server_cpus:g}; allowed: at most {here:g}, the CPUs of the node that this runs on"
+        )
+    if is_own(address) and actors > room(cpus, gpus, server_cpus):
+        total = ray.cluster_resources()
+        server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
+        raise ConfigError(
+            f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server} do not fit: this machine has "
+            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs; lower run.actors, run.cpus or run.gpus"
+        )
+
+
+def _cpus_here() -> float:
+    here = ray.get_runtime_context().get_node_id()
+    return next(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+
+
+def is_own(address: str | None) -> bool:
+    return (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+
+
+def get(ref: Any) -> Any:
+    """What a call answers. What a user did wrong is raised as the one sentence that it is, without Ray's traceback."""
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise ConfigError(str(error.cause)) from None
+        raise
+
+
+class Remote:
+    """A server actor with the verbs of a `Simulation`, as plain calls."""
+
+    def __init__(self, server: Any):
+        self.server = server
+
+    def step(self, seconds: float = STEP_SECONDS) -> list[Line]:
+        return get(self.server.step.remote(seconds))
+
+    def save(self, folder: Path) -> None:
+        get(self.server.save.remote(str(folder)))
+
+    def restore(self, folder: Path) -> tuple[int, list[str]]:
+        return get(self.server.restore.remote(str(folder)))
+
+    @property
+    def client_scores(self) -> dict[int, float]:
+        return get(self.server.client_scores.remote())
+
+    def deployment(self, capacity: float, client: int | None = None) -> Deployment:
+        return unpack(get(self.server.deployment.remote(capacity, client)))
+
+
+@contextmanager
+def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None) -> Iterator[Remote]:
+    """The experiment on Ray: a server actor on this node, its client actors in a placement group."""
+    experiment = experiment.described()
+    packages = packed(experiment)
+    with cluster(address), _room_for(experiment, address) as (group, places):
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here}
+        server = ServerActor.options(**options).remote(group, places, packages)  # pyright: ignore
+        get(server.load.remote(experiment, [ray.put(arrays)], str(folder)))
+        yield Remote(server)
+        ray.get(server.close.remote())
+
+
+@contextmanager
+def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[PlacementGroup, list[int]]]:
+    """A placement group for the run's client actors, and the bundle of each."""
+    run = experiment.run
+    jobs = -(-experiment.clients.cohort // experiment.chunk)
+    fit = room(run.cpus, run.gpus, run.server_cpus)
+    actors = max(1, min(fit, jobs)) if run.actors == "auto" else run.actors
+    require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
+    resources, places = bundles(actors, run.cpus, run.gpus)
+    group = placement_group(resources)
+    seconds = ROOM_SECONDS if is_own(address) else GROWTH_SECONDS
+    try:
+        if not group.wait(seconds):
+            raise ConfigError(f"run: no room for {resources} within {seconds:.0f} s: other jobs hold the cluster")
+        yield group, places
+    finally:
+        with suppress(Exception):
+            remove_placement_group(group)

@@ -1,0 +1,117 @@
+"""What travels between the server and its workers, and what runs it. Everything here is data.
+
+An executor maps a verb of a worker over jobs. `Serial` is the specification; every other executor is asserted equal to
+it, to the bit.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from rayfl.fold import Carry, Update
+from rayfl.methods.base import Client, Payload
+from rayfl.submodel import Selection
+from rayfl.training import Fill
+
+Verb = Literal["train", "collect", "evaluate"]
+"""What a worker can do. Clients of one selection share a `Parcel`; collections and evaluations share a `Deployment`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of a worker's verb."""
+
+    key: Hashable
+    """What it shares with other jobs: they get the same message from `shared(key)`."""
+    cost: float
+    """Expected work, in any unit: the most expensive job goes out first."""
+    make: Callable[[], Any] = field(repr=False)
+    """The job's own message (`Train`, `Collect`, `Evaluate`), made when the job goes out."""
+    about: str = ""
+    """For people, when it fails."""
+
+
+class Executor(ABC):
+    @abstractmethod
+    def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]) -> Iterator[Any]:
+        """The answers, in the order of `jobs`, whatever order they were worked out in. A failure is raised
+        where its answer would have come. `shared` is called once a key."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What all clients of one selection are sent."""
+
+    payload: Payload
+    selection: Selection
+
+
+@dataclass(frozen=True)
+class Train:
+    """Local updates of a chunk of clients with one selection."""
+
+    clients: Sequence[Client]
+    carries: Mapping[int, Carry]
+    """Client -> what it kept, of those that kept something."""
+
+
+@dataclass
+class Trained:
+    """The chunk's updates, folded."""
+
+    update: Update | None
+    """None if all were refused."""
+    metrics: dict[str, float]
+    """Sums over the chunk's clients."""
+    refused: list[tuple[int, str]]
+    """(client, reason) of updates that are not in `update`."""
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Sums for the static norms of a network, over some clients' training data or over a span of the pooled data.
+
+    The answer: norm -> [6, C] float64 (`norms.collect`).
+    """
+
+    batch_size: int
+    clients: Sequence[int] = ()
+    pooled: slice | None = None
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """A network on pieces of splits."""
+
+    split: str
+    """One of `metrics.SPLITS`."""
+    items: Sequence[Any]
+    """Spans (slices) of a split that nobody owns; else clients."""
+    batch_size: int
+    fill: Fill = "none"
+    """Logits of classes that a client does not have, on its own splits."""
+    own: Collect | None = None
+    """Given where the network is one client's own: where its norms' statistics come from, if it has none."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a network got right on one piece."""
+
+    count: int
+    """Samples."""
+    sums: Mapping[str, torch.Tensor]
+    """Score -> its sums, which add over pieces."""
+    exits: tuple[torch.Tensor, ...] = ()
+    """The first score's sums, of each early exit alone."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Of every item of an `Evaluate`; `layers`: density of every masked layer of a client's own network."""
+
+    judged: Sequence[Judged]
+    layers: Mapping[str, float] | None = None

@@ -1,0 +1,96 @@
+"""How a user's own packages reach the processes of all nodes: in a message, ahead of everything that is made of them.
+
+Ray ships folders too (`runtime_env`), but not into a cluster that runs already, and each of its processes then takes
+seconds longer to start.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import pickletools
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from rayfl.config import ConfigError
+
+MOST_BYTES = 64 * 2**20
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of packages that every node has to have installed, as it has rayfl."""
+
+
+def packed(value: Any) -> bytes:
+    """The packages that a value is made of, as an archive: those that its pickle names, and all that was imported from
+    the folders where they lie. b"" if all of them are installed ones. A ConfigError if they are too large."""
+    places = {place for name in _named(value) for place in _places(name)}
+    if not places:
+        return b""
+    roots = {place.parent for place in places}
+    places |= {place for name in _tops(sys.modules) for place in _places(name) if place.parent in roots}
+    files = {str(file.relative_to(place.parent)): file for place in places for file in _files(place)}
+    size = sum(file.stat().st_size for file in files.values())
+    if size > MOST_BYTES:
+        raise ConfigError(
+            f"packages of your own: given {', '.join(sorted(map(str, places)))} of {size:,} bytes in all; allowed: at "
+            f"most {MOST_BYTES:,} bytes, because they are sent to every process; take data out of them, or install "
+            "them on every node"
+        )
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in sorted(files):
+            # without their times: equal packages are equal archives
+            file.writestr(zipfile.ZipInfo(name), files[name].read_bytes())
+    return archive.getvalue()
+
+
+def install(archive: bytes) -> None:
+    """Makes what `packed` gave importable in this process. It lies in a temporary folder of this user, which all
+    processes of a node share."""
+    if not archive:
+        return
+    home = Path(tempfile.gettempdir(), f"rayfl-packages-{os.getuid()}")
+    home.mkdir(mode=0o700, exist_ok=True)
+    if home.stat().st_uid != os.getuid():
+        raise PermissionError(f"{home}: belongs to another user")
+    folder = home / hashlib.sha256(archive).hexdigest()
+    if not folder.exists():
+        partial = Path(tempfile.mkdtemp(dir=home))
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(partial)
+        with contextlib.suppress(OSError):  # another process was faster
+            partial.rename(folder)
+    sys.path.insert(0, str(folder))
+
+
+def _named(value: Any) -> set[str]:
+    """The packages that a pickle of the value imports from, and those of texts such as "package.module:Class" in it."""
+    texts = (arg for _, arg, _ in pickletools.genops(cloudpickle.dumps(value)) if isinstance(arg, str))
+    return _tops(name for text in texts if (name := text.partition(":")[0]) in sys.modules)
+
+
+def _tops(modules: Iterable[str]) -> set[str]:
+    return {name.partition(".")[0] for name in list(modules)}
+
+
+def _places(package: str) -> Iterator[Path]:
+    """The file or the folders of an imported package, unless it is rayfl, installed, or Python's own."""
+    if package in ("rayfl", "__main__") or package in sys.stdlib_module_names:
+        return
+    found = sys.modules.get(package)
+    for path in list(getattr(found, "__path__", [])) or [getattr(found, "__file__", None)]:
+        place = Path(path or "").resolve()
+        if path and place.exists() and not INSTALLED & set(place.parts):
+            yield place
+
+
+def _files(place: Path) -> Iterable[Path]:
+    """All files of a package, without hidden and compiled ones."""
+    if place.is_file():
+        return [place]
+    inside = ((file, file.relative_to(place).parts) for file in place.rglob("*") if file.is_file())
+    return [file for file, parts in inside if not any(part[0] == "." or part == "__pycache__" for part in parts)]

@@ -1,0 +1,250 @@
+"""The Ray executor: client actors in a placement group, and the supervisor that outlives them.
+
+Jobs go out longest expected first, two in flight an actor; what they share is put into the object store once a
+key. An actor that dies, or does not answer in time, is taken out at once; its jobs go to the front of the queue
+and run again on the others, and a replacement is admitted when it has loaded the run. Answers come back in the order
+of the jobs, so the result is the same to the bit however many actors there are and whatever happened to them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayfl.config import ConfigError
+from rayfl.engine.actors import ClientActor
+from rayfl.engine.jobs import Executor, Job, Verb
+from rayfl.tensors import Packed, pack, unpack
+
+LOST = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError, ObjectLostError, GetTimeoutError)
+"""The worker is at fault, not the job. OutOfMemoryError is not a RayActorError, and a dead node shows first
+as ActorUnavailableError."""
+
+IN_FLIGHT = 2
+ATTEMPTS = 3
+START_FAILURES = 3
+START_SECONDS = 300.0
+
+
+class JobFailed(RuntimeError):
+    """A job kept failing: says which clients, how much data, and the original traceback."""
+
+
+@dataclass
+class _Slot:
+    """A place for one actor; a dead actor's place is taken by its replacement."""
+
+    options: dict
+    actor: Any = None
+    """The handle; None once the pool is closed."""
+    loading: Any = None
+    """The call that takes up a run, until it is answered."""
+    ready: bool = False
+    running: deque[int] = field(default_factory=deque)
+    failures: int = 0
+
+
+class RayPool(Executor):
+    def __init__(
+        self,
+        refs: list[ray.ObjectRef],
+        group: PlacementGroup,
+        bundles: Sequence[int],
+        *,
+        cpus: float,
+        gpus: float,
+        threads: int,
+        packages: bytes = b"",
+        deadline: float = 120.0,
+    ):
+        """`bundles`: the placement group's bundle of every actor. `packages`: the user's own (`plugins.packed`).
+        `deadline`: seconds after which a job is given to somebody else, if it also takes ten times as long as any of
+        its kind before."""
+        self.refs, self.threads, self.packages, self.deadline = refs, threads, ray.put(packages), deadline
+        self.slots = [
+            _Slot(
+                dict(
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
+                )
+            )
+            for bundle in bundles
+        ]
+        self.slowest: dict[str, float] = {}
+        self.deaths = 0
+        self.idle_since = time.monotonic()
+        for slot in self.slots:
+            self._start(slot)
+
+    def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]) -> Iterator[Any]:
+        batch = _Batch(self, verb, jobs, shared)
+        try:
+            yield from batch.answers()
+        finally:
+            for slot in self.slots:
+                slot.running.clear()
+
+    def close(self) -> None:
+        """Ends the actors."""
+        for slot in self.slots:
+            if slot.actor is not None:
+                ray.kill(slot.actor)
+                slot.actor = None
+
+    def load(self, refs: list[ray.ObjectRef]) -> None:
+        """Another run for the same actors: what they imported and built stays."""
+        self.refs = refs
+        for slot in self.slots:
+            self._load(slot)
+
+    def _start(self, slot: _Slot) -> None:
+        slot.actor = ClientActor.options(**slot.options).remote(self.threads, self.packages)
+        self._load(slot)
+
+    def _load(self, slot: _Slot) -> None:
+        """The actor is admitted when it has loaded the run."""
+        slot.loading, slot.ready = slot.actor.load.remote(self.refs), False
+
+    def _replace(self, slot: _Slot, error: Exception) -> None:
+        """Takes a slot's actor out and starts another."""
+        self.deaths += 1
+        slot.failures += not slot.ready
+        if slot.failures >= START_FAILURES:
+            raise JobFailed(
+                f"a client actor failed to start {START_FAILURES} times in a row; the last time: {_said(error)}"
+            )
+        ray.kill(slot.actor)
+        self._start(slot)
+
+
+class _Batch:
+    """One call of `map`."""
+
+    def __init__(self, pool: RayPool, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]):
+        self.pool, self.verb, self.jobs, self.make_shared = pool, verb, jobs, shared
+        self.queue = deque(sorted(range(len(jobs)), key=lambda i: -jobs[i].cost))
+        self.left = {}
+        for job in jobs:
+            self.left[job.key] = self.left.get(job.key, 0) + 1
+        self.shared: dict[Hashable, ray.ObjectRef] = {}
+        self.flying: dict[ray.ObjectRef, tuple[int, _Slot, float]] = {}
+        self.done: dict[int, Packed] = {}
+        pool.idle_since = time.monotonic()
+        self.attempts = [0] * len(jobs)
+        self.raised_in: dict[int, Any] = {}
+
+    def answers(self) -> Iterator[Any]:
+        for index in range(len(self.jobs)):
+            self._dispatch()
+            while index not in self.done:
+                self._wait()
+                self._dispatch()
+            yield unpack(self.done.pop(index))
+
+    def _dispatch(self) -> None:
+        """Keeps every ready actor at `IN_FLIGHT` jobs, the emptiest first. A job that raised goes to another."""
+        while self.queue:
+            index = self.queue[0]
+            ready = [s for s in self.pool.slots if s.ready]
+            others = [s for s in ready if s.actor is not self.raised_in.get(index)]
+            free = [s for s in others or ready if len(s.running) < IN_FLIGHT]
+            if not free:
+                return
+            slot = min(free, key=lambda s: len(s.running))
+            self.queue.popleft()
+            job = self.jobs[index]
+            if job.key not in self.shared:
+                self.shared[job.key] = ray.put(pack(self.make_shared(job.key)))
+            ref = slot.actor.run.remote(self.verb, self.shared[job.key], pack(job.make()))
+            self.flying[ref] = (index, slot, time.monotonic())
+            slot.running.append(index)
+
+    def _wait(self) -> None:
+        loading = {slot.loading: slot for slot in self.pool.slots if slot.loading is not None}
+        ready, _ = ray.wait([*loading, *self.flying], timeout=5.0)
+        if not ready:
+            self._check_deadlines()
+        for ref in ready:
+            if ref in loading:
+                self._admit(loading[ref])
+            elif ref in self.flying:
+                self._receive(ref)
+
+    def _admit(self, slot: _Slot) -> None:
+        loading, slot.loading = slot.loading, None
+        try:
+            ray.get(loading)
+            slot.ready, slot.failures = True, 0
+        except (*LOST, RayTaskError) as error:
+            self.pool._replace(slot, error)
+
+    def _receive(self, ref: ray.ObjectRef) -> None:
+        index, slot, started = self.flying[ref]
+        job = self.jobs[index]
+        try:
+            answer = ray.get(ref)
+        except RayTaskError as error:
+            if isinstance(error.cause, ConfigError):
+                raise ConfigError(str(error.cause)) from None
+            del self.flying[ref]
+            slot.running.remove(index)
+            self.raised_in[index] = slot.actor
+            self._retry(index, str(error.cause), attempts=2)
+            return
+        except LOST as error:
+            self._lose(slot, error)
+            return
+        del self.flying[ref]
+        slot.running.remove(index)
+        now = self.pool.idle_since = time.monotonic()
+        took = now - started
+        self.pool.slowest[self.verb] = max(took, self.pool.slowest.get(self.verb, 0.0))
+        self.done[index] = answer
+        self.left[job.key] -= 1
+        if not self.left[job.key]:
+            del self.shared[job.key]
+
+    def _lose(self, slot: _Slot, error: Exception) -> None:
+        """Everything that the slot's actor had runs again; only what it was working on counts as failed."""
+        lost = list(slot.running)
+        self.flying = {ref: flight for ref, flight in self.flying.items() if flight[1] is not slot}
+        slot.running.clear()
+        self.pool._replace(slot, error)
+        self.queue.extendleft(reversed(lost[1:]))
+        if lost:
+            self._retry(lost[0], _said(error), attempts=ATTEMPTS)
+
+    def _retry(self, index: int, reason: str, attempts: int) -> None:
+        self.attempts[index] += 1
+        if self.attempts[index] >= attempts:
+            raise JobFailed(f"{self.verb}: {self.jobs[index].about}: failed {attempts} times; the last time:\n{reason}")
+        self.queue.appendleft(index)
+
+    def _check_deadlines(self) -> None:
+        if not self.flying and time.monotonic() - self.pool.idle_since > START_SECONDS:
+            raise JobFailed(f"no client actor could be started within {START_SECONDS:.0f} s")
+        limit = max(self.pool.deadline, 10 * self.pool.slowest.get(self.verb, float("inf")))
+        for _, slot, started in list(self.flying.values()):
+            if slot.running and time.monotonic() - started > limit:
+                self._lose(slot, GetTimeoutError(f"no answer within {limit:.0f} s"))
+
+
+def _said(error: Exception) -> str:
+    """What happened, without Ray's traceback."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return f"{type(cause).__name__}: {cause}"

@@ -1,0 +1,28 @@
+"""In this process, in order: the specification, and what a debugger wants."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from rayfl.engine.jobs import Executor, Job, Verb
+from rayfl.engine.worker import Worker
+
+
+class Serial(Executor):
+    def __init__(self, worker: Worker, threads: int = 1):
+        self.worker, self.threads = worker, threads
+
+    def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]) -> Iterator[Any]:
+        run = getattr(self.worker, verb)
+        key, message = None, None
+        for job in jobs:
+            if message is None or job.key != key:
+                key, message = job.key, shared(job.key)
+            before = torch.get_num_threads()
+            torch.set_num_threads(self.threads)
+            try:
+                answer = run(message, job.make())
+            finally:
+                torch.set_num_threads(before)
+            yield answer

@@ -1,0 +1,164 @@
+"""Where clients run: one after another in resident networks, over the data of this process.
+
+Every verb is a pure function of its messages and the data, so a job can run again anywhere.
+"""
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayfl import costs, norms
+from rayfl.config import ConfigError
+from rayfl.data.base import Arrays
+from rayfl.data.federation import Federation
+from rayfl.data.goal import Score
+from rayfl.data.samples import ClientData
+from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Parcel, Train, Trained
+from rayfl.evaluation import judge
+from rayfl.fold import Update
+from rayfl.methods.base import Deployment, Method, Visit
+from rayfl.metrics import add
+from rayfl.net import load, resident
+from rayfl.seeds import stream, torch_generator
+from rayfl.tensors import Params, as_tensor, nbytes
+from rayfl.transforms import transformed
+from rayfl.updates import Updates, norm
+
+
+class ClientFailed(RuntimeError):
+    """A client's code raised: says which client, how much data, and the original traceback."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a worker is made of, but for the samples."""
+
+    method: Method
+    """Bound to its task."""
+    federation: Federation
+    seed: int
+    updates: Updates
+    scores: tuple[Score, ...]
+    """What an evaluation counts; the first is counted of every early exit too."""
+    statistics: str
+    """How static norms get their statistics (`norms.finish`)."""
+
+
+class Worker:
+    def __init__(self, recipe: Recipe, arrays: Arrays, device: torch.device | str = "cpu"):
+        self.recipe, self.method, self.federation = recipe, recipe.method, recipe.federation
+        self.device = torch.device(device)
+        # a GPU holds the whole data set once; the CPU reads the shared memory that it came in
+        self.samples = {
+            source: {name: as_tensor(array).to(self.device) for name, array in split.items()}
+            for source, split in (("train", arrays.train), ("test", arrays.test))
+        }
+
+    # training
+
+    def train(self, parcel: Parcel, job: Train) -> Trained:
+        """The local updates of a chunk of clients with one selection, folded."""
+        folded: Update | None = None
+        refused, before, totals = [], norm([parcel.payload]), {}
+        for client in job.clients:
+            carry = job.carries.get(client.id)
+            data = self._rows("train", self.federation.train[client.id])
+            seed = stream(self.recipe.seed, "local", client.round, client.id)
+            try:
+                update = self.method.local_update(parcel.payload, Visit(client, parcel.selection, data, carry, seed))
+            except ConfigError:
+                raise
+            except Exception:
+                raise ClientFailed(
+                    f"client {client.id} (capacity {client.capacity:g}, {len(data)} samples) failed in round "
+                    f"{client.round + 1}:\n{traceback.format_exc()}"
+                ) from None
+            spent = _cost(parcel, update)
+            reason = self.recipe.updates.unfit(update, max(before, norm([carry or {}])))
+            if reason is None and (transforms := self.recipe.updates.transforms):
+                spent["bytes_up"] = transformed(transforms, parcel.payload, update, stream(seed, "transforms"))
+                update.metrics.pop("bytes_up", None)
+            if reason is not None:
+                refused.append((client.id, reason))
+                add(totals, {name: update.metrics.get(name, value) for name, value in spent.items()})
+                continue
+            add(totals, {"clients": 1} | spent | update.metrics)
+            if folded is None:
+                folded = update
+            else:
+                folded.add(update)
+        if folded is not None:
+            folded.metrics = {}
+        return Trained(folded, totals, refused)
+
+    # evaluation
+
+    def collect(self, deployed: Deployment, job: Collect) -> Params:
+        """Sums for a network's static norms."""
+        module = resident(deployed.net, self.device)
+        load(module, deployed.params)
+        return norms.collect(module, self._batches(job))
+
+    def evaluate(self, deployed: Deployment, job: Evaluate) -> Evaluated:
+        """Sums of all scores, item by item."""
+        module = resident(deployed.net, self.device)
+        load(module, deployed.params)
+        statistics = deployed.statistics
+        if statistics is None and job.own is not None and deployed.net.norms and self.recipe.statistics != "batch":
+            statistics = norms.finish(norms.collect(module, self._batches(job.own)), self.recipe.statistics)
+        norms.load(module, statistics or {})
+        judged = [
+            judge(
+                module,
+                self._piece(job.split, item),
+                self.recipe.scores,
+                job.batch_size,
+                deployed.answer,
+                job.fill,
+                None if job.fill == "none" else self._rows("train", self.federation.train[item]).present,
+            )
+            for item in job.items
+        ]
+        return Evaluated(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
+
+    # data
+
+    def _batches(self, job: Collect) -> Iterator[torch.Tensor]:
+        if job.pooled is None:
+            datas = (self._rows("train", self.federation.train[id]) for id in job.clients)
+            return (x for data in datas for x, _ in data.in_order(job.batch_size))
+        pool = self.federation.pooled(self.recipe.seed)[job.pooled]
+        generator = torch_generator(self.recipe.seed, "pooled", job.pooled.start)
+        return (x for x, _ in self._rows("train", pool).in_order(job.batch_size, generator))
+
+    def _piece(self, split: str, item: Any) -> ClientData:
+        """A span of a split that nobody owns, or a client's own split."""
+        federation = self.federation
+        if split == "test":
+            return self._data({name: t[item] for name, t in self.samples["test"].items()})
+        if split == "validation":
+            return self._rows("train", federation.validation[item])
+        if split == "client_validation":
+            return self._rows("train", federation.local_validation[item])
+        return self._rows(federation.test_source, federation.test[item])
+
+    def _rows(self, source: str, rows: np.ndarray) -> ClientData:
+        index = torch.from_numpy(rows.astype("int64")).to(self.device)
+        return self._data({name: t.index_select(0, index) for name, t in self.samples[source].items()})
+
+    def _data(self, samples: dict[str, torch.Tensor]) -> ClientData:
+        return ClientData(samples, self.federation.prepare, self.federation.goal)
+
+
+def _cost(parcel: Parcel, update: Update) -> dict[str, float]:
+    """What a client's turn takes, counted by the tensors' sizes and the network's multiply-adds."""
+    samples = int(update.metrics["train_samples"])
+    return {
+        "bytes_down": nbytes(parcel.payload) + parcel.selection.nbytes,
+        "bytes_up": nbytes(update.sums) + nbytes(update.whole),
+        "train_flops": costs.training_flops(parcel.selection.net, samples),
+    }

@@ -1,0 +1,373 @@
+"""What is judged on what: every capacity's network on the global splits, every client's on its own.
+
+An evaluation is a plan of subjects, splits and items, one list of jobs. Workers answer counts (`Judged`), each with its
+own denominator, and all that follows is arithmetic on these.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from torch import nn
+
+from rayfl import norms
+from rayfl.config import Config
+from rayfl.data.federation import Federation
+from rayfl.data.goal import SCORES_KIND, Score
+from rayfl.data.samples import ClientData
+from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job, Judged
+from rayfl.methods.base import Deployment, Method
+from rayfl.metrics import EVALUATED, Line, label, named
+from rayfl.net import Net
+from rayfl.seeds import numpy_generator
+from rayfl.tensors import Params
+from rayfl.training import Answer, Fill, answered, every_exit, mask_logits
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Evaluation(Config):
+    """The `evaluation:` section: every capacity on the global test set, every client on its own split."""
+
+    every: int = Field(default=10, ge=1)
+    """Rounds between evaluations; the last round is always evaluated."""
+    batch_size: int = Field(default=500, ge=1, le=10**6)
+    """Samples a forward pass. Part of the result where norms use statistics of a batch."""
+    holdout: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the training set that the server holds out, stratified, as the validation set: what methods
+    are tuned by, so that the test set only judges. 0: none."""
+    local_holdout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of its own training data that every client holds out (local_validation_*): what methods are tuned by whose
+    clients have networks of their own. 0: none."""
+    clients: bool = True
+    """Evaluate every client on its own test split."""
+    local: Literal["deployed", "server"] = "deployed"
+    """What runs on a client's own test split: what the method deploys there, or the server's network
+    (HeteroFL's Local, with `label_mask: zero`)."""
+    label_mask: Fill = "none"
+    """Logits of classes that a client does not have, on its own test split: alone, 0 (as HeteroFL's Local), -inf."""
+    statistics: Literal["exact", "cumulative", "pooled", "batch"] = "exact"
+    """How static norms get their statistics before an evaluation (rayfl/norms.py)."""
+    statistics_clients: int | None = Field(default=None, ge=1)
+    """Clients whose data the statistics are taken from, drawn anew each time; all unless given."""
+    scores: tuple[Any, ...] = ()
+    """More scores than the data set's own, by name ("macro_f1") or as "package.module:Class"."""
+
+    @field_validator("scores")
+    @classmethod
+    def _read(cls, given: tuple[Any, ...]) -> tuple[Score, ...]:
+        return tuple(SCORES_KIND.read(score, f"scores.{i}") for i, score in enumerate(given))
+
+    @property
+    def piece(self) -> int:
+        """Samples that one job takes."""
+        return 4 * self.batch_size
+
+
+# on a worker
+
+
+@torch.no_grad()
+def judge(
+    module: nn.Module,
+    data: ClientData,
+    scores: Sequence[Score],
+    batch_size: int,
+    answer: Answer = "last",
+    fill: Fill = "none",
+    present: torch.Tensor | None = None,
+) -> Judged:
+    """The sums of all scores. `answer`: which early exits count. `present` [C] with `fill` masks the logits of absent
+    classes."""
+    module.eval()
+    sums: dict[str, torch.Tensor] = {}
+    exits: dict[int, torch.Tensor] = {}
+    for x, y in data.in_order(batch_size):
+        given = every_exit(module(x))
+        if present is not None:
+            given = tuple(mask_logits(logits, present, fill) for logits in given)
+        if len(given) > 1:
+            _add(exits, {i: scores[0].counts(logits, y) for i, logits in enumerate(given)})
+        logits = answered(given, answer)
+        _add(sums, {score.label: score.counts(logits, y) for score in scores})
+    return Judged(len(data), {name: t.cpu() for name, t in sums.items()}, tuple(t.cpu() for t in exits.values()))
+
+
+def _add(totals: dict[K, torch.Tensor], more: Mapping[K, torch.Tensor]) -> None:
+    for key, t in more.items():
+        totals[key] = totals[key] + t if key in totals else t
+
+
+# on the server
+
+
+@dataclass
+class Sums:
+    """What a subject got right so far."""
+
+    count: int = 0
+    scores: dict[str, torch.Tensor] = field(default_factory=dict)
+    exits: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def add(self, judged: Judged) -> None:
+        self.count += judged.count
+        _add(self.scores, judged.sums)
+        _add(self.exits, dict(enumerate(judged.exits)))
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of a run, as an evaluation asks for them."""
+
+    capacities: np.ndarray
+    """What each client can run now [clients]."""
+    owners: frozenset[int]
+    """Clients who keep a network of their own."""
+    deploy: Callable[[int], Deployment]
+    """What one of them runs. Read when its job goes out, so that only a few are in memory."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """What a run is judged by; made once."""
+
+    method: Method
+    federation: Federation
+    evaluation: Evaluation
+    scores: tuple[Score, ...]
+    seed: int
+    executor: Executor
+
+    def evaluate(
+        self, deployed: Mapping[float, Deployment], clients: Clients, round: int, test_samples: int
+    ) -> tuple[Line, dict[int, float]]:
+        """The metrics of every capacity's deployment and of every client, after `round` rounds; and client -> its first
+        score on its own test split."""
+        subjects = {d.key: d for d in deployed.values()}
+        statistics = self.collect(subjects, round)
+        subjects = {key: replace(d, statistics=statistics.get(key, d.statistics)) for key, d in subjects.items()}
+        plan = [
+            *self._global(subjects, "test", test_samples),
+            *self._global(subjects, "validation", len(self.federation.validation)),
+        ]
+        splits = ["clients", *(["client_validation"] if len(self.federation.local_validation.idx) else [])]
+        members = {split: self._members(split, deployed, clients) for split in splits if self.evaluation.clients}
+        for split, some in members.items():
+            plan += self._local(split, some, subjects)
+        plan = _by_subject(plan)
+        own = {("own", id) for id in clients.owners}
+
+        def shared(key: Hashable) -> Deployment:
+            return clients.deploy(key[1]) if key in own else subjects[key]  # pyright: ignore
+
+        answers = self.executor.map("evaluate", [job for job, _ in plan], shared)
+        sums: dict[tuple[str, Hashable], Sums] = {}
+        by_client: dict[str, dict[int, Judged]] = {split: {} for split in members}
+        own_layers: dict[Hashable, Mapping[str, float]] = {}
+        for (job, message), answer in zip(plan, answers, strict=True):
+            assert isinstance(answer, Evaluated)
+            if answer.layers is not None:
+                own_layers[job.key] = answer.layers
+            for item, judged in zip(message.items, answer.judged, strict=True):
+                if message.split in by_client:
+                    by_client[message.split][item] = judged
+                else:
+                    sums.setdefault((message.split, job.key), Sums()).add(judged)
+        line: Line = {EVALUATED: True}
+        for split in ("test", "validation"):
+            line |= self._capacities(split, {c: sums.get((split, d.key)) for c, d in deployed.items()})
+        line |= _densities(deployed)
+        for split, judged in by_client.items():
+            line |= self._clients(split, judged, clients.capacities, deployed)
+        if own_layers:
+            layers = {key: d.present.layers for key, d in subjects.items() if d.masked}
+            line |= _local_densities(members["clients"], layers | own_layers)
+        first = self.scores[0]
+        found = by_client.get("clients", {})
+        return line, {id: first.value(found[id].sums[first.label]) for id in sorted(found)}
+
+    # statistics of norms
+
+    def collect(
+        self, subjects: Mapping[Hashable, Deployment], round: int, client: int | None = None
+    ) -> dict[Hashable, Params]:
+        """The statistics of the static norms of every subject that has such norms and no statistics, from the data of
+        all clients or of one."""
+        kind = self.evaluation.statistics
+        open = [k for k, d in subjects.items() if kind != "batch" and not d.has_statistics]
+        own = [] if client is None else [(int(self.federation.train.sizes[client]), self._collect_own(client))]
+        pieces = own or (self._pieces(round) if open else [])
+        jobs = [
+            Job(key, n * subjects[key].net.macs, lambda work=work: work, "statistics")
+            for key in open
+            for n, work in pieces
+        ]
+        answers = self.executor.map("collect", jobs, subjects.__getitem__)
+        sums: dict[Hashable, Params] = {}
+        for job, part in zip(jobs, answers, strict=True):
+            total = sums.setdefault(job.key, {})
+            for path, t in part.items():
+                total[path] = total[path] + t if path in total else t.clone()
+        return {key: norms.finish(total, kind) for key, total in sums.items()}
+
+    def _pieces(self, round: int) -> list[tuple[int, Collect]]:
+        """(samples, work) of every job: groups of clients, or spans of the pool."""
+        train, piece = self.federation.train, self.evaluation.piece
+        if self.evaluation.statistics == "pooled":
+            batch = self.method.task.training.batch_size
+            spans = spans_of(len(train.idx), batch * math.ceil(piece / batch))
+            return [(s.stop - s.start, Collect(batch, pooled=s)) for s in spans]
+        ids: Iterable[int] = range(len(train))
+        if (asked := self.evaluation.statistics_clients) is not None and asked < len(train):
+            draw = numpy_generator(self.seed, "statistics", round)
+            ids = sorted(draw.choice(len(train), asked, replace=False).tolist())
+        groups = grouped(ids, train.sizes, piece)
+        return [(n, Collect(self._statistics_batch, group)) for n, group in groups]
+
+    @property
+    def _statistics_batch(self) -> int:
+        """Batch means are averaged over training batches (HeteroFL); where only sums count, large ones do."""
+        training = self.method.task.training
+        return self.evaluation.batch_size if self.evaluation.statistics == "exact" else training.batch_size
+
+    def _collect_own(self, client: int) -> Collect:
+        """Where the statistics of a client's own network come from: its own data."""
+        return Collect(self._statistics_batch, [client])
+
+    # the plan
+
+    def _global(self, subjects: Mapping[Hashable, Deployment], split: str, samples: int) -> list[tuple[Job, Evaluate]]:
+        """Every subject that is somebody's, on a split that nobody owns."""
+        judged = [d for d in subjects.values() if not d.is_start]
+        spans = spans_of(samples, self.evaluation.piece)
+        return [
+            self._job(d.key, d.net, span.stop - span.start, Evaluate(split, [span], self.evaluation.batch_size))
+            for d in judged
+            for span in spans
+        ]
+
+    def _members(
+        self, split: str, deployed: Mapping[float, Deployment], clients: Clients
+    ) -> dict[Hashable, tuple[Net, list[int]]]:
+        """Key of a subject -> its network, and the clients that have data of the split and run it."""
+        shards = self.federation.test if split == "clients" else self.federation.local_validation
+        from_server = self.evaluation.local == "server"
+        server = self.method.task.server_capacity
+        members: dict[Hashable, tuple[Net, list[int]]] = {}
+        for id in np.flatnonzero(shards.sizes).tolist():
+            d = deployed[server if from_server else float(clients.capacities[id])]
+            is_own = not from_server and id in clients.owners
+            members.setdefault(("own", id) if is_own else d.key, (d.net, []))[1].append(id)
+        return members
+
+    def _local(
+        self, split: str, members: Mapping[Hashable, tuple[Net, list[int]]], subjects: Mapping[Hashable, Deployment]
+    ) -> list[tuple[Job, Evaluate]]:
+        shards = self.federation.test if split == "clients" else self.federation.local_validation
+        batch, fill = self.evaluation.batch_size, self.evaluation.label_mask
+        plan = []
+        for key, (net, ids) in members.items():
+            own = None if key in subjects else self._collect_own(ids[0])
+            for samples, group in grouped(ids, shards.sizes, self.evaluation.piece):
+                plan.append(self._job(key, net, samples, Evaluate(split, group, batch, fill, own)))
+        return plan
+
+    def _job(self, key: Hashable, net: Net, samples: int, work: Evaluate) -> tuple[Job, Evaluate]:
+        return Job(key, samples * net.macs, lambda: work, f"evaluation on {work.split}"), work
+
+    # the metrics
+
+    def _capacities(self, split: str, found: Mapping[float, Sums | None]) -> Line:
+        """Of every capacity's network on a split that nobody owns."""
+        known = {capacity: sums for capacity, sums in found.items() if sums is not None}
+        server, line = known.get(self.method.task.server_capacity), {}
+        for score in self.scores if known else ():
+            name = score.label
+            values = {capacity: score.value(sums.scores[name]) for capacity, sums in known.items()}
+            line |= {named(name, capacity, split): value for capacity, value in values.items()}
+            if server is not None:
+                line[named(name, "server", split)] = values[self.method.task.server_capacity]
+            line[named(name, "mean", split)] = sum(values.values()) / len(values)
+            line[named(name, "worst", split)] = _worst(score, values.values())
+        if server is not None:
+            first = self.scores[0]
+            for i, sums in server.exits.items():
+                line[named(first.label, f"exit{i + 1}", split)] = first.value(sums)
+        return line
+
+    def _clients(
+        self, split: str, judged: Mapping[int, Judged], all: np.ndarray, deployed: Mapping[float, Deployment]
+    ) -> Line:
+        """Of every client on its own split."""
+        line: Line = {}
+        ids = sorted(judged)
+        for score in self.scores if ids else ():
+            name = score.label
+            values = np.array([score.value(judged[id].sums[name]) for id in ids])
+            capacities = all[ids]
+            line |= {
+                named(name, c, split): float(values[capacities == c].mean())
+                for c in deployed
+                if (capacities == c).any()
+            }
+            line[named(name, "mean", split)] = float(values.mean())
+            line[named(name, "samples", split)] = float(np.average(values, weights=[judged[id].count for id in ids]))
+            line[named(name, "worst", split)] = _worst(score, values.tolist())
+        return line
+
+
+def _worst(score: Score, values: Iterable[float]) -> float:
+    return min(values) if score.better == "max" else max(values)
+
+
+def _densities(deployed: Mapping[float, Deployment]) -> Line:
+    """Of masked networks: the shares of the dense one's parameters and multiply-adds that a device has."""
+    line: Line = {}
+    for capacity, d in deployed.items():
+        if d.masked and not d.is_start:
+            present = d.present
+            line[f"density_{label(capacity)}"] = present.parameters / d.net.parameters
+            line[f"macs_share_{label(capacity)}"] = present.macs / d.net.macs
+    return line
+
+
+def _local_densities(
+    members: Mapping[Hashable, tuple[Net, Sequence[int]]], layers: Mapping[Hashable, Mapping[str, float]]
+) -> Line:
+    """The mean over clients of the mean density of their masked layers (SpaFL), and of every layer's."""
+    clients = [(len(ids), layers[key]) for key, (_, ids) in members.items() if key in layers]
+    total = sum(n for n, _ in clients)
+    means = {path: sum(n * of[path] for n, of in clients) / total for path in clients[0][1]}
+    return {"local_density": sum(means.values()) / len(means)} | {
+        f"local_density_{path}": mean for path, mean in means.items()
+    }
+
+
+def _by_subject(plan: list[tuple[Job, Evaluate]]) -> list[tuple[Job, Evaluate]]:
+    """Jobs of one network stand together, because what a client keeps is read for each group of them."""
+    groups: dict[Hashable, list[tuple[Job, Evaluate]]] = {}
+    for job, work in plan:
+        groups.setdefault(job.key, []).append((job, work))
+    return list(itertools.chain(*groups.values()))
+
+
+def spans_of(total: int, size: int) -> list[slice]:
+    """Slices of at most `size` that cover `total`."""
+    return [slice(i, min(i + size, total)) for i in range(0, total, size)]
+
+
+def grouped(ids: Iterable[int], sizes: np.ndarray, piece: int) -> list[tuple[int, list[int]]]:
+    """(samples, ids) of consecutive groups that hold about `piece` samples each."""
+    groups: list[tuple[int, list[int]]] = []
+    for id in ids:
+        if not groups or groups[-1][0] >= piece:
+            groups.append((0, []))
+        samples, group = groups[-1]
+        group.append(int(id))
+        groups[-1] = (samples + int(sizes[id]), group)
+    return groups

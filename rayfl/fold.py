@@ -1,0 +1,178 @@
+"""What a round's answers add up to: sums, covers, and the holder mean that serves the whole family.
+
+    x_new = sum_k w_k S_k^T y_k / sum_k w_k S_k^T 1;    a coordinate that nobody held keeps its value, to the bit
+
+Everything streams: workers fold answers of equal selections into one `Update`, the server folds these into a `Fold`, in
+the order of chunks, because floating point addition is not associative.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from rayfl.server import MOMENTS, Server, is_statistic
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, Tensors
+
+Carry = Mapping[str, Tensors]
+"""What a client keeps: groups of tensors."""
+
+State = dict
+"""Group ("params", ...) -> name -> tensor: what the server holds, checkpointed as it is."""
+
+
+@dataclass
+class Update:
+    """What clients of one selection send back. Everything adds."""
+
+    sums: dict[str, Params]
+    """Group -> name -> sum_k w_k y_k, in the shapes of the submodel. What is missing no client held. Read only for
+    who receives it."""
+    weight: float
+    """Sum of the clients' weights."""
+    whole: dict[str, Params] = field(default_factory=dict)
+    """The same for tensors that the selection does not cut: a network's own norms, thresholds, masks."""
+    row_weights: Params = field(default_factory=dict)
+    """Parameter -> the divisor of each coordinate, where it is not `weight` everywhere (label rows): the sum of the
+    weights of those who hold it, broadcastable to the submodel's tensor. Of the group "params"."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """By the names of `rayfl.metrics`; what is not listed there is a sum over clients. bytes_down, bytes_up and
+    train_flops, where a method gives them, stand in place of what the worker counts."""
+    carries: dict[int, Carry] = field(default_factory=dict)
+    """Client -> what it keeps for its next round: groups of tensors. The group "own" is part of what it itself runs."""
+
+    def add(self, other: "Update") -> None:
+        """Folds another update of the same selection into this one, in place; its metrics are not looked at."""
+        for mine, theirs in ((self.sums, other.sums), (self.whole, other.whole)):
+            for group, params in theirs.items():
+                _add(mine.setdefault(group, {}), params)
+        for name, t in other.row_weights.items():
+            self.row_weights[name] = self.row_weights[name] + t if name in self.row_weights else t
+        self.weight += other.weight
+        self.carries |= other.carries
+
+
+class Fold:
+    """A round's updates, added up. What is not asked for costs a sum and nothing else."""
+
+    def __init__(self, state: State, server: Server | None = None):
+        """`state`: the server's before the round, with the moments of its optimizer, which is the mean unless given."""
+        self.state, self.server = state, server or Server()
+        self.weight = 0.0
+        """Sum of the weights of all clients."""
+        self.moments: State = {}
+        """The optimizer's moments after the round, of the groups whose mean was asked for."""
+        self._groups: dict[str, HolderMean] = {}
+
+    def add(self, selection: Selection, update: Update) -> None:
+        self.weight += update.weight
+        for group, sums in update.sums.items():
+            rows = update.row_weights if group == "params" else {}
+            self._of(group, sums).add(selection, sums, update.weight, rows)
+        for group, sums in update.whole.items():
+            self._of(group, sums).add(None, sums, update.weight)
+
+    def mean(self, group: str) -> Params:
+        """Where the server's optimizer goes from a group of the state towards its holder mean, which is the holder mean
+        itself unless an optimizer was chosen. In fresh tensors where somebody answered the group. Once a group."""
+        if group not in self._groups:
+            return self.state[group]
+        found = self._groups[group].mean()
+        if self.server.optimizer == "mean":
+            return {name: mean for name, (mean, _) in found.items()}
+        old, new = self.state[group], {}
+        letters = self.server.init(old)
+        before = {letter: self.state.get(f"{MOMENTS}{letter} {group}", t) for letter, t in letters.items()}
+        after: dict[str, Params] = {letter: dict(t) for letter, t in before.items()}
+        for name, (mean, held) in found.items():
+            if is_statistic(name):
+                new[name] = mean
+                continue
+            moments = {letter: t[name] for letter, t in before.items()}
+            new[name], moved = self.server.update(old[name], mean, held, moments)
+            for letter, t in moved.items():
+                after[letter][name] = t
+        self.moments |= {f"{MOMENTS}{letter} {group}": t for letter, t in after.items()}
+        return new
+
+    def sum(self, group: str) -> Params:
+        """sum_k w_k S_k^T y_k, in the server's shapes; {} if nobody sent the group."""
+        return self._groups[group].totals if group in self._groups else {}
+
+    def weights(self, group: str) -> dict[str, float]:
+        """Name -> the sum of the weights of the clients that hold a part of it, of what somebody holds."""
+        return self._groups[group].weights if group in self._groups else {}
+
+    def _of(self, group: str, sums: Params) -> "HolderMean":
+        if group not in self._groups:
+            # a group that the state does not have is sent whole: masks
+            self._groups[group] = HolderMean(self.state.get(group, sums))
+        return self._groups[group]
+
+
+class HolderMean:
+    """The streaming holder mean of one group. Feed it sums in a fixed order."""
+
+    def __init__(self, old: Params):
+        self.old = old
+        self.totals = {name: torch.zeros_like(t) for name, t in old.items()}
+        self._covers: Params = {}
+        self._holders: dict[tuple[Hashable, frozenset[str]], tuple[Selection | None, float]] = {}
+
+    def add(self, selection: Selection | None, sums: Params, weight: float, row_weights: Params | None = None) -> None:
+        """`weight` is that of the clients in `sums`, who hold what `sums` names; `row_weights` replaces it by name.
+        Without a selection they hold the tensors whole."""
+        if selection is None:
+            _add(self.totals, sums)
+        else:
+            selection.put(sums, self.totals)
+        row_weights = row_weights or {}
+        key = (selection and selection.key, frozenset(sums.keys() - row_weights.keys()))
+        _, before = self._holders.get(key, (selection, 0.0))
+        self._holders[key] = (selection, before + weight)
+        for name, rows in row_weights.items():
+            if name in sums:
+                if name not in self._covers:
+                    self._covers[name] = torch.zeros_like(self.old[name])
+                _mark(selection, name, rows, self._covers[name])
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Name -> the weight of those who hold a part of it whose divisor is no matter of rows."""
+        found: dict[str, float] = {}
+        for (_, names), (_, weight) in self._holders.items():
+            for name in names:
+                found[name] = found.get(name, 0.0) + weight
+        return found
+
+    def mean(self) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+        """Name -> x_new in a fresh tensor, and the coordinates that somebody held (bool; None: all). Uses up the
+        totals."""
+        return {name: self._mean(name) for name in self.old}
+
+    def _mean(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        old, total = self.old[name], self.totals[name]
+        holders = [holder for (_, names), holder in self._holders.items() if name in names]
+        cover = self._covers.get(name)
+        if cover is None:
+            if holders and all(selection is None or selection.covers(name) for selection, _ in holders):
+                return total.div_(sum(weight for _, weight in holders)), None
+            cover = torch.zeros_like(old)
+        for selection, weight in holders:
+            _mark(selection, name, weight, cover)
+        held = cover > 0
+        return torch.where(held, total.div_(cover), old), held
+
+
+def _mark(selection: Selection | None, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
+    if selection is None:
+        whole.add_(value)
+    else:
+        selection.mark(name, value, whole)
+
+
+def _add(totals: Params, params: Params) -> None:
+    """Adds to `totals`, in place."""
+    for name, t in params.items():
+        totals[name] = totals[name].add_(t) if name in totals else t.clone()

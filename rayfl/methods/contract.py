@@ -1,0 +1,37 @@
+"""What a method says of itself to its contract suite (`rayfl.testing`), and to nobody else: the core never reads it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Traffic = Callable[[int, int], tuple[int, int]]
+
+
+def once(whole: int, head: int) -> tuple[int, int]:
+    """Down and up, the client's network once."""
+    return whole, whole
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A method's `contract`. The defaults are those of a method that averages its clients' networks."""
+
+    wants: Literal["", "exits", "blocks"] = ""
+    """What a model must have: early exits, or residual blocks."""
+    clients: Mapping[str, Any] = field(default_factory=dict)
+    """What the `clients:` section must say."""
+    mean: str = "params"
+    """The group of the state that is a mean over clients."""
+    answers: str = "params"
+    """What answers call the group that it is the mean of."""
+    exact: bool = True
+    """Whether a client that trains nothing sends what it was sent; false where an answer is drawn."""
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    """Options with which `step` takes the mean and does nothing else, and a client gets one network and no more."""
+    fedavg: Mapping[str, Any] | None = field(default_factory=dict)
+    """Options that make it FedAvg, to the bit, where all clients have the largest capacity; None: there are none."""
+    fedavg_rounds: int = 2
+    """Rounds for which it then is FedAvg."""
+    traffic: Traffic = once
+    """Numbers that a client is sent and sends in its first round, from those of its network and of its classifier:
+    `lambda whole, head: (whole, whole - head)`. Statistics of norms come on top."""

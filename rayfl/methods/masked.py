@@ -1,0 +1,202 @@
+"""What the methods share whose clients hold the largest elements of the global parameters.
+
+The defaults are Pruning-greedy's: a client holds the elements that reach a threshold, trains them, and the server
+averages over holders. A method says what differs.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Self, cast
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import nn
+from torch.func import functional_call
+
+from rayfl import costs
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.fold import Carry, State, Update
+from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
+from rayfl.methods.thresholds import Shards, Threshold, groups, threshold_for, unit_costs
+from rayfl.net import Net, resident
+from rayfl.submodel import Mask, Selection
+from rayfl.tensors import Params, copied
+
+
+class Masked(Method):
+    """A client holds the elements of convolutions' and linear layers' weights and biases that reach a threshold, and
+    all other parameters (norms, positions) whole. Elements that equal the threshold are held, so equal elements may be
+    more than a capacity's share (`threshold_for`)."""
+
+    threshold: Threshold = "model"
+    """What has one threshold: all maskable elements, each layer (weight and bias), or each shard."""
+    shards: Shards = ()
+    """With `threshold: shard`: lists of module paths, each with all that is below it; together they name every
+    maskable layer once. Unless given: the model's stages, what stands before them, and what stands behind them."""
+
+    @model_validator(mode="after")
+    def _shards_with_shard(self) -> Self:
+        if self.shards and self.threshold != "shard":
+            raise ValueError("shards with threshold: shard only")
+        return self
+
+    # which elements
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        """Every device runs the server's network, in part."""
+        return dict.fromkeys(task.nets, task.server)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        """A ConfigError if the shards do not fit the model, or if a capacity does not buy one element."""
+        server = self.task.server
+        shapes, names = server.layout.shapes, [*itertools.chain(*groups(server, self.threshold, self.shards))]
+        units = self.units or dict.fromkeys(names, 1)
+        least = max(units.values()) / sum(units[name] * math.prod(shapes[name]) for name in names)
+        for capacity in self.task.nets:
+            if self.budget(capacity) < least:
+                raise ConfigError(
+                    f"clients.capacities: given {capacity:g} by {self.task.metric}; allowed with method {self.name}: "
+                    f"what buys an element of model {server.model.name}, {least:.3g} of it"
+                )
+
+    @property
+    def units(self) -> dict[str, int] | None:
+        """What an element of each maskable tensor costs, where that is not 1."""
+        return unit_costs(self.task.server) if self.task.metric == "flops" else None
+
+    def budget(self, capacity: float) -> float:
+        """The share of every group that a capacity buys: of its multiply-adds if they are the task's metric, else of
+        its elements. By width: the share of the server's parameters that the dense network of this width has."""
+        model, server, metric = self.task.model, self.task.server, self.task.metric
+        if metric == "width":
+            return Net(model, capacity).parameters / server.parameters
+        cost = costs.cost_of(metric)
+        return capacity * (cost(Net(model)) / cost(server))
+
+    def thresholds(self, params: Params, capacity: float) -> Params:
+        """Name of a maskable parameter -> the threshold [] of a capacity."""
+        share, units = self.budget(capacity), self.units
+        found: Params = {}
+        for names in groups(self.task.server, self.threshold, self.shards):
+            theta = threshold_for({name: params[name] for name in names}, share, units)
+            found |= {name: torch.tensor(theta) for name in names}
+        return found
+
+    def submodel(self, state: State, round: int, capacity: float) -> Mask:
+        """What a device of this capacity holds, whether or not a client has that capacity."""
+        net, params = self.task.server, state["params"]
+        if self.budget(capacity) >= 1:
+            return Mask(net, "whole", {})
+        names = itertools.chain(*net.layers.values())
+        return Mask(net, (round, capacity), Largest(params, names, lambda: self.thresholds(params, capacity)))
+
+    def select(self, state: State, client: Client) -> Selection:
+        return self.submodel(state, client.round, client.capacity)
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        return {"params": selection.take(state["params"])}
+
+    # how it trains
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        part = self.part(payload, visit)
+        return self.answer(part, visit, self.fit(part, visit))
+
+    def part(self, payload: Payload, visit: Visit) -> "Part":
+        """What the client holds, ready for training. Its network is shared: used until the answer."""
+        module = resident(visit.net, visit.data.device).train()
+        return Part(module, payload["params"], cast(Mask, visit.selection))
+
+    def answer(self, part: "Part", visit: Visit, metrics: dict[str, float]) -> Update:
+        """What the client holds, weighted.
+
+        Masks are nested, so the least covered element is held by exactly the clients that hold everything:
+        `full_clients` of a round is the minimum coverage index (Pruning-greedy).
+        """
+        weight, samples = self.weight_of(visit.data), int(metrics["train_samples"])
+        metrics["train_flops"] = costs.training_flops(visit.net, samples, part.densities)
+        metrics["full_clients"] = int(all(map(visit.selection.covers, part.places)))
+        return Update({"params": copied(part.params, weight)}, weight, metrics=metrics)
+
+    # what a device runs
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        mask, params = self.submodel(state, round, capacity), state["params"]
+        held = {name: torch.zeros_like(params[name]) for name in mask.places}
+        mask.put(mask.take({name: params[name] for name in held}), held)
+        return Deployment(mask.key, mask.net, params | held, masked=tuple(held))
+
+
+class Largest(Mapping[str, torch.Tensor]):
+    """Name -> where |x| >= threshold: positions [k] int64 of the flattened tensor, ascending. Thresholds and positions
+    are computed on first use, once."""
+
+    def __init__(self, params: Params, names: Iterable[str], thresholds: Callable[[], Params]):
+        self._names, self._thresholds = dict.fromkeys(names), thresholds
+        self._find = functools.cache(lambda name: _at_least(params[name], self.thresholds[name]))
+
+    @functools.cached_property
+    def thresholds(self) -> Params:
+        """Name -> its threshold []."""
+        return self._thresholds()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._find(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _at_least(t: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+    # numpy finds them eight times as fast as torch
+    return torch.from_numpy(np.flatnonzero((t.abs() >= theta).numpy()))
+
+
+class Part(nn.Module):
+    """A network with only the elements that a client holds: [B, ...] -> logits. Its parameters are these elements, a
+    vector [k] of a masked tensor; everything else is 0 and stays 0."""
+
+    def __init__(self, module: nn.Module, held: Params, mask: Mask):
+        """`module` runs it; its own parameters mean nothing."""
+        super().__init__()
+        device = next(module.parameters()).device
+        self.shapes = mask.net.layout.shapes
+        self.places = {name: t.to(device) for name, t in mask.places.items()}
+        self.values = {name: nn.Parameter(t.to(device, copy=True)) for name, t in held.items()}
+        self.trained = nn.ParameterList(self.values.values())
+        # not a submodule, whose own parameters would be trained
+        self.run = functools.partial(functional_call, module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run_with({}, x)
+
+    def run_with(self, changed: Params, x: torch.Tensor) -> torch.Tensor:
+        """The logits, with `changed` in place of some of its parameters."""
+        return self.run({name: self._whole(name, changed.get(name, t)) for name, t in self.values.items()}, (x,))
+
+    def _whole(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        if name not in self.places:
+            return value
+        shape = self.shapes[name]
+        return value.new_zeros(math.prod(shape)).index_copy_(0, self.places[name], value).view(shape)
+
+    @property
+    def params(self) -> Params:
+        """What the client holds, detached; it shares the parameters' memory."""
+        return {name: t.detach() for name, t in self.values.items()}
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """Share of the weight of every masked layer that the client holds, by path."""
+        weights = {name: len(t) for name, t in self.places.items() if name.endswith(".weight")}
+        return {name.removesuffix(".weight"): n / math.prod(self.shapes[name]) for name, n in weights.items()}

@@ -1,0 +1,110 @@
+"""JSON files that are there wholly or not at all, files of lines that are appended whole, and how both are read."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rayfl.config import ConfigError
+from rayfl.metrics import Line
+from rayfl.plain import shown
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, {} where there is no file. A ConfigError names a file that holds no such object."""
+    data = _read(path)
+    return {} if data is None else _object(data, str(path))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON that is there wholly or not at all."""
+    _replace(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of rounds in a file, in order. One at the end that a crash tore is left out; a ConfigError names any
+    other that is no round's."""
+    whole, _, _ = (_read(path) or b"").rpartition(b"\n")
+    found = []
+    for number, data in enumerate(whole.split(b"\n") if whole else [], start=1):
+        line = _object(data, f"{path}: line {number}")
+        if type(line.get("round")) is not int:
+            raise ConfigError(f"{path}: line {number}: given {shown(line)}; allowed: an object with a whole `round`")
+        found.append(line)
+    return found
+
+
+def append_lines(path: Path, lines: list[Line]) -> None:
+    """Adds lines after the last whole one, all of them or (OSError) none."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        end, data = _cut_torn_line(fd), _jsonl(lines)
+        try:
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, end)
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_lines(path: Path, lines: list[Line]) -> None:
+    """Lines in place of all that are there."""
+    _replace(path, _jsonl(lines))
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}: given {shown(data.decode(errors='replace'))}, which is no JSON ({error}); allowed: a JSON "
+            "object; put back a copy of the file, or remove the run's folder"
+        ) from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: given {shown(value)}; allowed: a JSON object")
+    return value
+
+
+def _jsonl(lines: list[Line]) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _cut_torn_line(fd: int, block: int = 1 << 16) -> int:
+    """Cuts what stands after the last newline, and returns the size that is left."""
+    size = end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - block)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(fd, end)
+    return end
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,58 @@
+"""Folders of rayfl 0.4 and earlier: they state no facts, and their lines do not say which round was evaluated."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayfl.clients import Population
+from rayfl.config import parse
+from rayfl.metrics import EVALUATED, SPLITS, Line, label
+
+PERSONAL = ("lg_fedavg", "spafl", "standalone")
+"""Methods that were judged by clients' own accuracies."""
+STARTS = ("spafl", "standalone")
+"""Those of them whose global accuracies were of a network that nobody had trained."""
+SCORES = {"accuracy": "max", "loss": "min"}
+
+
+def today(given: Mapping[str, Any], config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A run.json with the facts that follow from its configuration (`where`: that file), and its costs by capacity."""
+    experiment = _section(config, "experiment") or config
+    clients = parse(Population, _section(experiment, "clients"), f"{where}: clients")
+    costs, labels = _section(given, "costs"), map(label, clients.all_capacities)
+    facts = {
+        "judge": "local_accuracy_mean" if _is_local(config) else "accuracy_mean",
+        "capacities": clients.all_capacities,
+        "trained": sorted((c for c, weight in clients.levels if weight), reverse=True),
+        "scores": SCORES,
+        "clients": clients.count,
+        "rounds": experiment.get("rounds", 20),
+    }
+    by_capacity = {
+        c: {"parameters": costs[f"parameters_{c}"], "macs": costs[f"macs_{c}"]} for c in labels if f"macs_{c}" in costs
+    }
+    return {**given, "version": 1, "costs": by_capacity, "facts": facts}
+
+
+def lines(lines: list[Line], config: Mapping[str, Any]) -> list[Line]:
+    """Lines as they are written today: those of evaluated rounds say so, and what judged nobody's network is left
+    out."""
+    marked = [line | {EVALUATED: True} if "accuracy_mean" in line else line for line in lines]
+    if _method(config) not in STARTS:
+        return marked
+    nobodys = tuple(f"{SPLITS[split]}{score}_" for split in ("test", "validation") for score in SCORES)
+    return [{name: value for name, value in line.items() if not name.startswith(nobodys)} for line in marked]
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    return _section(config, "method").get("name", "")
+
+
+def _is_local(config: Mapping[str, Any]) -> bool:
+    if search := _section(config, "search"):
+        return str(search.get("metric")).startswith("local_")
+    return _method(config) in PERSONAL and _section(config, "evaluation").get("clients", True)
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}

@@ -1,0 +1,195 @@
+"""What every data set, every partition rule and every score promises."""
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayfl.config import component
+from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
+from rayfl.data.base import DataSet
+from rayfl.data.goal import SCORES_KIND, Accuracy, Score
+from rayfl.data.partition.base import NOBODY, Labels, Partition, partition
+from rayfl.data.samples import ClientData
+from rayfl.metrics import SPLITS, named
+from rayfl.seeds import numpy_generator, torch_generator
+from rayfl.testing.tiny import assert_same, run, simulate, tiny
+
+SAMPLES = 12
+"""That a test looks at."""
+
+
+class DataContract:
+    """A subclass says `data`, and `model` if its samples are no images."""
+
+    data: Any
+    """As in a `data:` section: a name, a mapping with options, or an object."""
+    model: Any = "liang_mlp"
+    """A model that fits it."""
+
+    def set(self) -> DataSet:
+        return DATASETS_KIND.read(self.data, "data")
+
+    def some(self) -> ClientData:
+        """The first samples."""
+        data = self.set()
+        samples = {name: torch.from_numpy(array[:SAMPLES]) for name, array in data.arrays().train.items()}
+        return ClientData(samples, data.prepare, data.goal)
+
+    def test_its_arrays_are_checked_and_always_the_same(self) -> None:
+        data = self.set()
+        arrays, again = data.arrays(), pickle.loads(pickle.dumps(data)).arrays()
+        assert pickle.loads(pickle.dumps(data)) == data
+        for split, other in ((arrays.train, again.train), (arrays.test, again.test)):
+            assert split.keys() == data.columns.keys()
+            for name, array in split.items():
+                assert np.array_equal(array, other[name]), f"{name}: another load gives other values"
+
+    def test_batches_are_what_it_offers(self) -> None:
+        data, some = self.set(), self.some()
+        [(x, y), *_] = some.in_order(5)
+        assert len(x) == len(y) == min(5, len(some)) and y.max() < data.goal.classes
+        if x.is_floating_point():
+            assert x.isfinite().all()
+        offers = data.offers
+        assert tuple(offers.get("input", x.shape[1:])) == tuple(x.shape[1:]), "`offers` has another input"
+        assert offers.get("classes", data.goal.classes) == data.goal.classes
+
+    def test_batches_follow_from_their_generator(self) -> None:
+        """Those for training are shuffled and augmented by it; those for evaluation are always the same, however they
+        are cut."""
+        some = self.some()
+        for of in (lambda: some.in_order(5), lambda: some.batches(4, 5, torch_generator(0, "test:batches"))):
+            first, second = list(of()), list(of())
+            assert all(
+                torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True)
+            )
+        whole = [torch.cat(parts) for parts in zip(*some.in_order(5), strict=True)]
+        [(x, y)] = some.in_order(len(some))
+        assert torch.equal(y, whole[1])
+        torch.testing.assert_close(x, whole[0])
+
+    def test_its_labels_say_who_gets_what(self) -> None:
+        data = self.set()
+        for split in (data.arrays().train, data.arrays().test):
+            labels = data.goal.labels(split)
+            assert labels.dtype == np.int64 and labels.shape == (len(split["y"]),)
+            assert 0 <= labels.min() and labels.max() < data.goal.classes
+
+    def test_a_run_learns_from_it(self, tmp_path: Path) -> None:
+        clients = {"count": 3, "cohort": 2, "capacities": [1.0, 0.5]}
+        given = {"data": self.set(), "model": self.model, "partition": "iid", "clients": clients, "method": "heterofl"}
+        simulation = simulate(tiny(**given, rounds=1), tmp_path)
+        [line] = run(simulation)
+        assert math.isfinite(line["train_loss"]) and line["refused"] == 0
+        for score in simulation.data.goal.scores:
+            for split in SPLITS:
+                if split != "client_validation":
+                    assert math.isfinite(line[named(score.label, "mean", split)])
+
+
+class PartitionContract:
+    """A subclass says `partition`, and `labels` if made-up ones do not suit it."""
+
+    partition: Any
+    """As in a `partition:` section: a name, a mapping with options, or an object."""
+    clients: tuple[int, ...] = (5, 10)
+    """Numbers of clients that it is asked for."""
+
+    def rule(self) -> Partition:
+        return PARTITIONS_KIND.read(self.partition, "partition")
+
+    def labels(self) -> Labels:
+        """Of 400 training and 100 test samples, 10 classes, some rarer than others, and 20 natural users."""
+        generator = numpy_generator(0, "test:labels")
+        train, test = (np.minimum(generator.integers(12, size=n), 9) for n in (400, 100))
+        return Labels(train, test, generator.integers(20, size=400), 10)
+
+    def test_nobody_shares_a_sample_and_nobody_has_none(self) -> None:
+        rule, labels = self.rule(), self.labels()
+        for clients in self.clients:
+            train, test = partition(rule, labels, clients, seed=0)
+            assert len(train) == len(test) == clients and (train.sizes > 0).all()
+            tested = labels.test if rule.test_source == "test" else labels.train
+            for shards, y in ((train, labels.train), (test, tested)):
+                assert len(np.unique(shards.idx)) == len(shards.idx), "two clients have one sample"
+                assert not len(shards.idx) or (0 <= shards.idx.min() and shards.idx.max() < len(y))
+            if rule.test_source == "train":
+                assert not set(train.idx.tolist()) & set(test.idx.tolist()), "a client is tested on training samples"
+
+    def test_it_follows_from_the_seed(self) -> None:
+        """Whatever the global generators are at; and it leaves the labels as they are."""
+        rule, labels, found = self.rule(), self.labels(), []
+        before = labels.train.copy(), labels.test.copy()
+        for noise in (1, 2):
+            np.random.seed(noise)
+            torch.manual_seed(noise)
+            train, test = partition(pickle.loads(pickle.dumps(rule)), labels, self.clients[-1], seed=3)
+            found.append({"train": torch.from_numpy(train.holders), "test": torch.from_numpy(test.holders)})
+            found[-1] |= {"rows": torch.from_numpy(train.idx), "test rows": torch.from_numpy(test.idx)}
+        assert_same(*found)
+        assert np.array_equal(before[0], labels.train) and np.array_equal(before[1], labels.test)
+
+    def test_owners_are_clients_or_nobody(self) -> None:
+        labels = self.labels()
+        for owner in self.rule().owners(labels, self.clients[0], numpy_generator(0, "test:owners")):
+            assert owner.ndim == 1 and owner.min() >= NOBODY and owner.max() < self.clients[0]
+
+    def test_a_file_may_name_it(self) -> None:
+        rule = self.rule()
+        assert PARTITIONS_KIND.read(rule.model_dump(mode="json"), "partition") == rule
+
+
+class ScoreContract:
+    """A subclass says `score`."""
+
+    score: Any
+    """As in `evaluation.scores`: a name, a mapping with options, or an object."""
+
+    def made(self) -> Score:
+        return SCORES_KIND.read(self.score, "evaluation.scores")
+
+    def answers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [60, 4] and labels [60]; right more often than not."""
+        y = torch.arange(60) % 4
+        logits = torch.randn(60, 4, generator=torch_generator(0, "test:logits"))
+        return logits + torch.nn.functional.one_hot(y, 4), y
+
+    def test_it_adds_over_batches(self) -> None:
+        """In whatever batches, down to single samples."""
+        score, (logits, y) = self.made(), self.answers()
+        whole = score.counts(logits, y)
+        assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)
+        for size in (1, 7, 59):
+            parts = [score.counts(a, b) for a, b in zip(logits.split(size), y.split(size), strict=True)]
+            total = torch.stack(parts).sum(0)
+            torch.testing.assert_close(total, whole, rtol=1e-5, atol=1e-5)
+            assert math.isclose(score.value(total), score.value(whole), rel_tol=1e-5, abs_tol=1e-9)
+        assert isinstance(score.value(whole), float) and math.isfinite(score.value(whole))
+
+    def test_right_answers_are_not_worse_than_wrong_ones(self) -> None:
+        score, (_, y) = self.made(), self.answers()
+        right = 10.0 * torch.nn.functional.one_hot(y, 4).float()
+        values = [score.value(score.counts(logits, y)) for logits in (right, -right)]
+        assert values[0] >= values[1] if score.better == "max" else values[0] <= values[1]
+
+    def test_it_has_a_name_of_its_own_in_a_line(self, tmp_path: Path) -> None:
+        score = self.made()
+        assert SCORES_KIND.read(score.model_dump(mode="json"), "evaluation.scores") == score
+        assert component(score.label, "label") == score.label
+        experiment = tiny(rounds=1, method="heterofl", evaluation={"scores": [score], "local_holdout": 0.2})
+        assert experiment.scores[0] == Accuracy() and score in experiment.scores
+        [line] = run(simulate(experiment, tmp_path))
+        known = experiment.metrics()
+        for split in SPLITS:
+            for of in ("mean", "worst", 0.3):
+                name = named(score.label, of, split)
+                assert math.isfinite(line[name]) and known[name].better == score.better
+
+    def test_arrays_are_enough(self) -> None:
+        """It travels to workers as what it is made of."""
+        score, (logits, y) = self.made(), self.answers()
+        assert torch.equal(pickle.loads(pickle.dumps(score)).counts(logits, y), score.counts(logits, y))

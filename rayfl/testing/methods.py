@@ -1,0 +1,319 @@
+"""What every method promises."""
+
+import json
+import math
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayfl.config import ConfigError, parse
+from rayfl.engine.files import checksum
+from rayfl.engine.simulation import Simulation
+from rayfl.engine.worker import Recipe, Worker
+from rayfl.experiment import Experiment
+from rayfl.fold import State, Update
+from rayfl.methods import METHODS_KIND
+from rayfl.methods.base import Client, Method, Visit
+from rayfl.methods.contract import Contract
+from rayfl.metrics import EVALUATED, label, named
+from rayfl.net import Net
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, leaves
+from rayfl.testing.tiny import (
+    Shuffled,
+    assert_same,
+    drawn_like,
+    folded,
+    made_up_for,
+    model_of,
+    run,
+    scratch,
+    simulate,
+    spread,
+    tiny,
+)
+
+FITTING: dict[str, tuple[str, ...]] = {
+    "": ("digits_cnn", "resnet18"),
+    "exits": ("depthfl_resnet18",),
+    "blocks": ("resnet18",),
+}
+"""What a method wants -> models of ours that have it."""
+
+CAPACITIES = (0.3, 0.2, 0.1)
+
+
+class MethodContract:
+    """A subclass says `method`; what else it says fits a method that is unlike ours."""
+
+    method: Any
+    """As in a `method:` section: a name, a mapping with options, or an object."""
+    models: Sequence[Any] = ()
+    """As in a `model:` section, or by bare names the smallest networks of families. Unless given, ours that fit."""
+    more_models: Sequence[Any] = ()
+    """Others, for the tests of every model, under the marker `slow`."""
+    sections: dict[str, Any] = {}  # noqa: RUF012
+    """Other sections of every experiment."""
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        import pytest
+
+        slow = [pytest.param(model, marks=pytest.mark.slow) for model in self.more_models]
+        plain, more = (FITTING[""], []) if self.contract.wants else (self.fitting, slow)
+        for name, models in (("model", [*self.fitting, *slow]), ("plain_model", [*plain, *more])):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, models)
+
+    # experiments
+
+    def given(self, **options: Any) -> Method:
+        """The method, unbound, with other options."""
+        method = METHODS_KIND.read(self.method, "method")
+        return parse(type(method), method.model_dump(exclude={"task"}) | options, "method")
+
+    @property
+    def contract(self) -> Contract:
+        return self.given().contract
+
+    @property
+    def fitting(self) -> Sequence[Any]:
+        return self.models or FITTING[self.contract.wants]
+
+    def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
+        """A tiny experiment, on the first model unless one is given."""
+        network = model_of(self.fitting[0] if model is None else model)
+        given: dict[str, Any] = {"method": self.given(**dict(options)), "model": network, **self.sections, **sections}
+        given["data"] = made_up_for(network) | self.sections.get("data", {}) | sections.get("data", {})
+        given["clients"] = {**self.contract.clients, **self.sections.get("clients", {}), **sections.get("clients", {})}
+        return tiny(**given)
+
+    def shared(self, state: State) -> Params:
+        """What the server holds that is a mean over clients."""
+        return state[self.contract.mean]
+
+    def with_changing_capacities(self, **sections: Any) -> Experiment:
+        """With capacities that change from round to round, if the method bears that."""
+        try:
+            return self.experiment(clients={"assignment": "dynamic"}, **sections)
+        except ConfigError:
+            return self.experiment(**sections)
+
+    # what it is
+
+    def test_it_is_read_from_a_file(self) -> None:
+        method = self.given()
+        assert METHODS_KIND.read(method.model_dump(mode="json", exclude={"task"}), "method") == method
+        bound = self.experiment().bound()
+        assert pickle.loads(pickle.dumps(bound)) == bound
+
+    def test_a_state_holds_tensors_and_follows_from_the_seed(self) -> None:
+        state = self.experiment().bound().init()
+        assert all(isinstance(t, torch.Tensor) for _, t in leaves(state)), "a state holds nothing but tensors"
+        assert_same(state, self.experiment().bound().init())
+
+    # selections
+
+    def test_selections_are_adjoint(self, model: Any) -> None:
+        """take, put and cover are S, S^T and S^T 1."""
+        method = self.experiment(model).bound()
+        state = method.init()
+        x = drawn_like(self.shared(state), "x")
+        for round in (0, 1, 70):
+            for capacity in CAPACITIES:
+                check_selection(method.select(state, Client(0, capacity, round)), x)
+
+    def test_equal_keys_are_equal_selections(self) -> None:
+        method = self.experiment().bound()
+        state, found = method.init(), {}
+        for round in range(40):
+            for id, capacity in enumerate(CAPACITIES):
+                selection = method.select(state, Client(id, capacity, round))
+                cover = checksum(selection.cover(self.shared(state)))
+                assert found.setdefault(selection.key, cover) == cover, f"two selections have the key {selection.key}"
+
+    def test_the_mean_is_over_holders(self, model: Any) -> None:
+        """Client k answers (k + 1) / 4 everywhere: the mean counts, coordinate by coordinate, who holds it."""
+        method = self.experiment(model, self.contract.plain).bound()
+        state = method.init()
+        selections = [method.select(state, Client(k, c, 5)) for k, c in enumerate(CAPACITIES)]
+        answers = [
+            {name: torch.full(t.shape, (k + 1) / 4) for name, t in selection.take(self.shared(state)).items()}
+            for k, selection in enumerate(selections)
+        ]
+        updates = [Update({self.contract.answers: answer}, 1.0) for answer in answers]
+        new = self.shared(method.step(state, 5, folded(state, *zip(selections, updates, strict=True))))
+        covers = [selection.cover(self.shared(state)) for selection in selections]
+        for name, old in self.shared(state).items():
+            held = torch.stack([cover[name].bool() for cover in covers])
+            values = torch.arange(1.0, 4).view(-1, *[1] * old.dim()) / 4
+            expected = torch.where(held.any(0), (held * values).sum(0) / held.sum(0), old)
+            torch.testing.assert_close(new[name], expected, rtol=0, atol=1e-6)
+            assert torch.equal(new[name][~held.any(0)], old[~held.any(0)]), f"{name}: what nobody held has changed"
+
+    # a round
+
+    def test_a_round_changes_what_its_clients_hold(self, model: Any, tmp_path: Path) -> None:
+        """And what it deploys is judged: each capacity's own network, and the metric that a run is judged by."""
+        experiment = self.experiment(model, rounds=1)
+        simulation = simulate(experiment, tmp_path)
+        before, covers = self.shared(simulation.state), []
+        for selection, clients in simulation.cohort().values():
+            covers += [selection.cover(before)] * len(clients)
+        [line] = run(simulation)
+        counted = [line[name] for name in ("round", "clients", "steps", "refused")]
+        assert counted == [1, len(covers), 2 * len(covers), 0]
+        after = self.shared(simulation.state)
+        held = {name: torch.stack([cover[name] for cover in covers]).sum(0) > 0 for name in before}
+        trained = any(not torch.equal(after[name], t) for name, t in before.items())
+        assert trained == any(bool(h.any()) for h in held.values())
+        for name, t in before.items():
+            assert after[name].isfinite().all()
+            assert torch.equal(after[name][~held[name]], t[~held[name]]), f"{name}: what nobody held has changed"
+        self.check_deployments(simulation, line)
+
+    def check_deployments(self, simulation: Simulation, line: dict[str, Any]) -> None:
+        experiment, accuracies = simulation.experiment, []
+        for capacity in CAPACITIES:
+            deployed = simulation.method.deploy(simulation.state, 1, capacity)
+            shapes = {name: p.shape for name, p in deployed.net.blank().named_parameters()}
+            assert {name: t.shape for name, t in deployed.params.items()} == shapes
+            name, judged = named("accuracy", capacity), not deployed.is_start
+            assert (name in line) == judged, f"capacity {capacity}: what clients start from is nobody's result"
+            assert (f"density_{label(capacity)}" in line) == (judged and bool(deployed.masked))
+            accuracies += [line[name]] if judged else []
+        if accuracies:
+            assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+            assert math.isclose(line["accuracy_mean"], sum(accuracies) / len(accuracies))
+            assert line["accuracy_worst"] == min(accuracies)
+        judge = experiment.facts()["judge"]
+        assert judge in line and judge in experiment.metrics(), f"a run is judged by {judge}, which no line has"
+        assert line[EVALUATED]
+
+    def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:
+        """The mean of what was sent is what was sent."""
+        if not self.contract.exact:
+            return
+        training = {"steps": None, "epochs": 0}
+        simulation = simulate(self.experiment(training=training, clients={"cohort": 6}), tmp_path)
+        before = {name: t.clone() for name, t in leaves(simulation.state)}
+        simulation.train()
+        for name, t in leaves(simulation.state):
+            torch.testing.assert_close(t, before[name], rtol=1e-6, atol=1e-7)
+
+    def test_at_full_capacity_it_is_fedavg(self, plain_model: Any, tmp_path: Path) -> None:
+        """To the bit, where losses and weights are the same, and the network has one exit."""
+        if self.contract.fedavg is None:
+            return
+        same = {"mask": "none", "label_rows": "all", "weight": "uniform"}
+        options = {name: value for name, value in same.items() if name in type(self.given()).model_fields}
+        experiment = self.experiment(plain_model, options | dict(self.contract.fedavg), **ABLE)
+        simulation = simulate(experiment, tmp_path)
+        expected = fedavg_rounds(experiment.with_(method={"name": "fedavg"} | same))
+        for reference in expected[: self.contract.fedavg_rounds]:
+            simulation.train()
+            simulation.round += 1
+            found = simulation.method.deploy(simulation.state, simulation.round, 1.0).params
+            assert_same({name: found[name] for name in reference}, reference)
+
+    # the same bits
+
+    def test_a_resumed_run_is_the_straight_run(self, tmp_path: Path) -> None:
+        """To the bit: state, what clients keep, and every line of metrics."""
+        experiment = self.with_changing_capacities(rounds=4, evaluation={"every": 2})
+        straight = simulate(experiment, tmp_path / "straight")
+        lines = run(straight)
+        first = simulate(experiment, tmp_path / "first")
+        run(first, 3)
+        first.save(tmp_path / "checkpoints")
+        second = simulate(experiment, tmp_path / "second")
+        assert second.restore(tmp_path / "checkpoints") == (3, [])
+        assert run(second) == lines[3:]
+        assert_same(second.state, straight.state)
+        assert second.carries.files.keys() == straight.carries.files.keys()
+        for client in straight.carries.files:
+            assert_same(second.carries.get(client) or {}, straight.carries.get(client) or {})
+        assert second.client_scores == straight.client_scores
+
+    def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
+        """Jobs of one client and of two in a random order, with every message through flat buffers, as on Ray."""
+        for chunk in (1, 2):
+            experiment = self.experiment(run={"chunk": chunk})
+            arrays = experiment.data.arrays()
+
+            def shuffled(recipe: Recipe, arrays: Any = arrays) -> Shuffled:
+                return Shuffled(Worker(recipe, arrays))
+
+            serial = simulate(experiment, tmp_path / f"serial {chunk}")
+            other = simulate(experiment, tmp_path / f"shuffled {chunk}", shuffled)
+            assert run(serial) == run(other)
+            assert_same(other.state, serial.state)
+
+    def test_verbs_are_pure_and_travel_by_pickle(self, tmp_path: Path) -> None:
+        """A local update changes neither what it was sent nor the state, and is a function of its inputs."""
+        simulation = simulate(self.experiment(), tmp_path)
+        method, state = simulation.method, simulation.state
+        [(selection, [client, *_]), *_] = simulation.cohort().values()
+        data = rows_of(simulation, client.id)
+        payload = method.extract(state, selection)
+        before = checksum({"payload": payload, "state": state})
+        first = method.local_update(payload, Visit(client, selection, data, None, 9))
+        assert checksum({"payload": payload, "state": state}) == before, "a local update changes what it is sent"
+
+        copy, copied = pickle.loads(pickle.dumps((method, selection)))
+        assert (copy, copied.key) == (method, selection.key)
+        second = copy.local_update(payload, Visit(client, copied, data, None, 9))
+        for one, other in ((first.sums, second.sums), (first.whole, second.whole), (first.carries, second.carries)):
+            assert_same({str(k): v for k, v in one.items()}, {str(k): v for k, v in other.items()})
+        assert (second.weight, second.metrics) == (first.weight, first.metrics)
+
+        simulation.train()
+        assert checksum({"payload": payload, "state": state}) == before, "a step changes the state before it"
+
+
+# what tests look at
+
+
+def check_selection(selection: Selection, x: Params) -> None:
+    """<S x, y> = <x, S^T y>, S S^T = I, cover = S^T 1, and `covers`, on tensors of whole numbers: exact."""
+    taken = selection.take(x)
+    y = drawn_like(taken, "y")
+    whole = {name: torch.zeros_like(t) for name, t in x.items()}
+    selection.put(y, whole)
+    assert sum((taken[name] * y[name]).sum() for name in taken) == sum((x[name] * whole[name]).sum() for name in x)
+    assert_same(selection.take(whole), y)
+    cover = selection.cover(x)
+    assert_same(cover, {name: torch.zeros_like(t) for name, t in x.items()} | spread(selection, _ones(taken), x))
+    assert all(selection.covers(name) == bool(t.all()) for name, t in cover.items())
+
+
+def _ones(tensors: Params) -> Params:
+    return {name: torch.ones_like(t) for name, t in tensors.items()}
+
+
+def rows_of(simulation: Simulation, client: int) -> Any:
+    """A client's training data."""
+    return simulation.executor.worker._rows("train", simulation.data.train[client])  # pyright: ignore
+
+
+ABLE = {"clients": {"capacities": [1.0], "count": 4, "cohort": 2}, "rounds": 3, "evaluation": {"every": 5}}
+"""Clients who all have the largest capacity."""
+
+
+_FEDAVG: dict[tuple[str, Net], list[Params]] = {}
+
+
+def fedavg_rounds(experiment: Experiment) -> list[Params]:
+    """What FedAvg deploys after one round, and after two; of equal experiments it is trained once."""
+    key = json.dumps(experiment.result_config()), experiment.bound().task.server
+    if key not in _FEDAVG:
+        found = _FEDAVG[key] = []
+        with scratch() as folder:
+            simulation = simulate(experiment, Path(folder))
+            for _ in range(2):
+                simulation.train()
+                simulation.round += 1
+                found.append(simulation.method.deploy(simulation.state, simulation.round, 1.0).params)
+    return _FEDAVG[key]

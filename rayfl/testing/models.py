@@ -1,0 +1,132 @@
+"""What every model promises."""
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayfl.axes import size_at
+from rayfl.experiment import Experiment
+from rayfl.models import MODELS_KIND
+from rayfl.models.base import Model
+from rayfl.net import Net, check_axes, load
+from rayfl.norms import fresh
+from rayfl.seeds import torch_scope
+from rayfl.testing.tiny import assert_same, made_up_for, model_of, run, simulate, tiny
+from rayfl.training import every_exit
+
+NARROW = 0.3
+
+
+class ModelContract:
+    """A subclass says `model`, and `data` if its samples are no images."""
+
+    model: Any
+    """As in a `model:` section: a mapping, an object, or a bare name, the family's smallest network."""
+    data: Mapping[str, Any] = {}  # noqa: RUF012
+    """A `data:` section of samples that it fits; unless given made-up images of the model's own size."""
+
+    def network(self) -> Model:
+        """The model, with what the data offer."""
+        return self.experiment().model
+
+    def experiment(self, **sections: Any) -> Experiment:
+        model = model_of(self.model)
+        return tiny(**{"model": model, "data": self.data or made_up_for(model), "method": "heterofl"} | sections)
+
+    def nets(self) -> list[Net]:
+        """Of two widths, with all early exits and step sizes that the model has."""
+        model = self.network()
+        net = Net(model, exits=model.exit_count if model.exit_count > 1 else 0, steps=True)
+        return [net, replace(net, width=NARROW)]
+
+    def test_it_is_read_from_a_file(self) -> None:
+        model = self.network()
+        assert type(model)(**model.model_dump(mode="json")) == model
+        assert hash(pickle.loads(pickle.dumps(model))) == hash(model)
+        assert issubclass(MODELS_KIND.find(model.name, "model"), Model)
+
+    def test_every_parameter_has_its_axes(self) -> None:
+        wide, narrow = self.nets()
+        check_axes(wide, NARROW)
+        for net in (wide, narrow):
+            shapes = {name: tuple(p.shape) for name, p in net.build().named_parameters()}
+            assert shapes == {name: tuple(shape) for name, shape in net.layout.shapes.items()}
+
+    def test_a_narrow_network_is_narrow(self) -> None:
+        """A share of every cuttable axis, and no more parameters and multiply-adds than these have."""
+        wide, narrow = self.nets()
+        assert wide.layout.axes, "it has no axis that can be cut"
+        for name, axis in narrow.layout.axes.items():
+            assert axis.size == size_at(NARROW, wide.layout.axes[name].size, "up"), name
+        for small, large in ((narrow.parameters, wide.parameters), (narrow.macs, wide.macs)):
+            assert 0 < small < large
+        assert sum(wide.layer_macs.values()) <= wide.macs
+
+    def test_it_answers_with_logits_of_every_class(self) -> None:
+        """For the samples of its data, which look like its own made-up ones."""
+        x, y, goal = self.batch()
+        for net in self.nets():
+            example = net.model.example(len(x), "cpu")
+            assert (example.shape, example.dtype) == (x.shape, x.dtype), "`example` does not look like the data"
+            with torch_scope(0):
+                given = net.build()(x)
+            exits = every_exit(given)
+            assert len(exits) == max(net.exits, 1) and isinstance(given, tuple) == (net.exits > 0)
+            for logits in exits:
+                assert logits.shape == (len(x), goal.classes) and logits.isfinite().all()
+                assert goal.loss(logits, y).isfinite()
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Three samples of the data, and their goal."""
+        data = self.experiment().data
+        samples = {name: torch.from_numpy(array[:3]) for name, array in data.arrays().train.items()}
+        return *data.prepare.batch(data.prepare.whole(samples), None), data.goal
+
+    def test_it_starts_from_the_seed(self) -> None:
+        """Whatever the global generator is at; and an evaluation is a function of parameters and statistics."""
+        net = self.nets()[1]
+        drawn = []
+        for noise in (1, 2):
+            torch.manual_seed(noise)
+            with torch_scope(7):
+                drawn.append(net.initial())
+        assert_same(drawn[0], drawn[1])
+        assert drawn[0].keys() == net.layout.shapes.keys()
+        assert net.statistics().keys() == fresh(net.blank()).keys()
+        x, _, _ = self.batch()
+        answers = []
+        for seed in (1, 2):
+            with torch_scope(seed), torch.no_grad():
+                module = net.build().eval()
+                load(module, drawn[0])
+                answers.append(every_exit(module(x))[-1])
+        assert torch.equal(*answers), "the network draws in evaluation, or has numbers that are no parameters"
+
+    def test_a_network_may_end_early(self) -> None:
+        """At every exit, with what the exits before have; and without any one residual block."""
+        model = self.network()
+        for exits in range(1, model.exit_count + 1 if model.exit_count > 1 else 1):
+            net = Net(model, exits=exits)
+            assert len(every_exit(net.build()(model.example(2, "cpu")))) == exits
+        whole = Net(model)
+        for block in chain(*model.blocks):
+            net = replace(whole, without=(block,))
+            assert net.parameters < whole.parameters and net.layout.shapes.items() <= whole.layout.shapes.items()
+            net.build()(model.example(2, "cpu"))
+
+    def test_methods_train_it(self, tmp_path: Path) -> None:
+        """Narrow networks, whole ones, and single weights; all that is trained changes, and is counted."""
+        for method in ("heterofl", "fedavg", "fiarse"):
+            simulation = simulate(self.experiment(method=method, rounds=1), tmp_path / method)
+            before = dict(simulation.state["params"])
+            [line] = run(simulation)
+            assert line["refused"] == 0 and line["train_flops"] > 0 and line["bytes_up"] > 0
+            assert 0 <= line["accuracy_mean"] <= 1 and line["loss_mean"] > 0
+            after = simulation.state["params"]
+            assert all(t.isfinite().all() for t in after.values())
+            assert any(not torch.equal(t, before[name]) for name, t in after.items())

@@ -1,0 +1,161 @@
+"""Tiny experiments, and what their tests are made of."""
+
+import functools
+import pickle
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayfl.engine.jobs import Executor, Job, Verb
+from rayfl.engine.simulation import MakeExecutor, Simulation
+from rayfl.engine.worker import Worker
+from rayfl.experiment import Experiment, read_experiment
+from rayfl.fold import Fold, Update
+from rayfl.metrics import Line
+from rayfl.models import MODELS_KIND
+from rayfl.models.base import ImageModel, Model
+from rayfl.seeds import numpy_generator, torch_generator
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, Tensors, leaves, pack, unpack
+
+TINY: Mapping[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "synthetic", "samples": 80, "test_samples": 24, "classes": 4},
+    "partition": {"name": "shards", "labels": 2},
+    "clients": {"count": 6, "cohort": 4, "capacities": [0.3, 0.2, 0.1]},
+    "model": {"name": "digits_cnn"},
+    "training": {"batch_size": 5, "steps": 2},
+    "evaluation": {"batch_size": 7},
+    "run": {"executor": "serial", "chunk": 1},
+}
+"""Of 32 channels a client has 10, 7 or 4: nothing divides."""
+
+
+def tiny(**sections: Any) -> Experiment:
+    """A tiny experiment; what a section says is laid over TINY's."""
+    given = dict(TINY)
+    for name, section in sections.items():
+        below = given.get(name)
+        given[name] = {**below, **section} if isinstance(below, Mapping) and isinstance(section, Mapping) else section
+    return read_experiment(given, "test")
+
+
+def simulate(experiment: Experiment, folder: Path, make_executor: MakeExecutor | None = None) -> Simulation:
+    return Simulation(experiment, experiment.data.arrays(), folder, make_executor)
+
+
+def run(simulation: Simulation, rounds: int | None = None) -> list[Line]:
+    """The lines of the next `rounds` rounds, or of all that are left, without their seconds."""
+    lines: list[Line] = []
+    while not simulation.done and (rounds is None or len(lines) < rounds):
+        line = simulation.run_round()
+        del line["seconds"]
+        lines.append(line)
+    return lines
+
+
+def folded(state: dict, *answers: tuple[Selection, Update]) -> Fold:
+    fold = Fold(state)
+    for selection, update in answers:
+        fold.add(selection, update)
+    return fold
+
+
+# models
+
+
+def model_of(given: Any) -> Model:
+    """A model as a section gives it; by its bare name the smallest network of the family."""
+    return small(MODELS_KIND.find(given, "model")) if isinstance(given, str) else MODELS_KIND.read(given, "model")
+
+
+@functools.cache
+def small(cls: type[Model]) -> Model:
+    """The family's smallest network: what `smallest` says, and one residual block a stage."""
+    given = dict(cls.smallest)
+    if depth := getattr(cls, "depth", ()):
+        given["depth"] = (1,) * len(depth)
+    attributes = {name: given.pop(name) for name in list(given) if name not in cls.model_fields}
+    if attributes:
+        name = f"Small{cls.__name__}"
+        # under its name here it can be pickled
+        globals()[name] = cls = type(name, (cls,), attributes | {"__module__": __name__})
+    return cls(**given)
+
+
+def made_up_for(model: Model) -> dict[str, Any]:
+    """The `data:` section of made-up images that a model fits; of another kind of model nothing."""
+    if not isinstance(model, ImageModel):
+        return {}
+    # a model takes the number of classes from the data, unless it was given
+    classes = {"classes": model.classes} if "classes" in model.model_fields_set else {}
+    return {"shape": list(model.input)} | classes
+
+
+# tensors
+
+
+def assert_same(actual: Tensors, expected: Tensors) -> None:
+    """Nested tensors are equal, to the bit. Names come first: they say most."""
+    a, b = dict(leaves(actual)), dict(leaves(expected))
+    assert list(a) == list(b), f"names differ: {sorted(a.keys() ^ b.keys()) or 'their order'}"
+    differs = [name for name in a if not torch.equal(a[name], b[name])]
+    assert differs == [], f"tensors differ: {differs}"
+
+
+def drawn_like(tensors: Params, purpose: str) -> Params:
+    """Random whole numbers in float64: their sums and products are exact."""
+    generator = torch_generator(0, f"test:{purpose}")
+    return {
+        name: torch.randint(-9, 10, t.shape, generator=generator, dtype=torch.float64) for name, t in tensors.items()
+    }
+
+
+def spread(selection: Selection, part: Params, like: Params) -> Params:
+    """S^T part: in the shapes of `like`, 0 where nothing is held."""
+    whole = {name: torch.zeros_like(like[name], dtype=t.dtype) for name, t in part.items()}
+    selection.put(part, whole)
+    return whole
+
+
+def raised(call: Callable[[], object], kind: type[Exception]) -> str:
+    """The message of the error that a call raises; "" if it raises none."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    return ""
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder that goes with the block."""
+    return tempfile.TemporaryDirectory(prefix="rayfl-")
+
+
+# an executor that makes trouble
+
+
+class Shuffled(Executor):
+    """Works jobs out, and asks for what they share, in a random order; sends every message through flat buffers, as Ray
+    does."""
+
+    def __init__(self, worker: Worker, seed: int = 0):
+        self.worker, self.seed = worker, seed
+
+    def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]) -> Iterator[Any]:
+        messages, answers = {}, {}
+        for i in numpy_generator(self.seed, "test:order").permutation(len(jobs)).tolist():
+            job = jobs[i]
+            if job.key not in messages:
+                messages[job.key] = sent(shared(job.key))
+            answers[i] = sent(getattr(self.worker, verb)(messages[job.key], sent(job.make())))
+        for i in range(len(jobs)):
+            yield answers[i]
+
+
+def sent(message: Any) -> Any:
+    """As it comes out at the other end."""
+    return unpack(pickle.loads(pickle.dumps(pack(message))))

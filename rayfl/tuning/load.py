@@ -1,0 +1,146 @@
+"""A sweep from a YAML file, with what the command line changes of it, or from a notebook."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rayfl.config import (
+    Config,
+    ConfigError,
+    Named,
+    choose,
+    component,
+    differences,
+    load_yaml,
+    nearest,
+    parse,
+    parse_setting,
+    set_path,
+)
+from rayfl.experiment import Experiment, lay_over
+from rayfl.plain import shown
+from rayfl.results.published import Published
+from rayfl.tuning.check import check
+from rayfl.tuning.space import Search
+from rayfl.tuning.sweep import Sweep
+
+SECTIONS = ("experiment", "rows", "search", "published")
+"""What a sweep's file holds."""
+
+
+def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | None = None) -> Sweep:
+    """A checked sweep. `settings`, as "path=value", change every row's experiment, or the search where they begin with
+    "search."; `rows`, as "a,b", leaves the other rows out. A ConfigError says what is wrong."""
+    return read_sweep(load_yaml(path), str(path), settings, rows)
+
+
+def read_sweep(
+    given: Mapping[str, Any], where: str = "sweep", settings: list[str] | None = None, rows: str | None = None
+) -> Sweep:
+    """A checked sweep of what a file holds, where sections may be objects too, and the experiment an `Experiment`; its
+    seed is none of a sweep's. It is called as `where` is, which may be a file. The rest as for `load_sweep`."""
+    given = {section: _as_mappings(value) for section, value in given.items()}
+    _check_sections(given, where)
+    chosen = rows.split(",") if rows else list(_rows(given))
+    for row in chosen:
+        choose(_rows(given), row, f"{where}: --rows", "row")
+    published = _published(given, where)
+    changed = given
+    for text in settings or []:
+        changed = _lay_over(changed, *parse_setting(text), where)
+    sweep = _sweep(where, changed, chosen, published)
+    if settings and published:
+        sweep = replace(sweep, changed=tuple(_changes(_sweep(where, given, chosen, published), sweep)))
+    check(sweep)
+    return sweep
+
+
+def _rows(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Label -> changes; a file without rows has one that changes nothing."""
+    return given.get("rows") or {"run": {}}
+
+
+def _check_sections(given: Mapping[str, Any], where: str) -> None:
+    if not isinstance(given.get("experiment"), Mapping):
+        raise ConfigError(f"{where}: experiment: missing; a sweep file holds {', '.join(SECTIONS)}")
+    for key in given:
+        if key not in SECTIONS:
+            raise ConfigError(f"{where}: unknown key {shown(key)}; {nearest(key, SECTIONS)}")
+    rows = _rows(given)
+    if not isinstance(rows, Mapping):
+        raise ConfigError(f"{where}: rows: given {shown(rows)}; allowed: a mapping of labels to what each row changes")
+    for row, changes in rows.items():
+        if not re.fullmatch(r"[\w.-]+", component(row, f"{where}: rows")):
+            raise ConfigError(f"{where}: rows: given {shown(row)}; allowed: letters, digits and . _ - in a row's label")
+        if not isinstance(changes, Mapping | None):
+            raise ConfigError(f"{where}: rows.{row}: given {shown(changes)}; allowed: sections of the experiment")
+    for place, section in {"experiment": given["experiment"], **{f"rows.{row}": rows[row] for row in rows}}.items():
+        if "seed" in (section or {}):
+            raise ConfigError(f"{where}: {place}.seed: given {shown(section['seed'])}; allowed: search.seeds instead")
+
+
+def _as_mappings(value: Any) -> Any:
+    """Sections that are objects as mappings, which rows can change; those with a name stay what they are."""
+    if isinstance(value, Config) and not isinstance(value, Named):
+        chosen = value.model_fields_set - ({"seed"} if isinstance(value, Experiment) else set())
+        value = {name: part for name, part in value if name in chosen}
+    return {key: _as_mappings(part) for key, part in value.items()} if isinstance(value, Mapping) else value
+
+
+def _sweep(where: str, given: Mapping[str, Any], chosen: list[str], published: Published | None) -> Sweep:
+    rows = _rows(given)
+    search = parse(Search, given.get("search", {}), f"{where}: search")
+    return Sweep(
+        Path(where).stem, where, given["experiment"], {row: rows[row] or {} for row in chosen}, search, published
+    )
+
+
+def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[str, Any]:
+    """The file with one setting: of the search, or of the experiment and of the rows that change its section."""
+    if path.startswith("search."):
+        return set_path(given, path, value)
+    path = path.removeprefix("experiment.")
+    if path == "seed":
+        raise ConfigError(
+            f"{where}: --set seed: given {shown(value)}; allowed: search.seeds, as in --set "
+            f"search.seeds=[{shown(value)}]"
+        )
+    search = given.get("search")
+    if isinstance(search, Mapping) and path in (search.get("space") or {}):
+        raise ConfigError(
+            f"{where}: --set {path}: given {shown(value)}; allowed: nothing, because search.space decides it; --set "
+            "search.space={} searches nothing"
+        )
+    section = path.partition(".")[0]
+    rows = {
+        row: lay_over(dict(changes), path, value) if changes and section in changes else changes
+        for row, changes in (given.get("rows") or {}).items()
+    }
+    if rows and all(section in (changes or {}) for changes in rows.values()):
+        return given | {"rows": rows}
+    return given | {"experiment": lay_over(dict(given["experiment"]), path, value)} | ({"rows": rows} if rows else {})
+
+
+def _published(given: Mapping[str, Any], where: str) -> Published | None:
+    if "published" not in given:
+        return None
+    published = parse(Published, given["published"], f"{where}: published")
+    for metric, numbers in published.numbers.items():
+        for row in numbers:
+            choose(_rows(given), row, f"{where}: published.numbers.{metric}", "row")
+    return published
+
+
+def _changes(file: Sweep, sweep: Sweep) -> list[str]:
+    """What the settings changed in the rows, and in the search."""
+    rows: dict[str, list[str]] = {}
+    for row in sweep.rows:
+        old, new = (s.experiment(row, {}, 0).plain() for s in (file, sweep))
+        for change in differences(old, new):
+            if not change.startswith(("run.", "data.root")):
+                rows.setdefault(change, []).append(row)
+    old, new = ({"search": s.search.model_dump(mode="json")} for s in (file, sweep))
+    said = [c if len(of) == len(sweep.rows) else f"{', '.join(of)}: {c}" for c, of in rows.items()]
+    return [*said, *differences(old, new)]

@@ -1,0 +1,131 @@
+"""Where a run finds room: bundles, one machine, and several raylets of which one dies."""
+
+import os
+import signal
+import sys
+
+import pytest
+import ray
+import yaml
+from helpers import TINY, run, simulate, tiny
+from processes import PATIENCE, until
+
+from rayfl.config import ConfigError
+from rayfl.engine.cluster import bundles, running
+from rayfl.results.folder import RunFolder, runs
+from rayfl.tuning.load import load_sweep
+
+
+@pytest.mark.parametrize(
+    ("asked", "resources", "places"),
+    [
+        ((3, 1, 0), [{"CPU": 1}] * 3, [0, 1, 2]),
+        ((4, 0.5, 0.25), [{"CPU": 2, "GPU": 1}], [0, 0, 0, 0]),
+        ((5, 1, 0.5), [{"CPU": 2, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 1}], [0, 0, 1, 1, 2]),
+        ((2, 4, 1), [{"CPU": 4, "GPU": 1}] * 2, [0, 1]),
+        ((1, 4, 2), [{"CPU": 4, "GPU": 2}], [0]),
+    ],
+)
+def test_actors_that_share_a_gpu_share_its_bundle(asked, resources, places):
+    assert bundles(*asked) == (resources, places)
+
+
+@pytest.mark.ray
+def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
+    spec = tiny(method="heterofl", run={"executor": "ray", "actors": 2}, rounds=3)
+    with running(spec, spec.data.arrays(), tmp_path / "ray", None) as simulation:
+        lines = []
+        while step := simulation.step():
+            lines += [{k: v for k, v in line.items() if k != "seconds"} for line in step]
+        scores = simulation.client_scores
+    serial = simulate(spec, tmp_path / "serial")
+    assert lines == run(serial)
+    assert scores == serial.client_scores
+    nothing_is_left()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"actors": 99}, "99 client actors of 1 CPUs and 0 GPUs do not fit"),
+        ({"gpus": 0.5}, "1 client actors of 1 CPUs and 0.5 GPUs do not fit"),
+        ({"cpus": 64}, "1 client actors of 64 CPUs and 0 GPUs do not fit"),
+        ({"actors": 2, "server_cpus": 3}, "2 client actors of 1 CPUs and 0 GPUs and a server of 3 CPUs do not fit"),
+    ],
+)
+def test_actors_that_do_not_fit(ray_cluster, tmp_path, asked, said):
+    assert refused(tmp_path, **asked) == (
+        f"run: {said}: this machine has 4 CPUs and 0 GPUs; lower run.actors, run.cpus or run.gpus"
+    )
+
+
+@pytest.mark.ray
+def test_a_server_that_does_not_fit(ray_cluster, tmp_path):
+    assert refused(tmp_path, server_cpus=99) == (
+        "run.server_cpus: given 99; allowed: at most 4, the CPUs of the node that this runs on"
+    )
+
+
+def refused(tmp_path, **asked):
+    spec = tiny(run={"executor": "ray", **asked})
+    with pytest.raises(ConfigError) as error, running(spec, spec.data.arrays(), tmp_path, None):
+        pass
+    nothing_is_left()
+    return str(error.value)
+
+
+@pytest.mark.ray
+def test_auto_leaves_room_for_the_server(ray_cluster, tmp_path):
+    spec = tiny(clients={"cohort": 6}, run={"executor": "ray", "server_cpus": 3})
+    with running(spec, spec.data.arrays(), tmp_path, None):
+        [group] = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
+        assert group["bundles"] == {0: {"CPU": 1.0}}
+    nothing_is_left()
+
+
+def nothing_is_left():
+    until(lambda: all(group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()))
+    until(lambda: ray.available_resources().get("CPU") == 4)
+
+
+ROUNDS = 60
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_sweep_over_several_raylets_outlives_one(start, tmp_path):
+    """The head has room for the driver only; one of the two others is killed while its trial runs."""
+    from ray.cluster_utils import Cluster
+
+    config, folder = tmp_path / "small.yaml", tmp_path / "runs" / "small"
+    experiment = TINY | {
+        "rounds": ROUNDS,
+        "evaluation": {"every": 10},
+        "run": {"chunk": 1, "actors": 1, "checkpoint_seconds": 0},
+    }
+    rows = {name: {"method": name} for name in ("heterofl", "fedrolex")}
+    config.write_text(yaml.safe_dump({"experiment": experiment, "rows": rows}))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+        cluster.wait_for_nodes(PATIENCE)
+        program = (sys.executable, "scripts/sweep.py")
+        arguments = (config, "--output", tmp_path / "runs", "--address", cluster.address)
+        sweep = start(*arguments, program=program)
+
+        def all_are_at_work():
+            found = [r for r in runs(folder) if r.kind == "run"] if folder.exists() else []
+            return len(found) == 2 and all(len(r.rounds()) >= 10 for r in found)
+
+        until(all_are_at_work, sweep)
+        os.kill(nodes[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        code, printed = sweep.finish()
+        assert code == 0, printed
+    finally:
+        cluster.shutdown()
+    for record in (r for r in runs(folder) if r.kind == "run"):
+        assert record.status == "finished"
+        serial = simulate(load_sweep(config).experiment(record.label, {}, 0), tmp_path / record.id)
+        assert [{k: v for k, v in line.items() if k != "seconds"} for line in record.rounds()] == run(serial)
+    assert RunFolder.open(folder).status == "finished"

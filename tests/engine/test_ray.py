@@ -1,0 +1,307 @@
+"""Ray equals serial, to the bit, for any number of actors and after any fault that the supervisor survives."""
+
+import os
+
+import numpy as np
+import pytest
+import ray
+from faults import Faulty
+from helpers import NESTED, PersonalHead, run, simulate, tiny
+from ray.exceptions import ObjectLostError, OutOfMemoryError
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from rayfl.config import ConfigError
+from rayfl.engine import pool as executor
+from rayfl.engine.files import checksum
+from rayfl.engine.pool import JobFailed, RayPool
+from rayfl.engine.server import ServerActor
+from rayfl.methods import METHODS
+
+pytestmark = pytest.mark.ray
+ACTORS = 4
+
+
+@pytest.fixture(scope="module")
+def group(ray_cluster):
+    group = placement_group([{"CPU": 1}] * ACTORS)
+    assert group.wait(60)
+    yield group
+    remove_placement_group(group)
+
+
+@pytest.fixture(scope="module")
+def actors(group):
+    """The actors of all tests: starting one takes seconds, taking up another run does not."""
+    pool = RayPool([], group, [], cpus=1, gpus=0, threads=1)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pool(actors, group):
+    return resized(actors, group, 2)
+
+
+def resized(pool, group, count):
+    pool.deaths, pool.deadline = 0, 120.0
+    while len(pool.slots) > count:
+        ray.kill(pool.slots.pop().actor)
+    bundles = range(len(pool.slots), count)
+    pool.slots += RayPool(pool.refs, group, bundles, cpus=1, gpus=0, threads=1).slots
+    return pool
+
+
+def loaded(pool, experiment):
+    """What makes the pool the executor of an experiment."""
+
+    def make(recipe):
+        pool.load([ray.put(experiment.data.arrays()), ray.put(recipe)])
+        everyone_has_loaded(pool)
+        return pool
+
+    return make
+
+
+def everyone_has_loaded(pool):
+    ray.get([slot.loading for slot in pool.slots if slot.loading is not None])
+
+
+def result(simulation):
+    """All lines, and the state's and every carry's bits."""
+    lines = run(simulation)
+    carries = {str(id): simulation.carries.get(id) for id in sorted(simulation.carries.files)}
+    return lines, checksum(simulation.state), checksum(carries)
+
+
+def on_ray(pool, experiment, folder):
+    return simulate(experiment, folder, loaded(pool, experiment))
+
+
+def faulty(tmp_path, fault, times=1, **sections):
+    """Client 4 fails; all six take part, one a job."""
+    method = Faulty(client=4, fault=fault, times=times, marker=str(tmp_path / "marker"))
+    return tiny(method=method, clients={"cohort": 6}, **sections)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What `faulty` runs come to without faults, in this process."""
+    experiment = tiny(method=PersonalHead(), clients={"cohort": 6})
+    return result(simulate(experiment, tmp_path_factory.mktemp("serial")))
+
+
+def pids(tmp_path):
+    return (tmp_path / "marker").read_text().split()
+
+
+def test_an_actor_dies_in_the_middle_of_a_round(pool, tmp_path, undisturbed):
+    simulation = on_ray(pool, faulty(tmp_path, "die"), tmp_path)
+    assert result(simulation) == undisturbed
+    assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
+    # the replacement is admitted once it has loaded the run
+    everyone_has_loaded(pool)
+    simulation.run_round()
+    assert all(slot.ready for slot in pool.slots)
+    alive = [str(ray.get(slot.actor.__ray_call__.remote(lambda actor: os.getpid()))) for slot in pool.slots]
+    assert len(set(alive) - set(pids(tmp_path))) == 2
+
+
+def test_an_actor_dies_with_what_a_client_kept_in_its_hands(pool, tmp_path, undisturbed):
+    """Its job is sent again with the carry of the round before, and a checkpoint then has what everyone keeps."""
+    simulation = on_ray(pool, faulty(tmp_path, "die"), tmp_path)
+    (tmp_path / "marker").write_text("0")
+    first = run(simulation, 1)
+    assert pool.deaths == 0 and set(simulation.carries.files) == set(range(6))
+    (tmp_path / "marker").unlink()
+    lines, *bits = result(simulation)
+    assert (first + lines, *bits) == undisturbed
+    assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
+    assert len(list((tmp_path / "carries").iterdir())) == 6
+    simulation.save(tmp_path / "saved")
+    again = simulate(faulty(tmp_path, "die"), tmp_path / "again")
+    assert again.restore(tmp_path / "saved") == (2, [])
+    assert result(again) == ([], *bits)
+
+
+def test_of_many_networks_only_those_in_flight_are_there(pool, tmp_path, monkeypatch):
+    """A carry is loaded when its job goes out, and what a key shares is given up with its last answer."""
+    simulation = on_ray(pool, tiny(method=PersonalHead(), clients={"count": 24, "cohort": 24}), tmp_path)
+    flying = executor.IN_FLIGHT * len(pool.slots)
+    receive, get = executor._Batch._receive, simulation.carries.get
+    loads: list[int] = []
+    answered, ahead, there = [], [], []
+
+    def noted_receive(batch, ref):
+        receive(batch, ref)
+        answered.append(ref)
+        there.append(len(batch.shared))
+
+    def noted_get(client):
+        loads.append(client)
+        ahead.append(len(loads) - len(answered))
+        return get(client)
+
+    monkeypatch.setattr(executor._Batch, "_receive", noted_receive)
+    monkeypatch.setattr(simulation.carries, "get", noted_get)
+    simulation.run_round()
+    assert sorted(loads) == sorted(simulation.carries.files) == list(range(24))
+    assert max(ahead) == flying
+    for notes in (loads, answered, ahead, there):
+        notes.clear()
+    simulation.evaluate()
+    own = [id for id in range(24) if simulation.data.test.sizes[id]]
+    assert len(own) > 10 and set(loads) == set(own)
+    assert max(there) <= flying
+
+
+def test_a_client_that_kills_every_actor_ends_the_run(pool, tmp_path):
+    simulation = on_ray(pool, faulty(tmp_path, "die", times=9), tmp_path)
+    size = int(simulation.data.train.sizes[4])
+    said = rf"train: clients \[4\] with \[{size}\] samples, round 1: failed 3 times"
+    with pytest.raises(JobFailed, match=said):
+        simulation.run_round()
+    assert len(set(pids(tmp_path))) == 3
+
+
+def test_an_exception_in_a_client_ends_the_run_after_a_try_on_another_actor(pool, tmp_path):
+    simulation = on_ray(pool, faulty(tmp_path, "raise", times=9), tmp_path)
+    with pytest.raises(JobFailed) as failed:
+        simulation.run_round()
+    size = int(simulation.data.train.sizes[4])
+    said = str(failed.value)
+    assert f"client 4 (capacity 0.1, {size} samples) failed in round 1" in said
+    assert "Traceback" in said and "in _fail" in said and "ArithmeticError: on purpose" in said
+    assert len(set(pids(tmp_path))) == 2
+    assert pool.deaths == 0
+
+
+def test_what_a_user_did_wrong_is_said_as_it_is(pool, tmp_path):
+    """Without a try on another actor, and without a traceback."""
+    simulation = on_ray(pool, faulty(tmp_path, "refuse", times=9), tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        simulation.run_round()
+    assert str(refused.value) == "method.client: given a client; allowed: nobody"
+    assert len(pids(tmp_path)) == 1
+
+
+def test_an_exception_that_does_not_come_again_changes_nothing(pool, tmp_path, undisturbed):
+    assert result(on_ray(pool, faulty(tmp_path, "raise"), tmp_path)) == undisturbed
+
+
+def test_a_job_that_hangs_is_given_to_another(pool, tmp_path, undisturbed):
+    pool.deadline, pool.slowest = 0.1, {}
+    assert result(on_ray(pool, faulty(tmp_path, "hang"), tmp_path)) == undisturbed
+    assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("no memory"), ObjectLostError("0" * 56, None, "")])
+def test_what_ray_loses_runs_again(pool, tmp_path, undisturbed, monkeypatch, error):
+    get, wait = ray.get, ray.wait
+    simulation = on_ray(pool, faulty(tmp_path, "die", times=0), tmp_path)
+    flying = []
+
+    def lose_one(ref):
+        if ref in flying[:1]:
+            flying[:] = [None]
+            raise error
+        return get(ref)
+
+    def watched(refs, **options):
+        flying.extend(ref for ref in refs if ref not in [slot.loading for slot in pool.slots])
+        return wait(refs, **options)
+
+    monkeypatch.setattr(executor.ray, "get", lose_one)
+    monkeypatch.setattr(executor.ray, "wait", watched)
+    # the actor is well: it takes up its own place again
+    monkeypatch.setattr(executor.ray, "kill", lambda actor: None)
+    monkeypatch.setattr(pool, "_start", pool._load)
+    assert result(simulation) == undisturbed
+    assert (flying[0], pool.deaths) == (None, 1)
+
+
+def test_actors_that_never_start_end_the_run(pool, tmp_path, monkeypatch):
+    simulation = on_ray(pool, tiny(method="fedavg"), tmp_path)
+    monkeypatch.setattr(executor.ray, "kill", lambda actor: None)
+    monkeypatch.setattr(pool, "_start", pool._load)
+    pool.load([ray.put("no arrays"), ray.put("no recipe")])
+    with pytest.raises(JobFailed) as failed:
+        simulation.run_round()
+    assert str(failed.value) == (
+        "a client actor failed to start 3 times in a row; the last time: AttributeError: 'str' object has no attribute "
+        "'method'"
+    )
+
+
+def test_what_is_shared_is_never_written(pool, tmp_path, monkeypatch):
+    """The data set, the run's recipe, and every payload of a round are afterwards what they were."""
+    put, refs, before = ray.put, [], []
+
+    def noted(value):
+        ref = put(value)
+        refs.append(ref)
+        before.append(bits(ray.get(ref)))
+        return ref
+
+    monkeypatch.setattr(ray, "put", noted)
+    simulation = on_ray(pool, tiny(method="heterofl"), tmp_path)
+    run(simulation)
+    assert [bits(ray.get(ref)) for ref in refs] == before
+    assert len(refs) > 5
+
+
+def bits(value):
+    """The bytes of every array in a message or a data set."""
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, tuple | list):
+        return [bits(part) for part in value]
+    if isinstance(value, dict):
+        return {key: bits(part) for key, part in value.items()}
+    return bits(vars(value)) if hasattr(value, "__dict__") else None
+
+
+def test_ray_equals_serial(actors, group, tmp_path):
+    """For every method, and for every chunk and number of actors: the metrics, the state and what clients keep."""
+    runs = {
+        f"{name}-{chunk}": tiny(method=method, clients={"cohort": 6}, run={"chunk": chunk})
+        for name, method in {"fedavg": "fedavg", "fedrolex": "fedrolex", "personal": PersonalHead()}.items()
+        for chunk in (1, 2)
+    }
+    others = {}
+    for name in METHODS:
+        sections = NESTED.get(name, {})
+        clients = sections.get("clients", {}) | {"cohort": 6}
+        others[name] = tiny(**sections | {"method": name, "clients": clients, "run": {"chunk": 2}})
+    serial = {key: result(simulate(spec, tmp_path / key)) for key, spec in (runs | others).items()}
+    for count in (4, 2, 1):
+        pool = resized(actors, group, count)
+        for key, spec in (runs | (others if count == 2 else {})).items():
+            assert result(on_ray(pool, spec, tmp_path / f"{key}-{count}")) == serial[key], (key, count)
+
+
+def test_the_server_actor_says_where_it_is_while_it_works(group, actors, tmp_path):
+    """And the next run in its processes has the bits of a run in fresh ones."""
+    resized(actors, group, 0)
+    server = ServerActor.remote(group, [0])
+    spec = faulty(tmp_path, "wait")
+    arrays = ray.put(spec.data.arrays())
+    ray.get(server.load.remote(spec, [arrays], str(tmp_path / "first")))
+    step = server.step.remote()
+    status = ray.get(server.status.remote())
+    assert status["round"] == 0 and status["deaths"] == 0
+    assert ray.wait([step], timeout=0)[0] == []
+    (tmp_path / "marker").touch()
+    ray.get(step)
+
+    spec = tiny(method="fedrolex", rounds=3)
+    ray.get(server.load.remote(spec, [arrays], str(tmp_path / "second")))
+    lines = []
+    while step := ray.get(server.step.remote()):
+        lines += step
+    ray.get(server.save.remote(str(tmp_path / "saved")))
+    ray.get(server.close.remote())
+    simulation = simulate(spec, tmp_path / "serial")
+    assert [{k: v for k, v in line.items() if k != "seconds"} for line in lines] == run(simulation)
+    again = simulate(spec, tmp_path / "again")
+    assert again.restore(tmp_path / "saved") == (3, [])
+    assert checksum(again.state) == checksum(simulation.state)

@@ -1,0 +1,28 @@
+"""Files of small sweeps, and why they are refused."""
+
+import pytest
+import yaml
+from helpers import TINY
+
+from rayfl.config import ConfigError
+from rayfl.tuning.load import load_sweep
+
+ROUNDS = 12
+LR = {"training.lr": {"grid": [0.1, 0.2]}}
+
+
+def write(tmp_path, rows=("heterofl",), experiment=None, **search):
+    """A file of rows that are methods, or of `rows` as a mapping."""
+    path = tmp_path / "small.yaml"
+    given = TINY | {"rounds": ROUNDS, "evaluation": {"every": 3}, "run": {"chunk": 1}} | (experiment or {})
+    rows = rows if isinstance(rows, dict) else {row: {"method": row} for row in rows}
+    path.write_text(yaml.safe_dump({"experiment": given, "rows": rows, "search": search}, sort_keys=False))
+    return path
+
+
+def refused(path, settings=None, rows=None) -> str:
+    """Why, without the file's name."""
+    with pytest.raises(ConfigError) as error:
+        load_sweep(path, settings, rows)
+    assert str(error.value).startswith(f"{path}: ")
+    return str(error.value).removeprefix(f"{path}: ")

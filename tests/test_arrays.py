@@ -1,0 +1,168 @@
+"""The check of samples, whoever's they are: what is taken, what it becomes, and what is said of the rest."""
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.config import ConfigError
+from rayfl.data import Arrays, Column
+from rayfl.data.arrays import validate
+
+COLUMNS = {"x": Column((1, 2, 2)), "y": Column((), below=3)}
+
+
+def split(samples=4, **changed):
+    x = np.arange(samples * 4, dtype=np.uint8).reshape(samples, 1, 2, 2)
+    return {"x": x, "y": np.arange(samples) % 3} | changed
+
+
+def refused(train=None, test=None, users=None, where="data") -> str:
+    with pytest.raises(ConfigError) as error:
+        validate(Arrays(split() if train is None else train, test or split(), users), COLUMNS, where)
+    return str(error.value)
+
+
+# what is taken
+
+
+def test_what_is_right_is_not_copied():
+    train, test, users = split(), split(2), np.array([5, 5, 6, 6])
+    found = validate(Arrays(train, test, users), COLUMNS)
+    for before, after in ((train, found.train), (test, found.test)):
+        assert list(after) == ["x", "y"]
+        assert all(np.shares_memory(before[name], after[name]) for name in before)
+    assert found.users is not None and np.shares_memory(users, found.users)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint16, np.uint64, ">i4", bool])
+def test_labels_of_any_integer_type(dtype):
+    y = np.array([0, 1, 1, 0]).astype(dtype)
+    found = validate(Arrays(split(y=y), split()), COLUMNS).train["y"]
+    assert found.dtype == np.int64 and found.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int16, np.int64, ">f4", bool])
+def test_other_numbers_become_float32(dtype):
+    x = (split()["x"] % 2).astype(dtype)
+    found = validate(Arrays(split(x=x), split()), COLUMNS).train["x"]
+    assert found.dtype == np.float32 and np.array_equal(found, split()["x"] % 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+def test_torch_tensors(dtype):
+    x = torch.tensor(split()["x"]).to(dtype)
+    if dtype.is_floating_point:
+        x.requires_grad_()
+    found = validate(Arrays(split(x=x, y=torch.tensor([0, 1, 2, 0], dtype=torch.int32)), split()), COLUMNS).train
+    assert found["x"].dtype == (np.uint8 if dtype == torch.uint8 else np.float32)
+    assert np.array_equal(found["x"], split()["x"])
+    assert found["y"].tolist() == [0, 1, 2, 0] and found["y"].dtype == np.int64
+
+
+def test_lists():
+    found = validate(
+        Arrays(split(y=[0, 1, 2, 0]), {"x": [[[[0.5, 1], [2, 3]]]], "y": [2]}, ["a", "b", "b", "c"]), COLUMNS
+    )
+    assert found.train["y"].dtype == np.int64 and found.test["x"].dtype == np.float32
+    assert found.test["x"].tolist() == [[[[0.5, 1], [2, 3]]]] and found.users.tolist() == ["a", "b", "b", "c"]
+
+
+def test_arrays_become_contiguous():
+    turned = np.asfortranarray(split()["x"])
+    found = validate(Arrays(split(x=turned, y=np.arange(8)[::2] % 3), split()), COLUMNS).train
+    assert all(array.flags.c_contiguous for array in found.values())
+    assert np.array_equal(found["x"], turned)
+
+
+# what is refused
+
+
+def test_the_place_is_the_callers():
+    assert refused(split(y=[0]), where="exp.yaml: data").startswith(
+        "exp.yaml: data: the training set: given 4 of x and 1 of y;"
+    )
+
+
+def test_other_than_arrays():
+    with pytest.raises(ConfigError) as error:
+        validate((1, 2), COLUMNS)
+    assert str(error.value) == "data: given tuple; allowed: rayfl.Arrays"
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (split()["x"], "the training set: given ndarray; allowed: a mapping of x and y to arrays"),
+        ({"x": 1}, "the training set: given the names x; allowed: a mapping of x and y to arrays"),
+        (split(z=1), "the training set: given the names x and y and z; allowed: a mapping of x and y to arrays"),
+        (
+            split(y=np.zeros(3, np.int64)),
+            "the training set: given 4 of x and 3 of y; allowed: equally many, one for each sample",
+        ),
+        (
+            split(x=np.zeros((4, 4))),
+            "x of the training set: given an array [4, 4]; allowed: [N, 1, 2, 2], N being the samples",
+        ),
+        (
+            split(x=np.zeros((4, 3, 2, 2))),
+            "x of the training set: given an array [4, 3, 2, 2]; allowed: [N, 1, 2, 2], N being the samples",
+        ),
+        (split(y=np.zeros((4, 1))), "y of the training set: given an array [4, 1]; allowed: [N], N being the samples"),
+        (split(y=3), "y of the training set: given an array []; allowed: [N], N being the samples"),
+        (split(y=np.zeros(4)), "y of the training set: given float64 values; allowed: integers"),
+        (split(y=["a"] * 4), "y of the training set: given <U1 values; allowed: integers"),
+        (split(y=[1, 2, 3, 1]), "y of the training set: given values from 1 to 3; allowed: 0 to 2"),
+        (split(y=[0, -1, 0, 0]), "y of the training set: given values from -1 to 0; allowed: 0 to 2"),
+        (
+            split(x=np.array([None] * 4)),
+            "x of the training set: given Python objects, or lists of unequal lengths; allowed: an array of numbers",
+        ),
+        (
+            split(x=[[1], [1, 2]]),
+            "x of the training set: given Python objects, or lists of unequal lengths; allowed: an array of numbers",
+        ),
+        (split(x=np.zeros((4, 1, 2, 2), complex)), "x of the training set: given complex128 values; allowed: numbers"),
+    ],
+)
+def test_training_sets_that_do_not_fit(train, message):
+    assert refused(train) == f"data: {message}"
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, 1e300])
+def test_numbers_that_are_none(broken):
+    x = np.zeros((4, 1, 2, 2))
+    x[1, 0, 0, 0] = x[3, 0, 1, 1] = broken
+    assert refused(test=split(x=x)) == (
+        "data: x of the test set: given 2 of 4 samples with NaN or infinite values, sample 1 the first; allowed: "
+        "finite numbers (of float32)"
+    )
+
+
+def test_infinities_of_both_signs_do_not_cancel():
+    x = np.zeros((4, 1, 2, 2), np.float32)
+    x[2, 0, 0] = np.inf, -np.inf
+    assert "given 1 of 4 samples with NaN or infinite values, sample 2 the first" in refused(split(x=x))
+
+
+def test_large_finite_numbers_are_fine():
+    x = np.full((4, 1, 2, 2), np.finfo(np.float32).max)
+    assert validate(Arrays(split(x=x), split()), COLUMNS).train["x"].max() == np.finfo(np.float32).max
+
+
+def test_empty_splits():
+    assert refused(split(0)) == "data: the training set: given no samples; allowed: one or more"
+    assert refused(test=split(0)) == "data: the test set: given no samples; allowed: one or more"
+
+
+@pytest.mark.parametrize(
+    ("users", "given"),
+    [
+        (np.zeros(3, int), "int64 values [3]"),
+        (np.zeros((4, 1), int), "int64 values [4, 1]"),
+        ([0.5] * 4, "float64 values [4]"),
+    ],
+)
+def test_users_that_do_not_fit(users, given):
+    assert refused(users=users) == (
+        f"data: users: given {given}; allowed: integers or text [4], the user of each training sample"
+    )

@@ -1,0 +1,316 @@
+"""rayfl as a library, as a notebook uses it: built in Python, run serially and on Ray, round by round or whole."""
+
+import gc
+import json
+import pkgutil
+import subprocess
+import sys
+import textwrap
+
+import pandas as pd
+import pytest
+import torch
+from faults import Faulty
+from helpers import TINY, PersonalHead, assert_same, tiny
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from torch import nn
+
+import rayfl
+from rayfl.config import ConfigError
+from rayfl.driver import git_commit
+from rayfl.engine.checkpoints import complete
+from rayfl.listeners import EarlyStopping, Listener
+from rayfl.metrics import EVALUATED
+from rayfl.models.cnn import DigitsCNN
+from rayfl.results.folder import RunFolder
+
+
+class Told(Listener):
+    """Remembers what it is told, and ends the run after `until` rounds."""
+
+    until: int = 0
+
+    def remember(self):
+        self.__dict__["told"] = []
+        return self
+
+    def on_start(self, config, folder, round):
+        self.__dict__["told"].append(("start", config["rounds"], round))
+
+    def on_round(self, line):
+        self.__dict__["told"].append(("round", line["round"]))
+        return line["round"] == self.until
+
+    def on_note(self, text):
+        self.__dict__["told"].append(("note", text))
+
+    def on_end(self, status):
+        self.__dict__["told"].append(("end", status))
+
+
+def in_memory(**fields):
+    digits = load_digits()
+    return rayfl.InMemory(digits.images[:, None].astype("float32") / 16, digits.target, **fields)
+
+
+def without_seconds(result):
+    return result.metrics.drop(columns="seconds")
+
+
+def message(call, *arguments, **options):
+    with pytest.raises(ConfigError) as error:
+        call(*arguments, **options)
+    return str(error.value)
+
+
+def test_every_public_name_is_there():
+    """Also once all modules are imported: a module of that name would take its place."""
+    for module in pkgutil.walk_packages(rayfl.__path__, "rayfl."):
+        if not module.name.startswith("rayfl.testing"):
+            __import__(module.name)
+    assert [name for name in rayfl.__all__ if isinstance(getattr(rayfl, name), type(rayfl))] == []
+    with pytest.raises(
+        AttributeError, match="module 'rayfl' has no attribute 'ruun'; public names: .*run, start, sweep"
+    ):
+        rayfl.ruun  # noqa: B018
+
+
+def test_a_run_of_objects_and_mappings():
+    experiment = rayfl.Experiment(
+        data=in_memory(),
+        model=DigitsCNN(norm="none"),
+        method={"name": "heterofl", "scaler": False},
+        clients={"count": 8, "cohort": 3, "capacities": [1, 0.25]},
+        training={"steps": 2},
+        evaluation={"every": 2},
+        run={"executor": "serial"},
+        rounds=4,
+    )
+    result = rayfl.run(experiment)
+    assert isinstance(result.metrics, pd.DataFrame) and list(result.metrics.index) == [1, 2, 3, 4]
+    evaluated = result.metrics["accuracy_mean"].dropna()
+    assert list(evaluated.index) == [2, 4] and evaluated[4] == result.summary["accuracy_mean"]
+    small = result.submodel(0.25)
+    assert type(small).__module__.startswith("torch.nn") and not small.training
+    assert small(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    assert all(isinstance(plot, Figure) for plot in result.plots.values())
+    assert {"learning_curves", "accuracy_by_capacity", "weights"} <= set(result.plots)
+    assert message(result.submodel, 0.5) == "capacity: given 0.5; allowed: 1, 0.25"
+    assert message(result.submodel, 1, client=8) == "client: given 8; allowed: 0 to 7"
+    folder = result.folder.path
+    assert folder.exists()
+    del result
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(tmp_path):
+    assert message(rayfl.run, TINY | {"rounds": 0}, tmp_path / "new") == (
+        "experiment: rounds: given 0; allowed: at least 1"
+    )
+    assert message(rayfl.run, TINY | {"where": 3}).startswith("experiment: unknown key 'where'; ")
+    assert message(rayfl.run, tiny(clients={"count": 200}), tmp_path / "new").startswith("clients.count: given 200;")
+    rayfl.run(tiny(rounds=1), tmp_path / "run")
+    assert message(rayfl.run, tiny(rounds=1), tmp_path / "run") == (
+        f"{tmp_path / 'run'}: holds a run already; resume it, or give another folder"
+    )
+    file = tmp_path / "run" / "run.json"
+    assert message(rayfl.run, tiny(), file / "x") == (
+        f"{file / 'x'}: given a folder that cannot be made: {file} is a file; allowed: a folder, or a new one"
+    )
+    said = message(rayfl.run, tiny(training={"lr": 0.3}), tmp_path / "run", resume=True)
+    assert "a checkpoint of another configuration; it differs in\n  training.lr: 0.05 -> 0.3\n" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_goes_on_with_the_bits_of_one_that_was_never_stopped(tmp_path):
+    """With more rounds, which its folder then states."""
+    whole = rayfl.run(tiny(rounds=4, evaluation={"every": 2}), tmp_path / "whole")
+    rayfl.run(tiny(rounds=2, evaluation={"every": 2}), tmp_path / "parts")
+    told = Told().remember()
+    parts = rayfl.run(tiny(rounds=4, evaluation={"every": 2}), tmp_path / "parts", resume=True, listeners=[told])
+    assert without_seconds(parts).equals(without_seconds(whole))
+    assert_same(parts.submodel(0.3).state_dict(), whole.submodel(0.3).state_dict())
+    assert told.told == [("start", 4, 2), ("round", 3), ("round", 4), ("end", "finished")]
+    again = RunFolder.open(tmp_path / "parts")
+    assert (again.config["rounds"], again.facts.rounds, again.status) == (4, 4, "finished")
+    saved = (tmp_path / "parts" / "clients.json").read_bytes()
+    rayfl.run(tiny(rounds=4, evaluation={"every": 2}), tmp_path / "parts", resume=True)
+    assert (tmp_path / "parts" / "clients.json").read_bytes() == saved
+
+
+def test_a_run_that_fails_says_so_in_its_folder(tmp_path):
+    told = Told().remember()
+    with pytest.raises(RuntimeError, match="the update of client "):
+        rayfl.run(tiny(training={"lr": 1e30}, updates={"policy": "stop"}), tmp_path, listeners=[told])
+    record = RunFolder.open(tmp_path)
+    assert record.status == "failed" and "lower training.lr" in str(record.error)
+    assert told.told[-1] == ("end", "failed")
+
+
+def test_a_listener_ends_a_run_with_an_evaluated_round(tmp_path):
+    """The next one, or the round that it is told of."""
+    experiment = tiny(rounds=9, evaluation={"every": 3})
+    for until, last in ((2, 3), (6, 6)):
+        told = Told(until=until).remember()
+        result = rayfl.run(experiment, tmp_path / str(until), listeners=[told])
+        assert [line["round"] for line in result.lines] == list(range(1, last + 1))
+        assert EVALUATED in result.lines[-1] and result.folder.status == "finished"
+        assert told.told[-2:] == [("round", last), ("end", "finished")]
+        assert complete(result.folder.path / "checkpoints")[-1].name == f"round-{last:06d}"
+    # a listener of the experiment itself, named as in a file
+    listeners = [{"name": "early_stopping", "metric": "train_loss", "mode": "max", "patience": 1}]
+    stopping = tiny(rounds=9, evaluation={"every": 1}, listeners=listeners)
+    first, second = rayfl.run(stopping), rayfl.run(stopping)
+    assert len(first.lines) < 9 and without_seconds(first).equals(without_seconds(second))
+    assert isinstance(stopping.listeners[0], EarlyStopping)
+
+
+def test_round_by_round():
+    experiment = tiny(rounds=3)
+    whole, losses, networks = rayfl.run(experiment), [], []
+    with rayfl.start(experiment) as session:
+        for line in session:
+            losses.append(line["train_loss"])
+            networks.append(session.submodel(0.3).state_dict())
+            if line["round"] == 2:
+                break
+        assert [line["round"] for line in session] == [3]
+        assert session.metrics.drop(columns="seconds").equals(without_seconds(whole))
+        assert message(session.submodel, 7) == "capacity: given 7; allowed: 0.3, 0.2, 0.1"
+    assert losses == list(whole.metrics["train_loss"])[:2]
+    assert any(not torch.equal(networks[0][name], networks[1][name]) for name in networks[0])
+
+
+def test_a_clients_own_network():
+    result = rayfl.run(tiny(method=PersonalHead(), clients={"cohort": 6}, rounds=1))
+    x = torch.ones(2, 1, 8, 8)
+    with torch.no_grad():
+        heads = [result.submodel(0.3, client)(x) for client in (0, 1)]
+    assert not torch.equal(*heads)
+
+
+def test_export_of_arrays_in_memory(tmp_path, capsys):
+    """Whoever has the arrays exports a network whose norms need them."""
+    sections = {"data": in_memory(), "model": "digits_cnn", "rounds": 1, "run": {"executor": "serial"}}
+    experiment = rayfl.Experiment(**sections, clients={"count": 4, "cohort": 2, "capacities": [1, 0.5]})
+    result = rayfl.run(experiment, tmp_path / "run")
+    assert "without the images; allowed: rayfl.InMemory with the arrays" in message(
+        rayfl.export, tmp_path / "run", 0.5, tmp_path / "small"
+    )
+    module = rayfl.export(tmp_path / "run", 0.5, tmp_path / "small", data=experiment.data)
+    assert isinstance(module, nn.Module)
+    x = torch.rand(5, 1, 8, 8)
+    program = torch.export.load(tmp_path / "small" / "model.pt2").module()
+    for given in (program, result.submodel(0.5)):
+        assert torch.allclose(given(x), module(x), atol=1e-5)
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["samples"] == {"scale": 1.0, "mean": [0.0], "std": [1.0], "size": None}
+    assert message(rayfl.export, tmp_path / "run", 0.5, tmp_path / "small", data=experiment.data) == (
+        f"{tmp_path / 'small'}: given a folder that is not empty; allowed: a new folder"
+    )
+    assert message(rayfl.export, tmp_path, 0.5, tmp_path / "x") == (
+        f"{tmp_path}: holds no run; allowed: a folder with a run.json"
+    )
+    assert capsys.readouterr().out == ""
+
+
+def test_the_commit_of_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert git_commit() == "none"
+
+
+@pytest.mark.ray
+def test_a_notebooks_own_cluster_is_used_as_it_is(ray_cluster, tmp_path, monkeypatch):
+    """And the run has the bits of a serial one, though its arrays are in memory and its folder is a relative one."""
+    monkeypatch.chdir(tmp_path)
+    sections = TINY | {"data": in_memory(), "partition": "iid", "method": PersonalHead(), "evaluation": {"every": 1}}
+    serial = rayfl.run(sections)
+    on_ray = sections | {"run": {"chunk": 1, "actors": 2}}
+    found = rayfl.run(on_ray, "runs/ray")
+    assert ray_cluster.is_initialized() and (tmp_path / "runs" / "ray" / "run.json").exists()
+    assert without_seconds(found).equals(without_seconds(serial))
+    with rayfl.start(on_ray) as session:
+        assert [line["round"] for line in session] == [1, 2]
+        assert session.metrics.drop(columns="seconds").equals(without_seconds(serial))
+        assert_same(session.submodel(0.1).state_dict(), serial.submodel(0.1).state_dict())
+
+
+@pytest.mark.ray
+def test_what_a_user_did_wrong_is_one_sentence_from_an_actor_too(ray_cluster, tmp_path):
+    refusing = Faulty(client=4, fault="refuse", times=9, marker=str(tmp_path / "marker"))
+    sections = TINY | {"method": refusing, "clients": {"count": 6, "cohort": 6}, "run": {"chunk": 1, "actors": 1}}
+    assert message(rayfl.run, sections, tmp_path / "run") == "method.client: given a client; allowed: nobody"
+    record = RunFolder.open(tmp_path / "run")
+    assert (record.status, record.error) == ("failed", "method.client: given a client; allowed: nobody")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_comparison_of_objects(ray_cluster, tmp_path):
+    sections = TINY | {"data": in_memory(), "partition": "iid", "run": {"chunk": 1, "actors": 1}, "rounds": 1}
+    experiment = rayfl.Experiment(**sections, seed=7)
+    plan = {"experiment": experiment, "rows": {"own": {"method": PersonalHead()}, "avg": {"method": "fedavg"}}}
+    plan["search"] = {"metric": "local_accuracy_mean", "allow_test": True}
+    found = rayfl.sweep(plan, tmp_path / "sweep")
+    assert isinstance(found.table, pd.DataFrame) and set(found.table["method"]) == {"own", "avg"}
+    [own] = found.table[found.table["method"] == "own"].to_dict("records")
+    alone = rayfl.run(experiment.with_(method=PersonalHead(), seed=0))
+    assert own["local_accuracy_mean"] == alone.summary["local_accuracy_mean"]
+    assert all(isinstance(plot, Figure) for plot in found.plots.values())
+    assert found.folder.status == "finished" and (tmp_path / "sweep" / "results.md").exists()
+    assert message(rayfl.sweep, plan, tmp_path / "sweep").endswith(
+        "holds a run already; resume it, or give another folder"
+    )
+
+
+CELLS = """
+    import numpy as np
+    import torch
+    from torch import nn
+
+    import rayfl
+
+    class Tiny(rayfl.ImageModel):
+        width: int = 16
+
+        def build(self, net):
+            pixels = self.image.repeat(self.input[1] * self.input[2])
+            hidden = net.axis("hidden", self.width)
+            layers = rayfl.linear(pixels, hidden), nn.ReLU(), rayfl.linear(hidden, self.labels)
+            return nn.Sequential(nn.Flatten(), *layers)
+
+    class Mine(rayfl.Dense):
+        boost: float = 2.0
+
+        def weight_of(self, data):
+            return self.boost * super().weight_of(data)
+
+    class Wrong(rayfl.Score):
+        better = "min"
+
+        def counts(self, logits, y):
+            wrong = (logits.argmax(1) != y).sum()
+            return torch.stack([wrong, wrong.new_full((), len(y))])
+
+        def value(self, sums):
+            return float(sums[0] / sums[1])
+
+    y = np.arange(240) % 3
+    x = np.random.default_rng(0).normal(size=(240, 1, 4, 4)) + y[:, None, None, None]
+    sections = {"model": Tiny(), "method": Mine(), "data": rayfl.InMemory(x, y), "evaluation": {"scores": [Wrong()]},
+                "rounds": 2, "clients": {"count": 6, "cohort": 4, "capacities": [1, 0.5]}}
+    found = [rayfl.run({**sections, "run": run}).metrics for run in ({"actors": 2}, {"executor": "serial"})]
+    assert "Wrong_mean" in found[0]
+    assert found[0].drop(columns="seconds").equals(found[1].drop(columns="seconds"))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_classes_of_a_notebooks_cells_reach_the_actors(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CELLS)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,378 @@
+"""What is judged on what: by hand, from networks that are built here."""
+
+from collections import Counter
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers import NESTED, Pruned, run, simulate, tiny
+
+from rayfl import norms
+from rayfl.data.goal import Accuracy, CrossEntropy, MacroF1, Score, TopK
+from rayfl.data.samples import ClientData
+from rayfl.evaluation import grouped, judge, spans_of
+from rayfl.methods import METHODS
+from rayfl.net import Net, load
+
+NAMES = ("0.3", "0.2", "0.1")
+SCORES = (Accuracy(), CrossEntropy())
+
+
+def rows(simulation, source, index) -> ClientData:
+    """Some rows of the training or the test set."""
+    return simulation.executor.worker._rows(source, np.asarray(index))
+
+
+def all_test_rows(simulation) -> ClientData:
+    return rows(simulation, "test", range(24))
+
+
+def deployed(simulation, capacity):
+    """The network that a device of this capacity runs, with exact statistics of all clients' data."""
+    found = simulation.method.deploy(simulation.state, simulation.round, capacity)
+    module = found.net.build()
+    load(module, found.params)
+    datas = [rows(simulation, "train", simulation.data.train[id]) for id in range(simulation.clients.count)]
+    batches = (x for data in datas for x, _ in data.in_order(7))
+    norms.load(module, norms.finish(norms.collect(module, batches), "exact"))
+    return module
+
+
+def accuracy(module, data, scores=SCORES, **options) -> float:
+    judged = judge(module, data, scores, 7, **options)
+    assert judged.count == len(data)
+    return scores[0].value(judged.sums[scores[0].label])
+
+
+# the global splits
+
+
+def test_accuracy_of_every_capacity_by_hand(tmp_path):
+    simulation = simulate(tiny(method="heterofl", training={"steps": 8}), tmp_path)
+    line = run(simulation)[-1]
+    held_out = rows(simulation, "train", simulation.data.validation)
+    for data, prefix in ((all_test_rows(simulation), ""), (held_out, "validation_")):
+        found = [line[f"{prefix}accuracy_{name}"] for name in NAMES]
+        by_hand = [accuracy(deployed(simulation, float(name)), data) for name in NAMES]
+        assert found == by_hand
+        assert line[f"{prefix}accuracy_mean"] == pytest.approx(sum(by_hand) / 3)
+        assert line[f"{prefix}accuracy_worst"] == min(by_hand)
+        assert line[f"{prefix}accuracy_server"] == by_hand[0]
+        losses = [accuracy(deployed(simulation, float(name)), data, SCORES[::-1]) for name in NAMES]
+        assert [line[f"{prefix}loss_{name}"] for name in NAMES] == pytest.approx(losses, rel=1e-6)
+        assert line[f"{prefix}loss_worst"] == pytest.approx(max(losses), rel=1e-6)
+
+
+def test_every_early_exit_is_judged_on_the_global_splits(tmp_path):
+    simulation = simulate(tiny(**NESTED["depthfl"] | {"method": "depthfl", "rounds": 1}), tmp_path)
+    [line] = run(simulation)
+    found = simulation.deployment(0.3)
+    module = found.net.build().eval()
+    load(module, found.params)
+    norms.load(module, found.statistics)
+    [(x, y)] = all_test_rows(simulation).in_order(24)
+    with torch.no_grad():
+        logits = module(x)
+    for i, exit in enumerate(logits, start=1):
+        assert line[f"accuracy_exit{i}"] == pytest.approx((exit.argmax(1) == y).float().mean().item())
+    mean = torch.stack(logits).mean(0)
+    assert line["accuracy_server"] == pytest.approx((mean.argmax(1) == y).float().mean().item())
+    assert f"validation_accuracy_exit{len(logits)}" in line and "local_accuracy_exit1" not in line
+
+
+@pytest.mark.parametrize("method", ["standalone", "spafl", "heterofl"])
+def test_what_clients_start_from_is_nobody_s_result(method, tmp_path):
+    """It is not judged on global splits, and clients who were never drawn run it on their own."""
+    [line] = run(simulate(tiny(method=method, rounds=1), tmp_path))
+    on_global = {name for name in line if name.startswith(("accuracy", "loss", "validation", "density"))}
+    assert bool(on_global) == (method == "heterofl")
+    assert {"local_accuracy_mean", "local_loss_worst", *(f"local_accuracy_{name}" for name in NAMES)} <= line.keys()
+
+
+def test_a_network_of_several_capacities_is_judged_once(tmp_path, monkeypatch):
+    simulation = simulate(tiny(method="fedavg", rounds=1), tmp_path)
+    worker = simulation.executor.worker
+    samples, original = Counter(), worker.evaluate
+    monkeypatch.setattr(
+        worker, "evaluate", lambda d, job: samples.update({job.split: count(simulation, job)}) or original(d, job)
+    )
+    [line] = run(simulation)
+    assert samples == {"test": 24, "validation": 8, "clients": len(simulation.data.test.idx)}
+    assert len({line[f"accuracy_{name}"] for name in (*NAMES, "mean", "server")}) == 1
+
+
+def count(simulation, job) -> int:
+    """Samples of a job."""
+    spans = [
+        item.stop - item.start if isinstance(item, slice) else len(simulation.data.test[item]) for item in job.items
+    ]
+    return sum(spans)
+
+
+# clients
+
+
+@pytest.mark.parametrize("fill", ["none", "zero", "neg_inf"])
+def test_accuracy_of_every_client_by_hand(fill, tmp_path):
+    """Two of four classes a client: with their logits masked, it can only do better."""
+    simulation = simulate(tiny(method="heterofl", evaluation={"label_mask": fill}), tmp_path)
+    line = run(simulation)[-1]
+    modules = {name: deployed(simulation, float(name)) for name in NAMES}
+    by_hand = {}
+    for id in range(6):
+        module = modules[f"{simulation.clients.capacity(id, 0, 0):g}"]
+        present = rows(simulation, "train", simulation.data.train[id]).present
+        assert present.sum() <= 2
+        data = rows(simulation, "test", simulation.data.test[id])
+        by_hand[id] = accuracy(module, data, fill=fill, present=present)
+    assert simulation.client_scores == by_hand
+    assert line["local_accuracy_mean"] == pytest.approx(np.mean(list(by_hand.values())))
+    assert line["local_accuracy_worst"] == min(by_hand.values())
+    assert line["local_accuracy_0.2"] == pytest.approx((by_hand[2] + by_hand[3]) / 2)
+
+
+def own_accuracy(simulation, id: int, data: ClientData) -> float:
+    """Of a client's own network, with statistics of its own data; who was never drawn runs what it would start from."""
+    capacity, carry = simulation.clients.capacity(id, 0, 0), simulation.carries.get(id)
+    module = deployed(simulation, capacity)
+    if carry is not None:
+        load(module, simulation.method.deploy(simulation.state, 1, capacity, carry).params)
+        own = rows(simulation, "train", simulation.data.train[id])
+        norms.load(module, norms.finish(norms.collect(module, (x for x, _ in own.in_order(7))), "exact"))
+    return accuracy(module, data)
+
+
+@pytest.mark.parametrize("method", ["standalone", {"name": "lg_fedavg", "size": "own"}, "helpers:PersonalHead"])
+def test_accuracy_of_clients_with_networks_of_their_own(method, tmp_path):
+    sections = {"clients": {"cohort": 3}, "evaluation": {"local_holdout": 0.25}}
+    simulation = simulate(tiny(method=method, rounds=1, **sections), tmp_path)
+    [line] = run(simulation)
+    assert simulation.carries.owners == set(simulation.carries.files) and len(simulation.carries.owners) == 3
+    data = simulation.data
+    by_hand = {id: own_accuracy(simulation, id, rows(simulation, "test", data.test[id])) for id in range(6)}
+    assert simulation.client_scores == by_hand
+    held = [own_accuracy(simulation, id, rows(simulation, "train", data.local_validation[id])) for id in range(6)]
+    assert line["local_validation_accuracy_mean"] == pytest.approx(np.mean(held))
+    assert line["local_validation_accuracy_worst"] == min(held)
+    sizes = data.local_validation.sizes
+    assert line["local_validation_accuracy_samples"] == pytest.approx(np.average(held, weights=sizes))
+
+
+def test_a_client_keeps_its_own_head(tmp_path):
+    simulation = simulate(tiny(method="helpers:PersonalHead", rounds=3), tmp_path)
+    initial = simulation.state["params"]
+    run(simulation)
+    assert torch.equal(simulation.state["params"]["head.weight"], initial["head.weight"])
+    assert not torch.equal(simulation.state["params"]["conv1.weight"], initial["conv1.weight"])
+    trained = {id for round in range(3) for id in simulation.clients.sample(0, round)}
+    assert set(simulation.carries.files) == simulation.carries.owners == trained
+    id = min(trained)
+    capacity, carry = simulation.clients.capacity(id, 0, 3), simulation.carries.get(id)
+    own = simulation.method.deploy(simulation.state, 3, capacity, carry)
+    everybodys = simulation.method.deploy(simulation.state, 3, capacity)
+    assert torch.equal(own.params["head.weight"], carry["own"]["head.weight"])
+    assert not torch.equal(own.params["head.weight"], everybodys.params["head.weight"])
+    assert torch.equal(own.params["conv1.weight"], everybodys.params["conv1.weight"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 500])
+def test_what_a_client_keeps_is_read_once_an_evaluation(batch_size, tmp_path, monkeypatch):
+    """However many splits and jobs its network is judged on; and nothing is read of clients who keep other things."""
+    evaluation = {"local_holdout": 0.25, "batch_size": batch_size}
+    for method, owners in (("standalone", 6), ("scaffold", 0)):
+        simulation = simulate(tiny(method=method, clients={"cohort": 6}, evaluation=evaluation), tmp_path / method)
+        simulation.train()
+        assert len(simulation.carries.files) == 6
+        read = Counter()
+        original = simulation.carries.get
+        monkeypatch.setattr(simulation.carries, "get", lambda id, o=original, r=read: r.update([id]) or o(id))
+        simulation.evaluate()
+        assert read == {id: 1 for id in range(owners)}
+
+
+def test_what_a_client_keeps_for_its_training_alone_is_no_deployment_of_its_own(tmp_path):
+    """SCAFFOLD's first round is FedAvg's, whatever its clients keep: so are the accuracies of its clients."""
+    found = []
+    for method in ("fedavg", "scaffold"):
+        simulation = simulate(tiny(method={"name": method, "weight": "uniform"}, rounds=1), tmp_path / method)
+        run(simulation)
+        found.append(simulation.client_scores)
+    assert simulation.carries.files and not simulation.carries.owners and found[0] == found[1]
+
+
+def test_heterofls_local_and_global_by_hand(tmp_path):
+    """Local: the server's network on every client's own split, absent classes masked; its mean over samples.
+    Global: the same network on the whole test set."""
+    spec = tiny(method="heterofl", partition={"labels": 2}, evaluation={"local": "server", "label_mask": "zero"})
+    simulation = simulate(spec, tmp_path)
+    line = run(simulation)[-1]
+    module, by_hand, sizes = deployed(simulation, 0.3), {}, []
+    for id in range(6):
+        data = rows(simulation, "test", simulation.data.test[id])
+        present = rows(simulation, "train", simulation.data.train[id]).present
+        by_hand[id] = accuracy(module, data, fill="zero", present=present)
+        sizes.append(len(data))
+    assert simulation.client_scores == by_hand
+    assert line["local_accuracy_samples"] == pytest.approx(np.average(list(by_hand.values()), weights=sizes))
+    assert line["accuracy_server"] == line["accuracy_0.3"]
+
+
+def test_local_holdout_takes_rows_out_of_training(tmp_path):
+    """Of every client a share of its own rows, which no client trains on, and no other row changes hands."""
+    without, with_it = (
+        simulate(tiny(evaluation={"local_holdout": share}), tmp_path / str(share)) for share in (0, 0.25)
+    )
+    for id in range(6):
+        all, kept, held = (d[id] for d in (without.data.train, with_it.data.train, with_it.data.local_validation))
+        assert sorted([*kept, *held]) == sorted(all) and len(held) == round(len(all) * 0.25)
+    assert not len(without.data.local_validation.idx)
+    lines = [run(simulation)[-1] for simulation in (without, with_it)]
+    found = [{name for name in line if name.startswith("local_validation")} for line in lines]
+    assert not found[0] and found[1] == {
+        f"local_validation_{score}_{of}"
+        for score in ("accuracy", "loss")
+        for of in (*NAMES, "mean", "samples", "worst")
+    }
+
+
+def test_clients_without_test_data_are_passed_over(tmp_path):
+    """6 clients, 4 test samples, of which each client would get 4 // 6."""
+    spec = tiny(data={"test_samples": 4}, partition="iid", rounds=1)
+    [line] = run(simulate(spec, tmp_path))
+    assert "accuracy_mean" in line and "local_accuracy_mean" not in line
+
+
+def test_clients_are_not_evaluated_unless_asked(tmp_path):
+    simulation = simulate(tiny(rounds=1, evaluation={"clients": False, "holdout": 0}), tmp_path)
+    [line] = run(simulation)
+    assert not [name for name in line if name.startswith(("local", "validation"))]
+    assert simulation.client_scores == {}
+
+
+# scores
+
+
+class Margin(Score):
+    """A user's: the mean of how far the label's logit is over the largest other one."""
+
+    better: ClassVar = "max"
+
+    @property
+    def label(self):
+        return "margin"
+
+    def counts(self, logits, y):
+        own = logits.gather(1, y[:, None])
+        others = logits.scatter(1, y[:, None], -torch.inf).max(1, keepdim=True).values
+        return torch.stack([(own - others).sum().double(), torch.tensor(len(y), dtype=torch.float64)])
+
+    def value(self, sums):
+        total, samples = sums.tolist()
+        return total / samples
+
+
+def test_a_user_s_scores_stand_in_every_line(tmp_path):
+    scores = [f"{__name__}:Margin", {"name": "top_k", "k": 2}, "macro_f1"]
+    simulation = simulate(tiny(method="heterofl", evaluation={"scores": scores, "local_holdout": 0.2}), tmp_path)
+    line = run(simulation)[-1]
+    assert [score.label for score in simulation.recipe.scores] == ["accuracy", "loss", "margin", "top2", "macro_f1"]
+    data, module = all_test_rows(simulation), deployed(simulation, 0.2)
+    for score in (Margin(), TopK(k=2), MacroF1()):
+        assert line[f"{score.label}_0.2"] == pytest.approx(accuracy(module, data, (score,)), rel=1e-6)
+    assert line["margin_worst"] == min(line[f"margin_{name}"] for name in NAMES)
+    for prefix in ("", "validation_", "local_", "local_validation_"):
+        assert f"{prefix}margin_mean" in line and f"{prefix}top2_worst" in line
+    found = simulation.experiment.metrics()
+    assert {name for name in line if "margin" in name} <= found.keys()
+    assert (found["local_margin_mean"].better, found["local_margin_mean"].split) == ("max", "clients")
+
+
+def test_every_metric_of_an_evaluation_is_known_before_the_run(tmp_path):
+    spec = tiny(**NESTED["depthfl"] | {"method": "depthfl", "rounds": 1, "evaluation": {"local_holdout": 0.2}})
+    simulation = simulate(spec, tmp_path)
+    trained = simulation.train()
+    assert simulation.evaluate().keys() - {"evaluated"} == spec.metrics().keys() - trained.keys()
+
+
+# what is exported
+
+
+def test_a_deployment_has_the_statistics_that_it_was_judged_with(tmp_path):
+    """Of all clients' data; a client's own of its own."""
+    simulation = simulate(tiny(method="helpers:PersonalHead", rounds=1), tmp_path)
+    run(simulation)
+    for capacity in (0.3, 0.1):
+        found, module = simulation.deployment(capacity), deployed(simulation, capacity)
+        expected = {n: t for n, t in module.named_buffers() if n in found.statistics}
+        assert expected.keys() == found.statistics.keys()
+        for name, t in expected.items():
+            assert torch.equal(t, found.statistics[name])
+    id = min(simulation.carries.owners)
+    capacity = simulation.clients.capacity(id, 0, 0)
+    own, everybodys = simulation.deployment(capacity, id), simulation.deployment(capacity)
+    assert any(not torch.equal(t, everybodys.statistics[name]) for name, t in own.statistics.items())
+    module = own.net.build()
+    load(module, own.params)
+    norms.load(module, own.statistics)
+    data = rows(simulation, "test", simulation.data.test[id])
+    assert accuracy(module, data) == simulation.client_scores[id]
+
+
+# densities
+
+
+def test_densities_of_masked_networks_by_hand(tmp_path):
+    """Of 10 rows of 9 weights in conv1, at 64 pixels, and 39 of 80 in hidden: all, 6 and 26, or 3 and 13 by capacity;
+    of clients' own networks 10 - k and 39 - 3k for a client k who has trained."""
+    simulation = simulate(tiny(method=Pruned(), rounds=1), tmp_path / "own")
+    [own] = run(simulation)
+    [line] = run(simulate(tiny(method=Pruned(keeps=False), rounds=1), tmp_path / "shared"))
+    whole = (90 + 10) + (20 * 90 + 20) + 2 * (10 + 20) + (39 * 80 + 39) + (4 * 39 + 4)
+    assert whole == Net(simulation.method.task.model, 0.3).parameters
+    macs = 90 * 64 + 20 * 90 * 16 + 39 * 80 + 4 * 39
+    left = {"0.3": (10, 39), "0.2": (6, 26), "0.1": (3, 13)}
+    for name, (conv, hidden) in left.items():
+        gone = 9 * (10 - conv), 80 * (39 - hidden)
+        assert line[f"density_{name}"] == pytest.approx((whole - sum(gone)) / whole)
+        assert line[f"macs_share_{name}"] == pytest.approx((macs - 64 * gone[0] - gone[1]) / macs)
+    trained = set(simulation.carries.files)
+    assert len(trained) == 4
+    kept = [
+        (10 - k, 39 - 3 * k) if k in trained else left[f"{simulation.clients.capacity(k, 0, 0):g}"] for k in range(6)
+    ]
+    shares = np.array(kept) / [10, 39]
+    assert own["local_density"] == pytest.approx(shares.mean())
+    assert [own["local_density_conv1"], own["local_density_hidden"]] == pytest.approx(list(shares.mean(0)))
+    assert densities(own) == {"local_density", "local_density_conv1", "local_density_hidden"}
+    assert densities(line) == {f"{share}_{name}" for share in ("density", "macs_share") for name in NAMES}
+
+
+def densities(line):
+    return {name for name in line if "density" in name or name.startswith("macs")}
+
+
+def test_dense_networks_have_no_densities(tmp_path):
+    [line] = run(simulate(tiny(method="standalone", rounds=1), tmp_path))
+    assert not densities(line)
+
+
+# the parts
+
+
+def test_spans_and_groups():
+    assert spans_of(10, 4) == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert spans_of(0, 4) == []
+    sizes = np.array([3, 3, 5, 1, 1])
+    assert grouped(range(5), sizes, 6) == [(6, [0, 1]), (6, [2, 3]), (1, [4])]
+    assert grouped([4, 2], sizes, 1) == [(1, [4]), (5, [2])]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_evaluates_with_every_split(method, tmp_path):
+    given = NESTED.get(method, {}) | {"method": method, "rounds": 1, "evaluation": {"local_holdout": 0.2}}
+    [line] = run(simulate(tiny(**given), tmp_path))
+    assert {"local_accuracy_mean", "local_validation_accuracy_mean"} <= line.keys()
+    assert METHODS[method].judge in line
+    if METHODS[method].judge == "accuracy_mean":
+        assert {"accuracy_mean", "validation_accuracy_mean"} <= line.keys()

@@ -1,0 +1,371 @@
+"""What an experiment says, and what its user gets told. The whole message counts: where, what was given, what is
+allowed, what to do."""
+
+import pickle
+
+import numpy as np
+import pytest
+from helpers import Pruned, tiny
+from torch import nn
+
+import rayfl
+from rayfl.axes import Axis, linear
+from rayfl.config import ConfigError, differences
+from rayfl.data import DATASETS
+from rayfl.describe import describe
+from rayfl.experiment import Experiment, load_experiment, read_experiment
+from rayfl.methods import METHODS
+from rayfl.methods.heterofl import HeteroFL
+from rayfl.models import MODELS
+from rayfl.models.base import ImageModel
+from rayfl.models.cnn import DigitsCNN
+from rayfl.training import Training
+
+METHODS_SO_FAR = f"known: {', '.join(sorted(METHODS))}"
+TRAINING = f"known: {', '.join(sorted(Training.model_fields))}"
+
+
+def message(call, *args, **kwargs) -> str:
+    with pytest.raises(ConfigError) as error:
+        call(*args, **kwargs)
+    return str(error.value)
+
+
+def written(tmp_path, text):
+    file = tmp_path / "exp.yaml"
+    file.write_text(text)
+    return file
+
+
+# experiments
+
+MISTAKES = {
+    "unknown section": (
+        {"trainin": {}},
+        "test: unknown key 'trainin'; did you mean 'training'? known: clients, data, evaluation, listeners, method, "
+        "model, partition, rounds, run, seed, server, training, updates",
+    ),
+    "unknown key": (
+        {"training": {"lrr": 0.1}},
+        f"test: training.lrr: unknown key 'lrr'; did you mean 'lr'? {TRAINING}",
+    ),
+    "key that is no text": (
+        {"training": {1: 2}},
+        f"test: training.1: unknown key 1; {TRAINING}",
+    ),
+    "no section": (
+        {"training": 5},
+        f"test: training: given 5; allowed: a mapping with the keys {TRAINING.removeprefix('known: ')}",
+    ),
+    "wrong type": (
+        {"training": {"lr": "fast"}},
+        "test: training.lr: given 'fast'; allowed: a number",
+    ),
+    "wrong type at the top": (
+        {"rounds": "many"},
+        "test: rounds: given 'many'; allowed: a whole number",
+    ),
+    "wrong type in a list": (
+        {"training": {"milestones": [1, "b"]}},
+        "test: training.milestones.1: given 'b'; allowed: a whole number",
+    ),
+    "one of two types": (
+        {"run": {"chunk": 0}},
+        "test: run.chunk: given 0; allowed: at least 1, or auto",
+    ),
+    "neither of two types": (
+        {"method": {"name": "nefl", "submodels": 3}},
+        "test: method.submodels: given 3; allowed: one of auto, published, or a list",
+    ),
+    "unknown key in a list of sections": (
+        {"method": {"name": "nefl", "submodels": [{"capacity": 1, "widht": 1}]}},
+        "test: method.submodels.0.widht: unknown key 'widht'; did you mean 'width'? known: blocks, capacity, width",
+    ),
+    "missing in a list of sections": (
+        {"method": {"name": "nefl", "submodels": [{"width": 1}]}},
+        "test: method.submodels.0.capacity: missing; it has no default",
+    ),
+    "a rate of 0 for the rest of the run": (
+        {"training": {"cosine_rounds": 3}, "rounds": 5},
+        "test: training.cosine_rounds: given 3; allowed: 0, or at least the run's 5 rounds, because the rate is 0 "
+        "behind them",
+    ),
+    "no early exits": (
+        {"method": "depthfl", "clients": {"capacities": [1, 0.5]}},
+        "test: model: given digits_cnn, which has no early exits; allowed: a model with 2 exits, one for every "
+        "capacity; set model.exits of a ResNet, or take a model such as depthfl_resnet18",
+    ),
+    "out of range": (
+        {"training": {"lr": -1, "momentum": 1}},
+        "test: training.lr: given -1; allowed: more than 0\ntest: training.momentum: given 1; allowed: less than 1",
+    ),
+    "none of the choices": (
+        {"model": {"name": "digits_cnn", "norm": "batch"}},
+        "test: model.norm: given 'batch'; allowed: one of static_bn, group, instance, layer, none",
+    ),
+    "rate over 1": (
+        {"clients": {"capacities": [1.5]}},
+        "test: clients.capacities: given [1.5]; allowed: a share in (0, 1]; 1.5 is not",
+    ),
+    "cohort over count": (
+        {"clients": {"count": 6, "cohort": 7, "capacities": [1]}},
+        "test: clients: given {'count': 6, 'cohort': 7, 'capacities': [1]}; allowed: a cohort of at most "
+        "count = 6 clients; cohort is 7",
+    ),
+    "unknown method": (
+        {"method": {"name": "hetrofl"}},
+        f"test: method.name: no method is called 'hetrofl'; did you mean 'heterofl'? {METHODS_SO_FAR}",
+    ),
+    "unknown model": (
+        {"model": "digit_cnn"},
+        "test: model.name: no model is called 'digit_cnn'; did you mean 'digits_cnn'? known: "
+        + ", ".join(sorted(MODELS)),
+    ),
+    "unknown data": (
+        {"data": "mnits"},
+        "test: data.name: no data set is called 'mnits'; did you mean 'mnist'? known: " + ", ".join(sorted(DATASETS)),
+    ),
+    "unknown partition": (
+        {"partition": {"name": "dirichlett"}},
+        "test: partition.name: no partition is called 'dirichlett'; did you mean 'dirichlet'? known: "
+        "dirichlet, iid, quantity, shards, users",
+    ),
+    "no name": (
+        {"method": {"scaler": True}},
+        f"test: method: given {{'scaler': True}}; allowed: a mapping with a name; {METHODS_SO_FAR}",
+    ),
+    "what rayfl fills in": (
+        {"method": {"name": "fedavg", "task": 1}},
+        "test: method.task: unknown key 'task'; did you mean 'mask'? known: label_rows, mask, name, scaler, "
+        "size, weight",
+    ),
+    "no channel is left": (
+        {"clients": {"capacities": [1, 1e-5], "metric": "params"}},
+        "test: capacity 1e-05 by params: given model digits_cnn, whose narrowest network "
+        "already is 0.000921; take capacities from 0.000921 to 1",
+    ),
+    "group norm does not divide": (
+        {
+            "model": {"name": "digits_cnn", "norm": "group"},
+            "clients": {"capacities": [1, 0.1]},
+            "method": "heterofl",
+        },
+        "test: norm 'group' needs channels that divide by 4, but axis 'conv2' has 7 at this width; take "
+        "larger capacities or another norm",
+    ),
+    "image too small": (
+        {"model": "lenet5_caffe", "data": {"name": "synthetic", "shape": [1, 4, 4]}},
+        "test: model lenet5_caffe: given images of 4x4 pixels, too few for its convolutions and pooling; allowed: at "
+        "least 16x16; take another model or data set",
+    ),
+    "another image than the data's": (
+        {"model": {"name": "digits_cnn", "input": [3, 32, 32]}, "data": "digits"},
+        "test: model.input: given (3, 32, 32); allowed: (1, 8, 8), as data set digits has it, or nothing, to take it "
+        "from there",
+    ),
+    "other classes than the data's": (
+        {"model": {"name": "digits_cnn", "classes": 5}, "data": "digits"},
+        "test: model.classes: given 5; allowed: 10, as data set digits has it, or nothing, to take it from there",
+    ),
+    "a batch beyond all bounds": (
+        {"training": {"batch_size": 10**19}},
+        "test: training.batch_size: given 10000000000000000000; allowed: at most 1000000",
+    ),
+    "a milestone before the first round": (
+        {"training": {"milestones": [-1]}},
+        "test: training.milestones.0: given -1; allowed: at least 0",
+    ),
+    "true is no number": (
+        {"training": {"lr": True}},
+        "test: training.lr: given True; allowed: a number",
+    ),
+    "more threads than any machine has": (
+        {"run": {"threads": 10**9}},
+        "test: run.threads: given 1000000000; allowed: at most 1024",
+    ),
+    "a sliver of a CPU": (
+        {"run": {"cpus": 1e-9}},
+        "test: run.cpus: given 1e-09; allowed: at least 0.01",
+    ),
+    "a listener that nobody knows": (
+        {"listeners": ["early_stop"]},
+        "test: listeners.0: name: no listener is called 'early_stop'; did you mean 'early_stopping'? "
+        "known: early_stopping",
+    ),
+    "a score that nobody knows": (
+        {"evaluation": {"scores": ["f1"]}},
+        "test: evaluation: scores.0: name: no score is called 'f1'; known: accuracy, loss, macro_f1, top_k",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_an_experiment(mistake):
+    sections, expected = MISTAKES[mistake]
+    assert message(read_experiment, {"model": "digits_cnn"} | sections, "test") == expected
+
+
+def test_a_model_must_be_chosen():
+    known = ", ".join(sorted(MODELS))
+    assert message(read_experiment, {}, "test") == f"test: model: missing; known: {known}"
+
+
+class Undeclared(ImageModel):
+    def build(self, net):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, self.classes))
+
+
+class HardCoded(ImageModel):
+    def build(self, net):
+        a = Axis("hidden", 8)
+        return nn.Sequential(nn.Flatten(), linear(Axis.fixed("x", 64), a), linear(a, self.labels))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (
+            Undeclared,
+            "test: Sequential: the parameter '1.weight' [10, 64] of a Linear declares no axes; build it with "
+            "rayfl.axes (conv, linear, norm, ...) or say `declare(module, parameter=(Axis, ...))`",
+        ),
+        (
+            HardCoded,
+            "test: 1.weight: the axis 'hidden' has 8 positions at width 1.0 and 8 at 0.5; take its size from "
+            "`net.axis(name, full)`",
+        ),
+    ],
+)
+def test_a_model_that_does_not_say_its_axes(model, expected):
+    assert message(Experiment, where="test", model=model()) == expected
+    name = f"{model.__module__}:{model.__name__}"
+    assert message(read_experiment, {"model": name}, "test") == expected
+
+
+def test_a_data_folder_that_does_not_exist(tmp_path):
+    root = str(tmp_path / "nowhere")
+    experiment = read_experiment({"model": "mcmahan_cnn", "data": {"name": "mnist", "root": root}}, "test")
+    assert message(experiment.data.load) == (
+        f"data.root: given {root!r}; allowed: an existing folder. Make it, or leave both data.root and "
+        "RAYFL_DATA unset to use ./data"
+    )
+
+
+def test_more_clients_than_data():
+    experiment = tiny(clients={"count": 200})
+    assert message(experiment.federate, experiment.data.load()) == (
+        "clients.count: given 200; allowed: at most 72, for 72 training samples and at least 1 a client; "
+        "lower it or take more data"
+    )
+
+
+# what an experiment says
+
+
+def test_names_may_stand_alone_and_sections_have_defaults():
+    experiment = read_experiment({"model": "digits_cnn"}, "test")
+    assert (experiment.data.name, experiment.partition.name, experiment.method.name) == (
+        "digits",
+        "iid",
+        "fedavg",
+    )
+    assert read_experiment(experiment.plain(), "again") == experiment
+
+
+def test_input_and_classes_come_from_the_data_unless_given():
+    data = {"name": "synthetic", "shape": [2, 9, 9], "classes": 3}
+    model = read_experiment({"model": "digits_cnn", "data": data}, "test").model
+    assert (model.input, model.classes) == ((2, 9, 9), 3)
+    given = {"name": "digits_cnn", "classes": 3}
+    assert read_experiment({"model": given, "data": data}, "test").model == model
+
+
+def test_sections_are_objects_mappings_or_names():
+    """And a wrong one is the same error, whoever makes the experiment."""
+    experiment = Experiment(
+        model=DigitsCNN(norm="none"), method=HeteroFL(), training=Training(lr=0.1), clients={"capacities": [1, 0.5]}
+    )
+    given = {"model": {"name": "digits_cnn", "norm": "none"}, "method": "heterofl", "training": {"lr": 0.1}}
+    assert experiment == read_experiment(given | {"clients": {"capacities": [1, 0.5]}}, "file")
+    assert experiment.model.input == (1, 8, 8)
+    assert message(Experiment, model="digits_cnn", trainin={}).startswith("Experiment: unknown key 'trainin'; did you")
+    assert message(Experiment, model=HeteroFL()) == (
+        "Experiment: model: given HeteroFL(name='heterofl', mask='zero', weight='uniform', scaler=True, "
+        f"label_rows='present'); allowed: a mapping with a name; known: {', '.join(sorted(MODELS))}"
+    )
+    assert message(experiment.with_, rounds=0) == "Experiment: rounds: given 0; allowed: at least 1"
+    assert experiment.with_(rounds=3) == read_experiment(experiment.plain() | {"rounds": 3}, "again")
+
+
+def test_what_is_sent_to_other_processes_has_no_samples():
+    x, y = np.zeros((400, 1, 8, 8), np.uint8), np.arange(400) % 4
+    experiment = Experiment(model="digits_cnn", data=rayfl.InMemory(x, y))
+    assert len(pickle.dumps(experiment)) > x.nbytes
+    sent = pickle.loads(pickle.dumps(experiment.described()))
+    assert len(pickle.dumps(sent)) < 5000
+    assert (sent.plain(), sent.result_config()) == (experiment.plain(), experiment.result_config())
+    assert sent.with_(rounds=3).model == experiment.model
+    given, found = (e.federate(experiment.data.arrays()) for e in (experiment, sent))
+    assert np.array_equal(given.train.idx, found.train.idx) and given.prepare == found.prepare
+    assert message(sent.data.arrays) == "data: given a description of arrays; allowed: the data set itself"
+
+
+def test_what_a_result_depends_on():
+    """Neither the machine nor where the data lie, nor how many rounds come yet."""
+    result = tiny().result_config()
+    same = tiny(rounds=9, run={"actors": 3, "cpus": 2, "executor": "ray"}).result_config()
+    assert differences(result, same) == []
+    other = tiny(run={"chunk": 2}, training={"lr": 0.3}).result_config()
+    assert differences(result, other) == ["run.chunk: 1 -> 2", "training.lr: 0.05 -> 0.3"]
+    assert tiny(clients={"count": 70, "cohort": 65}, run={"chunk": "auto"}).result_config()["run"] == {
+        "threads": 1,
+        "chunk": 3,
+    }
+
+
+def test_settings_are_laid_over_a_file(tmp_path):
+    file = written(tmp_path, "model: digits_cnn\ntraining: {lr: 0.5, momentum: 0.9}\n")
+    experiment = load_experiment(file, ["training.lr=1e-2", "clients.capacities=[1, 0.5]", "rounds=3"])
+    assert (experiment.training.lr, experiment.training.momentum, experiment.rounds) == (0.01, 0.9, 3)
+    assert experiment.clients.capacities == (1, 0.5)
+    assert message(load_experiment, file, ["training.lrr=1"]).startswith(
+        f"{file}: training.lrr: unknown key 'lrr'; did you mean 'lr'?"
+    )
+
+
+SUBMODELS = [{"capacity": 1}, {"capacity": 0.3, "width": 0.75, "blocks": "11 10 00 10"}]
+
+
+def resnet(**sections):
+    given = {"rounds": 1, "model": {"name": "resnet18", "channels": 4}, "clients": {"capacities": [1, 0.3]}}
+    return read_experiment(given | sections, "test")
+
+
+def test_what_a_network_keeps_and_costs():
+    experiment = resnet(method={"name": "nefl", "submodels": SUBMODELS})
+    full, part = describe(experiment, "macs")
+    assert (full["width"], full["blocks"], part["width"], part["blocks"]) == (1, "8/8", 0.75, "11 10 00 10")
+    assert list(full)[:3] == ["capacity", "width", "blocks"]
+    costs = experiment.costs()
+    assert list(costs) == ["1", "0.3"]
+    assert costs["0.3"] == {"parameters": part["parameters"], "macs": part["flops"]}
+    [digits, _] = describe(tiny(clients={"capacities": [1, 0.5]}), "macs")
+    assert list(digits)[:3] == ["capacity", "width", "parameters"]
+
+
+def test_a_masked_network_costs_what_is_there():
+    """Of 10 rows of 9 weights, at 64 pixels, and 39 of 80 a third is left, or 3 and 13; all of it travels."""
+    full, part = describe(tiny(method=Pruned(), clients={"capacities": [0.3, 0.1]}), "macs")
+    gone = 7 * 9 + 26 * 80
+    assert part["parameters"] == full["parameters"] - gone
+    assert part["flops"] == full["flops"] - 7 * 9 * 64 - 26 * 80
+    assert part["space_mb"] == 4 * part["parameters"] / 2**20
+    assert part["width"] == full["width"] == 0.3
+    assert {record[way] for record in (full, part) for way in ("bytes_down", "bytes_up")} == {4 * full["parameters"]}
+
+
+def test_blocks_behind_the_last_exit_are_left_out():
+    model = {"name": "resnet18", "channels": 4, "exits": ["stage1.1"]}
+    full, part = describe(resnet(model=model, method="depthfl"), "macs")
+    assert (full["exits"], full["blocks"]) == (2, "8/8")
+    assert (part["exits"], part["blocks"]) == (1, "11 00 00 00")

@@ -1,0 +1,457 @@
+"""A run's folder: whatever crashes or fills up, whole lines are kept and nothing half-written is read."""
+
+import json
+import os
+
+import pytest
+from rows import FACTS, PERSONAL, folder, line
+
+from rayfl.config import ConfigError
+from rayfl.results.folder import RunFolder, flatten, records, runs
+from rayfl.results.summary import Cost, Facts, amounts, summaries, summary
+
+COSTS = {"1": {"parameters": 100, "macs": 1000}, "0.125": {"parameters": 12, "macs": 130}}
+
+
+@pytest.fixture
+def run(tmp_path):
+    config = {"seed": 3, "method": {"name": "fedavg"}, "clients": {"capacities": [1.0, 0.5]}}
+    return RunFolder.create(tmp_path / "run", "fedavg-largest", config, {"seed": 3}, FACTS, costs=COSTS)
+
+
+def plain(round, **metrics):
+    """A line of a round without an evaluation."""
+    return {"round": round, "seconds": 2.0} | metrics
+
+
+def summed(lines, facts=FACTS, costs=None):
+    return summary(lines, Facts(**facts), {capacity: Cost(**cost) for capacity, cost in (costs or {}).items()})
+
+
+# what is written is read
+
+
+def test_a_run_is_opened_as_it_was_created(run):
+    assert RunFolder.open(run.path) == run
+    assert run.config["method"] == {"name": "fedavg"}
+    assert (run.tags, run.seed) == ({"seed": "3"}, 3)
+    assert (run.status, run.result, run.rounds(), run.client_scores) == ("running", {}, [], {})
+    assert json.loads((run.path / "run.json").read_text()) == {
+        "version": 2,
+        "id": run.id,
+        "label": "fedavg-largest",
+        "kind": "run",
+        "tags": {"seed": "3"},
+        "sweep": None,
+        "started": run.started,
+        "status": "running",
+        "error": None,
+        "costs": COSTS,
+        "facts": FACTS,
+    }
+
+
+def test_a_folder_holds_one_run(run, tmp_path):
+    with pytest.raises(ConfigError, match="holds a run already; resume it, or give another folder"):
+        RunFolder.create(run.path, "x", {}, {}, FACTS)
+    with pytest.raises(ConfigError, match="holds no run; allowed: a folder with a run.json"):
+        RunFolder.open(tmp_path)
+
+
+def test_lines_are_appended_in_order(run):
+    run.append([plain(1), plain(2, train_loss=0.5)])
+    run.append([plain(3)])
+    assert RunFolder.open(run.path).rounds() == [plain(1), plain(2, train_loss=0.5), plain(3)]
+
+
+@pytest.mark.parametrize("torn", ['{"round": 3, "sec', "x" * 200_000, "\xe9"])
+def test_a_torn_last_line_is_neither_read_nor_glued_to_the_next(run, torn):
+    run.append([plain(1), plain(2)])
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(torn.encode("latin-1"))
+    again = RunFolder.open(run.path)
+    assert again.rounds() == [plain(1), plain(2)]
+    again.append([plain(3)])
+    assert again.rounds() == [plain(1), plain(2), plain(3)]
+
+
+def test_a_lone_torn_line_is_cut(run):
+    (run.path / "metrics.jsonl").write_text('{"round"')
+    run.append([plain(1)])
+    assert RunFolder.open(run.path).rounds() == [plain(1)]
+
+
+def test_a_resumed_file_equals_a_straight_one(run):
+    run.append([plain(r) for r in range(1, 6)])
+    straight = (run.path / "metrics.jsonl").read_bytes()
+    run.truncate_after(3)
+    assert run.rounds() == [plain(1), plain(2), plain(3)]
+    run.append([plain(4), plain(5)])
+    assert (run.path / "metrics.jsonl").read_bytes() == straight
+
+
+@pytest.mark.parametrize("taken", [0, 7], ids=["nothing", "a part"])
+def test_a_full_disk_keeps_lines_for_later(run, monkeypatch, taken):
+    run.append([plain(1)])
+    write = os.write
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", lambda fd, data: write(fd, data[:taken]))
+        run.append([plain(2)])
+        run.append([plain(3)])
+    assert run.pending == [plain(2), plain(3)]
+    assert run.rounds() == [plain(1), plain(2), plain(3)]
+    assert RunFolder.open(run.path).rounds() == [plain(1)]
+    run.append([plain(4)])
+    assert run.pending == []
+    assert RunFolder.open(run.path).rounds() == [plain(1), plain(2), plain(3), plain(4)]
+
+
+def test_a_replaced_file_is_whole_or_old(run, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.finish("finished")
+    assert RunFolder.open(run.path).status == "running"
+    assert RunFolder.open(run.path).result == {}
+    assert sorted(file.name for file in run.path.iterdir()) == ["config.json", "run.json"]
+
+
+def test_finish_writes_what_is_pending_and_how_it_ended(run, monkeypatch):
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "full")))
+        run.append([plain(1)])
+    run.finish("failed", error="client 7: no data")
+    again = RunFolder.open(run.path)
+    assert again.rounds() == [plain(1)]
+    assert (again.status, again.error, again.result["rounds"]) == ("failed", "client 7: no data", 1)
+    again.resume()
+    assert (RunFolder.open(run.path).status, RunFolder.open(run.path).error) == ("running", None)
+
+
+def test_a_run_that_is_made_longer_says_so(run):
+    run.resume({"rounds": 9}, FACTS | {"rounds": 9})
+    again = RunFolder.open(run.path)
+    assert (again.config, again.facts.rounds) == ({"rounds": 9}, 9)
+
+
+def test_record_is_flat_and_plain(run):
+    run.append([line(1, accuracy_mean=0.5)])
+    run.finish("finished")
+    record = run.record()
+    assert record["params"] == {"seed": 3, "method.name": "fedavg", "clients.capacities": [1.0, 0.5]}
+    assert (record["label"], record["seed"], record["accuracy_mean"]) == ("fedavg-largest", 3, 0.5)
+    assert record["facts"] == FACTS
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_what_clients_reach_is_kept(run):
+    run.save_clients({0: 0.5, 12: 1.0})
+    assert RunFolder.open(run.path).client_scores == {0: 0.5, 12: 1.0}
+
+
+def test_runs_of_a_sweep_are_found_below_it(tmp_path):
+    sweep = folder(tmp_path / "sweep", "digits", kind="sweep")
+    for name in ("b", "a"):
+        folder(sweep.path / name, name, sweep=sweep.id)
+    folder(tmp_path / "other", "c")
+    assert [run.label for run in runs(tmp_path)] == ["c", "digits", "a", "b"]
+    assert [r["label"] for r in records(tmp_path)] == ["c", "a", "b"]
+    assert [r["label"] for r in records(tmp_path, sweep.id)] == ["a", "b"]
+    assert sweep.result == {} and not (sweep.path / "result.json").exists()
+
+
+def test_flatten_keeps_lists_and_empty_sections():
+    nested = {"a": {"b": {"c": 1}, "d": [1, 2]}, "e": {}, "f": [{"g": 1}, {"g": 2}]}
+    assert flatten(nested) == {"a.b.c": 1, "a.d": [1, 2], "e": {}, "f.0.g": 1, "f.1.g": 2}
+
+
+# what is damaged is said
+
+
+def without(name):
+    return lambda saved: {key: value for key, value in saved.items() if key != name}
+
+
+def changed(**values):
+    return lambda saved: saved | values
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("run.json", b"", r"given '', which is no JSON \(Expecting value: line 1 column 1 \(char 0\)\)"),
+        ("run.json", b'{"version": 2, "id"', r"which is no JSON .*; put back a copy of the file, or remove the run's"),
+        ("run.json", b"\xff\xfe{}", "which is no JSON"),
+        ("run.json", b"[" * 100_000, "which is no JSON"),
+        ("run.json", b"[]", r"given \[\]; allowed: a JSON object"),
+        ("run.json", b"null", "given None; allowed: a JSON object"),
+        ("run.json", changed(version=3), "version: given 3; allowed: 1 or 2; use the rayfl that wrote it"),
+        ("run.json", without("id"), "id: missing"),
+        ("run.json", without("facts"), "facts: missing"),
+        ("run.json", changed(label=7), "label: given 7; allowed: text"),
+        ("run.json", changed(started="yesterday"), "started: given 'yesterday'; allowed: a number"),
+        ("run.json", changed(status="done"), "status: given 'done'; allowed: one of running, finished, failed, stop"),
+        ("run.json", changed(tags=["seed"]), "tags: given .'seed'.; allowed: a section"),
+        ("run.json", changed(tags={"seed": "x"}), "tags: given .*; allowed: tags whose `seed` is a whole number"),
+        ("run.json", changed(costs={"1": {"macs": 1}}), "costs.1.parameters: missing"),
+        ("run.json", changed(path="/"), "path: unknown key 'path'"),
+        ("run.json", changed(facts=FACTS | {"capacities": "all"}), "facts.capacities: given 'all'; allowed: a list"),
+        ("run.json", changed(facts=FACTS | {"scores": {"f1": "up"}}), "facts.scores.f1: given 'up'; allowed: one of m"),
+        ("config.json", b'{"seed": 3', "which is no JSON"),
+        ("config.json", b'"seed"', "given 'seed'; allowed: a JSON object"),
+        ("config.json", None, "there is no such file; put back a copy of it, or remove the run's folder"),
+        ("result.json", b'{"rounds": 1, "accur', "which is no JSON"),
+        ("result.json", b"3", "given 3; allowed: a JSON object"),
+        ("result.json", without("bytes_up"), "bytes_up: missing"),
+        ("result.json", changed(accuracy_mean="high"), "accuracy_mean: given 'high'; allowed: a number"),
+        ("result.json", changed(rounds=None), "rounds: given None; allowed: a whole number"),
+        ("clients.json", b'{"0": 0.5', "which is no JSON"),
+        ("clients.json", b'{"0": "good"}', "given 'good'; allowed: a number"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, damage, said):
+    run = folder(tmp_path / "run", lines=[line(1, accuracy_mean=0.5)], costs=COSTS)
+    run.save_clients({0: 0.5})
+    file = run.path / name
+    if damage is None:
+        file.unlink()
+    else:
+        made = damage if isinstance(damage, bytes) else json.dumps(damage(json.loads(file.read_text()))).encode()
+        file.write_bytes(made)
+    with pytest.raises(ConfigError, match=said) as error:
+        [row] = records(tmp_path)
+        assert row and RunFolder.open(run.path).client_scores
+    assert str(error.value).startswith(f"{file}: ")
+    assert "Traceback" not in str(error.value) and len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ('{"round": 2, "sec', 'line 2: given \'."round": 2, "sec\', which is no JSON'),
+        ("", "line 2: given '', which is no JSON"),
+        ("[2]", "line 2: given .2.; allowed: a JSON object"),
+        ('{"seconds": 1.0}', "line 2: given .'seconds': 1.0.; allowed: an object with a whole `round`"),
+        ('{"round": "2"}', "line 2: given .'round': '2'.; allowed: an object with a whole `round`"),
+    ],
+)
+def test_a_damaged_line_is_named_by_its_number(run, damage, said):
+    run.append([plain(1), plain(3)])
+    file = run.path / "metrics.jsonl"
+    first, last = file.read_text().splitlines()
+    file.write_text(f"{first}\n{damage}\n{last}\n")
+    with pytest.raises(ConfigError, match=said) as error:
+        RunFolder.open(run.path).rounds()
+    assert str(error.value).startswith(f"{file}: line 2: ")
+
+
+def test_a_file_that_cannot_be_read_is_named(run):
+    (run.path / "result.json").mkdir()
+    with pytest.raises(ConfigError, match="result.json: cannot be read: Is a directory"):
+        run.record()
+
+
+# the summary
+
+
+def test_summary_by_hand():
+    accuracies = {2: 0.1, 4: 0.9, 6: 0.2, 8: 0.3, 10: 0.9, 12: 0.4}
+    lines = [plain(r, bytes_down=10, bytes_up=5, train_flops=100) for r in range(1, 14)]
+    for round, accuracy in accuracies.items():
+        lines[round - 1] |= {
+            "evaluated": True,
+            "accuracy_mean": accuracy,
+            "accuracy_worst": accuracy / 2,
+            "accuracy_0.125": accuracy / 2,
+            "accuracy_exit1": 0.25,
+            "local_accuracy_mean": 1.0 - accuracy,
+            "validation_loss_mean": 2.0,
+            "coverage_min": 3,
+        }
+    result = summed(lines, costs=COSTS)
+    last5 = result.pop("last5_accuracy_mean")
+    assert last5 == pytest.approx((0.9 + 0.2 + 0.3 + 0.9 + 0.4) / 5)
+    assert result.pop("last5_local_accuracy_mean") == pytest.approx(1 - last5)
+    assert result == {
+        "rounds": 13,
+        "accuracy_mean": 0.4,
+        "accuracy_worst": 0.2,
+        "accuracy_0.125": 0.2,
+        "accuracy_exit1": 0.25,
+        "local_accuracy_mean": 0.6,
+        "validation_loss_mean": 2.0,
+        "best_local_accuracy_mean": 0.9,
+        "best_accuracy_mean": 0.9,
+        "best_round": 4,
+        "parameters_1": 100,
+        "macs_1": 1000,
+        "parameters_0.125": 12,
+        "macs_0.125": 130,
+        "bytes_down": 130,
+        "bytes_up": 65,
+        "train_flops": 1300,
+        "seconds": 26.0,
+    }
+
+
+def test_summary_of_nothing():
+    assert summed([]) == {"rounds": 0, "bytes_down": 0, "bytes_up": 0, "train_flops": 0, "seconds": 0}
+
+
+def test_the_best_round_is_that_of_what_judges():
+    lines = [
+        line(1, accuracy_mean=0.5, local_accuracy_mean=0.25),
+        line(2, accuracy_mean=0.25, local_accuracy_mean=0.75),
+    ]
+    assert (summed(lines)["best_round"], summed(lines, PERSONAL)["best_round"]) == (1, 2)
+    assert "best_round" not in summed([line(1, local_accuracy_mean=0.5)])
+
+
+def test_a_score_of_a_user_is_summarised_by_its_good_end():
+    facts = FACTS | {"scores": {"perplexity": "min", "f1": "max"}, "judge": "perplexity_mean"}
+    lines = [line(r, perplexity_mean=p, f1_mean=f) for r, p, f in ((1, 9.0, 0.5), (2, 5.0, 0.75), (3, 7.0, 0.25))]
+    result = summed([*lines, line(4, perplexity_mean=float("nan"), f1_mean=0.125)], facts)
+    assert (result["best_perplexity_mean"], result["best_f1_mean"], result["best_round"]) == (5.0, 0.75, 2)
+    assert result["last5_f1_mean"] == 1.625 / 4 and result["f1_mean"] == 0.125
+    expected = ["best_perplexity_mean", "last5_perplexity_mean", "gbit", "client_macs"]
+    assert summaries(["perplexity_mean", "perplexity_0.5"], facts["scores"]) == expected
+
+
+def test_which_end_of_a_metric_is_good():
+    facts = Facts(**FACTS)
+    small = ["loss_mean", "validation_loss_0.125", "local_loss_samples", "best_loss_mean", "train_loss", "seconds"]
+    large = ["accuracy_1", "local_accuracy_worst", "last5_accuracy_mean", "local_density_at_best", "accuracy_exit1"]
+    assert [facts.better(metric) for metric in small + large] == ["min"] * 6 + ["max"] * 5
+    assert facts.about("validation_accuracy_mean") == ("accuracy", "validation")
+    assert facts.about("accuracy_0.5") is None
+
+
+def test_heterofl_s_local_beside_its_global():
+    lines = [line(r, accuracy_server=a, local_accuracy_samples=b) for r, a, b in ((1, 0.25, 1.0), (2, 0.75, 0.5))]
+    assert summed(lines)["local_accuracy_samples_at_best_server"] == 0.5
+    assert "local_accuracy_samples_at_best_server" not in summed([line(1, local_accuracy_samples=1.0)])
+
+
+def test_densities_of_a_run():
+    """Of clients' own masked networks that of the best round, and the last ones."""
+    lines = [line(r, local_accuracy_mean=a, local_density=d) for r, a, d in ((1, 0.5, 0.75), (2, 0.875, 0.5))]
+    lines.append(line(3, local_accuracy_mean=0.625, local_density=0.25, local_density_conv=0.25, density_1=0.375))
+    result = summed(lines, PERSONAL)
+    assert (result["local_density_at_best"], result["local_density"], result["density_1"]) == (0.5, 0.25, 0.375)
+    assert "local_density_conv" not in result
+    assert not [key for key in summed([line(1, accuracy_mean=0.5)]) if "density" in key or "macs" in key]
+
+
+def test_a_network_costs_what_a_mask_leaves_of_it(tmp_path):
+    """result.json says what the last evaluation found, run.json what was built: one truth each."""
+    shares = {"density_0.125": 0.75, "macs_share_0.125": 0.7, "density_1": 1.0, "macs_share_1": 1.0}
+    before = {name: 1.0 for name in shares}
+    run = folder(tmp_path, lines=[line(1, **before), line(2, **shares), plain(3)], costs=COSTS)
+    assert {key: run.result[key] for key in ("parameters_1", "macs_1", "parameters_0.125", "macs_0.125")} == {
+        "parameters_1": 100,
+        "macs_1": 1000,
+        "parameters_0.125": 9,
+        "macs_0.125": 91,
+    }
+    assert json.loads((tmp_path / "run.json").read_text())["costs"] == COSTS
+
+
+def test_amounts_are_spafl_s():
+    """LeNet-5-Caffe in its table 1: 580 thresholds, 5000 client-rounds; FedAvg's FLOPs are 5 epochs of 600 samples
+    in 50 rounds of every client, 2,293,000 multiply-adds forward, twice that backward."""
+    sent = 5000 * 580 * 4
+    row = {"rounds": 500, "facts": FACTS | {"clients": 100}, "bytes_down": sent, "bytes_up": sent}
+    row["train_flops"] = 3 * 2 * 2_293_000 * 5 * 600 * 5000
+    assert amounts(row) == {"gbit": pytest.approx(0.1856), "client_macs": pytest.approx(10.3185e11)}
+    assert amounts(row | {"rounds": 0}) == {}
+
+
+# folders of rayfl 0.4
+
+
+def version1(path, method, kind="run", **sections):
+    """A folder as rayfl 0.4 wrote it."""
+    path.mkdir(parents=True)
+    config = {"method": {"name": method}, "rounds": 2, "clients": {"count": 8, "cohort": 4}} | sections
+    config["clients"]["capacities"] = "a1-c1-e0"
+    run = {
+        "id": "x",
+        "label": method,
+        "kind": kind,
+        "tags": {"seed": "3"},
+        "sweep": None,
+        "started": 1.0,
+        "costs": {"parameters_1": 100, "macs_1": 1000, "parameters_0.25": 100, "macs_0.25": 1000},
+        "status": "finished",
+        "error": None,
+    }
+    evaluated = {"accuracy_mean": 0.125, "accuracy_0.25": 0.25, "loss_mean": 2.0, "validation_accuracy_mean": 0.5}
+    evaluated |= {"local_accuracy_mean": 0.75, "density_0.25": 0.5, "macs_share_0.25": 0.25}
+    lines = [plain(1, bytes_up=8), plain(2, bytes_up=8) | evaluated]
+    files = {"run.json": run, "config.json": config, "result.json": {"accuracy_mean": 0.125, "macs_0.25": 1000}}
+    for name, value in files.items():
+        (path / name).write_text(json.dumps(value))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return RunFolder.open(path)
+
+
+def test_a_folder_of_rayfl_0_4_gets_its_facts(tmp_path):
+    run = version1(tmp_path / "a", "fiarse")
+    assert run.facts == Facts(
+        judge="accuracy_mean",
+        capacities=(1.0, 0.25, 0.0625),
+        trained=(1.0, 0.25),
+        scores={"accuracy": "max", "loss": "min"},
+        clients=8,
+        rounds=2,
+    )
+    assert [("evaluated" in line) for line in run.rounds()] == [False, True]
+    record = run.record()
+    assert (record["accuracy_mean"], record["bytes_up"], record["seed"], record["method"]) == (0.125, 16, 3, "fiarse")
+    assert (record["parameters_0.25"], record["macs_0.25"], record["macs_1"]) == (50, 250, 1000)
+
+
+def test_of_rayfl_0_4_what_judged_nobody_s_network_is_left_out(tmp_path):
+    for method in ("spafl", "standalone", "lg_fedavg"):
+        run = version1(tmp_path / method, method)
+        record = run.record()
+        assert (run.facts.judge, record["best_round"]) == ("local_accuracy_mean", 2)
+        assert record["local_accuracy_mean"] == 0.75
+        assert ("accuracy_mean" in record, "validation_accuracy_mean" in record) == 2 * (method == "lg_fedavg",)
+    blind = version1(tmp_path / "blind", "spafl", evaluation={"clients": False})
+    assert blind.facts.judge == "accuracy_mean"
+
+
+def test_a_sweep_of_rayfl_0_4_is_judged_by_what_tuned_it(tmp_path):
+    sections = {
+        "experiment": {"clients": {"count": 8, "cohort": 4, "capacities": [1, 0.5]}},
+        "search": {"metric": "local_accuracy_mean"},
+    }
+    run = version1(tmp_path / "sweep", "fedavg", "sweep", **sections)
+    assert (run.facts.judge, run.facts.capacities, run.facts.rounds) == ("local_accuracy_mean", (1.0, 0.5), 20)
+
+
+def test_a_run_of_rayfl_0_4_is_not_gone_on_with(tmp_path):
+    run = version1(tmp_path / "a", "fedavg")
+    with pytest.raises(ConfigError) as error:
+        run.resume()
+    assert str(error.value) == (
+        f"{run.path}: given a run of rayfl 0.4; allowed: runs of rayfl 0.5, except for reports; resume or export it "
+        "with rayfl 0.4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({"clients": {"capacities": "x1"}}, "config.json: clients.capacities: given 'x1'"), ({}, "")],
+)
+def test_a_damaged_folder_of_rayfl_0_4(tmp_path, config, said):
+    run = version1(tmp_path / "a", "fedavg")
+    (run.path / "config.json").write_text(json.dumps(config))
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            RunFolder.open(run.path)
+    else:
+        assert RunFolder.open(run.path).facts.capacities == (1.0,)

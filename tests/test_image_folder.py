@@ -1,0 +1,148 @@
+"""A folder of images: its classes, its two layouts, sizes, and what is said of files that do not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rayfl.config import ConfigError
+from rayfl.data import DATASETS_KIND, Images
+from rayfl.data.folder import Folder
+
+
+def message(call, *args, **kwargs) -> str:
+    with pytest.raises(ConfigError) as error:
+        call(*args, **kwargs)
+    return str(error.value)
+
+
+def read(**given) -> Any:
+    """As from a file."""
+    return DATASETS_KIND.read(given, "exp.yaml: data")
+
+
+def save(folder: Path, name: str, value, mode="RGB", size=(4, 4)):
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(folder / name)
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    """train: 2 roses and 1 tulip; test: 1 tulip. Red says which."""
+    save(tmp_path / "train" / "rose", "b.png", (2, 0, 7))
+    save(tmp_path / "train" / "rose", "a.PNG", (1, 0, 7))
+    save(tmp_path / "train" / "tulip", "c.bmp", (3, 0, 7))
+    save(tmp_path / "test" / "tulip", "d.png", (4, 0, 7))
+    (tmp_path / "train" / "rose" / "notes.txt").write_text("no image")
+    (tmp_path / "train" / ".cache").mkdir()
+    return tmp_path
+
+
+def test_a_folder_of_images(flowers):
+    data = read(name="folder", root=str(flowers))
+    assert (data.shape, data.classes, data.class_names) == ((3, 4, 4), 2, ("rose", "tulip"))
+    assert data.offers == {"input": (3, 4, 4), "classes": 2, "class_names": ("rose", "tulip")}
+    arrays = data.arrays()
+    assert arrays.train["x"].dtype == np.uint8 and arrays.train["x"].shape == (3, 3, 4, 4)
+    # in the order of names
+    assert arrays.train["x"][:, 0, 0, 0].tolist() == [1, 2, 3] and arrays.train["y"].tolist() == [0, 0, 1]
+    assert arrays.test["x"][:, :, 1, 2].tolist() == [[4, 0, 7]] and arrays.test["y"].tolist() == [1]
+    assert data.prepare == Images(255.0, (0.5,) * 3, (0.25,) * 3)
+    assert Folder.not_in_result == ()
+
+
+def test_gray_images(flowers):
+    save(flowers / "train" / "rose", "b.png", 9, "L")
+    data = Folder(root=str(flowers), channels=1)
+    # 0.299 red + 0.587 green + 0.114 blue
+    assert data.arrays().train["x"][:, 0, 0, 0].tolist() == [1, 9, 2] and data.shape == (1, 4, 4)
+
+
+def test_images_of_several_sizes_are_resized_and_cut_in_the_middle(flowers):
+    wide = np.zeros((6, 12, 3), np.uint8)
+    wide[:, 2:10] = 200  # the square in the middle, and the two columns beside it that resizing takes in
+    Image.fromarray(wide).save(flowers / "train" / "rose" / "b.png")
+    assert message(Folder(root=str(flowers)).arrays) == (
+        "data.root: given images that cannot be taken, 1 in all; allowed: none; mend or remove them:\n"
+        f"  {flowers}/train/rose/b.png: it has 6 x 12 pixels, not 4 x 4: give data.size"
+    )
+    data = Folder(root=str(flowers), size=3)
+    assert (data.shape, data.seen, data.prepare.size) == ((3, 3, 3), (3, 3, 3), None)
+    x = data.arrays().train["x"]
+    assert x.shape == (3, 3, 3, 3) and (x[1] == 200).all()
+
+
+def test_without_train_and_test_a_part_is_held_out(tmp_path):
+    for i in range(10):
+        save(tmp_path / "cat", f"{i}.png", (i, 0, 0))
+        save(tmp_path / "dog", f"{i}.png", (10 + i, 0, 0))
+    data = Folder(root=str(tmp_path), test_fraction=0.3)
+    arrays, again = data.arrays(), data.arrays()
+    assert np.bincount(arrays.train["y"]).tolist() == [7, 7] and np.bincount(arrays.test["y"]).tolist() == [3, 3]
+    red = [split["x"][:, 0, 0, 0] for split in (arrays.train, arrays.test)]
+    assert sorted(np.concatenate(red).tolist()) == list(range(20))
+    assert np.array_equal(red[0] // 10, arrays.train["y"]) and np.array_equal(red[1] // 10, arrays.test["y"])
+    assert np.array_equal(arrays.test["x"], again.test["x"])
+
+
+def test_broken_images_are_named(flowers):
+    rose = flowers / "train" / "rose"
+    noise = np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(rose / "b.png")
+    (rose / "b.png").write_bytes((rose / "b.png").read_bytes()[:5000])
+    (rose / "c.png").write_text("no image")
+    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(rose / "deep.png")
+    lines = message(Folder(root=str(flowers)).arrays).splitlines()
+    assert lines[0] == "data.root: given images that cannot be taken, 3 in all; allowed: none; mend or remove them:"
+    assert lines[1].startswith(f"  {rose}/b.png: ") and "truncated" in lines[1]
+    assert lines[2:] == [
+        f"  {rose}/c.png: cannot identify image file '{rose}/c.png'",
+        f"  {rose}/deep.png: it has more than 8 bits a channel",
+    ]
+
+
+def test_of_many_broken_images_five_are_named(flowers):
+    for i in range(9):
+        (flowers / "train" / "rose" / f"x{i}.png").touch()
+    lines = message(Folder(root=str(flowers)).arrays).splitlines()
+    assert len(lines) == 7 and lines[-1] == "  and 4 more"
+
+
+def test_a_broken_first_image_is_named_where_it_says_the_shape(flowers):
+    (flowers / "train" / "rose" / "a.PNG").write_text("no image")
+    assert message(lambda: Folder(root=str(flowers)).shape).startswith(
+        "data.root: given images that cannot be taken, 1 in all; allowed: none; mend or remove them:\n"
+    )
+    assert Folder(root=str(flowers), size=5).shape == (3, 5, 5)
+
+
+def test_folders_that_do_not_fit(flowers, tmp_path_factory):
+    empty = tmp_path_factory.mktemp("empty")
+    here = f"data.root: given '{flowers}'"
+
+    def said():
+        return message(Folder(root=str(flowers)).arrays)
+
+    assert message(Folder(root="/nowhere").arrays) == "data.root: given '/nowhere'; allowed: an existing folder"
+    assert message(Folder(root=str(empty)).arrays) == (
+        f"data.root: given '{empty}', but {empty} has no folder; allowed: a folder for each class"
+    )
+    (flowers / "test" / "lily").mkdir()
+    assert said() == f"{here}, whose test/ has the class 'lily'; allowed: the classes of train/: rose, tulip"
+    (flowers / "test" / "lily").rename(flowers / "train" / "lily")
+    assert said() == (
+        f"data.root: given no images in {flowers}/train/lily; allowed: files directly in it that end in .bmp, .jpeg, "
+        ".jpg, .pgm, .png, .ppm, .tif, .tiff, .webp"
+    )
+    (flowers / "train" / "lily").rmdir()
+    (flowers / "test").rename(flowers / "validation")
+    assert said() == f"{here}, which has train/ alone; allowed: train/ and test/, or neither"
+
+
+def test_bounds_of_a_folder():
+    assert message(read, name="folder", root="x", size=10**6) == (
+        "exp.yaml: data.size: given 1000000; allowed: at most 4096"
+    )
+    assert message(read, name="folder") == "exp.yaml: data.root: missing; it has no default"

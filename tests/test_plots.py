@@ -1,0 +1,188 @@
+"""Plots: which lines they have, in which colours, with which numbers beside them, and where there is nothing to see."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rows import FACTS, PERSONAL, folder, line
+
+from rayfl.results import plots
+from rayfl.results.drawing import COLORS, Plot, said, styles_of
+from rayfl.results.folder import records
+from rayfl.results.pareto import write_pareto
+from rayfl.results.plots import (
+    by_traffic,
+    client_histogram,
+    label_distribution,
+    learning_curves,
+    plots_of,
+    write_plots,
+)
+
+SENT = {"fedavg": 250_000_000, "heterofl": 15_625_000}
+"""Bytes a round: 2 and 1/8 Gbit."""
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """Rows of two labels and two seeds; no client has capacity 0.1."""
+    facts = FACTS | {"capacities": [1.0, 0.5, 0.1], "trained": [1.0, 0.5]}
+    for name in ("fedavg", "heterofl"):
+        for seed in (0, 1):
+            lines = [
+                line(r, accuracy_mean=r / 4, accuracy_worst=0.25, bytes_up=SENT[name])
+                | {"accuracy_1": 0.5, "accuracy_0.5": (r + seed) / 4, "accuracy_0.1": 0.125}
+                for r in (1, 2, 3)
+            ]
+            folder(tmp_path / f"{name}{seed}", name, lines, facts=facts, seed=seed)
+    return records(tmp_path)
+
+
+def table_of(plot):
+    """Its numbers, as they are written."""
+    text = io.StringIO()
+    csv.writer(text).writerows([plot.header, *plot.rows])
+    return [row for row in csv.reader(io.StringIO(text.getvalue()))]
+
+
+def test_the_plots_of_a_comparison(comparison, tmp_path):
+    write_plots(tmp_path / "plots", comparison)
+    drawn = ("accuracy_by_capacity", "accuracy_by_traffic", "curves_by_capacity", "learning_curves")
+    assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == [
+        f"{name}.{end}" for name in drawn for end in ("csv", "png")
+    ]
+    read = {name: (tmp_path / "plots" / f"{name}.csv").read_text() for name in drawn}
+    assert read["learning_curves"] == (
+        "round,fedavg,fedavg std,heterofl,heterofl std\n1,0.25,0.0,0.25,0.0\n2,0.5,0.0,0.5,0.0\n3,0.75,0.0,0.75,0.0\n"
+    )
+    assert read["accuracy_by_traffic"] == (
+        "method,round,gbit,accuracy_mean\n"
+        "fedavg,1,2.0,0.25\nfedavg,2,4.0,0.5\nfedavg,3,6.0,0.75\n"
+        "heterofl,1,0.125,0.25\nheterofl,2,0.25,0.5\nheterofl,3,0.375,0.75\n"
+    )
+    header, *rows = csv.reader(read["accuracy_by_capacity"].splitlines())
+    assert header == ["method", "capacity", "accuracy", "std", "trained"]
+    assert [row[:3] + row[4:] for row in rows[:3]] == [
+        ["fedavg", "1.0", "0.5", "1"],
+        ["fedavg", "0.5", "0.875", "1"],
+        ["fedavg", "0.1", "0.125", "0"],
+    ]
+    header, *rows = csv.reader(read["curves_by_capacity"].splitlines())
+    assert header == ["capacity", "round", "fedavg", "fedavg std", "heterofl", "heterofl std"]
+    assert [row[:3] for row in rows] == [["1.0", str(r), "0.5"] for r in (1, 2, 3)] + [
+        ["0.5", str(r), str((r + 0.5) / 4)] for r in (1, 2, 3)
+    ]
+
+
+def test_a_plot_is_a_figure_in_a_notebook(comparison):
+    found = plots_of(comparison[:1])
+    assert set(found) == {"accuracy_by_capacity", "learning_curves"}
+    assert all(isinstance(plot.figure, Figure) and plot._repr_png_().startswith(b"\x89PNG") for plot in found.values())
+
+
+def test_a_network_that_is_nobody_s_is_not_drawn(tmp_path, monkeypatch):
+    """Beside others only theirs, in the colours of the other plots; of such a run nothing by capacity."""
+    drawn = {}
+    plot = Axes.plot
+
+    def remembered(self, *args, label="", **options):
+        drawn.setdefault(label, set()).add(options.get("color"))
+        return plot(self, *args, label=label, **options)
+
+    monkeypatch.setattr(Axes, "plot", remembered)
+    costs = {"1": {"parameters": 9, "macs": 9}, "0.125": {"parameters": 3, "macs": 3}}
+    judged = {"accuracy_1": 0.5, "accuracy_0.125": 0.25, "accuracy_mean": 0.375, "accuracy_worst": 0.25}
+    for name in ("alone", "b", "c"):
+        facts, found = (PERSONAL, {}) if name == "alone" else (FACTS, judged)
+        folder(tmp_path / name, name, [line(1, local_accuracy_mean=0.75, **found)], facts=facts, costs=costs)
+    out, rows = tmp_path / "out", records(tmp_path)
+    write_plots(out / "plots", rows)
+    write_pareto(out, rows)
+    read = {name: (out / f"{name}.csv").read_text() for name in ("plots/accuracy_by_capacity", "pareto")}
+    curves = (out / "plots" / "curves_by_capacity.csv").read_text()
+    assert curves.startswith("capacity,round,b,c\n") and all("alone" not in text for text in read.values())
+    # what all of them have
+    assert (out / "plots" / "learning_curves.csv").read_text() == "round,alone,b,c\n1,0.75,0.75,0.75\n"
+    assert drawn["b"] == {COLORS[1]}
+    one = plots_of([row for row in rows if row["label"] == "alone"])
+    assert set(one) == {"learning_curves"}
+
+
+def test_a_method_keeps_its_colour_when_the_ranking_changes():
+    one, two = styles_of(["b", "a", "c"]), styles_of(["c", "b", "a"])
+    assert one == two
+    many = styles_of([f"m{i}" for i in range(20)])
+    assert len({(s["color"], s["linestyle"]) for s in many.values()}) == 20
+
+
+def test_curves_use_the_rounds_that_all_seeds_have():
+    runs = [
+        [{"round": 1, "a": 0.1}, {"round": 2}, {"round": 3, "a": 0.3}],
+        [{"round": 3, "a": 0.5}, {"round": 5, "a": 0.7}],
+    ]
+    rounds, values = plots._common(runs, "a")
+    assert rounds == [3]
+    np.testing.assert_array_equal(values, [[0.3], [0.5]])
+
+
+def test_traffic_is_drawn_where_it_differs():
+    lines = [line(r, m=m, bytes_down=2320, bytes_up=2320) for r, m in ((1, 0.5), (2, 0.75))]
+    silent = [line | {"bytes_down": 0, "bytes_up": 0} for line in lines]
+    assert by_traffic({"a": [lines], "b": [lines, lines], "c": [[{"round": 1}]]}, "m", "m") is None
+    assert by_traffic({"a": [silent], "b": [silent]}, "m", "m") is None
+    plot = by_traffic({"a": [lines], "local": [silent]}, "m", "m")
+    assert plot is not None and list(plot.header) == ["method", "round", "gbit", "m"]
+    assert plot.rows == [
+        ["a", 1, 3.712e-05, 0.5],
+        ["a", 2, 7.424e-05, 0.75],
+        ["local", 1, 0.0, 0.5],
+        ["local", 2, 0.0, 0.75],
+    ]
+
+
+def test_capacities_on_an_axis_are_apart():
+    sizes = [1, 0.99, 0.9, 0.8, 0.64, 0.5, 0.36, 0.25, 0.125, 1 / 16, 0.04, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    assert plots._apart([1, 1 / 4, 1 / 16, 1 / 64, *sizes]) == [
+        1,
+        1 / 4,
+        1 / 16,
+        1 / 64,
+        0.64,
+        0.125,
+        0.04,
+        1 / 128,
+        1 / 256,
+    ]
+    assert plots._apart([0.5]) == [0.5]
+
+
+def test_what_clients_reach():
+    plot = client_histogram({"a": [[0.1, 1.0]], "b": [[0.52, 0.5], [0.52, 0.9]]}, "accuracy")
+    header, *rows = table_of(plot)
+    assert [{edge: n for edge, n in zip(header, row, strict=True) if n != "0"} for row in rows] == [
+        {"method": "a", "0.10": "1", "0.95": "1"},
+        {"method": "b", "0.50": "1.5", "0.90": "0.5"},
+    ]
+    wide = client_histogram({"a": [[30.0, 50.0]]}, "perplexity")
+    assert (wide.header[1], wide.header[-1]) == ("0.00", "47.50")
+
+
+def test_who_has_which_labels(tmp_path):
+    plot = label_distribution(np.arange(6).reshape(2, 3))
+    assert table_of(plot) == [["client", "0", "1", "2"], ["0", "0", "1", "2"], ["1", "3", "4", "5"]]
+    plot.write(tmp_path / "plots" / "labels.of")
+    assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == ["labels.of.csv", "labels.of.png"]
+
+
+def test_a_plot_without_lines_is_empty(tmp_path):
+    plot = learning_curves({"a": [[{"round": 1}]]}, "accuracy_mean", "accuracy")
+    assert isinstance(plot, Plot) and table_of(plot) == [["round", "a"]]
+
+
+def test_how_an_axis_names_a_score():
+    assert said("accuracy", "test") == "accuracy"
+    assert said("accuracy", "validation") == "validation accuracy"
+    assert said("top5", "clients") == "top5 of clients on their own test data"

@@ -1,0 +1,191 @@
+"""A user's own package beside an installed rayfl: the blocks of PLUGINS.md as they stand, outside the source tree."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from processes import ROOT
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(shutil.which("uv") is None, reason="uv builds the wheel and the environment"),
+]
+
+TEXT = (ROOT / "rayfl" / "PLUGINS.md").read_text()
+FILES = {name: f"{body}\n" for name, body in re.findall(r"```\w+\n# (\S+)\n(.*?)\n```", TEXT, re.S)}
+COMMANDS = re.search(r"```sh\n(.*?)\n```", TEXT, re.S)
+SECONDS = 500
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A folder with the package, and an environment with the wheel."""
+
+    folder: Path
+    environment: Path
+
+    def run(self, *command: str | Path, folder: Path | None = None) -> str:
+        """What a command of the environment prints; it has to end well."""
+        done = self.start(*command, folder=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, *command: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess:
+        hidden = ("PYTHONPATH", "VIRTUAL_ENV", "RAY_ADDRESS", "MLFLOW_TRACKING_URI")
+        known = {name: value for name, value in os.environ.items() if name not in hidden}
+        settings = {"PATH": f"{self.environment / 'bin'}:{known['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        return subprocess.run(
+            [str(self.environment / "bin" / str(command[0])), *map(str, command[1:])],
+            cwd=folder or self.folder,
+            env=known | settings,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+
+
+def uv(*arguments: str | Path) -> None:
+    done = subprocess.run(["uv", *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """The dependencies are those of this process: the environment has nothing of its own but the wheel."""
+    folder, environment = tmp_path_factory.mktemp("outside"), tmp_path_factory.mktemp("environment") / "env"
+    uv("build", "--wheel", "--out-dir", folder / "dist", ROOT)
+    [wheel] = (folder / "dist").glob("*.whl")
+    uv("venv", environment)
+    uv("pip", "install", "--no-deps", "--python", environment, wheel)
+    [site] = environment.glob("lib/*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    for name, body in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(body)
+    return Outside(folder, environment)
+
+
+def numbers(folder: Path) -> list[dict]:
+    """The lines of a run, without their seconds."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_the_wheel_is_what_is_imported(outside):
+    at = outside.run("python", "-c", "import rayfl.driver; print(rayfl.__file__)")
+    assert Path(at.strip()).is_relative_to(outside.environment)
+
+
+def test_a_package_of_every_kind_runs_on_ray(outside):
+    """The commands as they stand; the run has the bits of one in a single process."""
+    assert COMMANDS
+    said = [outside.run(*command.split()) for command in COMMANDS[1].splitlines()]
+    assert re.search(r"my_pkg.methods:FedPer +FedPer \(Arivazhagan et al., arXiv 1912.00818\)", said[0])
+    assert re.search(r"my_pkg.gated:Gated +A perceptron with gates +hidden=64", said[0])
+    assert said[1] == "my_experiment.yaml: a run of my_pkg.methods:FedPer\n"
+    assert "my_pkg.methods:FedPer" in said[2]
+    ran = outside.folder / "runs" / "my_experiment"
+    assert {"accuracy_mean", "WorstClass_mean", "local_WorstClass_worst"} <= set(numbers(ran)[-1])
+    assert json.loads((ran / "run.json").read_text())["facts"]["judge"] == "local_accuracy_mean"
+    curve = (outside.folder / "curve.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in curve] == ["round", "2", "4"]
+    outside.run("rayfl", "run", "my_experiment.yaml", "--name", "serial", "--set", "run.executor=serial")
+    assert numbers(outside.folder / "runs" / "serial") == numbers(ran)
+
+
+def test_what_is_wrong_in_a_package_is_said_as_of_ours(outside):
+    path = outside.folder / "wrong.yaml"
+    given = yaml.safe_load(FILES["my_experiment.yaml"])
+    mistakes = {
+        "model: {name: my_pkg.models:SmallCNN, chanels: 3}": "unknown key 'chanels'; did you mean 'channels'?",
+        "model: {name: my_pkg.models:SmallCNN, channels: many}": "channels: given 'many'; allowed: a whole number",
+        "model: my_pkg.models:SmalCNN": "has no attribute 'SmalCNN'); allowed: package.module:Class",
+        "method: my_pkg.models:SmallCNN": "is not a subclass of rayfl.methods.base:Method; allowed: a class that is",
+    }
+    for mistake, said in mistakes.items():
+        path.write_text(yaml.safe_dump(given | yaml.safe_load(mistake)))
+        done = outside.start("rayfl", "run", path)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        assert done.stderr.startswith(f"error: {path}: m") and done.stderr.count("\n") == 1
+    assert not (outside.folder / "runs" / "wrong").exists()
+
+
+@pytest.mark.slow
+def test_the_notebook(outside):
+    said = outside.run("python", "notebook.py")
+    assert said.splitlines()[0] == "round" and "local_accuracy_mean" in said
+    assert (outside.folder / "curves.png").exists()
+    assert (outside.folder / "exported" / "model.pt2").exists()
+    assert len((outside.folder / "notebook.csv").read_text().splitlines()) == 1 + 4
+
+
+@pytest.mark.slow
+def test_a_folder_of_images(outside):
+    generator = np.random.default_rng(0)
+    for label in ("dark", "light"):
+        place = outside.folder / "pictures" / label
+        place.mkdir(parents=True)
+        for i in range(30):
+            pixels = generator.integers(100, size=(12, 10, 3), dtype=np.uint8) + (100 if label == "light" else 0)
+            Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
+    given = yaml.safe_load(FILES["my_experiment.yaml"]) | {
+        "data": {"name": "folder", "root": "pictures", "size": 32},
+        "clients": {"count": 4, "cohort": 2},
+        "run": {"executor": "serial"},
+    }
+    (outside.folder / "pictures.yaml").write_text(yaml.safe_dump(given))
+    outside.run("rayfl", "run", "pictures.yaml")
+    assert "local_accuracy_mean" in numbers(outside.folder / "runs" / "pictures")[-1]
+
+
+@pytest.mark.slow
+def test_a_sweep_of_own_classes(outside):
+    """Every trial's processes have the package."""
+    experiment = yaml.safe_load(FILES["my_experiment.yaml"])
+    experiment["listeners"][0]["path"] = str(outside.folder / "trial.csv")
+    plan = {
+        "experiment": experiment | {"evaluation": {"every": 2, "local_holdout": 0.2}, "run": {"actors": 1}},
+        "rows": {"per": {}, "avg": {"method": "fedavg"}},
+        "search": {"metric": "local_validation_accuracy_mean"},
+    }
+    (outside.folder / "my_sweep.yaml").write_text(yaml.safe_dump(plan))
+    said = outside.run("rayfl", "sweep", "my_sweep.yaml")
+    assert "[2/2]" in said
+    table = (outside.folder / "runs" / "my_sweep" / "results.csv").read_text()
+    assert {line.partition(",")[0] for line in table.splitlines()} == {"method", "per", "avg"}
+
+
+@pytest.mark.slow
+def test_the_default_sweep_in_an_empty_folder(outside, tmp_path):
+    said = outside.run("rayfl", "sweep", "--rounds", "1", "--set", "search.trials=1", folder=tmp_path)
+    assert "quickstart" in said and (tmp_path / "runs" / "quickstart" / "results.md").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.slow
+def test_entry_points_give_short_names(outside, tmp_path):
+    """Of an installed package, which is not sent anywhere."""
+    uv("pip", "install", "--no-deps", "--python", outside.environment, outside.folder)
+    try:
+        (tmp_path / "exp.yaml").write_text(FILES["my_experiment.yaml"].replace('"my_pkg.methods:FedPer"', "fedper"))
+        assert re.search(r"\n fedper +FedPer \(Arivazhagan", outside.run("rayfl", "list", folder=tmp_path))
+        outside.run("rayfl", "run", "exp.yaml", folder=tmp_path)
+        lines = numbers(tmp_path / "runs" / "exp")
+        assert lines[-1]["round"] == 4 and "local_WorstClass_mean" in lines[-1]
+    finally:
+        uv("pip", "uninstall", "--python", outside.environment, "my_pkg")
+
+
+@pytest.mark.slow
+def test_the_contract_suite_by_one_import(outside):
+    said = outside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_pkg.py")
+    assert re.search(r"\d\d passed", said)

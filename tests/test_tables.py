@@ -1,0 +1,333 @@
+"""Tables by hand: which trial is best, how methods rank, what a cell says, what accuracy costs."""
+
+import csv
+import io
+
+import pytest
+from matplotlib.axes import Axes
+from rich.console import Console
+from rows import FACTS, PERSONAL, folder, line
+
+from rayfl.results import tables
+from rayfl.results.folder import records
+from rayfl.results.pareto import Offer, front, offers, write_pareto
+from rayfl.results.tables import (
+    best_csv,
+    best_table,
+    best_trials,
+    by_label,
+    capacities,
+    judge_of,
+    judged,
+    results_csv,
+    table,
+    write_tables,
+)
+
+COSTS = {"bytes_down": 2_000_000, "bytes_up": 1_500, "train_flops": 1.234e12, "seconds": 185.2, "rounds": 3}
+LOCAL = "local_accuracy_mean"
+
+
+def record(label, seed=0, accuracy=None, lr=0.1, status="finished", facts=FACTS, **more):
+    row = {"id": "x", "label": label, "seed": seed, "status": status, "facts": facts}
+    row["params"] = {"training.lr": lr, "seed": seed}
+    if accuracy is not None:
+        row |= {"accuracy_mean": accuracy, "accuracy_worst": accuracy - 0.1}
+        row |= {"accuracy_1": accuracy + 0.1, "accuracy_0.125": accuracy - 0.1} | COSTS
+    return row | more
+
+
+def personal(label, local, **more):
+    """A row of a method whose server has no network."""
+    return record(label, facts=PERSONAL, **COSTS, **{LOCAL: local}, **more)
+
+
+ROWS = [
+    record("fedavg", 1, 0.5),
+    record("heterofl", 0, 0.75),
+    record("fedavg", 0, 0.7),
+]
+
+
+# which rows
+
+
+def test_the_best_point_is_that_of_the_best_mean_over_seeds():
+    rows = [
+        record("a", 0, 0.9, lr=0.1),
+        record("a", 1, 0.1, lr=0.1),
+        record("a", 0, 0.6, lr=0.03),
+        record("a", 1, 0.5, lr=0.03),
+        record("a", 0, float("nan"), lr=1.0),
+        record("a", 0, None, lr=3.0, status="failed"),
+        record("b", 0, 0.2, lr=3.0),
+    ]
+    assert best_trials(rows) == best_trials(rows, "accuracy_mean") == [rows[2], rows[3], rows[6]]
+    assert best_trials(rows, "accuracy_mean", "min") == [rows[0], rows[1], rows[6]]
+
+
+def test_each_label_is_chosen_by_what_judges_it():
+    alone = [personal("alone", 0.5, lr=0.1), personal("alone", 0.75, lr=0.3)]
+    words = FACTS | {"judge": "perplexity_mean", "scores": {"perplexity": "min"}}
+    texts = [record("text", facts=words, lr=lr, perplexity_mean=p) for lr, p in ((0.1, 9.0), (0.3, 7.0), (1.0, 8.0))]
+    assert best_trials([*alone, *texts, ROWS[1]]) == [alone[1], texts[1], ROWS[1]]
+    assert best_trials(texts, "perplexity_mean") == [texts[1]]
+    assert best_trials(texts, "perplexity_mean", "max") == [texts[0]]
+
+
+def test_parameters_read_back_as_text_are_the_same_points():
+    rows = [record("a", 0, 0.4, lr=0.1), record("a", 1, 0.6, lr="0.1"), record("a", 0, 0.45, lr=1)]
+    assert best_trials(rows, "accuracy_mean") == rows[:2]
+
+
+def test_labels_are_ranked_and_seeds_in_order():
+    groups = by_label([*ROWS, record("spafl", status="failed")])
+    assert list(groups) == ["heterofl", "fedavg", "spafl"]
+    assert [row["seed"] for row in groups["fedavg"]] == [0, 1]
+    losses = [record(name, loss_mean=loss) for name, loss in (("a", 2.0), ("b", 1.0))]
+    assert list(by_label([*losses, record("c")], "loss_mean")) == ["b", "a", "c"]
+
+
+def test_what_rows_are_compared_by():
+    """What all of them have a number for."""
+    both = record("fedavg", 0, 0.5, **{LOCAL: 0.5})
+    assert judge_of([both]) == "accuracy_mean"
+    assert judge_of([both, personal("alone", 0.5)]) == judge_of([personal("alone", 0.5), both]) == LOCAL
+    assert judge_of([both, record("x", status="failed")]) == judge_of([record("x")]) == "accuracy_mean"
+    # nothing is in all of them
+    assert judge_of([ROWS[0], personal("alone", 0.5)]) == "accuracy_mean"
+    assert judged([both, record("x"), personal("alone", 0.5)]) == [both, personal("alone", 0.5)]
+
+
+def test_capacities_are_those_that_were_judged_largest_first():
+    rows = [
+        {"accuracy_0.5": 1, "facts": FACTS | {"capacities": [1.0, 0.5, 0.25]}},
+        {"accuracy_1e-05": 1, "local_accuracy_0.25": 1, "accuracy_1": 1, "facts": FACTS | {"capacities": [1.0, 1e-5]}},
+    ]
+    assert capacities(rows) == [1.0, 0.5, 1e-5]
+
+
+# tables
+
+
+def test_table_as_markdown():
+    failed = record("spafl", status="failed")
+    assert table([*ROWS, failed]).markdown() == (
+        "| method | seeds | accuracy % | @1 | @0.125 | worst | down | up | FLOPs | time |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| heterofl | 1 | 75.00 | 85.00 | 65.00 | 65.00 | 2 MB | 1.5 kB | 1.23 T | 3 min 05 s |\n"
+        "| fedavg | 2 | 60.00 ± 14.14 | 70.00 ± 14.14 | 50.00 ± 14.14 | 50.00 ± 14.14 "
+        "| 2 MB | 1.5 kB | 1.23 T | 3 min 05 s |\n"
+        "| spafl | 1 | failed | – | – | – | – | – | – | – |\n"
+    )
+    assert table([record("a|b", 0, 0.5)]).markdown().splitlines()[2].startswith(r"| a\|b | 1 | 50.00 |")
+
+
+def test_a_method_of_clients_own_networks_has_dashes_where_the_server_has_none():
+    """Beside others, and alone; LG-FedAvg's server has a network."""
+    rows = [record("fedavg", 0, 0.5, **{LOCAL: 0.625}), personal("alone", 0.75)]
+    lg = record("lg", 0, 0.25, facts=PERSONAL, **{LOCAL: 0.5})
+    found = table([*rows, lg], judge_of(rows))
+    assert found.header[:7] == ["method", "seeds", "local %", "accuracy %", "@1", "@0.125", "worst"]
+    assert [row[0:1] + row[2:7] for row in found.rows] == [
+        ["alone", "75.00", "–", "–", "–", "–"],
+        ["fedavg", "62.50", "50.00", "60.00", "40.00", "40.00"],
+        ["lg", "50.00", "25.00", "35.00", "15.00", "15.00"],
+    ]
+    only = table(rows[1:], LOCAL)
+    assert only.header == ["method", "seeds", "local %", "down", "up", "FLOPs", "time"]
+    assert only.rows == [["alone", "1", "75.00", "2 MB", "1.5 kB", "1.23 T", "3 min 05 s"]]
+    text = results_csv(rows, LOCAL)
+    assert text.splitlines()[1:] == [
+        "alone,0,0.75,,,,,2000000,1500,1234000000000.0,185.2",
+        "fedavg,0,0.625,0.5,0.4,0.6,0.4,2000000,1500,1234000000000.0,185.2",
+    ]
+
+
+def test_a_score_of_which_less_is_better_is_shown_as_it_is():
+    facts = FACTS | {"judge": "perplexity_mean", "scores": {"perplexity": "min", "f1": "max"}}
+    some = {"a": (31.25, 32.25), "b": (20.125,)}
+    rows = [
+        record(name, seed, facts=facts, perplexity_mean=value, **{"perplexity_1": value, "f1_mean": 0.5})
+        for name, values in some.items()
+        for seed, value in enumerate(values)
+    ]
+    found = table(rows, "perplexity_mean")
+    assert found.header[:4] == ["method", "seeds", "perplexity", "@1"]
+    assert [row[:4] for row in found.rows] == [
+        ["b", "1", "20.12", "20.12"],
+        ["a", "2", "31.75 ± 0.7071", "31.75 ± 0.7071"],
+    ]
+    header, first, *_ = csv.reader(io.StringIO(results_csv(rows, "perplexity_mean")))
+    assert header[:5] == ["method", "seed", "perplexity_mean", "perplexity_1", "f1_mean"]
+    assert first[:5] == ["b", "0", "20.125", "20.125", "0.5"]
+
+
+def test_table_as_latex():
+    rows = [record("a_b", 0, 0.5), record("a_b", 1, 0.5)]
+    for row in rows:
+        del row["accuracy_1"], row["accuracy_0.125"]
+    assert table(rows).latex() == (
+        "\\begin{tabular}{lrrrrrrr}\n"
+        "\\toprule\n"
+        "method & seeds & accuracy \\% & worst & down & up & FLOPs & time \\\\\n"
+        "\\midrule\n"
+        "a\\_b & 2 & 50.00 $\\pm$ 0.00 & 40.00 $\\pm$ 0.00 & 2 MB & 1.5 kB & 1.23 T "
+        "& 3 min 05 s \\\\\n"
+        "\\bottomrule\n"
+        "\\end{tabular}\n"
+    )
+    assert tables.Table(["x"], [["a{$^~\\"]]).latex().splitlines()[4] == (
+        r"a\{\$\textasciicircum{}\textasciitilde{}\textbackslash{} \\"
+    )
+
+
+def test_table_on_the_terminal_cuts_whole_columns_only():
+    console = Console(file=io.StringIO(), width=60)
+    console.print(table([*ROWS, record("[bold]x[/bold]", 0, 0.25)]).rich())
+    shown = console.file.getvalue()
+    assert "fedavg" in shown and "60.00 ± 14.14" in shown and "[bold]x[/bold]" in shown
+    assert shown.index("heterofl") < shown.index("fedavg")
+    assert "…" not in shown
+
+
+def test_csv_has_exactly_the_named_columns():
+    text = results_csv([*ROWS, record("spafl", status="failed")])
+    header, *lines = csv.reader(io.StringIO(text))
+    assert ", ".join(header) == (
+        "method, seed, accuracy_mean, accuracy_worst, accuracy_1, accuracy_0.125, "
+        "bytes_down, bytes_up, train_flops, seconds"
+    )
+    assert [line[:3] for line in lines] == [
+        ["heterofl", "0", "0.75"],
+        ["fedavg", "0", "0.7"],
+        ["fedavg", "1", "0.5"],
+    ]
+    assert lines[0][-4:] == ["2000000", "1500", "1234000000000.0", "185.2"]
+
+
+@pytest.mark.parametrize(
+    ("function", "amount", "text"),
+    [
+        (tables.human_bytes, 0, "0 B"),
+        (tables.human_bytes, 999, "999 B"),
+        (tables.human_bytes, 999.6e6, "1 GB"),
+        (tables.human_bytes, 1.234e9, "1.23 GB"),
+        (tables.human_flops, 45.6, "45.6"),
+        (tables.human_flops, 3.2e22, "3.2e+04 E"),
+        (tables.human_time, 9.46, "9.5 s"),
+        (tables.human_time, 59.99, "1 min 00 s"),
+        (tables.human_time, 3599.7, "1 h 00 min"),
+        (tables.human_time, 7625, "2 h 07 min"),
+    ],
+)
+def test_human_units(function, amount, text):
+    assert function(amount) == text
+
+
+# SpaFL's columns
+
+
+def masked(round, local, density=None, **more):
+    """A line of masked networks that are clients' own."""
+    own = {} if density is None else {"local_density": density, "local_density_conv": density}
+    sent = {"bytes_down": 2320, "bytes_up": 2320, "train_flops": 12e9}
+    return line(round, **{LOCAL: local}) | own | sent | more
+
+
+def test_best_rounds_and_amounts_by_hand(tmp_path):
+    lines = [masked(1, 0.5, 0.75), masked(2, 0.875, 0.5), masked(3, 0.625, 0.25)]
+    folder(tmp_path / "1", "spafl", lines, facts=PERSONAL)
+    folder(tmp_path / "2", "fedavg", [masked(1, 0.75, accuracy_mean=0.125)])
+    rows = records(tmp_path)
+    assert best_table(rows, LOCAL).markdown() == (
+        "| method | seeds | best local % | best % | local density % | Gbit | MACs a client |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| spafl | 1 | 87.50 | – | 50.00 | 0.0001114 | 4.5 G |\n"
+        "| fedavg | 1 | 75.00 | 12.50 | – | 3.712e-05 | 1.5 G |\n"
+    )
+    assert best_csv(rows, LOCAL) == (
+        "method,seed,best_local_accuracy_mean,best_accuracy_mean,local_density_at_best,gbit,client_macs\n"
+        "spafl,0,0.875,,0.5,0.00011136,4500000000.0\n"
+        "fedavg,0,0.75,0.125,,3.712e-05,1500000000.0\n"
+    )
+    # nothing is masked, and one has failed
+    dense = best_table([rows[1], record("x", status="failed")])
+    assert dense.header == ["method", "seeds", "best local %", "best %", "Gbit", "MACs a client"]
+    assert dense.rows[1] == ["x", "1", "–", "–", "–", "–"]
+
+
+def test_the_files_of_a_comparison(tmp_path):
+    write_tables(tmp_path / "out", ROWS)
+    names = sorted(f"{name}.{end}" for name in ("best", "results") for end in ("csv", "md", "tex"))
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names
+    assert (tmp_path / "out" / "results.csv").read_text().count("\n") == 4
+
+
+# what accuracy costs
+
+
+def offer(macs, value, label="a", capacity=1.0):
+    return Offer(label, "", capacity, 10 * macs, macs, value)
+
+
+def test_what_nothing_dominates():
+    best, cheap, rest = offer(100, 0.9), offer(10, 0.5), [offer(100, 0.8), offer(50, 0.5), offer(200, 0.9)]
+    assert front([rest[0], best, cheap, *rest]) == [cheap, best]
+    assert front([offer(10, 0.5, "b"), offer(10, 0.5, "c")]) == [offer(10, 0.5, "b")]
+    assert front([best, cheap, *rest, offer(200, 0.25)], "min") == [cheap, offer(200, 0.25)]
+    assert front([]) == []
+
+
+NETWORKS = {"parameters_1": 100, "macs_1": 1000, "parameters_0.125": 12, "macs_0.125": 130}
+
+
+def test_offers_are_means_over_seeds_of_one_point():
+    rows = [
+        record("a", 0, 0.5, point="lr=0.1", **NETWORKS),
+        record("a", 1, 0.25, point="lr=0.1", **NETWORKS | {"macs_0.125": 150, "parameters_0.125": 13}),
+        record("a", 0, 0.375, lr=0.2, point="lr=0.2", **NETWORKS),
+        record("a", 0, None, lr=0.3, status="failed", **NETWORKS),
+        record("b", 0, 0.5),
+    ]
+    assert offers(rows) == [
+        Offer("a", "lr=0.1", 1.0, 100, 1000, pytest.approx(0.475)),
+        # what masks leave differs between seeds
+        Offer("a", "lr=0.1", 0.125, 12, 140, pytest.approx(0.275)),
+        Offer("a", "lr=0.2", 1.0, 100, 1000, 0.475),
+        Offer("a", "lr=0.2", 0.125, 12, 130, 0.275),
+    ]
+    assert offers(rows, "validation") == []
+
+
+def test_the_front_of_a_sweep_is_by_what_it_is_tuned_by(tmp_path, monkeypatch):
+    labels = []
+    monkeypatch.setattr(Axes, "set_ylabel", lambda self, text: labels.append(text))
+    rows = [
+        record("a", 0, 0.5, **NETWORKS, **{"validation_accuracy_1": 0.75, "validation_accuracy_0.125": 0.25}),
+        record(
+            "b", 0, 0.7, point="x=1", **NETWORKS, **{"validation_accuracy_1": 0.5, "validation_accuracy_0.125": 0.375}
+        ),
+    ]
+    write_pareto(tmp_path, rows, "validation_accuracy_mean")
+    assert (tmp_path / "pareto.csv").read_text() == (
+        "method,point,capacity,parameters,macs,validation_accuracy,front\n"
+        "b,x=1,0.125,12,130,0.375,1\n"
+        "a,,0.125,12,130,0.25,0\n"
+        "a,,1.0,100,1000,0.75,1\n"
+        "b,x=1,1.0,100,1000,0.5,0\n"
+    )
+    assert (tmp_path / "pareto.md").read_text() == (
+        "| method | point | capacity | parameters | MACs | validation accuracy % |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| b | x=1 | 0.125 | 12 | 130 | 37.50 |\n"
+        "| a | – | 1 | 100 | 1,000 | 75.00 |\n"
+    )
+    assert (tmp_path / "plots" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert labels == ["validation accuracy"]
+
+
+def test_networks_of_one_cost_or_of_nobody_have_no_front(tmp_path):
+    write_pareto(tmp_path, [record("a", 0, 0.5, parameters_1=1, macs_1=10)])
+    write_pareto(tmp_path, [personal("alone", 0.5, **NETWORKS)], LOCAL)
+    assert list(tmp_path.iterdir()) == []

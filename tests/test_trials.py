@@ -1,0 +1,233 @@
+"""Sweeps on Ray: every trial is a whole run in its own room, whatever happens to it."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+import ray
+from helpers import run, simulate
+from processes import descendants, named
+from rich.console import Console
+from sweeps import ROUNDS, write
+from test_budget import WIDTHS, searched, shares
+
+from rayfl.config import ConfigError
+from rayfl.engine.checkpoints import complete, read
+from rayfl.engine.files import checksum
+from rayfl.listeners import Listener
+from rayfl.methods.dense import Dense
+from rayfl.results.console import SweepProgress
+from rayfl.results.folder import RunFolder, runs
+from rayfl.tuning.load import load_sweep
+from rayfl.tuning.recorder import Recorder
+from rayfl.tuning.stages import check_room, run_sweep
+
+pytestmark = pytest.mark.ray
+
+
+class Watched(SweepProgress):
+    """Remembers the rounds that every trial reported, and calls back at each."""
+
+    def __init__(self, sweep, then=lambda trial, round: None):
+        super().__init__(sweep.trials, ROUNDS, sweep.search.metric, sweep.mode, Console(file=io.StringIO(), width=500))
+        self.seen, self.then = {}, then
+
+    def update(self, trial_id, round, metrics):
+        super().update(trial_id, round, metrics)
+        self.seen.setdefault(trial_id, []).append(round)
+        self.then(trial_id, round)
+
+    @property
+    def printed(self):
+        return self.console.file.getvalue()
+
+
+@pytest.fixture
+def swept(ray_cluster, tmp_path):
+    """Runs a sweep, or goes on with it: (its plan, the best records, all trials, what was seen)."""
+
+    def sweep(path, then=lambda trial, round: None, progress=None):
+        plan = load_sweep(path)
+        folder = tmp_path / "runs"
+        if RunFolder.exists(folder):
+            record = RunFolder.open(folder)
+        else:
+            record = RunFolder.create(folder, plan.name, plan.plain(), {}, plan.facts(), kind="sweep")
+        progress = progress or Watched(plan, then)
+        recorder = Recorder(plan, record, progress, lambda folder: None)
+        best = run_sweep(plan, record, plan.first.data.arrays(), recorder)
+        return plan, best, trials_of(tmp_path), progress
+
+    return sweep
+
+
+def trials_of(tmp_path):
+    return [trial for trial in runs(tmp_path / "runs") if trial.kind == "run"]
+
+
+def is_serial(plan, trial, tmp_path):
+    """Whether the trial's lines and final state are, to the bit, those of a serial run."""
+    point = {path: trial.record()["params"][path] for path in plan.search.space}
+    simulation = simulate(plan.experiment(trial.label, point, trial.config["seed"]), tmp_path / trial.id)
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in trial.rounds()]
+    if lines != run(simulation):
+        return False
+    return checksum(read(complete(trial.path / "checkpoints")[-1]).state) == checksum(simulation.state)
+
+
+def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
+    """Two of the four run side by side; then others take over their processes. When one has made half of its
+    rounds, every server is killed: the trials go on from their checkpoints."""
+    rooms, killed, made = [], [], {}
+
+    def then(trial, round):
+        made[trial] = round
+        # a first round is saved before the second is made: until then there is nothing to go on from
+        if round >= ROUNDS / 2 and min(made.values()) > 1 and not killed:
+            resources = ray.cluster_resources()
+            groups = [name for name in resources if name.startswith("CPU_group_") and name.count("_") == 2]
+            rooms.append([(resources[name], ray.available_resources().get(name, 0)) for name in groups])
+            killed.extend(named(descendants(os.getpid()), "ray::ServerActor"))
+            for pid in killed:
+                os.kill(pid, 9)
+
+    search = {"space": {"training.lr": {"grid": [0.02, 0.2]}}}
+    experiment = {"run": {"chunk": 1, "actors": 2, "checkpoint_seconds": 0}}
+    plan, best, trials, progress = swept(write(tmp_path, ["heterofl", "fedrolex"], experiment, **search), then)
+    assert killed
+    # both clients of a trial take their CPUs from its placement group
+    assert [room for room in rooms[0] if room[0] == 2] and all(free == 0 for _, free in rooms[0])
+    assert len(trials) == 4
+    assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
+    assert [rounds[0] for rounds in progress.seen.values()] == [1] * 4
+    assert all(rounds.count(1) == 1 for rounds in progress.seen.values())
+    assert "it starts again from its last checkpoint" in progress.printed
+    top = {trial.label: 0.0 for trial in trials}
+    for trial in trials:
+        top[trial.label] = max(top[trial.label], trial.result["validation_accuracy_mean"])
+    assert {record["label"]: record["validation_accuracy_mean"] for record in best} == top
+
+
+def test_a_scheduler_by_name_stops_trials_early(swept, tmp_path):
+    space = {"training.lr": {"grid": [1e-6, 1e-5, 0.05, 0.1]}}
+    options = {"grace_period": 3, "reduction_factor": 2}
+    plan, best, trials, _ = swept(write(tmp_path, space=space, scheduler="asha", options=options))
+    assert len(trials) == 4
+    assert {trial.status for trial in trials} <= {"finished", "stopped"}
+    finished = [trial for trial in trials if trial.status == "finished"]
+    assert finished and all(is_serial(plan, trial, tmp_path) for trial in finished)
+    assert [record["rounds"] for record in best] == [ROUNDS]
+
+
+def test_a_searcher_by_name_and_no_trial_outside_the_budget(swept, tmp_path):
+    plan, best, trials, _ = swept(searched(tmp_path, searcher="optuna", trials=2, budget={"low": 0.5}))
+    assert len(trials) == 2
+    for trial in trials:
+        point = {path: trial.record()["params"][path] for path in WIDTHS}
+        assert all(0.5 <= share <= 1 for share in shares(plan, "nefl", point))
+        assert trial.record()["macs_1"] == plan.experiment("nefl", point, 0).costs()["1"]["macs"]
+        assert trial.status == "finished" and is_serial(plan, trial, tmp_path)
+        assert "0.width" not in trial.path.name and "2.width" in trial.path.name
+    assert best[0]["path"] in {str(trial.path) for trial in trials}
+    assert best[0]["validation_accuracy_mean"] == max(t.result["validation_accuracy_mean"] for t in trials)
+
+
+class Stopping(Listener):
+    """Ends a run after a round, and writes down what it is told."""
+
+    after: int
+    file: str
+
+    def on_start(self, config, folder, round):
+        self._write(f"start {config['seed']} {round}")
+
+    def on_round(self, line):
+        return line["round"] == self.after
+
+    def on_end(self, status):
+        self._write(status)
+
+    def _write(self, text):
+        with Path(self.file).open("a") as file:
+            file.write(f"{text}\n")
+
+
+def test_a_listener_ends_a_trial(swept, tmp_path):
+    listeners = [{"name": f"{__name__}:Stopping", "after": 6, "file": str(tmp_path / "told")}]
+    _, best, [trial], _ = swept(write(tmp_path, experiment={"listeners": listeners}))
+    assert (trial.status, trial.tags["ended"]) == ("finished", "by a listener after round 6")
+    assert [line["round"] for line in trial.rounds()] == list(range(1, 7))
+    assert [record["rounds"] for record in best] == [6]
+    assert len(trial.client_scores) == 6
+    assert (tmp_path / "told").read_text().splitlines() == ["start 0 0", "finished"]
+
+
+class Failing(Dense):
+    """Fails on workers or on the server, until a file is there."""
+
+    fails: str
+    until: str
+
+    def init(self):
+        if self.fails == "on the server" and not Path(self.until).exists():
+            raise ConfigError("model.weights: there is no such file here; put one there")
+        return super().init()
+
+    def local_update(self, payload, visit):
+        if self.fails == "at work" and not Path(self.until).exists():
+            raise ArithmeticError("on purpose")
+        return self.trained(payload, visit)
+
+
+def failing(tmp_path, *fails):
+    rows = {how.replace(" ", "-"): {"method": {"name": f"{__name__}:Failing", "fails": how}} for how in fails}
+    space = {"method.until": {"grid": [str(tmp_path / "mended")]}}
+    return write(tmp_path, rows, {"rounds": 3}, space=space, max_failures=0)
+
+
+def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(anew, swept, tmp_path, caplog, capfd):
+    path = failing(tmp_path, "at work", "never")
+    point = f"method.until={tmp_path / 'mended'}"
+    progress = Watched(load_sweep(path))
+    with pytest.raises(RuntimeError) as error:
+        swept(path, progress=progress)
+    bad, good = sorted(trials_of(tmp_path), key=lambda trial: trial.label)
+    assert str(error.value) == (
+        f"1 of 2 trials failed; --resume tries them again. The first: at-work ({point}, seed 0): ArithmeticError: on "
+        f"purpose; the whole error is in {bad.path / 'run.json'}"
+    )
+    # a value with slashes is no path
+    assert bad.path.parent == good.path.parent == tmp_path / "runs" / "trials"
+    assert (bad.status, good.status) == ("failed", "finished")
+    assert bad.error is not None and "in local_update" in bad.error and "\x1b" not in bad.error
+    printed = capfd.readouterr()
+    assert "Traceback" not in caplog.text + printed.out + printed.err + progress.printed
+    assert f"at-work ({point}, seed 0) failed: ArithmeticError: on purpose" in progress.printed
+
+    (tmp_path / "mended").touch()
+    plan, best, trials, _ = swept(path)
+    assert {trial.id for trial in trials} == {bad.id, good.id} and len(best) == 2
+    assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
+
+
+def test_a_config_error_in_an_actor_is_one_of_the_sweep(anew, swept, tmp_path, capfd):
+    path = failing(tmp_path, "on the server")
+    with pytest.raises(ConfigError) as error:
+        swept(path)
+    assert str(error.value) == (
+        f"on-the-server (method.until={tmp_path / 'mended'}, seed 0): model.weights: there is no such file here; put "
+        "one there"
+    )
+    [trial] = trials_of(tmp_path)
+    assert trial.status == "failed" and trial.error is not None and "in init" in trial.error
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.out + printed.err
+    (tmp_path / "mended").touch()
+    _, best, [again], _ = swept(path)
+    assert (again.id, again.status, again.error, len(best)) == (trial.id, "finished", None, 1)
+
+
+def test_trials_that_do_not_fit(anew, ray_cluster, tmp_path):
+    with pytest.raises(ConfigError, match="run: 9 client actors of 1 CPUs and 0 GPUs do not fit"):
+        check_room(load_sweep(write(tmp_path, experiment={"run": {"actors": 9}})), None)
