@@ -26,8 +26,13 @@ def pytest_xdist_auto_num_workers(config):
     return min(os.cpu_count() or 1, 4) if config.args_source == config.ArgsSource.TESTPATHS else 0
 
 
+def pytest_collection_modifyitems(items):
+    """Those that need Ray come first: one process has them all, and the others take the rest meanwhile."""
+    items.sort(key=lambda item: "ray" not in item.keywords)
+
+
 def pytest_xdist_make_scheduler(config, log):
-    """One process has all files that need Ray, and one all tests of a file that share what takes long to make."""
+    """One process has all tests that need Ray, and one all of a file that share what takes long to make."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
@@ -52,22 +57,9 @@ def ray_cluster():
     with pytest.MonkeyPatch.context() as patch:
         # its processes find what tests are made of
         patch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
-        start_ray()
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
         yield ray
         ray.shutdown()
-
-
-def start_ray():
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
-
-
-@pytest.fixture
-def anew(ray_cluster):
-    """The cluster of all tests, started anew: what failing trials left in it is gone."""
-    ray_cluster.shutdown()
-    start_ray()
 
 
 @pytest.fixture

@@ -61,6 +61,8 @@ def test_what_is_packed(mine):
     assert names(plugins.packed({"method": {"name": "mine.methods:Mine"}})) == SHIPPED
     assert plugins.packed(tiny(method="fedavg").described()) == b""
     assert plugins.packed({"of": "sklearn.datasets:load_digits", "what": "os:path", "not": "mine.nowhere:X"}) == b""
+    assert plugins.packed({"neighbour": "mine", "text": "mine.methods"}) == b"", "words, not classes"
+    assert names(plugins.packed(importlib.import_module("neighbour"))) == SHIPPED
     (mine / "mine" / "methods.py").touch()
     assert plugins.packed(experiment.described()) == archive
 

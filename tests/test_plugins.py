@@ -17,6 +17,7 @@ from processes import ROOT
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("uv") is None, reason="uv builds the wheel and the environment"),
 ]
 
@@ -119,7 +120,6 @@ def test_what_is_wrong_in_a_package_is_said_as_of_ours(outside):
     assert not (outside.folder / "runs" / "wrong").exists()
 
 
-@pytest.mark.slow
 def test_the_notebook(outside):
     said = outside.run("python", "notebook.py")
     assert said.splitlines()[0] == "round" and "local_accuracy_mean" in said
@@ -128,7 +128,6 @@ def test_the_notebook(outside):
     assert len((outside.folder / "notebook.csv").read_text().splitlines()) == 1 + 4
 
 
-@pytest.mark.slow
 def test_a_folder_of_images(outside):
     generator = np.random.default_rng(0)
     for label in ("dark", "light"):
@@ -147,7 +146,6 @@ def test_a_folder_of_images(outside):
     assert "local_accuracy_mean" in numbers(outside.folder / "runs" / "pictures")[-1]
 
 
-@pytest.mark.slow
 def test_a_sweep_of_own_classes(outside):
     """Every trial's processes have the package."""
     experiment = yaml.safe_load(FILES["my_experiment.yaml"])
@@ -164,14 +162,12 @@ def test_a_sweep_of_own_classes(outside):
     assert {line.partition(",")[0] for line in table.splitlines()} == {"method", "per", "avg"}
 
 
-@pytest.mark.slow
 def test_the_default_sweep_in_an_empty_folder(outside, tmp_path):
     said = outside.run("rayfl", "sweep", "--rounds", "1", "--set", "search.trials=1", folder=tmp_path)
     assert "quickstart" in said and (tmp_path / "runs" / "quickstart" / "results.md").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-@pytest.mark.slow
 def test_entry_points_give_short_names(outside, tmp_path):
     """Of an installed package, which is not sent anywhere."""
     uv("pip", "install", "--no-deps", "--python", outside.environment, outside.folder)
@@ -185,7 +181,6 @@ def test_entry_points_give_short_names(outside, tmp_path):
         uv("pip", "uninstall", "--python", outside.environment, "my_pkg")
 
 
-@pytest.mark.slow
 def test_the_contract_suite_by_one_import(outside):
     said = outside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_pkg.py")
     assert re.search(r"\d\d passed", said)

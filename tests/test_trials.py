@@ -76,6 +76,7 @@ def is_serial(plan, trial, tmp_path):
     return checksum(read(complete(trial.path / "checkpoints")[-1]).state) == checksum(simulation.state)
 
 
+@pytest.mark.slow
 def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
     """Two of the four run side by side; then others take over their processes. When one has made half of its
     rounds, every server is killed: the trials go on from their checkpoints."""
@@ -109,6 +110,7 @@ def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
     assert {record["label"]: record["validation_accuracy_mean"] for record in best} == top
 
 
+@pytest.mark.slow
 def test_a_scheduler_by_name_stops_trials_early(swept, tmp_path):
     space = {"training.lr": {"grid": [1e-6, 1e-5, 0.05, 0.1]}}
     options = {"grace_period": 3, "reduction_factor": 2}
@@ -120,6 +122,7 @@ def test_a_scheduler_by_name_stops_trials_early(swept, tmp_path):
     assert [record["rounds"] for record in best] == [ROUNDS]
 
 
+@pytest.mark.slow
 def test_a_searcher_by_name_and_no_trial_outside_the_budget(swept, tmp_path):
     plan, best, trials, _ = swept(searched(tmp_path, searcher="optuna", trials=2, budget={"low": 0.5}))
     assert len(trials) == 2
@@ -186,7 +189,8 @@ def failing(tmp_path, *fails):
     return write(tmp_path, rows, {"rounds": 3}, space=space, max_failures=0)
 
 
-def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(anew, swept, tmp_path, caplog, capfd):
+@pytest.mark.slow
+def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(swept, tmp_path, caplog, capfd):
     path = failing(tmp_path, "at work", "never")
     point = f"method.until={tmp_path / 'mended'}"
     progress = Watched(load_sweep(path))
@@ -211,7 +215,8 @@ def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(anew, swept,
     assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
 
 
-def test_a_config_error_in_an_actor_is_one_of_the_sweep(anew, swept, tmp_path, capfd):
+@pytest.mark.slow
+def test_a_config_error_in_an_actor_is_one_of_the_sweep(swept, tmp_path, capfd):
     path = failing(tmp_path, "on the server")
     with pytest.raises(ConfigError) as error:
         swept(path)
@@ -228,6 +233,6 @@ def test_a_config_error_in_an_actor_is_one_of_the_sweep(anew, swept, tmp_path, c
     assert (again.id, again.status, again.error, len(best)) == (trial.id, "finished", None, 1)
 
 
-def test_trials_that_do_not_fit(anew, ray_cluster, tmp_path):
+def test_trials_that_do_not_fit(ray_cluster, tmp_path):
     with pytest.raises(ConfigError, match="run: 9 client actors of 1 CPUs and 0 GPUs do not fit"):
         check_room(load_sweep(write(tmp_path, experiment={"run": {"actors": 9}})), None)

@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -69,8 +70,25 @@ def install(archive: bytes) -> None:
 
 def _named(value: Any) -> set[str]:
     """The packages that a pickle of the value imports from, and those of texts such as "package.module:Class" in it."""
-    texts = (arg for _, arg, _ in pickletools.genops(cloudpickle.dumps(value)) if isinstance(arg, str))
-    return _tops(name for text in texts if (name := text.partition(":")[0]) in sys.modules)
+    pickler = _Naming(file := io.BytesIO())
+    pickler.dump(value)
+    texts = (arg for _, arg, _ in pickletools.genops(file.getvalue()) if isinstance(arg, str) and ":" in arg)
+    return _tops(pickler.modules | {name for text in texts if (name := text.partition(":")[0]) in sys.modules})
+
+
+class _Naming(cloudpickle.Pickler):
+    """Writes down the modules of what it pickles."""
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | FunctionType):
+            self.modules.add(obj.__module__ or "")
+        elif isinstance(obj, ModuleType):
+            self.modules.add(obj.__name__)
+        return super().reducer_override(obj)
 
 
 def _tops(modules: Iterable[str]) -> set[str]:
