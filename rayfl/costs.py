@@ -107,8 +107,8 @@ def depth_for(within: Net, capacity: float, metric: Metric, width: float = 1.0, 
             affordable.append((spent, counts))
     if not affordable:
         raise ConfigError(
-            f"capacity {capacity:g} by {metric}: given model {model.name}, of which the layers outside its "
-            f"residual blocks cost {idle / full:.3g} at width {width:.3g}; take a larger capacity"
+            f"capacity {capacity:g} by {metric}: given model {model.name}, whose layers outside residual blocks cost "
+            f"{idle / full:.3g} of it at width {width:.3g}; take a larger capacity"
         )
     enough = max(affordable)[0] - slack * full
 

@@ -194,7 +194,7 @@ class Experiment(Config):
     def facts(self) -> dict[str, Any]:
         """What a run's folder states of it, so that nobody has to ask the code that made it."""
         return {
-            "judge": self.method.judge if self.evaluation.clients else "accuracy_mean",
+            "judge": named(self.scores[0].label, "mean", self.method.judged_on if self.evaluation.clients else "test"),
             "capacities": self.clients.all_capacities,
             "trained": sorted((c for c, weight in self.clients.levels if weight), reverse=True),
             "scores": {score.label: score.better for score in self.scores},
@@ -275,7 +275,7 @@ def _check(experiment: Experiment) -> None:
                 f"training.cosine_rounds: given {training.cosine_rounds}; allowed: 0, or at least the run's "
                 f"{experiment.rounds} rounds, because the rate is 0 behind them"
             )
-        if evaluation.local == "server" and method.judge != "accuracy_mean":
+        if evaluation.local == "server" and method.judged_on == "clients":
             raise ValueError(
                 f"evaluation.local: given 'server'; allowed: 'deployed' with method {method.name}, whose server "
                 "has no network that was trained as a whole"

@@ -81,11 +81,12 @@ class TopK(Transform):
     def nbytes(self, d: Params, before: float) -> float:
         flat = torch.cat([t.reshape(-1) for t in d.values()])
         places = flat.nonzero().flatten()
-        return 4 * len(places) + len(encode_places(places, len(flat)))
+        return 4 * len(places) + _place_bytes(places, len(flat))
 
 
 class Quantize(Transform):
-    """Rounds every tensor at random to so many levels between its smallest and its largest element."""
+    """Rounds every tensor at random to so many levels between its smallest and its largest element. Zeros stay zeros,
+    and where most are (after `topk`) the places of the others are sent, and only their levels."""
 
     name: Literal["quantize"] = "quantize"
     bits: int = Field(default=8, ge=1, le=16)
@@ -103,10 +104,24 @@ class Quantize(Transform):
             return t.clone()
         level = (t - low) / width
         down = level.floor()
-        return low + width * (down + (torch.rand(t.shape, generator=generator) < level - down))
+        rounded = low + width * (down + (torch.rand(t.shape, generator=generator) < level - down))
+        return torch.where(t == 0, t, rounded)
 
     def nbytes(self, d: Params, before: float) -> float:
-        return sum(-(-self.bits * t.numel() // 8) + 8 for t in d.values())
+        """With the two ends of every tensor, 8 bytes."""
+        return sum(8 + min(self._packed(t.numel()), self._sparse(t)) for t in d.values())
+
+    def _packed(self, elements: int) -> int:
+        return -(-self.bits * elements // 8)
+
+    def _sparse(self, t: torch.Tensor) -> int:
+        places = t.reshape(-1).nonzero().flatten()
+        return self._packed(len(places)) + _place_bytes(places, t.numel())
+
+
+def _place_bytes(places: torch.Tensor, elements: int) -> int:
+    """What it takes to say which of so many elements are sent."""
+    return len(encode_places(places, elements))
 
 
 TRANSFORMS: dict[str, type[Transform]] = {"clip": Clip, "noise": Noise, "topk": TopK, "quantize": Quantize}

@@ -117,7 +117,7 @@ class PersonalHead(Dense):
     everyone keeps its own. A new client starts from the server's, which is never trained. The capacities
     are fixed, because a head is as wide as its network."""
 
-    judge: ClassVar[str] = "local_accuracy_mean"
+    judged_on: ClassVar = "clients"
 
     def check(self, rounds, clients):
         fixed_capacities(self.name, self.task.nets, clients, "clients of one capacity")

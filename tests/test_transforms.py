@@ -42,6 +42,16 @@ def test_quantize_is_unbiased_and_keeps_the_ends():
     assert transform.nbytes(d, 0) == -(-2 * 1001 // 8) + 8
 
 
+def test_what_topk_left_out_stays_out_when_quantized():
+    """Of 800 elements 8 are sent: their places, a byte each, and the two ends of the tensor."""
+    answered = [0.0] * 800
+    answered[::100] = range(3, 11)
+    values, size = changed([TopK(share=0.01), Quantize(bits=8)], [0.0] * 800, answered)
+    assert [i for i, value in enumerate(values) if value] == list(range(0, 800, 100))
+    assert values[::100] == pytest.approx(answered[::100], abs=10 / 255)
+    assert size == len(encode_places(torch.arange(0, 800, 100), 800)) + 8 + 8
+
+
 def test_noise_has_its_deviation_and_comes_from_the_seed():
     d = {"params/w": torch.zeros(10_000)}
     first, again = (Noise(deviation=0.5).change(d, torch.Generator().manual_seed(1))["params/w"] for _ in range(2))

@@ -157,9 +157,13 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here}
         server = ServerActor.options(**options).remote(group, places, packages)  # pyright: ignore
-        get(server.load.remote(experiment, [ray.put(arrays)], str(folder)))
-        yield Remote(server)
-        ray.get(server.close.remote())
+        try:
+            get(server.load.remote(experiment, [ray.put(arrays)], str(folder)))
+            yield Remote(server)
+            ray.get(server.close.remote())
+        finally:
+            # a notebook keeps its last exception, and with it this handle
+            ray.kill(server)
 
 
 @contextmanager

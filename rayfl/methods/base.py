@@ -129,8 +129,8 @@ class Method(Named, ABC):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    judge: ClassVar[str] = "accuracy_mean"
-    """The metric that a run is judged by: local_accuracy_mean where every client has a network of its own."""
+    judged_on: ClassVar[Literal["test", "clients"]] = "test"
+    """The split whose mean score a run is judged by: clients' own where every client has a network of its own."""
     contract: ClassVar[Contract] = Contract()
     """What `rayfl.testing` is told of it."""
 

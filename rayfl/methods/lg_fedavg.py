@@ -50,7 +50,7 @@ from rayfl.tensors import Params, copied, nbytes
 
 
 class LGFedAvg(Dense):
-    judge: ClassVar[str] = "local_accuracy_mean"
+    judged_on: ClassVar = "clients"
     contract: ClassVar = Contract(fedavg={"warmup": 2}, traffic=lambda whole, head: (whole, head))
 
     name: Literal["lg_fedavg"] = "lg_fedavg"

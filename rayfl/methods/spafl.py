@@ -89,7 +89,7 @@ Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 
 
 class SpaFL(Method):
-    judge: ClassVar[str] = "local_accuracy_mean"
+    judged_on: ClassVar = "clients"
     contract: ClassVar = Contract(mean="thresholds", answers="thresholds", fedavg=None)
 
     name: Literal["spafl"] = "spafl"

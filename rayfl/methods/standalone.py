@@ -36,7 +36,7 @@ from rayfl.tensors import Params, copied
 
 
 class Standalone(Dense):
-    judge: ClassVar[str] = "local_accuracy_mean"
+    judged_on: ClassVar = "clients"
     contract: ClassVar = Contract(fedavg=None, traffic=lambda whole, head: (0, 0))
 
     name: Literal["standalone"] = "standalone"

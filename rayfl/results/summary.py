@@ -13,14 +13,15 @@ Better = Literal["max", "min"]
 KINDS = ("", "best_", "last5_")
 """A number of an evaluation in a result: the last one, the best of all, the mean of the last five."""
 
-AT_BEST = "local_accuracy_samples_at_best_server"
-"""The local accuracy of the round with the best accuracy_server: HeteroFL's Local beside its Global."""
+AT_BEST_SERVER = "_at_best_server"
+"""Ends the name of clients' own score, over their samples, in the round in which the server's was best
+(`local_accuracy_samples_at_best_server`): HeteroFL's Local beside its Global."""
 
 DENSITY = "local_density"
 """The mean over clients, and over layers, of the share that clients' own masked networks keep (SpaFL)."""
 
 DENSITY_AT_BEST = "local_density_at_best"
-"""`DENSITY` in the round with the best local_accuracy_mean."""
+"""`DENSITY` in the round in which clients' own mean score was best."""
 
 AMOUNTS = ("gbit", "client_macs")
 """What `amounts` gives."""
@@ -30,8 +31,8 @@ class Facts(Config):
     """What a run's folder states about it, so that nobody has to ask the code that made it."""
 
     judge: str
-    """The metric that it is judged by: "accuracy_mean", or "local_accuracy_mean" where clients have networks of their
-    own."""
+    """The metric that it is judged by: the mean of its first score on the test set ("accuracy_mean"), or on clients' own
+    test splits where they have networks of their own ("local_accuracy_mean")."""
     capacities: tuple[float, ...]
     """All capacities, largest first."""
     trained: tuple[float, ...]
@@ -83,7 +84,7 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
         parameters_0.5, macs_0.5       what a network of this capacity costs; of a masked one only what was left
         bytes_down, ...                totals over all rounds
 
-    With them `AT_BEST`, `DENSITY` and `DENSITY_AT_BEST`, where lines have what these are of.
+    With them `AT_BEST_SERVER`, `DENSITY` and `DENSITY_AT_BEST`, where lines have what these are of.
     """
     result: dict[str, Any] = {"rounds": lines[-1]["round"] if lines else 0}
     if lines and "train_loss" in lines[-1]:
@@ -96,10 +97,11 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
         if best := _best(seen, metric, facts):
             values = [line[metric] for line in seen if metric in line][-5:]
             result |= {f"best_{metric}": best[metric], f"last5_{metric}": sum(values) / len(values)}
+    samples = named(facts.score, "samples", "clients")
     at_best = {
-        AT_BEST: ("accuracy_server", "local_accuracy_samples"),
+        f"{samples}{AT_BEST_SERVER}": (named(facts.score, "server"), samples),
         "best_round": (facts.judge, "round"),
-        DENSITY_AT_BEST: ("local_accuracy_mean", DENSITY),
+        DENSITY_AT_BEST: (named(facts.score, "mean", "clients"), DENSITY),
     }
     for name, (judge, metric) in at_best.items():
         if best := _best([line for line in seen if metric in line], judge, facts):
@@ -119,8 +121,10 @@ def summarised(scores: Collection[str]) -> list[str]:
 def summaries(metrics: Collection[str], scores: Collection[str]) -> list[str]:
     """The names that `summary` adds for these metrics of an evaluation, and those of `amounts`."""
     names = [f"{kind}{metric}" for metric in summarised(scores) if metric in metrics for kind in KINDS[1:]]
-    names += [AT_BEST] if "local_accuracy_samples" in metrics else []
-    names += [DENSITY_AT_BEST] if "local_accuracy_mean" in metrics else []
+    first = next(iter(scores))
+    samples = named(first, "samples", "clients")
+    names += [f"{samples}{AT_BEST_SERVER}"] if samples in metrics else []
+    names += [DENSITY_AT_BEST] if named(first, "mean", "clients") in metrics else []
     return [*names, *AMOUNTS]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rayfl.config import ConfigError, choose
 from rayfl.experiment import Experiment
-from rayfl.metrics import SPLITS
+from rayfl.metrics import SPLITS, named
 from rayfl.plain import shown
 from rayfl.results.folder import flatten
 from rayfl.results.summary import summaries
@@ -84,11 +84,11 @@ def _check_metric(sweep: Sweep, row: str, experiment: Experiment) -> None:
                 f"{where}: given {metric!r}; allowed with rows.{row}: it, if evaluation.{setting} is over 0"
             )
     split = choose(metrics, metric, where, "metric").split
-    personal = experiment.method.judge.startswith(SPLITS["clients"])
-    if personal and split not in ("clients", "client_validation"):
+    if experiment.method.judged_on == "clients" and split not in ("clients", "client_validation"):
+        better = named(experiment.scores[0].label, "mean", "client_validation")
         raise ConfigError(
             f"{where}: given {metric!r}; allowed with rows.{row}, whose clients keep networks of their own: "
-            "local_validation_accuracy_mean (with evaluation.local_holdout) or another of local_*"
+            f"{better} (with evaluation.local_holdout) or another of local_*"
         )
     if split in OF_TEST and sweep.points_of(row) > 1 and not sweep.search.allow_test:
         other, setting = OF_TEST[split]
