@@ -39,6 +39,11 @@ def test_round_trip(tmp_path):
     assert found.state["extra"]["half"].dtype == torch.float16
 
 
+def test_keys_that_json_makes_text_of(tmp_path):
+    path = write(tmp_path, 1, {"at": {2: "a", 10: "b"}}, STATE)
+    assert read(path).config == {"at": {"2": "a", "10": "b"}}
+
+
 def test_there_is_none(tmp_path):
     assert latest(tmp_path / "nowhere", CONFIG, print) is None
     assert complete(tmp_path / "nowhere") == []
@@ -126,19 +131,64 @@ def test_if_none_is_whole_the_run_does_not_start_anew_by_itself(tmp_path):
     assert len(heard) == 2
 
 
-def test_what_rayfl_0_4_wrote_is_refused(tmp_path):
-    """It had no version, and other names in its state."""
+@pytest.mark.parametrize("said", [{}, {"version": 2}], ids=["version 1", "version 2"])
+def test_what_an_older_rayfl_wrote_is_refused(said, tmp_path):
+    """rayfl 0.4 said no version, and had other names in its state; neither summed what it said."""
     path = write(tmp_path, 1, CONFIG, state(1))
     manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["version"]
+    manifest = {name: manifest[name] for name in ("round", "config", "sha256")} | said
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError) as error:
         latest(tmp_path, CONFIG, pytest.fail)
     assert not isinstance(error.value, DamagedCheckpoint)
     assert str(error.value) == (
-        f"{path}: a checkpoint that rayfl 0.4 or older wrote; allowed: one of version 2. Go on with the rayfl that "
-        "wrote it, or start anew in another folder"
+        f"{path}: a checkpoint of version {said.get('version', 1)}, which an older rayfl wrote; allowed: one of "
+        "version 3. Go on with the rayfl that wrote it, or start anew in another folder"
     )
+
+
+def test_every_bit_of_a_manifest_is_under_its_sum(tmp_path):
+    """A flipped one is found, or changes nothing that the manifest says."""
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 0, {"w": torch.ones(2)})
+    file = write(tmp_path, 1, CONFIG, state(1), carries) / "manifest.json"
+    said, whole, unfound = json.loads(file.read_text()), file.read_bytes(), 0
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            read(file.parent)
+        except DamagedCheckpoint:
+            continue
+        assert json.loads(file.read_text()) == said
+        unfound += 1
+    assert unfound < len(whole) / 2  # blanks and line ends
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"round": 1}, {"sha256": {}}, {"config": CONFIG | {"seed": 1}}, {"version": 2}, {"more": 1}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_manifest_that_says_something_else_is_passed_over(changes, tmp_path):
+    write(tmp_path, 1, CONFIG, state(1))
+    file = write(tmp_path, 2, CONFIG, state(2)) / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    heard = []
+    assert latest(tmp_path, CONFIG, heard.append).round == 1
+    assert heard == [f"{file}: its SHA-256 is not the one that it says; going back to the checkpoint before it"]
+
+
+def test_a_checkpoint_in_the_folder_of_another_round_is_passed_over(tmp_path):
+    write(tmp_path, 1, CONFIG, state(1))
+    write(tmp_path, 2, CONFIG, state(2)).rename(tmp_path / "round-000003")
+    heard = []
+    assert latest(tmp_path, CONFIG, heard.append).round == 1
+    assert heard == [
+        f"{tmp_path}/round-000003: the checkpoint of round 2, in the folder of another round; going back to the "
+        "checkpoint before it"
+    ]
 
 
 def test_a_run_goes_on_with_more_rounds_and_not_with_another_rate(tmp_path):

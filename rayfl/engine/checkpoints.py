@@ -2,12 +2,13 @@
 
 A checkpoint is a folder `round-000012/` with `state.safetensors`, one `carry-<client>.safetensors` or
 `own-<client>.safetensors` for every client that keeps something (`rayfl.engine.carries`), and `manifest.json`: the
-round, the configuration, and the SHA-256 of every file. It is written beside its place and renamed into it. So a folder
-of that name is whole, or it was damaged later; a damaged one is passed over for the one before, and that is said. What
-a client keeps is a hard link to the file that the run works with: a file that did not change since the last checkpoint
-is neither read nor written again.
+round, the configuration, the SHA-256 of every file, and one of all this. It is written beside its place and renamed
+into it. So a folder of that name is whole, or it was damaged later; a damaged one is passed over for the one before,
+and that is said. What a client keeps is a hard link to the file that the run works with: a file that did not change
+since the last checkpoint is neither read nor written again.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -22,8 +23,10 @@ from rayfl.engine.carries import Carries, Kept, in_checkpoint
 from rayfl.engine.files import PARTIAL, beside, load_tensors, save_tensors, sha256, sync
 from rayfl.fold import State
 
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
+UNSUMMED = {"round", "config", "sha256"}
+"""What a manifest of version 1 says; one of version 2 says its version too."""
 STATE = "state.safetensors"
 
 
@@ -51,7 +54,7 @@ def write(
     """
     for torn in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(torn)
-    final = folder / f"round-{round:06d}"
+    final = folder / _name(round)
     with beside(final, f"the checkpoint of round {round}") as partial:
         partial.mkdir()
         save_tensors(partial / STATE, state)
@@ -60,7 +63,7 @@ def write(
         if carries is not None:
             checksums |= carries.link(partial)
         manifest = {"version": VERSION, "round": round, "config": config, "sha256": checksums}
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
         sync(partial / MANIFEST)
         sync(partial)
         if final.exists():
@@ -77,17 +80,12 @@ def complete(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint, after every checksum was verified. A DamagedCheckpoint, or a ConfigError for one of rayfl 0.4."""
+    """A checkpoint, after every checksum was verified. A DamagedCheckpoint, or a ConfigError for an older version."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = _manifest(path)
         for name, expected in manifest["sha256"].items():
             if sha256(path / name) != expected:
                 raise DamagedCheckpoint(f"{path / name}: its SHA-256 is not the manifest's")
-        if manifest.get("version") != VERSION:
-            raise ConfigError(
-                f"{path}: a checkpoint that rayfl 0.4 or older wrote; allowed: one of version {VERSION}. Go on with "
-                "the rayfl that wrote it, or start anew in another folder"
-            )
         found = [in_checkpoint(path / name, checksum) for name, checksum in manifest["sha256"].items()]
         carries = dict(client for client in found if client is not None)
         return Checkpoint(manifest["round"], manifest["config"], load_tensors(path / STATE), carries)
@@ -95,6 +93,37 @@ def read(path: Path) -> Checkpoint:
         if isinstance(error, ConfigError):
             raise
         raise DamagedCheckpoint(f"{path}: not a whole checkpoint: {error}") from None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """What a checkpoint's manifest says, after its own sum was verified."""
+    file = path / MANIFEST
+    manifest = json.loads(file.read_text())
+    if manifest.keys() - {"version"} == UNSUMMED:
+        raise ConfigError(
+            f"{path}: a checkpoint of version {manifest.get('version', 1)}, which an older rayfl wrote; allowed: one "
+            f"of version {VERSION}. Go on with the rayfl that wrote it, or start anew in another folder"
+        )
+    if manifest.pop("sum") != _sum(manifest):
+        raise DamagedCheckpoint(f"{file}: its SHA-256 is not the one that it says")
+    if manifest["version"] != VERSION:
+        raise ConfigError(
+            f"{path}: a checkpoint of version {manifest['version']}; allowed: one of version {VERSION}. Go on with the "
+            "rayfl that wrote it, or start anew in another folder"
+        )
+    if path.name != _name(manifest["round"]):
+        raise DamagedCheckpoint(f"{path}: the checkpoint of round {manifest['round']}, in the folder of another round")
+    return manifest
+
+
+def _sum(manifest: dict[str, Any]) -> str:
+    """The SHA-256 of what a manifest says once it was read, however it is written down."""
+    said = json.loads(json.dumps(manifest))
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _name(round: int) -> str:
+    return f"round-{round:06d}"
 
 
 def latest(folder: Path, config: dict[str, Any] | None, say: Callable[[str], None]) -> Checkpoint | None:
