@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
-from rayfl.engine.checkpoints import complete, same_config
+from rayfl.engine.checkpoints import complete, forget_after, same_config
 from rayfl.engine.simulation import STEP_SECONDS, Simulation
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.listeners import Listener, tell
@@ -83,16 +83,17 @@ def run(
     check_folder(path, experiment.plain(), resume)
     arrays = load_data(experiment) if arrays is None else arrays
     listeners = [*experiment.listeners, *listeners]
+    said = _with_metrics(path) if resume else []
     # what Ray refuses leaves no folder behind
     with opened(experiment, arrays, path, address) as simulation:
         record = _open_folder(path, experiment)
         status, error = "stopped", None
         try:
-            round, said = simulation.restore(path / CHECKPOINTS)
+            round, more = simulation.restore(path / CHECKPOINTS)
             record.truncate_after(round)
             for listener in listeners:
                 listener.on_start(experiment.plain(), path, round)
-                for text in said:
+                for text in [*said, *more]:
                     listener.on_note(text)
             _loop(simulation, record, experiment, listeners)
             status = "finished"
@@ -312,6 +313,15 @@ def _check_place(path: Path) -> None:
         reason = str(error.strerror)
     if reason:
         raise ConfigError(f"{path}: given a folder that cannot be made: {reason}; allowed: a folder, or a new one")
+
+
+def _with_metrics(path: Path) -> list[str]:
+    """A run goes on from a checkpoint whose rounds all have their line of metrics: later ones go. What to say."""
+    whole, wrong = RunFolder.open(path).whole_rounds()
+    why = wrong or f"{path / 'metrics.jsonl'}: ends after round {whole}"
+    if forget_after(path / CHECKPOINTS, whole, why):
+        return [f"{why}; going back to a checkpoint before it"]
+    return [f"{why}; it and what follows are made again"] if wrong else []
 
 
 def _open_folder(path: Path, experiment: Experiment) -> RunFolder:

@@ -11,7 +11,7 @@ from helpers import assert_same, run, simulate, tiny
 
 from rayfl.config import ConfigError
 from rayfl.engine.carries import Carries
-from rayfl.engine.checkpoints import DamagedCheckpoint, complete, latest, read, write
+from rayfl.engine.checkpoints import DamagedCheckpoint, complete, forget_after, latest, read, write
 from rayfl.engine.files import NotWritten, checksum
 
 CONFIG = {"training": {"lr": 0.1, "milestones": [1, 2]}, "seed": 0}
@@ -56,6 +56,29 @@ def test_the_newest_two_are_kept(tmp_path):
     found = latest(tmp_path, CONFIG, print)
     assert found.round == 100
     assert_same(found.state, state(100))
+
+
+def test_rounds_count_as_numbers_do_and_other_names_are_no_checkpoints(tmp_path):
+    for round in (999_999, 1_000_000):
+        write(tmp_path, round, CONFIG, state(round))
+    (tmp_path / "round-old").mkdir()
+    assert names(tmp_path) == ["round-999999", "round-1000000"]
+    assert latest(tmp_path, CONFIG, pytest.fail).round == 1_000_000
+
+
+def test_later_rounds_are_forgotten_if_an_earlier_one_is_whole(tmp_path):
+    for round in (3, 6):
+        write(tmp_path, round, CONFIG, state(round))
+    assert not forget_after(tmp_path, 6, "why")
+    with pytest.raises(ConfigError, match="^why; no whole checkpoint in .* is of an earlier round; put back a copy"):
+        forget_after(tmp_path, 2, "why")
+    assert names(tmp_path) == ["round-000003", "round-000006"]
+    assert forget_after(tmp_path, 5, "why")
+    assert names(tmp_path) == ["round-000003"]
+    write(tmp_path, 6, CONFIG, state(6))
+    flip_a_bit(tmp_path / "round-000003" / "state.safetensors")
+    with pytest.raises(ConfigError, match="no whole checkpoint"):
+        forget_after(tmp_path, 5, "why")
 
 
 def test_a_crash_while_writing_leaves_the_old_one(tmp_path, monkeypatch):
@@ -124,11 +147,13 @@ def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
 def test_if_none_is_whole_the_run_does_not_start_anew_by_itself(tmp_path):
     for round in (1, 2):
         flip_a_bit(write(tmp_path, round, CONFIG, state(round)) / "state.safetensors")
-    heard = []
     with pytest.raises(DamagedCheckpoint) as error:
-        latest(tmp_path, CONFIG, heard.append)
-    assert str(error.value) == f"{tmp_path}: none of its 2 checkpoints is whole; start anew"
-    assert len(heard) == 2
+        latest(tmp_path, CONFIG, pytest.fail)
+    assert str(error.value) == (
+        f"{tmp_path}: none of its 2 checkpoints is whole; start anew:\n"
+        f"  {tmp_path}/round-000002/state.safetensors: its SHA-256 is not the manifest's\n"
+        f"  {tmp_path}/round-000001/state.safetensors: its SHA-256 is not the manifest's"
+    )
 
 
 @pytest.mark.parametrize("said", [{}, {"version": 2}], ids=["version 1", "version 2"])

@@ -140,6 +140,42 @@ def test_a_run_goes_on_with_the_bits_of_one_that_was_never_stopped(tmp_path):
     assert (tmp_path / "parts" / "clients.json").read_bytes() == saved
 
 
+def test_a_run_whose_metrics_are_damaged_goes_on_before_the_damage(tmp_path):
+    """Or not at all; never with a hole, and with the bits of a run that was never stopped."""
+    experiment = tiny(rounds=6, evaluation={"every": 2}, run={"executor": "serial", "checkpoint_seconds": 0})
+    whole = rayfl.run(experiment, tmp_path / "run")
+    state = whole.submodel(0.3).state_dict()
+    folder = tmp_path / "run"
+    file = folder / "metrics.jsonl"
+    assert [path.name for path in complete(folder / "checkpoints")] == ["round-000004", "round-000006"]
+    lines = file.read_text().splitlines(keepends=True)
+
+    file.write_text("".join(lines[:4] + lines[5:]))
+    told = Told().remember()
+    again = rayfl.run(experiment, folder, resume=True, listeners=[told])
+    assert told.told[:2] == [
+        ("start", 6, 4),
+        ("note", f"{file}: line 5: given round 6; allowed: round 5; going back to a checkpoint before it"),
+    ]
+    assert without_seconds(again).equals(without_seconds(whole))
+    assert_same(again.submodel(0.3).state_dict(), state)
+
+    file.write_text("".join([*lines, "\n"]))
+    told = Told().remember()
+    rayfl.run(experiment, folder, resume=True, listeners=[told])
+    [(kind, text)] = [entry for entry in told.told if entry[0] == "note"]
+    assert "line 7: given '', which is no JSON" in text and text.endswith("; it and what follows are made again")
+    assert [line["round"] for line in RunFolder.open(folder).rounds()] == list(range(1, 7))
+
+    file.write_text("".join(lines[1:]))
+    before = sorted(folder.rglob("*"))
+    assert message(rayfl.run, experiment, folder, resume=True) == (
+        f"{file}: line 1: given round 2; allowed: round 1; no whole checkpoint in {folder / 'checkpoints'} is of an "
+        "earlier round; put back a copy of the file, or start anew in another folder"
+    )
+    assert sorted(folder.rglob("*")) == before and RunFolder.open(folder).status == "finished"
+
+
 def test_a_run_that_fails_says_so_in_its_folder(tmp_path):
     told = Told().remember()
     with pytest.raises(RuntimeError, match="the update of client "):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from rows import FACTS, PERSONAL, folder, line
@@ -88,6 +89,33 @@ def test_a_resumed_file_equals_a_straight_one(run):
     assert run.rounds() == [plain(1), plain(2), plain(3)]
     run.append([plain(4), plain(5)])
     assert (run.path / "metrics.jsonl").read_bytes() == straight
+
+
+DAMAGES = {
+    "missing": (lambda lines: lines[:3] + lines[4:], 3, "line 4: given round 5; allowed: round 4"),
+    "repeated": (lambda lines: [*lines[:4], *lines[3:]], 4, "line 5: given round 4; allowed: round 5"),
+    "swapped": (lambda lines: [lines[1], lines[0], *lines[2:]], 0, "line 1: given round 2; allowed: round 1"),
+    "blank": (lambda lines: [*lines[:3], "", *lines[3:]], 3, "line 4: given '', which is no JSON"),
+    "garbage": (lambda lines: [*lines[:3], "\x00{", *lines[4:]], 3, "line 4: given '.x00{', which is no JSON"),
+    "no round": (lambda lines: ["{}", *lines[1:]], 0, "line 1: given {}; allowed: an object with a whole `round`"),
+    "cut": (lambda lines: lines[:3], 3, ""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_goes_on_after_a_round_up_to_which_every_line_is_there(run, damage):
+    change, whole, said = DAMAGES[damage]
+    run.append([plain(r) for r in range(1, 7)])
+    file = run.path / "metrics.jsonl"
+    damaged = "".join(line + "\n" for line in change(file.read_text().splitlines()))
+    file.write_text(damaged)
+    found, wrong = run.whole_rounds()
+    assert found == whole and re.match(said, wrong.removeprefix(f"{file}: "))
+    with pytest.raises(ConfigError, match=f"; the run goes on after round {whole + 1}; put back"):
+        run.truncate_after(whole + 1)
+    assert file.read_text() == damaged
+    run.truncate_after(whole)
+    assert run.rounds() == [plain(r) for r in range(1, whole + 1)]
 
 
 @pytest.mark.parametrize("taken", [0, 7], ids=["nothing", "a part"])

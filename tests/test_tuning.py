@@ -3,19 +3,22 @@
 import math
 import pickle
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers import TINY
+from rows import folder, line
 from sweeps import LR, ROUNDS, refused, write
 
-from rayfl.config import parse
+from rayfl.config import ConfigError, parse
 from rayfl.engine.plugins import packed
 from rayfl.methods.dense import Dense
+from rayfl.results.console import SweepProgress
 from rayfl.tuning import check as checks
 from rayfl.tuning import sweep as sweeps
 from rayfl.tuning.load import load_sweep
-from rayfl.tuning.recorder import folder_name
-from rayfl.tuning.search import scheduler_of, searcher_of
+from rayfl.tuning.recorder import Recorder, folder_name
+from rayfl.tuning.search import scheduler_of, searcher_of, trial_config
 from rayfl.tuning.space import Search, short, text_of
 
 # what is searched
@@ -289,6 +292,28 @@ def test_a_trials_folder_is_one_component_of_a_path():
     assert name == "a.b-root=.._.._etc_x_y__-0.width=0.123-s3-12ab_00001"
     name = folder_name("ä" * 75, {"x": "é" * 500}, 3, "12ab_00001")
     assert len(name.encode()) <= 150 and name.endswith("-12ab_00001")
+
+
+def test_a_trial_goes_on_only_if_it_has_a_line_for_every_round_before(tmp_path):
+    """A run that restores an older checkpoint makes rounds again; one without a line would leave a hole."""
+    plan = load_sweep(write(tmp_path))
+    run = folder(tmp_path / "sweep", kind="sweep", status="running")
+    recorder = Recorder(plan, run, SweepProgress(1, ROUNDS), lambda path: None)
+    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}))
+    recorder.on_trial_start(0, [trial], trial)
+    record = recorder.trials["a"]
+
+    def told(*rounds):
+        recorder.on_trial_result(0, [trial], trial, {"lines": [line(round) for round in rounds]})
+        return [line["round"] for line in record.rounds()]
+
+    assert told(1, 2, 3, 4, 5) == [1, 2, 3, 4, 5]
+    assert told(4, 5, 6) == [1, 2, 3, 4, 5, 6]
+    file = record.path / "metrics.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ConfigError, match="line 1: given round 2; allowed: round 1; the run goes on after round 6;"):
+        told(7)
+    assert recorder.refusal is not None
 
 
 def test_a_point_as_text():

@@ -76,7 +76,7 @@ def write(
 
 def complete(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first; none where there is no such folder."""
-    return sorted(folder.glob("round-*"))
+    return sorted((path for path in folder.glob("round-*") if path.name[6:].isdecimal()), key=_round)
 
 
 def read(path: Path) -> Checkpoint:
@@ -126,25 +126,56 @@ def _name(round: int) -> str:
     return f"round-{round:06d}"
 
 
+def _round(path: Path) -> int:
+    return int(path.name.removeprefix("round-"))
+
+
 def latest(folder: Path, config: dict[str, Any] | None, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest good checkpoint, None where there is none.
 
     Damaged ones are passed over and said. One of another configuration than `config` is an error that lists the
     differences.
     """
-    found = complete(folder)
+    found, damages = complete(folder), []
     for path in reversed(found):
         try:
             checkpoint = read(path)
         except DamagedCheckpoint as error:
-            say(f"{error}; going back to the checkpoint before it")
+            damages.append(str(error))
             continue
         if config is not None:
             same_config(path, checkpoint.config, config)
+        for damage in damages:
+            say(f"{damage}; going back to the checkpoint before it")
         return checkpoint
     if found:
-        raise DamagedCheckpoint(f"{folder}: none of its {len(found)} checkpoints is whole; start anew")
+        raise DamagedCheckpoint(
+            "\n  ".join([f"{folder}: none of its {len(found)} checkpoints is whole; start anew:", *damages])
+        )
     return None
+
+
+def forget_after(folder: Path, round: int, why: str) -> bool:
+    """Removes the checkpoints of later rounds; whether there were some. A ConfigError if none before them is whole:
+    then all stay."""
+    found = complete(folder)
+    later = [path for path in found if _round(path) > round]
+    if later and not any(_is_whole(path) for path in found if path not in later):
+        raise ConfigError(
+            f"{why}; no whole checkpoint in {folder} is of an earlier round; put back a copy of the file, or start "
+            "anew in another folder"
+        )
+    for path in later:
+        shutil.rmtree(path)
+    return bool(later)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read(path)
+    except DamagedCheckpoint:
+        return False
+    return True
 
 
 def same_config(path: Path, saved: dict[str, Any], config: dict[str, Any]) -> None:

@@ -26,13 +26,24 @@ def read_lines(path: Path) -> list[Line]:
     """The lines of rounds in a file, in order. One at the end that a crash tore is left out; a ConfigError names any
     other that is no round's."""
     whole, _, _ = (_read(path) or b"").rpartition(b"\n")
-    found = []
+    return [_line(data, f"{path}: line {n}") for n, data in enumerate(whole.split(b"\n") if whole else [], start=1)]
+
+
+def read_whole_lines(path: Path) -> tuple[list[Line], str]:
+    """The lines of rounds 1, 2, ... up to the first line that is not the next round's, and what is wrong with that one:
+    "" where there is none."""
+    whole, _, _ = (_read(path) or b"").rpartition(b"\n")
+    found: list[Line] = []
     for number, data in enumerate(whole.split(b"\n") if whole else [], start=1):
-        line = _object(data, f"{path}: line {number}")
-        if type(line.get("round")) is not int:
-            raise ConfigError(f"{path}: line {number}: given {shown(line)}; allowed: an object with a whole `round`")
+        where = f"{path}: line {number}"
+        try:
+            line = _line(data, where)
+        except ConfigError as error:
+            return found, str(error)
+        if line["round"] != number:
+            return found, f"{where}: given round {line['round']}; allowed: round {number}"
         found.append(line)
-    return found
+    return found, ""
 
 
 def append_lines(path: Path, lines: list[Line]) -> None:
@@ -63,6 +74,13 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _line(data: bytes, where: str) -> Line:
+    line = _object(data, where)
+    if type(line.get("round")) is not int:
+        raise ConfigError(f"{where}: given {shown(line)}; allowed: an object with a whole `round`")
+    return line
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:

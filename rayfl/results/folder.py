@@ -24,7 +24,7 @@ from rayfl.config import Config, ConfigError, parse
 from rayfl.metrics import Line
 from rayfl.plain import shown
 from rayfl.results import version1
-from rayfl.results.files import append_lines, read_json, read_lines, write_json, write_lines
+from rayfl.results.files import append_lines, read_json, read_lines, read_whole_lines, write_json, write_lines
 from rayfl.results.summary import Cost, Facts, summary
 
 VERSION = 2
@@ -155,10 +155,24 @@ class RunFolder(Config):
         lines = read_lines(self.path / "metrics.jsonl") + self.pending
         return version1.lines(lines, self.config) if self.version == 1 else lines
 
+    def whole_rounds(self) -> tuple[int, str]:
+        """Up to which round metrics.jsonl has a line for each, in order, and what is wrong with the line after that: ""
+        where there is none."""
+        lines, wrong = read_whole_lines(self.path / "metrics.jsonl")
+        return len(lines), wrong
+
     def truncate_after(self, round: int) -> None:
-        """Forgets the rounds after `round`, which a resumed run makes again."""
-        kept = [line for line in self.rounds() if line["round"] <= round]
-        write_lines(self.path / "metrics.jsonl", kept)
+        """Forgets the rounds after `round`, which a resumed run makes again. A ConfigError if one up to it has no line:
+        then nothing is changed."""
+        file = self.path / "metrics.jsonl"
+        lines, wrong = read_whole_lines(file)
+        lines += [] if wrong else self.pending
+        if len(lines) < round:
+            raise ConfigError(
+                f"{wrong or f'{file}: ends after round {len(lines)}'}; the run goes on after round {round}; put back a "
+                "copy of the file, or start anew in another folder"
+            )
+        write_lines(file, lines[:round])
         self.pending.clear()
 
     def require_version(self) -> None:

@@ -72,9 +72,12 @@ class Recorder(tune.Callback):
     def on_trial_result(self, iteration: int, trials: list, trial, result: dict, **info) -> None:
         record, lines = self.trials[trial.trial_id], result.pop("lines")
         scores, ended = result.pop("client_scores", None), result.pop(ENDED, None)
-        known = record.rounds()
-        if lines and known and known[-1]["round"] >= lines[0]["round"]:
-            record.truncate_after(lines[0]["round"] - 1)
+        if lines and lines[0]["round"] != len(record.rounds()) + 1:
+            try:
+                record.truncate_after(lines[0]["round"] - 1)
+            except ConfigError as error:
+                self.refusal = error
+                raise
         record.append(lines)
         if scores:
             record.save_clients(scores)
