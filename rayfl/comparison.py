@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import check_folder, git_commit, load_data
+from rayfl.driver import claimed, git_commit, load_data
 from rayfl.engine.cluster import cluster
 from rayfl.experiment import Experiment
 from rayfl.report import figures, write_labels, write_report
@@ -68,28 +68,28 @@ def sweep(
     if not isinstance(plan, Sweep):
         plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)
     folder = Path(folder).resolve()
-    check_folder(folder, plan.plain(), resume)
-    arrays = load_data(plan.first) if arrays is None else arrays
-    splits = _splits(plan, arrays)
-    progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
-    with cluster(address):
-        check_room(plan, address)
-        record = _open_sweep(folder, plan)
-        follow(record.path)
-        status, error = "stopped", None
-        try:
-            best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow))
-            write_report(folder, best, records(folder, record.id), progress.note)
-            for name, experiment in splits.items():
-                write_labels(folder / "plots" / name, experiment, arrays)
-            status = "finished"
-        except Interrupted:
-            raise KeyboardInterrupt from None
-        except Exception as failure:
-            status, error = "failed", str(failure)
-            raise
-        finally:
-            record.finish(status, error)
+    with claimed(folder, plan.plain(), resume):
+        arrays = load_data(plan.first) if arrays is None else arrays
+        splits = _splits(plan, arrays)
+        progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
+        with cluster(address):
+            check_room(plan, address)
+            record = _open_sweep(folder, plan)
+            follow(record.path)
+            status, error = "stopped", None
+            try:
+                best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow))
+                write_report(folder, best, records(folder, record.id), progress.note)
+                for name, experiment in splits.items():
+                    write_labels(folder / "plots" / name, experiment, arrays)
+                status = "finished"
+            except Interrupted:
+                raise KeyboardInterrupt from None
+            except Exception as failure:
+                status, error = "failed", str(failure)
+                raise
+            finally:
+                record.finish(status, error)
     return Comparison(record, best)
 
 

@@ -25,6 +25,7 @@ from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
 from rayfl.engine.checkpoints import complete, forget_after, same_config
+from rayfl.engine.locks import held
 from rayfl.engine.simulation import STEP_SECONDS, Simulation
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.listeners import Listener, tell
@@ -79,31 +80,31 @@ def run(
     experiment = as_experiment(experiment)
     temporary = _Temporary() if folder is None else None
     # a server actor may have another working folder
-    path = temporary.path if temporary else Path(str(folder)).resolve()
-    check_folder(path, experiment.plain(), resume)
-    arrays = load_data(experiment) if arrays is None else arrays
-    listeners = [*experiment.listeners, *listeners]
-    said = _with_metrics(path) if resume else []
-    # what Ray refuses leaves no folder behind
-    with opened(experiment, arrays, path, address) as simulation:
-        record = _open_folder(path, experiment)
-        status, error = "stopped", None
-        try:
-            round, more = simulation.restore(path / CHECKPOINTS)
-            record.truncate_after(round)
-            for listener in listeners:
-                listener.on_start(experiment.plain(), path, round)
-                for text in [*said, *more]:
-                    listener.on_note(text)
-            _loop(simulation, record, experiment, listeners)
-            status = "finished"
-        except Exception as failure:
-            status, error = "failed", str(failure)
-            raise
-        finally:
-            record.finish(status, error)
-            for listener in listeners:
-                listener.on_end(status)
+    path = temporary.path / "run" if temporary else Path(str(folder)).resolve()
+    with claimed(path, experiment.plain(), resume):
+        arrays = load_data(experiment) if arrays is None else arrays
+        listeners = [*experiment.listeners, *listeners]
+        said = _with_metrics(path) if resume else []
+        # what Ray refuses leaves no folder behind
+        with opened(experiment, arrays, path, address) as simulation:
+            record = _open_folder(path, experiment)
+            status, error = "stopped", None
+            try:
+                round, more = simulation.restore(path / CHECKPOINTS)
+                record.truncate_after(round)
+                for listener in listeners:
+                    listener.on_start(experiment.plain(), path, round)
+                    for text in [*said, *more]:
+                        listener.on_note(text)
+                _loop(simulation, record, experiment, listeners)
+                status = "finished"
+            except Exception as failure:
+                status, error = "failed", str(failure)
+                raise
+            finally:
+                record.finish(status, error)
+                for listener in listeners:
+                    listener.on_end(status)
     return Result(experiment, record, temporary)
 
 
@@ -289,6 +290,16 @@ def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | 
 
     with running(experiment, arrays, folder, address) as simulation:
         yield simulation
+
+
+@contextmanager
+def claimed(path: Path, config: Mapping[str, Any], resume: bool) -> Iterator[None]:
+    """A folder that `check_folder` allows, for this process alone."""
+    check_folder(path, config, resume)
+    with held(path):
+        # another process may have been here in between
+        check_folder(path, config, resume)
+        yield
 
 
 def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:

@@ -2,7 +2,9 @@
 
 import gc
 import json
+import os
 import pkgutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +22,7 @@ import rayfl
 from rayfl.config import ConfigError
 from rayfl.driver import git_commit
 from rayfl.engine.checkpoints import complete
+from rayfl.engine.locks import held
 from rayfl.listeners import EarlyStopping, Listener
 from rayfl.metrics import EVALUATED
 from rayfl.models.cnn import DigitsCNN
@@ -138,6 +141,40 @@ def test_a_run_goes_on_with_the_bits_of_one_that_was_never_stopped(tmp_path):
     saved = (tmp_path / "parts" / "clients.json").read_bytes()
     rayfl.run(tiny(rounds=4, evaluation={"every": 2}), tmp_path / "parts", resume=True)
     assert (tmp_path / "parts" / "clients.json").read_bytes() == saved
+
+
+class Intruder(Listener):
+    """Starts the run's command a second time, after its first round."""
+
+    def on_start(self, config, folder, round):
+        self.__dict__.update(experiment=config, folder=folder, told=[])
+
+    def on_round(self, line):
+        if line["round"] == 1:
+            experiment, folder, told = (self.__dict__[name] for name in ("experiment", "folder", "told"))
+            before = sorted(folder.rglob("*"))
+            told += [message(rayfl.run, experiment, folder, resume=resume) for resume in (True, False)]
+            assert sorted(folder.rglob("*")) == before
+
+
+def test_a_second_command_in_a_runs_folder_is_refused(tmp_path):
+    """And changes nothing, what clients keep included."""
+    intruder, experiment, folder = Intruder(), tiny(method="scaffold", rounds=3), tmp_path / "run"
+    found = rayfl.run(experiment, folder, listeners=[intruder])
+    assert intruder.__dict__["told"] == [
+        f"{folder}: process {os.getpid()} on {socket.gethostname()} works in it; wait until that ended, or give "
+        "another folder",
+        f"{folder}: holds a run already; resume it, or give another folder",
+    ]
+    assert list((folder / "carries").iterdir()) and not (folder / "lock").exists()
+    assert without_seconds(found).equals(without_seconds(rayfl.run(experiment)))
+
+
+def test_a_second_command_in_a_sweeps_folder_is_refused(tmp_path):
+    plan = {"experiment": TINY | {"run": {}}, "rows": {"avg": {"method": "fedavg"}}}
+    with held(tmp_path):
+        assert "works in it; wait until that ended" in message(rayfl.sweep, plan, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_whose_metrics_are_damaged_goes_on_before_the_damage(tmp_path):

@@ -18,7 +18,7 @@ ROOT = Path(rayfl.__file__).parent
 LAYERS = (
     ("plain", "seeds", "tensors", "bitcodes", "metrics", "engine.memory"),
     ("config",),
-    ("norms", "clients", "listeners", "engine.files", "engine.plugins"),
+    ("norms", "clients", "listeners", "engine.files", "engine.locks", "engine.plugins"),
     ("axes", "operations", "server", "data", "training"),
     ("net",),
     ("submodel",),

@@ -1,0 +1,139 @@
+"""One process at a time in a folder: who holds it is said, and what a dead process held is free."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rayfl.config import ConfigError
+from rayfl.engine.locks import held
+
+HOLDING = "import sys; from pathlib import Path; from rayfl.engine.locks import take; take(Path(sys.argv[1])); print()"
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds the folder until it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{HOLDING}; sys.stdout.flush(); sys.stdin.read()", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def refusal(folder) -> str:
+    with pytest.raises(ConfigError) as error, held(folder):
+        pass
+    return str(error.value)
+
+
+def says(folder, **holder) -> None:
+    """A lock as another process may have left it."""
+    (folder / "lock").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()} | holder))
+
+
+def dead() -> int:
+    """The number of a process that is no more."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_who_holds_a_folder_is_said_until_it_is_dead(other, tmp_path):
+    assert json.loads((tmp_path / "lock").read_text()) == {"host": socket.gethostname(), "pid": other.pid}
+    assert refusal(tmp_path) == (
+        f"{tmp_path}: process {other.pid} on {socket.gethostname()} works in it; wait until that ended, or give "
+        "another folder"
+    )
+    other.kill()
+    other.wait()
+    assert (tmp_path / "lock").exists()
+    with held(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert os.listdir(tmp_path) == []
+
+
+def test_one_process_cannot_hold_it_twice(tmp_path):
+    with held(tmp_path):
+        assert f"process {os.getpid()} on " in refusal(tmp_path)
+        assert (tmp_path / "lock").exists()
+    with held(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": "elsewhere"}', "\x00" * 9])
+def test_a_lock_that_was_torn_is_nobodys(content, tmp_path):
+    (tmp_path / "lock").write_text(content)
+    with held(tmp_path):
+        pass
+
+
+def test_a_copy_of_a_lock_holds_nothing(tmp_path):
+    """Its process lives, and works in another folder."""
+    says(tmp_path)
+    with held(tmp_path):
+        pass
+
+
+def test_of_another_host_nobody_can_tell(tmp_path):
+    says(tmp_path, host="elsewhere", pid=7)
+    assert refusal(tmp_path) == (
+        f"{tmp_path}: process 7 on elsewhere works in it, or died; if no process works in it any more, remove "
+        f"{tmp_path}/lock; else wait until that ended, or give another folder"
+    )
+    (tmp_path / "lock").unlink()
+    with held(tmp_path):
+        pass
+
+
+def test_without_locks_of_the_file_system_what_the_file_says_counts(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    says(tmp_path)
+    assert "works in it; wait" in refusal(tmp_path)
+    says(tmp_path, pid=dead())
+    with held(tmp_path):
+        assert "works in it; wait" in refusal(tmp_path)
+
+
+def test_what_was_made_for_it_goes_if_it_stays_empty(tmp_path):
+    with held(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / "lock").exists()
+    assert os.listdir(tmp_path) == []
+    with held(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "run.json").write_text("{}")
+    assert os.listdir(tmp_path) == ["a"] and os.listdir(tmp_path / "a") == ["run.json"]
+
+
+def test_a_lock_that_is_released_while_another_waits_for_it_is_not_taken_twice(tmp_path, monkeypatch):
+    """The file that was opened is gone by the time that it is locked."""
+    real = fcntl.flock
+    opened = []
+
+    def replace(descriptor, how):
+        if not opened:
+            opened.append(os.fstat(descriptor).st_ino)
+            (tmp_path / "lock").rename(tmp_path / "gone")
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", replace)
+    with held(tmp_path):
+        assert os.stat(tmp_path / "lock").st_ino != opened[0]
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("make", [lambda file: os.symlink("/dev/null", file), os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused(make, tmp_path):
+    make(tmp_path / "lock")
+    assert refusal(tmp_path).startswith(f"{tmp_path}/lock: cannot be written: ")
