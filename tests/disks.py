@@ -17,6 +17,24 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
 
 
+def becomes_a_pipe(file: Path) -> None:
+    """Whoever reads it waits for ever."""
+    file.unlink()
+    os.mkfifo(file)
+
+
+def becomes_endless(file: Path) -> None:
+    """A link to a device that gives zeros without end."""
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def moves(path: Path, to: Path) -> None:
+    """A file or folder that a user has put elsewhere, and a link in its place."""
+    path.rename(to)
+    path.symlink_to(to)
+
+
 @contextmanager
 def small_files(largest: int = 1000):
     """As on a disk that fills up while a file is written."""

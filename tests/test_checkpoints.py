@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from disks import flip_a_bit, small_files, truncate
+from disks import becomes_a_pipe, becomes_endless, flip_a_bit, moves, small_files, truncate
 from helpers import assert_same, run, simulate, tiny
 
 from rayfl.config import ConfigError
@@ -126,8 +127,14 @@ def test_a_round_that_was_written_before_is_replaced(tmp_path):
         (lambda path: (path / "manifest.json").write_text("[]"), "{path}: not a whole checkpoint: "),
         (lambda path: (path / "manifest.json").write_text("{}"), "{path}: not a whole checkpoint: "),
         (lambda path: flip_a_bit(path / "carry-3.safetensors"), "{path}/carry-3.safetensors: its SHA-256 is"),
+        (lambda path: becomes_a_pipe(path / "state.safetensors"), "{path}: not a whole checkpoint: .* neither a file"),
+        (lambda path: becomes_a_pipe(path / "manifest.json"), "{path}: not a whole checkpoint: .* neither a file"),
+        (lambda path: becomes_endless(path / "carry-3.safetensors"), "{path}: not a whole checkpoint: .* neither a f"),
     ],
-    ids=["bit", "truncated", "no state", "no manifest", "cut manifest", "list", "empty", "carry"],
+    ids=[
+        *("bit", "truncated", "no state", "no manifest", "cut manifest", "list", "empty", "carry"),
+        *("pipe", "manifest is a pipe", "endless"),
+    ],
 )
 def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
     carries = Carries(tmp_path / "carries")
@@ -140,8 +147,24 @@ def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
     assert found.round == 1
     assert_same(found.state, state(1))
     [line] = heard
-    assert line.startswith(said.format(path=newest))
+    assert re.match(said.format(path=newest), line)
     assert line.endswith("; going back to the checkpoint before it")
+
+
+def test_checkpoints_that_a_user_moved_are_read_and_their_links_removed(tmp_path):
+    """But not what the links name."""
+    (tmp_path / "elsewhere").mkdir()
+    for round in (1, 2):
+        moves(write(tmp_path, round, CONFIG, state(round)), tmp_path / "elsewhere" / f"round-{round:06d}")
+    moves(tmp_path / "round-000002" / "state.safetensors", tmp_path / "elsewhere" / "state")
+    assert latest(tmp_path, CONFIG, pytest.fail).round == 2
+    (tmp_path / ".partial-round-000003").symlink_to(tmp_path / "elsewhere")
+    write(tmp_path, 2, CONFIG, state(2))
+    write(tmp_path, 3, CONFIG, state(3))
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "round-000002", "round-000003"]
+    assert not any(path.is_symlink() for path in complete(tmp_path))
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["round-000001", "round-000002", "state"]
+    assert len(os.listdir(tmp_path / "elsewhere" / "round-000001")) == 2
 
 
 def test_if_none_is_whole_the_run_does_not_start_anew_by_itself(tmp_path):

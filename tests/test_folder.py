@@ -5,6 +5,7 @@ import os
 import re
 
 import pytest
+from disks import becomes_a_pipe, becomes_endless
 from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.config import ConfigError
@@ -279,6 +280,17 @@ def test_a_file_that_cannot_be_read_is_named(run):
     (run.path / "result.json").mkdir()
     with pytest.raises(ConfigError, match="result.json: cannot be read: Is a directory"):
         run.record()
+
+
+@pytest.mark.parametrize("becomes", [becomes_a_pipe, becomes_endless])
+@pytest.mark.parametrize("name", ["run.json", "config.json", "result.json", "metrics.jsonl"])
+def test_what_would_never_end_is_not_read(tmp_path, name, becomes):
+    file = folder(tmp_path, lines=[line(1, accuracy_mean=0.5)]).path / name
+    becomes(file)
+    with pytest.raises(ConfigError) as error:
+        run = RunFolder.open(tmp_path)
+        assert run.record() and run.rounds()
+    assert str(error.value) == f"{file}: cannot be read: neither a file nor a link to one"
 
 
 # the summary

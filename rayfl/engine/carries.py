@@ -1,11 +1,10 @@
 """What clients keep between their rounds: one file a client and round, loaded when it is wanted."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayfl.engine.files import beside, link, load_tensors, save_tensors, sha256, sync
+from rayfl.engine.files import beside, link, load_tensors, remove, save_tensors, sha256, sync
 from rayfl.fold import Carry
 
 OWN = "own"
@@ -32,7 +31,7 @@ class Carries:
 
     def __init__(self, folder: Path):
         """`folder` is its own: what an earlier run left there goes."""
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         self.folder = folder
         self.files: dict[int, Kept] = {}
 
@@ -68,7 +67,7 @@ class Carries:
 
     def restore(self, kept: Mapping[int, Kept]) -> None:
         """Takes over a checkpoint's files; what this folder held is forgotten."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
         self.folder.mkdir(parents=True)
         self.files = {}
         for client, there in kept.items():

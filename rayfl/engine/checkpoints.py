@@ -10,7 +10,6 @@ since the last checkpoint is neither read nor written again.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 
 from rayfl.config import ConfigError, differences
 from rayfl.engine.carries import Carries, Kept, in_checkpoint
-from rayfl.engine.files import PARTIAL, beside, load_tensors, save_tensors, sha256, sync
+from rayfl.engine.files import PARTIAL, beside, load_tensors, opened, remove, save_tensors, sha256, sync
 from rayfl.fold import State
 
 VERSION = 3
@@ -53,7 +52,7 @@ def write(
     NotWritten if the disk does not take it: the others stay as they are.
     """
     for torn in folder.glob(f"{PARTIAL}*"):
-        shutil.rmtree(torn)
+        remove(torn)
     final = folder / _name(round)
     with beside(final, f"the checkpoint of round {round}") as partial:
         partial.mkdir()
@@ -66,11 +65,10 @@ def write(
         (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
         sync(partial / MANIFEST)
         sync(partial)
-        if final.exists():
-            shutil.rmtree(final)
+        remove(final)
     sync(folder)
     for old in complete(folder)[:-keep]:
-        shutil.rmtree(old)
+        remove(old)
     return final
 
 
@@ -98,7 +96,8 @@ def read(path: Path) -> Checkpoint:
 def _manifest(path: Path) -> dict[str, Any]:
     """What a checkpoint's manifest says, after its own sum was verified."""
     file = path / MANIFEST
-    manifest = json.loads(file.read_text())
+    with opened(file) as text:
+        manifest = json.load(text)
     if manifest.keys() - {"version"} == UNSUMMED:
         raise ConfigError(
             f"{path}: a checkpoint of version {manifest.get('version', 1)}, which an older rayfl wrote; allowed: one "
@@ -166,7 +165,7 @@ def forget_after(folder: Path, round: int, why: str) -> bool:
             "anew in another folder"
         )
     for path in later:
-        shutil.rmtree(path)
+        remove(path)
     return bool(later)
 
 

@@ -1,11 +1,13 @@
 """Tensors in files: safetensors that are there wholly or not at all, and links to them."""
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 
 import torch
@@ -43,10 +45,8 @@ def beside(final: Path, what: str) -> Iterator[Path]:
         yield partial
         partial.rename(final)
     except (OSError, SafetensorError) as error:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove(partial)
         raise NotWritten(
             f"{final}: {what} cannot be written: {error}; --resume goes on once the disk takes it"
         ) from None
@@ -64,8 +64,23 @@ def link(source: str | Path, target: str | Path) -> None:
         sync(target)
 
 
+def opened(path: Path) -> BufferedReader:
+    """A file to read, or the file that a link names. OSError for a pipe or a device, which may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "neither a file nor a link to one", str(path))
+    return path.open("rb")
+
+
+def remove(path: Path) -> None:
+    """A folder with all that is in it, a file, or a link without what it names; if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

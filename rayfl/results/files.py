@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError
+from rayfl.engine.files import opened
 from rayfl.metrics import Line
 from rayfl.plain import shown
 
@@ -69,7 +70,8 @@ def write_lines(path: Path, lines: list[Line]) -> None:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        with opened(path) as file:
+            return file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
