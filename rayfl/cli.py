@@ -1,11 +1,12 @@
 """The command line: run | sweep | compare | report | describe | check | list | export.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input (nothing is left behind), 130 stopped by the user.
+Exit codes: 0 done, 1 the run failed, 2 bad input (nothing is left behind), 130 stopped by the user, 143 by SIGTERM.
 Heavy imports stand inside the commands, so that `--help` and an error in a YAML file come at once.
 """
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from rayfl.config import ConfigError, choose, component, load_yaml, nearest
+from rayfl.termination import Terminated, leave
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
@@ -56,6 +58,7 @@ Name = Annotated[str | None, typer.Option(help="Name of its folder below --outpu
 def main() -> None:
     """Runs the command line with the exit codes of this module. Packages in the working folder can be imported."""
     sys.path.append(os.getcwd())
+    signal.signal(signal.SIGTERM, leave)
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (ConfigError, TyperException) as error:
@@ -65,9 +68,16 @@ def main() -> None:
     except Exception as error:
         _say(f"failed: {error}", style="red")
         sys.exit(1)
+    except Terminated:
+        _say_stopped()
+        raise
     if code == STOPPED:
-        _say("stopped; the same command with --resume goes on from the last checkpoint")
+        _say_stopped()
     sys.exit(code)
+
+
+def _say_stopped() -> None:
+    _say("stopped; the same command with --resume goes on from the last checkpoint")
 
 
 @app.command()

@@ -32,6 +32,7 @@ from rayfl.listeners import Listener, tell
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
 from rayfl.results.folder import RunFolder
+from rayfl.termination import heeded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,19 +110,20 @@ def run(
 
 
 def _loop(simulation: Verbs, record: RunFolder, experiment: Experiment, listeners: Sequence[Listener]) -> None:
-    """Rounds to the end, with a checkpoint every so often and at the end."""
+    """Rounds to the end or to a SIGTERM, with a checkpoint every so often and at the end."""
     saved, ended = time.monotonic(), False
-    while lines := simulation.step():
-        record.append(lines)
-        if EVALUATED in lines[-1] and experiment.evaluation.clients:
-            record.save_clients(simulation.client_scores)
-        ended |= tell(listeners, lines)
-        if ended and EVALUATED in lines[-1]:
-            break
-        if time.monotonic() - saved > experiment.run.checkpoint_seconds:
-            simulation.save(record.path / CHECKPOINTS)
-            saved = time.monotonic()
-    simulation.save(record.path / CHECKPOINTS)
+    with heeded() as notice:
+        while not notice.given and (lines := simulation.step()):
+            record.append(lines)
+            if EVALUATED in lines[-1] and experiment.evaluation.clients:
+                record.save_clients(simulation.client_scores)
+            ended |= tell(listeners, lines)
+            if ended and EVALUATED in lines[-1]:
+                break
+            if time.monotonic() - saved > experiment.run.checkpoint_seconds:
+                simulation.save(record.path / CHECKPOINTS)
+                saved = time.monotonic()
+        simulation.save(record.path / CHECKPOINTS)
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,10 @@ class Command:
         """Ctrl-C, which a terminal sends to the whole group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
+    def terminate(self) -> None:
+        """SIGTERM to this process alone, as a container gets it."""
+        self.process.terminate()
+
     def kill(self) -> list[int]:
         """kill -9 of this process alone: those that it had started."""
         started = descendants(self.process.pid)

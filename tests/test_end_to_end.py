@@ -73,7 +73,7 @@ def working(pids):
     return set(running) - set(named(running, "ray::DashboardAgent")) - set(named(running, "ray::RuntimeEnvAgent"))
 
 
-def test_a_run_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys):
+def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
     config, output, folder = tmp_path / "tiny.yaml", tmp_path / "runs", tmp_path / "runs" / "tiny"
     # long enough to be stopped in: some seconds are left when it is
     training = {"batch_size": 5, "steps": 20}
@@ -93,10 +93,17 @@ def test_a_run_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys)
     assert code == 2 and "holds a run already; resume it, or give another folder" in printed
 
     before = made(folder)
-    second = start(*arguments, "--resume")
+    second = start(*arguments, "--resume", "--set", "run.checkpoint_seconds=1000")
     until(lambda: made(folder) >= before + 5, second)
-    started = second.kill()
-    assert second.finish()[0] == -9
+    second.terminate()
+    assert_terminated(second, folder)
+    assert complete(folder / "checkpoints")[-1].name == f"round-{made(folder):06}"
+
+    before = made(folder)
+    third = start(*arguments, "--resume")
+    until(lambda: made(folder) >= before + 5, third)
+    started = third.kill()
+    assert third.finish()[0] == -9
     until(lambda: not working(started))
     assert before + 5 <= made(folder) < ROUNDS
 
@@ -116,6 +123,14 @@ def test_a_run_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys)
     assert (folder / "clients.json").read_bytes() == ended
     assert RunFolder.open(folder).status == "finished"
     assert histories(output) == {("fedrolex", None): list(range(1, ROUNDS + 1))}
+
+
+def assert_terminated(command, folder):
+    code, printed = command.finish()
+    assert code == 143, printed
+    assert printed.splitlines()[-1] == "stopped; the same command with --resume goes on from the last checkpoint"
+    assert "Traceback" not in printed and "***" not in printed
+    assert RunFolder.open(folder).status == "stopped"
 
 
 def histories(output):
@@ -142,7 +157,7 @@ def trials_of(folder):
     return [run for run in runs(folder) if run.kind == "run"] if folder.exists() else []
 
 
-def test_a_sweep_that_is_stopped_twice(start, tmp_path, monkeypatch, capsys):
+def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsys):
     config, output, folder = tmp_path / "small.yaml", tmp_path / "runs", tmp_path / "runs" / "small"
     config.write_text(yaml.safe_dump(SWEEP))
     arguments = ("sweep", config, "--output", output)
@@ -155,13 +170,18 @@ def test_a_sweep_that_is_stopped_twice(start, tmp_path, monkeypatch, capsys):
     assert "the same command with --resume goes on" in printed and "Traceback" not in printed
     assert RunFolder.open(folder).status == "stopped"
 
+    second = start(*arguments, "--resume")
+    until(lambda: any(made(trial.path) >= 20 for trial in trials_of(folder)), second)
+    second.terminate()
+    assert_terminated(second, folder)
+
     def well_on():
         return sum(made(trial.path) for trial in trials_of(folder)) >= 2.5 * ROUNDS
 
-    second = start(*arguments, "--resume")
-    until(well_on, second)
-    started = second.kill()
-    assert second.finish()[0] == -9
+    third = start(*arguments, "--resume")
+    until(well_on, third)
+    started = third.kill()
+    assert third.finish()[0] == -9
     until(lambda: not working(started))
     unfinished = [trial for trial in trials_of(folder) if trial.status != "finished"]
     assert unfinished and not (folder / "results.csv").exists()

@@ -22,6 +22,7 @@ from rayfl.experiment import Experiment
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line
 from rayfl.tensors import unpack
+from rayfl.termination import kept
 
 ROOM_SECONDS = 120.0
 GROWTH_SECONDS = 1800.0
@@ -42,7 +43,9 @@ def cluster(address: str | None = None) -> Iterator[None]:
     _require_answer(address)
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        # after Ray's own handlers a SIGTERM would abort this process
+        with kept():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except ConnectionError as error:
         raise ConfigError(
             f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "

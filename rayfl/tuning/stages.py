@@ -27,6 +27,7 @@ from rayfl.engine import cluster
 from rayfl.engine.plugins import packed
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.tables import Record, best_trials
+from rayfl.termination import Terminated
 from rayfl.tuning.recorder import Recorder
 from rayfl.tuning.search import scheduler_of, space_of, trial_config
 from rayfl.tuning.space import Point, text_of
@@ -44,8 +45,8 @@ class Interrupted(Exception):
 def run_sweep(sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder) -> list[Record]:
     """All stages of a sweep, those that are done passed over. Returns the records of the best points, all seeds.
 
-    `run` is the sweep's own folder. Ray is running. Raises Interrupted after a Ctrl-C, a ConfigError if a trial's code
-    does, and a RuntimeError that names the trials that failed.
+    `run` is the sweep's own folder. Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a
+    ConfigError if a trial's code does, and a RuntimeError that names the trials that failed.
     """
     recorder.recall()
     for row in sweep.rows:
@@ -121,7 +122,7 @@ class _Stages:
         else:
             shutil.rmtree(path, ignore_errors=True)
             tuner = self._tuner(path, space, config)
-        with _interrupts() as interrupted, _hushed():
+        with _interrupts() as received, _hushed():
             try:
                 results = tuner.fit()
             except TuneError:
@@ -130,7 +131,10 @@ class _Stages:
                 raise
             finally:
                 self.recorder.leave()
-            if interrupted():
+            signals = received()
+            if signal.SIGTERM in signals:
+                raise Terminated
+            if signal.SIGINT in signals:
                 raise Interrupted
         if failures := self.recorder.failures:
             raise RuntimeError(
@@ -190,8 +194,9 @@ def _fill_gaps(stage: Path) -> None:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether there was a Ctrl-C: Tune handles it itself, and its `fit` then returns as if all were well.
+def _interrupts() -> Iterator[Callable[[], bytes]]:
+    """Which signals there were. Tune handles a Ctrl-C itself, and its `fit` then returns as if all were well; a SIGTERM
+    is made one.
 
     Tune takes the place of any handler, but Python also writes the number of a signal to a descriptor.
     """
@@ -200,15 +205,17 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         reader.setblocking(False)
         writer.setblocking(False)
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        handler = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
-        def interrupted() -> bool:
+        def received() -> bytes:
             with suppress(BlockingIOError):
-                return signal.SIGINT in reader.recv(4096)
-            return False
+                return reader.recv(4096)
+            return b""
 
         try:
-            yield interrupted
+            yield received
         finally:
+            signal.signal(signal.SIGTERM, handler)
             signal.set_wakeup_fd(before)
 
 
