@@ -27,7 +27,7 @@ class Job:
     key: Hashable
     """What it shares with other jobs: they get the same message from `shared(key)`."""
     cost: float
-    """Expected work, in any unit: the most expensive job goes out first."""
+    """Expected work, in multiply-adds of forward passes: the most expensive job goes out first."""
     make: Callable[[], Any] = field(repr=False)
     """The job's own message (`Train`, `Collect`, `Evaluate`), made when the job goes out."""
     about: str = ""

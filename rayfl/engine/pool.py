@@ -38,6 +38,12 @@ IN_FLIGHT = 2
 ATTEMPTS = 3
 START_FAILURES = 3
 START_SECONDS = 300.0
+PATIENCE = 10
+"""How many times longer than any of its kind before a job may take."""
+FIRST_SECONDS = 3600.0
+FIRST_SPEED = 1e8
+"""What a job may take while no answer of its kind is known: an hour, or its cost at so many multiply-adds a second,
+which is a tenth of what one slow core does."""
 
 
 class JobFailed(RuntimeError):
@@ -55,6 +61,9 @@ class _Slot:
     """The call that takes up a run, until it is answered."""
     ready: bool = False
     running: deque[int] = field(default_factory=deque)
+    """Its jobs; it works on the first."""
+    since: float = 0.0
+    """When it began with that one."""
     failures: int = 0
 
 
@@ -72,8 +81,7 @@ class RayPool(Executor):
         deadline: float = 120.0,
     ):
         """`bundles`: the placement group's bundle of every actor. `packages`: the user's own (`plugins.packed`).
-        `deadline`: seconds after which a job is given to somebody else, if it also takes ten times as long as any of
-        its kind before."""
+        `deadline`: seconds that every job may take (`limit`)."""
         self.refs, self.threads, self.packages, self.deadline = refs, threads, ray.put(packages), deadline
         self.slots = [
             _Slot(
@@ -85,7 +93,8 @@ class RayPool(Executor):
             )
             for bundle in bundles
         ]
-        self.slowest: dict[str, float] = {}
+        self.slowest: dict[Verb, tuple[float, float]] = {}
+        """Of the run's answers: the longest time, and the highest cost."""
         self.deaths = 0
         self.idle_since = time.monotonic()
         for slot in self.slots:
@@ -108,9 +117,20 @@ class RayPool(Executor):
 
     def load(self, refs: list[ray.ObjectRef]) -> None:
         """Another run for the same actors: what they imported and built stays."""
-        self.refs = refs
+        self.refs, self.slowest = refs, {}
         for slot in self.slots:
             self._load(slot)
+
+    def limit(self, verb: Verb, cost: float) -> float:
+        """Seconds after which a job is given to somebody else."""
+        if verb not in self.slowest:
+            return max(self.deadline, FIRST_SECONDS, cost / FIRST_SPEED)
+        seconds, known = self.slowest[verb]
+        return max(self.deadline, PATIENCE * seconds * max(1.0, cost / known))
+
+    def _answered(self, verb: Verb, cost: float, seconds: float) -> None:
+        longest, highest = self.slowest.get(verb, (0.0, 1.0))
+        self.slowest[verb] = max(longest, seconds), max(highest, cost)
 
     def _start(self, slot: _Slot) -> None:
         slot.actor = ClientActor.options(**slot.options).remote(self.threads, self.packages)
@@ -142,7 +162,7 @@ class _Batch:
         for job in jobs:
             self.left[job.key] = self.left.get(job.key, 0) + 1
         self.shared: dict[Hashable, ray.ObjectRef] = {}
-        self.flying: dict[ray.ObjectRef, tuple[int, _Slot, float]] = {}
+        self.flying: dict[ray.ObjectRef, tuple[int, _Slot]] = {}
         self.done: dict[int, Packed] = {}
         pool.idle_since = time.monotonic()
         self.attempts = [0] * len(jobs)
@@ -171,7 +191,9 @@ class _Batch:
             if job.key not in self.shared:
                 self.shared[job.key] = ray.put(pack(self.make_shared(job.key)))
             ref = slot.actor.run.remote(self.verb, self.shared[job.key], pack(job.make()))
-            self.flying[ref] = (index, slot, time.monotonic())
+            self.flying[ref] = (index, slot)
+            if not slot.running:
+                slot.since = time.monotonic()
             slot.running.append(index)
 
     def _wait(self) -> None:
@@ -194,30 +216,33 @@ class _Batch:
             self.pool._replace(slot, error)
 
     def _receive(self, ref: ray.ObjectRef) -> None:
-        index, slot, started = self.flying[ref]
+        index, slot = self.flying[ref]
         job = self.jobs[index]
         try:
             answer = ray.get(ref)
         except RayTaskError as error:
             if isinstance(error.cause, ConfigError):
                 raise ConfigError(str(error.cause)) from None
-            del self.flying[ref]
-            slot.running.remove(index)
+            self._landed(ref)
             self.raised_in[index] = slot.actor
             self._retry(index, str(error.cause), attempts=2)
             return
         except LOST as error:
             self._lose(slot, error)
             return
-        del self.flying[ref]
-        slot.running.remove(index)
-        now = self.pool.idle_since = time.monotonic()
-        took = now - started
-        self.pool.slowest[self.verb] = max(took, self.pool.slowest.get(self.verb, 0.0))
+        self.pool._answered(self.verb, job.cost, self._landed(ref))
         self.done[index] = answer
         self.left[job.key] -= 1
         if not self.left[job.key]:
             del self.shared[job.key]
+
+    def _landed(self, ref: ray.ObjectRef) -> float:
+        """A job is no longer in flight: how long it took. Its actor has begun with its next one."""
+        index, slot = self.flying.pop(ref)
+        slot.running.remove(index)
+        began, slot.since = slot.since, time.monotonic()
+        self.pool.idle_since = slot.since
+        return slot.since - began
 
     def _lose(self, slot: _Slot, error: Exception) -> None:
         """Everything that the slot's actor had runs again; only what it was working on counts as failed."""
@@ -238,10 +263,11 @@ class _Batch:
     def _check_deadlines(self) -> None:
         if not self.flying and time.monotonic() - self.pool.idle_since > START_SECONDS:
             raise JobFailed(f"no client actor could be started within {START_SECONDS:.0f} s")
-        limit = max(self.pool.deadline, 10 * self.pool.slowest.get(self.verb, float("inf")))
-        for _, slot, started in list(self.flying.values()):
-            if slot.running and time.monotonic() - started > limit:
-                self._lose(slot, GetTimeoutError(f"no answer within {limit:.0f} s"))
+        for slot in self.pool.slots:
+            if slot.running:
+                limit = self.pool.limit(self.verb, self.jobs[slot.running[0]].cost)
+                if time.monotonic() - slot.since > limit:
+                    self._lose(slot, GetTimeoutError(f"no answer within {limit:.0f} s"))
 
 
 def _said(error: Exception) -> str:

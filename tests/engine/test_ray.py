@@ -189,9 +189,35 @@ def test_an_exception_that_does_not_come_again_changes_nothing(pool, tmp_path, u
 
 
 def test_a_job_that_hangs_is_given_to_another(pool, tmp_path, undisturbed):
-    pool.deadline, pool.slowest = 0.1, {}
+    pool.deadline = 0.1
     assert result(on_ray(pool, faulty(tmp_path, "hang"), tmp_path)) == undisturbed
     assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
+
+
+def test_the_very_first_job_hangs(actors, group, tmp_path, monkeypatch):
+    """Nothing is known of how long such jobs take."""
+    pool = resized(actors, group, 1)
+    monkeypatch.setattr(executor, "FIRST_SECONDS", 0.1)
+    pool.deadline = 0.1
+    hangs, well = (
+        tiny(method=method, clients={"capacities": [0.3], "cohort": 6}, run={"chunk": 6})
+        for method in (faulty(tmp_path, "hang").method, PersonalHead())
+    )
+    assert result(on_ray(pool, hangs, tmp_path / "hangs")) == result(simulate(well, tmp_path / "serial"))
+    assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
+
+
+def test_how_long_a_job_may_take(pool):
+    pool.load([ray.put(None), ray.put(None)])
+    assert pool.limit("train", 1.0) == 3600
+    assert pool.limit("train", 1e12) == 10_000
+    pool._answered("train", 100.0, 30.0)
+    pool._answered("train", 50.0, 20.0)
+    assert pool.limit("train", 1.0) == pool.limit("train", 100.0) == 300
+    assert pool.limit("train", 400.0) == 1200
+    assert pool.limit("evaluate", 1.0) == 3600
+    pool._answered("evaluate", 1.0, 0.5)
+    assert pool.limit("evaluate", 1.0) == pool.deadline
 
 
 @pytest.mark.parametrize("error", [OutOfMemoryError("no memory"), ObjectLostError("0" * 56, None, "")])
