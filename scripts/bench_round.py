@@ -20,145 +20,49 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import argparse  # noqa: E402
 import json  # noqa: E402
 import logging  # noqa: E402
-import multiprocessing  # noqa: E402
 import statistics  # noqa: E402
-import tempfile  # noqa: E402
-from collections.abc import Callable, Mapping, Sequence  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
+from contextlib import ExitStack, contextmanager  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
+from peers.on_bare import Bare  # noqa: E402
+from peers.on_rayfl import experiment  # noqa: E402
+from peers.timing import in_turns, ratios  # noqa: E402
+from peers.workloads import WORKLOADS, Workload  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
-from torch import nn  # noqa: E402
 
+import rayfl  # noqa: E402
 from rayfl.engine.memory import keep_freed_memory  # noqa: E402
-from rayfl.experiment import Experiment, read_experiment  # noqa: E402
 from rayfl.fold import HolderMean  # noqa: E402
 from rayfl.models.resnet import ResNet18  # noqa: E402
 from rayfl.net import Net, params_of  # noqa: E402
 from rayfl.submodel import Mask, Selection, prefix, random_subset, rolling  # noqa: E402
 from rayfl.tensors import Params, nbytes, pack  # noqa: E402
 
-CLIENTS, COHORT, BATCH, LR = 100, 10, 20, 0.01
+# rounds
 
 
-def experiment(epochs: int) -> Experiment:
-    """The compute-bound round; with 0 epochs, the same round without its work."""
-    return read_experiment(
-        {
-            "rounds": 10**6,
-            "data": {"name": "synthetic", "samples": 60_000, "test_samples": 100, "shape": (1, 28, 28)},
-            "partition": "iid",
-            "clients": {"count": CLIENTS, "cohort": COHORT},
-            "model": "mcmahan_cnn",
-            "training": {"epochs": epochs, "batch_size": BATCH, "lr": LR},
-            "method": "fedavg",
-            "evaluation": {"every": 10**6, "holdout": 0.0, "clients": False},
-        },
-        "bench_round",
-    )
+@contextmanager
+def on_rayfl(workload: Workload, actors: int) -> Iterator[Callable[[], float]]:
+    """What runs a round and says its seconds, as the driver sees them."""
+    with rayfl.start(experiment(workload, actors)) as session:
+        rounds = iter(session)
+
+        def work() -> None:
+            next(rounds)
+
+        yield lambda: seconds_of(work)
 
 
-# rayfl on Ray
-
-
-class Rayfl:
-    """A server actor with its client actors, kept up over several experiments."""
-
-    def __init__(self, actors: int):
-        import ray
-        from ray.util.placement_group import placement_group
-
-        from rayfl.engine.server import ServerActor
-
-        group = placement_group([{"CPU": 1}] * actors)
-        self.get = ray.get
-        self.server: Any = ServerActor.remote(group, list(range(actors)))  # pyright: ignore
-        self.folder = tempfile.TemporaryDirectory(prefix="bench_round_")
-
-    def load(self, what: Experiment, arrays) -> None:
-        self.get(self.server.load.remote(what, [arrays], self.folder.name))
-
-    def round(self) -> float:
-        """Seconds a round, as the driver sees them."""
-        started = time.perf_counter()
-        lines = self.get(self.server.step.remote())
-        return (time.perf_counter() - started) / len(lines)
-
-
-# the bare loop
-
-
-class Bare:
-    """FedAvg on so many processes and nothing else."""
-
-    def __init__(self, processes: int):
-        spawn = multiprocessing.get_context("spawn")
-        self.flat = nn.utils.parameters_to_vector(bare_module().parameters()).detach().share_memory_()
-        self.sums = torch.zeros(processes, len(self.flat)).share_memory_()
-        self.pipes, self.processes = [], []
-        for i in range(processes):
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=bare_worker, args=(theirs, self.flat, self.sums[i]), daemon=True)
-            process.start()
-            self.pipes.append(mine)
-            self.processes.append(process)
-        for pipe in self.pipes:
-            pipe.recv()
-
-    def round(self) -> float:
-        started = time.perf_counter()
-        for i, pipe in enumerate(self.pipes):
-            pipe.send(list(range(i, COHORT, len(self.pipes))))
-        for pipe in self.pipes:
-            pipe.recv()
-        self.flat.copy_(self.sums.sum(0).div_(COHORT))
-        return time.perf_counter() - started
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.terminate()
-            process.join()
-
-
-def bare_module() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(3136, 512),
-        nn.ReLU(),
-        nn.Linear(512, 10),
-    )
-
-
-def bare_worker(pipe, flat: torch.Tensor, total: torch.Tensor) -> None:
-    """Trains the clients that it is told, one after another in one network, and sums what comes out."""
-    torch.set_num_threads(1)
-    what, module = experiment(1), bare_module()
-    arrays = what.data.arrays()
-    train = what.federate(arrays).train
-    pixels, labels = (torch.from_numpy(arrays.train[name]) for name in ("x", "y"))
-    pipe.send("ready")
-    while True:
-        clients = pipe.recv()
-        total.zero_()
-        for client in clients:
-            rows = torch.from_numpy(train[client].astype("int64"))
-            x, y = (pixels[rows].float() / 255 - 0.5) / 0.23, labels[rows]
-            nn.utils.vector_to_parameters(flat.clone(), module.parameters())
-            optimizer = torch.optim.SGD(module.parameters(), LR)
-            for batch in torch.randperm(len(y)).split(BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(module(x[batch]), y[batch]).backward()
-                optimizer.step()
-            total += nn.utils.parameters_to_vector(module.parameters()).detach()
-        pipe.send("done")
+@contextmanager
+def on_bare(workload: Workload, processes: int) -> Iterator[Callable[[], float]]:
+    bare = Bare(workload, processes)
+    try:
+        yield bare.round
+    finally:
+        bare.close()
 
 
 # the server's own work
@@ -209,42 +113,23 @@ def seconds_of(work: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def in_turns(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """What each returned, A B C A B C ..., after one turn that does not count."""
-    turns: dict[str, list[float]] = {name: [] for name in contenders}
-    for i in range(repeats + 1):
-        for name, contender in contenders.items():
-            seconds = contender()
-            if i:
-                turns[name].append(seconds)
-    return turns
-
-
-def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Turn by turn."""
-    return [a / b for a, b in zip(above, below, strict=True)]
-
-
 def measure(rounds: int, server: bool) -> dict[str, Any]:
     import ray
 
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    work = experiment(1)
-    arrays = ray.put(work.data.arrays())
-    two = Rayfl(2)
-    two.load(work, arrays)
-    two.round()
-    first = time.perf_counter() - STARTED
-    one = Rayfl(1)
-    one.load(work, arrays)
-    bare_one, bare_two = Bare(1), Bare(2)
-    turns = in_turns(
-        {"bare 1": bare_one.round, "rayfl 1": one.round, "bare 2": bare_two.round, "rayfl 2": two.round}, rounds
-    )
-    bare_one.close()
-    bare_two.close()
-    two.load(experiment(0), arrays)
-    turns |= in_turns({"no work 2": two.round}, rounds)
+    # those of the client actors of all three runs
+    ray.init(address="local", num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    with ExitStack() as stack:
+        rayfl_two = stack.enter_context(on_rayfl(WORKLOADS["compute"], 2))
+        rayfl_two()
+        first = time.perf_counter() - STARTED
+        contenders = {
+            "bare 1": stack.enter_context(on_bare(WORKLOADS["compute"], 1)),
+            "rayfl 1": stack.enter_context(on_rayfl(WORKLOADS["compute"], 1)),
+            "bare 2": stack.enter_context(on_bare(WORKLOADS["compute"], 2)),
+            "rayfl 2": rayfl_two,
+        }
+        turns = in_turns(contenders, rounds)
+        turns |= in_turns({"no work 2": stack.enter_context(on_rayfl(WORKLOADS["noop"], 2))}, rounds)
     found: dict[str, Any] = {
         "first round done, seconds after start": first,
         "seconds a round": {name: statistics.median(t) for name, t in turns.items()},

@@ -1,0 +1,298 @@
+"""How long a round takes on rayfl, and on what else a user could pick: Flower, pfl, or a bare PyTorch loop.
+
+    python scripts/bench_peers.py                                          # all of it
+    python scripts/bench_peers.py --workloads compute --systems rayfl,pfl --turns 3
+
+Flower and pfl get environments of their own, made by uv below --environments: the versions named here, and the same
+Python and torch as rayfl's. Every system trains the same network on the same images, in two processes of one thread,
+on the same two cores; a system that waits for its turn is stopped. No system evaluates. Systems take turns, round by
+round, and ratios are medians over turns. A system's first round is not among them: it is reported with all that comes
+before it, from the start of the program. Give it idle cores.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from peers.timing import in_turns, ratios
+from peers.workloads import PROCESSES, WORKLOADS
+from rich.console import Console
+from rich.table import Table
+
+SYSTEMS: Mapping[str, tuple[str, ...]] = {
+    "rayfl": (),
+    "bare": (),
+    "flower": ("flwr[simulation]==1.41.0",),
+    "pfl": ("pfl==0.6.0",),
+}
+"""System -> what its environment needs beside torch; rayfl and the bare loop run in this one."""
+HETEROGENEOUS = ("rayfl", "flower")
+COLD = "cold"
+"""The workload that starts every system anew in every turn."""
+NEWEST_PYTHON = (3, 12)
+"""That pfl runs on."""
+ANSWER_SECONDS, END_SECONDS = 1800.0, 60.0
+SCRIPTS = Path(__file__).resolve().parent
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # or Ray copies this folder for every worker
+}
+
+
+class Failed(Exception):
+    """Says which system, and what it said last."""
+
+
+# environments
+
+
+def python_of(system: str, folder: Path) -> str:
+    """The interpreter of a system's environment, which is made if it is not there."""
+    if not SYSTEMS[system]:
+        return sys.executable
+    python = ".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON)))
+    needs = [*SYSTEMS[system], f"torch=={version('torch').partition('+')[0]}"]
+    place = folder / f"{system}-{hashlib.sha256(repr((python, needs)).encode()).hexdigest()[:8]}"
+    interpreter, ready = place / "bin" / "python", place / "ready"
+    if not ready.exists():
+        print(f"making {place}: Python {python}, {', '.join(needs)}", file=sys.stderr)
+        shutil.rmtree(place, ignore_errors=True)
+        _uv("venv", "--quiet", "--python", python, str(place))
+        _uv("pip", "install", "--quiet", "--compile-bytecode", "--python", str(interpreter), *needs)
+        ready.touch()
+    return str(interpreter)
+
+
+def _uv(*arguments: str) -> None:
+    try:
+        done = subprocess.run(["uv", *arguments], stderr=subprocess.PIPE, text=True)
+    except FileNotFoundError:
+        raise Failed("uv: not found; the environments of other systems are made by it: pip install uv") from None
+    if done.returncode:
+        raise Failed(f"uv {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr.strip()}")
+
+
+# systems
+
+
+class Side:
+    """A system at work on a workload, in processes of its own, which stand still between its turns."""
+
+    def __init__(self, system: str, python: str, workload: str, logs: Path):
+        self.name, self.log = f"{system} on {workload}", logs / f"{workload}_{system}.log"
+        self.started = time.perf_counter()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [python, "-m", "peers", system, workload],
+                cwd=SCRIPTS,
+                env=os.environ | QUIET,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # it ends when nothing can come any more
+        with self.process as process:
+            assert process.stdin
+            process.send_signal(signal.SIGCONT)
+            process.stdin.close()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def start(self) -> dict[str, float]:
+        """Seconds of the first round, and from the start of the program to its end."""
+        first = self.round()
+        return {"first round": first, "from start": time.perf_counter() - self.started}
+
+    def round(self) -> float:
+        """Seconds."""
+        return self._ask("round")["seconds"]
+
+    def close(self) -> dict[str, Any]:
+        """The loss after all rounds, and the versions."""
+        return self._ask("close")
+
+    def _ask(self, command: str) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            self.process.stdin.write(f"{command}\n".encode())
+        except BrokenPipeError:
+            raise self._failed("ended") from None
+        if not select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0]:
+            raise self._failed(f"no answer in {ANSWER_SECONDS:.0f} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise self._failed("ended")
+        # Flower's server looks for messages ten times a second, at a cost that grows with the clients
+        self.process.send_signal(signal.SIGSTOP)
+        return json.loads(line)
+
+    def _failed(self, what: str) -> Failed:
+        last = self.log.read_text(errors="replace").strip().splitlines()[-20:]
+        return Failed("\n".join([f"{self.name}: {what}; its last words:", *last]))
+
+
+Start = Callable[[str, str], Side]
+"""(system, workload) -> the system at work."""
+
+
+def rounds(workload: str, systems: Sequence[str], turns: int, start: Start) -> dict[str, dict[str, Any]]:
+    """Rounds of a workload, system by system."""
+    with ExitStack() as stack:
+        sides, found = {}, {}
+        for system in systems:
+            sides[system] = stack.enter_context(start(system, workload))
+            found[system] = sides[system].start()
+        taken = in_turns({system: side.round for system, side in sides.items()}, turns)
+        for system, side in sides.items():
+            found[system] |= {"seconds": taken[system]} | side.close()
+    return found
+
+
+def cold_starts(systems: Sequence[str], turns: int, start: Start) -> dict[str, dict[str, Any]]:
+    """Seconds from the start of the program to the end of the first compute-bound round."""
+
+    def once(system: str) -> float:
+        with start(system, "compute") as side:
+            seconds = side.start()["from start"]
+            found[system] = side.close()
+        return seconds
+
+    found: dict[str, dict[str, Any]] = {}
+    taken = in_turns({system: lambda system=system: once(system) for system in systems}, turns)
+    return {system: found[system] | {"seconds": taken[system]} for system in systems}
+
+
+def summary(found: dict[str, dict[str, Any]]) -> None:
+    """Adds medians, the fastest, and rayfl's share of what another system takes."""
+    for of in found.values():
+        of["median"], of["fastest"] = statistics.median(of["seconds"]), min(of["seconds"])
+        if "rayfl" in found:
+            of["rayfl over it"] = statistics.median(ratios(found["rayfl"]["seconds"], of["seconds"]))
+
+
+# what is printed
+
+
+def about(workload: str) -> str:
+    if workload == COLD:
+        return "cold: from the start of the program to the end of its first round, 10 clients x 30 steps"
+    return f"{workload}: {WORKLOADS[workload].about}"
+
+
+def show(workload: str, found: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    columns = ["from start", "first round", "median", "fastest", "rayfl over it", "loss"]
+    columns = [name for name in columns if any(name in of for of in found.values())]
+    console.print(f"{about(workload)}; seconds", highlight=False, soft_wrap=True)
+    table = Table("system", *columns)
+    for system, of in found.items():
+        table.add_row(system, *[f"{of[name]:.3f}" if name in of else "–" for name in columns])
+    console.print(table)
+
+
+def show_versions(results: Mapping[str, Mapping[str, Mapping[str, Any]]], console: Console) -> None:
+    versions = {system: of["versions"] for found in results.values() for system, of in found.items()}
+    for system, of in versions.items():
+        console.print(f"{system}: {', '.join(f'{name} {number}' for name, number in of.items())}", highlight=False)
+
+
+# the command
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Reads names with commas between them."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"given {name!r}; allowed: {','.join(known)}")
+        return [name for name in known if name in names]
+
+    return read
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"given {text!r}; allowed: a whole number of at least 1")
+    return int(text)
+
+
+def main() -> None:
+    workloads = [*WORKLOADS, COLD]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--systems", type=some_of(list(SYSTEMS)), default=list(SYSTEMS), help=",".join(SYSTEMS))
+    parser.add_argument("--workloads", type=some_of(workloads), default=workloads, help=",".join(workloads))
+    parser.add_argument("--turns", type=positive, default=5, help="turns that count, after one that does not (5)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        default=Path.home() / ".cache" / "rayfl-peers",
+        help="where the environments are (~/.cache/rayfl-peers)",
+    )
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:PROCESSES])
+    console, results, failures = Console(stderr=options.json), {}, []
+    try:
+        pythons = {system: python_of(system, options.environments.expanduser()) for system in options.systems}
+    except Failed as failure:
+        sys.exit(str(failure))
+    logs = Path(tempfile.mkdtemp(prefix="bench_peers_"))
+
+    def start(system: str, workload: str) -> Side:
+        return Side(system, pythons[system], workload, logs)
+
+    for workload in options.workloads:
+        equal = workload == COLD or WORKLOADS[workload].widths == (1.0,)
+        systems = [system for system in options.systems if equal or system in HETEROGENEOUS]
+        if not systems:
+            continue
+        try:
+            if workload == COLD:
+                found = cold_starts(systems, options.turns, start)
+            else:
+                found = rounds(workload, systems, options.turns, start)
+        except Failed as failure:
+            failures.append(str(failure))
+            console.print(f"{workload}: {failure}", highlight=False, markup=False)
+            continue
+        summary(found)
+        results[workload] = found
+        show(workload, found, console)
+    show_versions(results, console)
+    if options.json:
+        print(json.dumps({name: {"about": about(name), "systems": found} for name, found in results.items()}, indent=2))
+    if failures:
+        sys.exit(f"{len(failures)} of {len(options.workloads)} workloads failed; logs: {logs}")
+    shutil.rmtree(logs)
+
+
+if __name__ == "__main__":
+    main()

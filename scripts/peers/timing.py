@@ -1,0 +1,19 @@
+"""What is compared takes turns, and ratios are medians over turns: a machine that slows down slows all."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+
+def in_turns(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """What each returned, A B C A B C ..., after one turn that does not count."""
+    turns: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(repeats + 1):
+        for name, contender in contenders.items():
+            seconds = contender()
+            if i:
+                turns[name].append(seconds)
+    return turns
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Turn by turn."""
+    return [a / b for a, b in zip(above, below, strict=True)]
