@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
@@ -53,7 +55,7 @@ class Verbs(Protocol):
     def deployment(self, capacity: float, client: int | None = None) -> Deployment: ...
 
     @property
-    def client_scores(self) -> Mapping[int, float]: ...
+    def client_scores(self) -> np.ndarray: ...
 
 
 # a whole run

@@ -22,7 +22,7 @@ from rayfl.data.goal import SCORES_KIND, Score
 from rayfl.data.samples import ClientData
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job, Judged
 from rayfl.methods.base import Deployment, Method
-from rayfl.metrics import EVALUATED, Line, label, named
+from rayfl.metrics import CLIENT_SCORES, EVALUATED, Line, label, named
 from rayfl.net import Net
 from rayfl.seeds import numpy_generator
 from rayfl.tensors import Params
@@ -145,9 +145,9 @@ class Evaluator:
 
     def evaluate(
         self, deployed: Mapping[float, Deployment], clients: Clients, round: int, test_samples: int
-    ) -> tuple[Line, dict[int, float]]:
-        """The metrics of every capacity's deployment and of every client, after `round` rounds; and client -> its first
-        score on its own test split."""
+    ) -> tuple[Line, np.ndarray]:
+        """The metrics of every capacity's deployment and of every client, after `round` rounds; and the rows of
+        `CLIENT_SCORES`."""
         subjects = {d.key: d for d in deployed.values()}
         statistics = self.collect(subjects, round)
         subjects = {key: replace(d, statistics=statistics.get(key, d.statistics)) for key, d in subjects.items()}
@@ -189,7 +189,7 @@ class Evaluator:
             line |= _local_densities(members["clients"], layers | own_layers)
         first = self.scores[0]
         found = by_client.get("clients", {})
-        return line, {id: first.value(found[id].sums[first.label]) for id in sorted(found)}
+        return line, np.array([(id, first.value(found[id].sums[first.label])) for id in sorted(found)], CLIENT_SCORES)
 
     # statistics of norms
 

@@ -9,6 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+CLIENT_SCORES = np.dtype([("client", "<i4"), ("score", "<f8")])
+"""A row a client: its first score on its own test split, clients ascending."""
+
 Line = dict[str, Any]
 """What one round measured, by name: `round`, `seconds`, those of `ROUND`, and what an evaluation found."""
 

@@ -138,9 +138,9 @@ def test_a_run_goes_on_with_the_bits_of_one_that_was_never_stopped(tmp_path):
     assert told.told == [("start", 4, 2), ("round", 3), ("round", 4), ("end", "finished")]
     again = RunFolder.open(tmp_path / "parts")
     assert (again.config["rounds"], again.facts.rounds, again.status) == (4, 4, "finished")
-    saved = (tmp_path / "parts" / "clients.json").read_bytes()
+    saved = (tmp_path / "parts" / "clients.npy").read_bytes()
     rayfl.run(tiny(rounds=4, evaluation={"every": 2}), tmp_path / "parts", resume=True)
-    assert (tmp_path / "parts" / "clients.json").read_bytes() == saved
+    assert (tmp_path / "parts" / "clients.npy").read_bytes() == saved
 
 
 class Intruder(Listener):

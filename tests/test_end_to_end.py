@@ -57,14 +57,14 @@ def straight(experiment, folder):
     lines = []
     while step := simulation.step():
         lines += [{k: v for k, v in line.items() if k != "seconds"} for line in step]
-    return lines, checksum(simulation.state), simulation.client_scores
+    return lines, checksum(simulation.state), simulation.client_scores.tolist()
 
 
 def recorded(folder):
     """The same, of a run's folder."""
     found = read(complete(folder / "checkpoints")[-1])
     assert found.round == made(folder)
-    return lines_of(folder), checksum(found.state), RunFolder.open(folder).client_scores
+    return lines_of(folder), checksum(found.state), RunFolder.open(folder).client_scores.tolist()
 
 
 def working(pids):
@@ -118,9 +118,9 @@ def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
     assert code == 0, printed
     assert f"{newest.name}/state.safetensors" in printed and "going back to the checkpoint before it" in printed
     assert recorded(folder) == straight(load_experiment(config), tmp_path / "straight")
-    ended = (folder / "clients.json").read_bytes()
+    ended = (folder / "clients.npy").read_bytes()
     assert rayfl(monkeypatch, capsys, *arguments, "--resume", "--set", "run.executor=serial")[0] == 0
-    assert (folder / "clients.json").read_bytes() == ended
+    assert (folder / "clients.npy").read_bytes() == ended
     assert RunFolder.open(folder).status == "finished"
     assert histories(output) == {("fedrolex", None): list(range(1, ROUNDS + 1))}
 

@@ -1,14 +1,19 @@
 """A run's folder: whatever crashes or fills up, whole lines are kept and nothing half-written is read."""
 
+import io
 import json
+import math
 import os
+import pickle
 import re
 
+import numpy as np
 import pytest
 from disks import becomes_a_pipe, becomes_endless
 from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.config import ConfigError
+from rayfl.metrics import CLIENT_SCORES
 from rayfl.results.folder import RunFolder, flatten, records, runs
 from rayfl.results.summary import Cost, Facts, amounts, summaries, summary
 
@@ -19,6 +24,17 @@ COSTS = {"1": {"parameters": 100, "macs": 1000}, "0.125": {"parameters": 12, "ma
 def run(tmp_path):
     config = {"seed": 3, "method": {"name": "fedavg"}, "clients": {"capacities": [1.0, 0.5]}}
     return RunFolder.create(tmp_path / "run", "fedavg-largest", config, {"seed": 3}, FACTS, costs=COSTS)
+
+
+def client_scores(scores):
+    return np.array(list(scores.items()), CLIENT_SCORES)
+
+
+def of_numbers(array):
+    """The bytes of a npy file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 def plain(round, **metrics):
@@ -37,7 +53,7 @@ def test_a_run_is_opened_as_it_was_created(run):
     assert RunFolder.open(run.path) == run
     assert run.config["method"] == {"name": "fedavg"}
     assert (run.tags, run.seed) == ({"seed": "3"}, 3)
-    assert (run.status, run.result, run.rounds(), run.client_scores) == ("running", {}, [], {})
+    assert (run.status, run.result, run.rounds(), len(run.client_scores)) == ("running", {}, [], 0)
     assert json.loads((run.path / "run.json").read_text()) == {
         "version": 2,
         "id": run.id,
@@ -176,8 +192,12 @@ def test_record_is_flat_and_plain(run):
 
 
 def test_what_clients_reach_is_kept(run):
-    run.save_clients({0: 0.5, 12: 1.0})
-    assert RunFolder.open(run.path).client_scores == {0: 0.5, 12: 1.0}
+    """To the bit, and in 12 bytes a client."""
+    scores = client_scores({0: 0.5, 12: 1.0, 13: math.nan, 2**31 - 1: -0.0})
+    run.save_clients(scores)
+    assert RunFolder.open(run.path).client_scores.tobytes() == scores.tobytes()
+    run.save_clients(client_scores({id: id / 7 for id in range(10**5)}))
+    assert (run.path / "clients.npy").stat().st_size < 12 * 10**5 + 300
 
 
 def test_runs_of_a_sweep_are_found_below_it(tmp_path):
@@ -236,13 +256,20 @@ def changed(**values):
         ("result.json", without("bytes_up"), "bytes_up: missing"),
         ("result.json", changed(accuracy_mean="high"), "accuracy_mean: given 'high'; allowed: a number"),
         ("result.json", changed(rounds=None), "rounds: given None; allowed: a whole number"),
-        ("clients.json", b'{"0": 0.5', "which is no JSON"),
-        ("clients.json", b'{"0": "good"}', "given 'good'; allowed: a number"),
+        ("clients.npy", b"", "cannot be read: EOF: reading magic string, .*; allowed: a npy file of rows of "),
+        ("clients.npy", b"\x93NUMPY\x01\x00", "cannot be read: EOF: reading array header length, .*; put back a copy"),
+        (
+            "clients.npy",
+            pickle.dumps(["a"] * 9),
+            "cannot be read: the magic string is not correct; .*; allowed: a npy file",
+        ),
+        ("clients.npy", of_numbers(np.zeros(3)), "cannot be read: an array of float64, 1 dimensions; allowed: a npy f"),
+        ("clients.npy", of_numbers(client_scores({1: 0.5}))[:-4], "cannot be read: "),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, name, damage, said):
     run = folder(tmp_path / "run", lines=[line(1, accuracy_mean=0.5)], costs=COSTS)
-    run.save_clients({0: 0.5})
+    run.save_clients(client_scores({0: 0.5}))
     file = run.path / name
     if damage is None:
         file.unlink()
@@ -251,7 +278,7 @@ def test_a_damaged_file_is_named(tmp_path, name, damage, said):
         file.write_bytes(made)
     with pytest.raises(ConfigError, match=said) as error:
         [row] = records(tmp_path)
-        assert row and RunFolder.open(run.path).client_scores
+        assert row and len(RunFolder.open(run.path).client_scores)
     assert str(error.value).startswith(f"{file}: ")
     assert "Traceback" not in str(error.value) and len(str(error.value)) < 600
 
@@ -451,6 +478,19 @@ def test_a_folder_of_rayfl_0_4_gets_its_facts(tmp_path):
     record = run.record()
     assert (record["accuracy_mean"], record["bytes_up"], record["seed"], record["method"]) == (0.125, 16, 3, "fiarse")
     assert (record["parameters_0.25"], record["macs_0.25"], record["macs_1"]) == (50, 250, 1000)
+
+
+def test_clients_of_rayfl_0_4(tmp_path):
+    run = version1(tmp_path / "a", "fedavg")
+    assert len(run.client_scores) == 0
+    file = tmp_path / "a" / "clients.json"
+    file.write_text('{"12": 0.5, "3": NaN, "0": 1.0}')
+    assert run.client_scores.tobytes() == client_scores({0: 1.0, 3: math.nan, 12: 0.5}).tobytes()
+    for damage, said in (('{"0": 0.5', "which is no JSON"), ('{"0": "good"}', "given 'good'; allowed: a number")):
+        file.write_text(damage)
+        with pytest.raises(ConfigError, match=said) as error:
+            assert len(run.client_scores)
+        assert str(error.value).startswith(f"{file}: ")
 
 
 def test_of_rayfl_0_4_what_judged_nobody_s_network_is_left_out(tmp_path):

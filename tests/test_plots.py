@@ -159,14 +159,18 @@ def test_capacities_on_an_axis_are_apart():
     assert plots._apart([0.5]) == [0.5]
 
 
+def arrays(scores):
+    return {name: [np.array(run) for run in runs] for name, runs in scores.items()}
+
+
 def test_what_clients_reach():
-    plot = client_histogram({"a": [[0.1, 1.0]], "b": [[0.52, 0.5], [0.52, 0.9]]}, "accuracy")
+    plot = client_histogram(arrays({"a": [[0.1, 1.0]], "b": [[0.52, 0.5], [0.52, 0.9]]}), "accuracy")
     header, *rows = table_of(plot)
     assert [{edge: n for edge, n in zip(header, row, strict=True) if n != "0"} for row in rows] == [
         {"method": "a", "0.10": "1", "0.95": "1"},
         {"method": "b", "0.50": "1.5", "0.90": "0.5"},
     ]
-    wide = client_histogram({"a": [[30.0, 50.0]]}, "perplexity")
+    wide = client_histogram(arrays({"a": [[30.0, 50.0]]}), "perplexity")
     assert (wide.header[1], wide.header[-1]) == ("0.00", "47.50")
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -144,7 +145,7 @@ class Remote:
         return get(self.server.restore.remote(str(folder)))
 
     @property
-    def client_scores(self) -> dict[int, float]:
+    def client_scores(self) -> np.ndarray:
         return get(self.server.client_scores.remote())
 
     def deployment(self, capacity: float, client: int | None = None) -> Deployment:

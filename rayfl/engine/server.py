@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from ray.util.placement_group import PlacementGroup
@@ -67,7 +68,7 @@ class ServerActor:
             "deaths": self.pool.deaths if self.pool else 0,
         }
 
-    def client_scores(self) -> dict[int, float]:
+    def client_scores(self) -> np.ndarray:
         return self.simulation.client_scores
 
     def deployment(self, capacity: float, client: int | None) -> Packed:

@@ -23,7 +23,7 @@ from rayfl.evaluation import Clients, Evaluation, Evaluator
 from rayfl.experiment import Experiment
 from rayfl.fold import Fold
 from rayfl.methods.base import Client, Deployment
-from rayfl.metrics import EVALUATED, NOTE, Line, add, finished
+from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, add, finished
 from rayfl.net import Net
 from rayfl.server import MOMENTS
 from rayfl.submodel import Selection
@@ -63,8 +63,8 @@ class Simulation:
         self.state = self.method.init()
         self.round = 0
         self._is_said = False
-        self.client_scores: dict[int, float] = {}
-        """Every client's score on its own test split, at the last evaluation."""
+        self.client_scores = np.empty(0, CLIENT_SCORES)
+        """Of the last evaluation."""
 
     def _serial(self, arrays: Arrays) -> Executor:
         return Serial(Worker(self.recipe, arrays), self.experiment.run.threads)

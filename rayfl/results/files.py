@@ -1,10 +1,13 @@
 """JSON files that are there wholly or not at all, files of lines that are appended whole, and how both are read."""
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rayfl.config import ConfigError
 from rayfl.engine.files import opened
@@ -21,6 +24,30 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """JSON that is there wholly or not at all."""
     _replace(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read_array(path: Path, rows: np.dtype) -> np.ndarray | None:
+    """The rows in a file, None where there is no file. A ConfigError names a file that holds something else."""
+    data = _read(path)
+    if data is None:
+        return None
+    try:
+        found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        if found.dtype != rows or found.ndim != 1:
+            raise ValueError(f"an array of {found.dtype}, {found.ndim} dimensions")
+    except (ValueError, EOFError, SyntaxError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error}; allowed: a npy file of rows of {rows}; put back a copy of the file, or "
+            "remove it"
+        ) from None
+    return found
+
+
+def write_array(path: Path, rows: np.ndarray) -> None:
+    """Rows in a file that is there wholly or not at all."""
+    file = io.BytesIO()
+    np.save(file, rows, allow_pickle=False)
+    _replace(path, file.getvalue())
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -4,7 +4,7 @@
     config.json     the experiment
     metrics.jsonl   one line a round; rounds count from 1, the round after which the numbers hold
     result.json     the summary of a run that ended
-    clients.json    every client's first score on its own test split, at the last evaluation
+    clients.npy     every client's first score on its own test split, at the last evaluation
     plots/  checkpoints/
 
 A sweep is a run too (`kind: sweep`), without rounds of its own; its trials name its id in `sweep`. Only the
@@ -18,13 +18,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import ConfigDict, Field, field_validator
 
 from rayfl.config import Config, ConfigError, parse
-from rayfl.metrics import Line
+from rayfl.metrics import CLIENT_SCORES, Line
 from rayfl.plain import shown
 from rayfl.results import version1
-from rayfl.results.files import append_lines, read_json, read_lines, read_whole_lines, write_json, write_lines
+from rayfl.results.files import (
+    append_lines,
+    read_array,
+    read_json,
+    read_lines,
+    read_whole_lines,
+    write_array,
+    write_json,
+    write_lines,
+)
 from rayfl.results.summary import Cost, Facts, summary
 
 VERSION = 2
@@ -136,10 +146,10 @@ class RunFolder(Config):
         return result
 
     @property
-    def client_scores(self) -> dict[int, float]:
-        """Client -> its first score on its own test split, at the last evaluation; {} where there is none."""
-        file = self.path / "clients.json"
-        return parse(_Clients, {"clients": read_json(file)}, str(file)).clients
+    def client_scores(self) -> np.ndarray:
+        """The rows of `CLIENT_SCORES` at the last evaluation; none where there was none."""
+        found = read_array(self.path / "clients.npy", CLIENT_SCORES)
+        return version1.client_scores(self.path / "clients.json") if found is None else found
 
     def append(self, lines: list[Line]) -> None:
         """Adds lines durably. A disk that takes none keeps them `pending` for the next call."""
@@ -203,9 +213,9 @@ class RunFolder(Config):
         self.status, self.error = status, error
         self._save()
 
-    def save_clients(self, scores: Mapping[int, float]) -> None:
-        """clients.json: every client's first score on its own test split, at the last evaluation."""
-        write_json(self.path / "clients.json", {str(id): value for id, value in scores.items()})
+    def save_clients(self, scores: np.ndarray) -> None:
+        """clients.npy: every client's first score on its own test split, at the last evaluation."""
+        write_array(self.path / "clients.npy", scores)
 
     def record(self) -> dict[str, Any]:
         """The run as one row of plain values: id, label, point, status, error, sweep, seed, path, params (its
@@ -247,12 +257,6 @@ class _Result(Config):
     bytes_up: int
     train_flops: float
     seconds: float
-
-
-class _Clients(Config):
-    model_config = ConfigDict(allow_inf_nan=True)
-
-    clients: dict[int, float]
 
 
 def runs(folder: str | Path) -> Iterator[RunFolder]:

@@ -32,7 +32,7 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
     runs = {name: [RunFolder.open(row["path"]) for row in rows] for name, rows in groups.items()}
     curves = {name: [run.rounds() for run in some] for name, some in runs.items()}
     scores = {
-        name: [list(found.values()) for run in some if (found := run.client_scores)] for name, some in runs.items()
+        name: [found["score"] for run in some if len(found := run.client_scores)] for name, some in runs.items()
     }
     score, split = facts.about(metric) or (metric, "test")
     styles, axis = styles_of(curves), said(score, split) if split == "clients" else metric.replace("_", " ")
@@ -158,13 +158,14 @@ def trained(records: Iterable[Record]) -> set[float]:
     return {capacity for record in records for capacity in record["facts"]["trained"]}
 
 
-def client_histogram(scores: Mapping[str, Sequence[Sequence[float]]], score: str) -> Plot:
+def client_histogram(scores: Mapping[str, Sequence[np.ndarray]], score: str) -> Plot:
     """How many clients reach which score (FIARSE, arXiv 2407.19389, figure 2): for each label, in a panel of its own,
     the scores [clients] of its runs; counts are means over the runs, dashes are means of all scores. The axis goes from
     0 to 1, or as far as scores do."""
-    all = [value for runs in scores.values() for value in chain(*runs)]
-    edges, rows = np.linspace(min(0, *all), max(1, *all), 21), []
-    means = {name: statistics.fmean(chain(*runs)) for name, runs in scores.items()}
+    all = {name: np.concatenate(runs) for name, runs in scores.items()}
+    ends = [0.0, 1.0, *(end for values in all.values() for end in (values.min(), values.max()))]
+    edges, rows = np.linspace(min(ends), max(ends), 21), []
+    means = {name: values.mean() for name, values in all.items()}
     titles = [f"{name}: mean {mean:.3f}" for name, mean in means.items()]
     what = "clients, mean over seeds" if any(len(runs) > 1 for runs in scores.values()) else "clients"
     figure, grid = panels(titles, f"{score} of a client on its own test data", what)

@@ -1,11 +1,16 @@
 """Folders of rayfl 0.4 and earlier: they state no facts, and their lines do not say which round was evaluated."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from pydantic import ConfigDict
+
 from rayfl.clients import Population
-from rayfl.config import parse
-from rayfl.metrics import EVALUATED, SPLITS, Line, label
+from rayfl.config import Config, parse
+from rayfl.metrics import CLIENT_SCORES, EVALUATED, SPLITS, Line, label
+from rayfl.results.files import read_json
 
 PERSONAL = ("lg_fedavg", "spafl", "standalone")
 """Methods that were judged by clients' own accuracies."""
@@ -41,6 +46,18 @@ def lines(lines: list[Line], config: Mapping[str, Any]) -> list[Line]:
         return marked
     nobodys = tuple(f"{SPLITS[split]}{score}_" for split in ("test", "validation") for score in SCORES)
     return [{name: value for name, value in line.items() if not name.startswith(nobodys)} for line in marked]
+
+
+def client_scores(file: Path) -> np.ndarray:
+    """The rows of `CLIENT_SCORES` in a clients.json; none where there is no file."""
+    scores = parse(_Clients, {"clients": read_json(file)}, str(file)).clients
+    return np.array(sorted(scores.items()), CLIENT_SCORES)
+
+
+class _Clients(Config):
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    clients: dict[int, float]
 
 
 def _method(config: Mapping[str, Any]) -> str:

@@ -235,7 +235,7 @@ class MethodContract:
         assert second.carries.files.keys() == straight.carries.files.keys()
         for client in straight.carries.files:
             assert_same(second.carries.get(client) or {}, straight.carries.get(client) or {})
-        assert second.client_scores == straight.client_scores
+        assert second.client_scores.tobytes() == straight.client_scores.tobytes()
 
     def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
         """Jobs of one client and of two in a random order, with every message through flat buffers, as on Ray."""

@@ -79,7 +79,7 @@ class Recorder(tune.Callback):
                 self.refusal = error
                 raise
         record.append(lines)
-        if scores:
+        if scores is not None and len(scores):
             record.save_clients(scores)
         if ended:
             record.tags[ENDED] = f"by a listener after round {ended}"

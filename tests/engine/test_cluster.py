@@ -40,7 +40,7 @@ def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
         scores = simulation.client_scores
     serial = simulate(spec, tmp_path / "serial")
     assert lines == run(serial)
-    assert scores == serial.client_scores
+    assert scores.tolist() == serial.client_scores.tolist()
     nothing_is_left()
 
 
