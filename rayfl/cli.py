@@ -347,10 +347,10 @@ def _located(config: Path, load: Callable[[], Any]) -> Any:
 
 
 def _mlflow(output: Path, uri: str | None, note: Callable[[str], None]) -> "Sender":
-    """Sends to MLflow, in a thread, the runs that it is told of."""
+    """Sends to MLflow, in a thread, the runs that it is told of, and those of earlier commands that it has not got."""
     from rayfl.results.mlflow import Sender
 
-    return Sender(_client(output, uri, note))
+    return Sender(_client(output, uri, note), output)
 
 
 def _client(output: Path, uri: str | None, note: Callable[[str], None]) -> "Mlflow":

@@ -6,6 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from rayfl.config import ConfigError
 from rayfl.engine.carries import Carries
 from rayfl.engine.checkpoints import write
 from rayfl.results.folder import RunFolder
-from rayfl.results.mlflow import Mlflow, Sender, default_uri
+from rayfl.results.mlflow import Mlflow, Sender, default_uri, unsent
 
 # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -252,6 +254,67 @@ def test_the_sender_flushes_at_its_end(mlflow, tmp_path):
     assert found[runs[0].id].info.status == "FINISHED"
     assert found[runs[1].id].info.status == "RUNNING"
     assert len(history(mlflow, found[runs[0].id])) == len(history(mlflow, found[runs[1].id])) == 4
+
+
+TRICKLED = """
+import sys
+from pathlib import Path
+from rayfl.results import mlflow
+from rayfl.results.mlflow import Mlflow, Sender
+
+mlflow.SILENT_SECONDS = 0.5
+with Sender(Mlflow(sys.argv[1], "tests")) as sender:
+    sender.add(Path(sys.argv[2]))
+print("ended")
+"""
+
+
+def test_a_server_that_never_ends_its_answer_holds_nobody(mlflow, tmp_path):
+    """A byte now and then keeps every timeout of a request from passing. The process ends all the same, and the next
+    one sends what is there."""
+    run = create(tmp_path / "run")
+    run.append(lines(1, 2))
+    run.finish("finished")
+    done = threading.Event()
+
+    def trickle(connection):
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+            while not done.wait(0.1):
+                connection.sendall(b"x")
+
+    def accept(server):
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=trickle, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", TRICKLED, uri, str(run.path)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done.set()
+        server.shutdown(socket.SHUT_RDWR)
+    said, last = ended.stdout.splitlines()
+    assert said == f"MLflow at {uri} has not answered for 0.5 s; the next command sends what it has not got"
+    assert last == "ended"
+
+    with Sender(mlflow, tmp_path):
+        pass
+    (found,) = stored(mlflow)
+    assert found.info.status == "FINISHED" and len(history(mlflow, found)) == 2
+
+
+def test_only_runs_that_ended_and_were_not_sent_are_sent_again(mlflow, tmp_path):
+    runs = {name: create(tmp_path / name) for name in ("running", "sent", "stopped", "damaged")}
+    for name in ("sent", "stopped", "damaged"):
+        runs[name].finish("stopped")
+    assert mlflow.sync(runs["sent"])
+    (runs["damaged"].path / "run.json").write_text("{")
+    assert unsent(tmp_path) == [runs["stopped"].path]
 
 
 def test_the_sender_passes_over_a_run_without_a_folder(mlflow, tmp_path):

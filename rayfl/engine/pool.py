@@ -93,7 +93,7 @@ class RayPool(Executor):
             )
             for bundle in bundles
         ]
-        self.slowest: dict[Verb, tuple[float, float]] = {}
+        self.slowest: dict[str, tuple[float, float]] = {}
         """Of the run's answers: the longest time, and the highest cost."""
         self.deaths = 0
         self.idle_since = time.monotonic()
@@ -121,14 +121,14 @@ class RayPool(Executor):
         for slot in self.slots:
             self._load(slot)
 
-    def limit(self, verb: Verb, cost: float) -> float:
+    def limit(self, verb: str, cost: float) -> float:
         """Seconds after which a job is given to somebody else."""
         if verb not in self.slowest:
             return max(self.deadline, FIRST_SECONDS, cost / FIRST_SPEED)
         seconds, known = self.slowest[verb]
         return max(self.deadline, PATIENCE * seconds * max(1.0, cost / known))
 
-    def _answered(self, verb: Verb, cost: float, seconds: float) -> None:
+    def _answered(self, verb: str, cost: float, seconds: float) -> None:
         longest, highest = self.slowest.get(verb, (0.0, 1.0))
         self.slowest[verb] = max(longest, seconds), max(highest, cost)
 

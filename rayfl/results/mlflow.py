@@ -53,6 +53,10 @@ FAULTS_OF_A_RUN = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALI
 """Error codes of a server that is there and refuses one run: the others can still be sent."""
 
 
+SILENT_SECONDS = 15.0
+"""How long a command that ends waits for an answer of MLflow. A request that MLflow itself gives up takes 10."""
+
+
 def default_uri(output: str | Path) -> str:
     """The embedded store of an output folder; its artifacts lie in `artifacts/` beside it."""
     path = str(Path(output).resolve() / "mlflow.db")
@@ -67,6 +71,8 @@ class Mlflow:
 
     def __init__(self, uri: str, experiment_name: str, note: Callable[[str], None] = print):
         self.uri, self.experiment_name, self.note = uri, experiment_name, note
+        self.answers = 0
+        """How many calls that send were answered."""
         self._ids: dict[str, str] = {}
         self._troubles: set[str] = set()
 
@@ -197,12 +203,12 @@ class Mlflow:
             tags |= {"rayfl.sweep": run.sweep, "mlflow.parentRunId": self._id(run.sweep)}
         self._client.update_run(run_id, name=" ".join(filter(None, (run.label, run.tags.get("point")))))
         for some in _batches([RunTag(k, v[:TAG_LENGTH]) for k, v in tags.items()], TEXTS_A_BATCH):
-            self._client.log_batch(run_id, tags=some)
+            self._call("log_batch", run_id, tags=some)
         # MLflow refuses a parameter that changes, as `rounds` does of a run that is made longer
         known = self._client.get_run(run_id).data.params
         params = [Param(k, str(v)[:PARAM_LENGTH]) for k, v in flatten(run.config).items() if k not in known]
         for some in _batches(params, TEXTS_A_BATCH):
-            self._client.log_batch(run_id, params=some)
+            self._call("log_batch", run_id, params=some)
 
     def _send_rounds(self, run: RunFolder, run_id: str, sent: "_Sent") -> None:
         at, last, values = run.started, sent.round, []
@@ -238,24 +244,32 @@ class Mlflow:
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]
         for some in _batches(metrics, METRICS_A_BATCH):
-            self._client.log_batch(run_id, metrics=some)
+            self._call("log_batch", run_id, metrics=some)
 
     def _send_files(self, run: RunFolder, run_id: str) -> None:
         for file in sorted(run.path.iterdir()):
             if file.suffix in (".json", ".jsonl", ".csv", ".md", ".tex"):
                 if file.name not in ("run.json", _Sent.NAME):
-                    self._client.log_artifact(run_id, str(file))
+                    self._call("log_artifact", run_id, str(file))
         if (plots := run.path / "plots").exists():
-            self._client.log_artifacts(run_id, str(plots), "plots")
+            self._call("log_artifacts", run_id, str(plots), "plots")
         if final := max((run.path / "checkpoints").glob("round-*"), default=None):
             self._send_checkpoint(final, run_id)
 
     def _send_checkpoint(self, folder: Path, run_id: str) -> None:
         carries = {file for file in folder.iterdir() if file.name.startswith("carry-")}
         for file in sorted(set(folder.iterdir()) - carries):
-            self._client.log_artifact(run_id, str(file), f"checkpoints/{folder.name}")
+            self._call("log_artifact", run_id, str(file), f"checkpoints/{folder.name}")
         if carries:
             self._client.set_tag(run_id, "rayfl.carries", f"{len(carries)} in {folder.resolve()}"[:TAG_LENGTH])
+
+    def _call(self, verb: str, *arguments: Any, **options: Any) -> None:
+        getattr(self._client, verb)(*arguments, **options)
+        self.answers += 1
+
+    def say_silent(self) -> None:
+        """That it does not answer."""
+        self._say("", f"has not answered for {SILENT_SECONDS:g} s; the next command sends what it has not got")
 
     def _say(self, about: str, text: str) -> None:
         if about not in self._troubles:
@@ -269,12 +283,14 @@ class Sender:
     with Sender(mlflow) as sender:
         sender.add(run.path)
 
+    The end waits as long as MLflow answers, and no more than `SILENT_SECONDS` for an answer.
     It imports mlflow before the thread starts. So does Ray Tune on its way: in two threads at once that can fail, in
     either and for good, and where Tune is first, mlflow's telemetry is on.
     """
 
-    def __init__(self, mlflow: Mlflow, seconds: float = 5.0):
-        self.mlflow, self.seconds = mlflow, seconds
+    def __init__(self, mlflow: Mlflow, output: Path | None = None, seconds: float = 5.0):
+        """`output`: a folder of runs; those that ended and were not sent are sent too."""
+        self.mlflow, self.output, self.seconds = mlflow, output, seconds
         self._paths: list[Path] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -291,20 +307,38 @@ class Sender:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        answers = -1
+        while self._thread.is_alive() and answers != self.mlflow.answers:
+            answers = self.mlflow.answers
+            self._thread.join(SILENT_SECONDS)
+        if self._thread.is_alive():
+            self.mlflow.say_silent()
 
     def _work(self) -> None:
+        if self.output is not None:
+            self._paths += unsent(self.output)
         stopping = False
         while not stopping:
             stopping = self._stop.wait(self.seconds)
             given: list[RunFolder] = []
-            for path in self._paths:
+            for path in dict.fromkeys(self._paths):
                 with suppress(ConfigError):  # deleted, or not yet begun
                     given.append(RunFolder.open(path))
             failed = self.mlflow.sync_runs(given)
             for run in given:
                 if run.status != "running" and run not in failed:
                     self._paths.remove(run.path)
+
+
+def unsent(folder: Path) -> list[Path]:
+    """The runs below a folder that ended, and whose end MLflow has not got."""
+    found = []
+    for path in sorted(Path(at) for at, _, files in os.walk(folder) if "run.json" in files):
+        with suppress(ConfigError):  # damaged, or deleted meanwhile
+            run = RunFolder.open(path)
+            if run.status not in ("running", _Sent.status_of(run)):
+                found.append(path)
+    return found
 
 
 def _imported() -> Any:
@@ -338,6 +372,12 @@ class _Sent:
             case {"run_id": str(of), "round": int(round), "status": status, "version": 2} if of == run_id:
                 return cls(path, run_id, round, status)
         return cls(path, run_id)
+
+    @classmethod
+    def status_of(cls, run: RunFolder) -> Any:
+        """The status that a store has, whichever it is; None if the memory is damaged."""
+        with suppress(ConfigError):
+            return read_json(run.path / cls.NAME).get("status")
 
     def save(self) -> None:
         memory = {"version": 2, "run_id": self.run_id, "round": self.round, "status": self.status}
