@@ -15,7 +15,7 @@ from torch import nn
 from rayfl import norms, operations
 from rayfl.axes import Axis, Layout, axes_of, layout_of, size_at
 from rayfl.operations import Convention
-from rayfl.tensors import Params
+from rayfl.tensors import Params, as_vector
 
 if TYPE_CHECKING:
     from rayfl.models.base import Model
@@ -150,7 +150,9 @@ def resident(net: Net, device: torch.device) -> nn.Module:
 
     Its parameters and statistics are whatever was there last: always `load` before use.
     """
-    return net.build().to(device)
+    module = net.build().to(device)
+    as_vector(list(module.parameters()))
+    return module
 
 
 @torch.no_grad()

@@ -5,10 +5,11 @@ the tensors mean.
 """
 
 import io
+import itertools
 import math
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,25 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
+
+
+@torch.no_grad()
+def as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors, of one dtype, as one vector [n]; they become views of it. What lies end to end is not copied."""
+    if not tensors:
+        return torch.zeros(0)
+    sizes = [t.numel() for t in tensors]
+    starts = itertools.accumulate(sizes, initial=tensors[0].storage_offset())
+    memory = tensors[0].untyped_storage().data_ptr()
+    if all(
+        t.untyped_storage().data_ptr() == memory and t.storage_offset() == start and t.is_contiguous()
+        for t, start in zip(tensors, starts, strict=False)
+    ):
+        return tensors[0].detach().as_strided((sum(sizes),), (1,))
+    vector = torch.cat([t.reshape(-1) for t in tensors])
+    for t, part in zip(tensors, vector.split(sizes), strict=True):
+        t.data = part.view(t.shape)
+    return vector
 
 
 def copied(params: Params, factor: float = 1.0) -> Params:

@@ -1,16 +1,18 @@
 """Local training: plain functions on tensors and modules, shared by all methods."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import nn
+from torch.backends import mkldnn
 
 from rayfl.config import Config
-from rayfl.tensors import Params
+from rayfl.tensors import Params, as_vector
 
 Rate = float | Callable[[int], float]
 """The learning rate of a round, or of each of its steps, counted from 0."""
@@ -142,6 +144,19 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float)
     return F.kl_div(given, target, reduction="batchmean", log_target=True)
 
 
+@contextmanager
+def kernels(macs: int, batch_size: int) -> Iterator[None]:
+    """torch's own convolutions inside, on a CPU, where a step has so few multiply-adds that oneDNN's take longer to
+    prepare than to compute; measured with networks of 8x8 to 32x32 pixels. Which ones is a matter of bits, so it
+    depends on the network and on the batch size alone."""
+    before = mkldnn.enabled
+    mkldnn.enabled = before and not (batch_size <= 20 and macs * batch_size <= 600_000)
+    try:
+        yield
+    finally:
+        mkldnn.enabled = before
+
+
 def fit(
     module: nn.Module,
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
@@ -159,28 +174,77 @@ def fit(
     and replaced by what is left; without it SGD starts anew.
     """
     module.train()
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    parameters = list(trained.values())
-    optimizer = training.new_optimizer(parameters, lr(0) if callable(lr) else lr)
-    for name, buffer in (momentum or {}).items():
-        optimizer.state[trained[name]]["momentum_buffer"] = buffer.to(parameters[0].device, copy=True)
-    total, samples, steps = torch.zeros((), device=parameters[0].device), 0, 0
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    for parameter in parameters.values():
+        parameter.grad = None
+    trained, optimizer, total, samples, steps = None, None, 0.0, 0, 0
     for x, y in batches:
+        if trained is not None:
+            trained.zero_grad()
         value = loss(module(x), y)
-        optimizer.zero_grad(set_to_none=True)
         value.backward()
         if adjust is not None:
             adjust(module)
+        rate = lr(steps) if callable(lr) else lr
+        if trained is None or optimizer is None:
+            trained = _Joined(parameters)
+            optimizer = training.new_optimizer(trained.parameters, rate)
+            trained.set_momentum(optimizer, momentum or {})
         if training.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, training.clip)
-        if callable(lr):
-            optimizer.param_groups[0]["lr"] = lr(steps)
+            nn.utils.clip_grad_norm_(trained.parameters, training.clip)
+        optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         if project is not None:
             project(module)
         total += value.detach() * len(y)
         samples += len(y)
         steps += 1
-    if momentum is not None:
-        momentum |= {name: optimizer.state[p]["momentum_buffer"] for name, p in trained.items() if optimizer.state[p]}
-    return {"train_loss": total.item(), "train_samples": samples, "steps": steps}
+    if momentum is not None and trained is not None and optimizer is not None:
+        momentum |= trained.momentum(optimizer)
+    return {"train_loss": float(total), "train_samples": samples, "steps": steps}
+
+
+class _Joined:
+    """A module's parameters after a first backward pass, joined to one vector, because a step on many small tensors
+    takes several times as long. Those without a gradient stay alone: optimizers pass them over until they have one."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]):
+        self.inside = {name: p for name, p in parameters.items() if p.grad is not None}
+        self.alone = {name: p for name, p in parameters.items() if p.grad is None}
+        self.vector = nn.Parameter(as_vector(list(self.inside.values())))
+        grads = [cast(torch.Tensor, p.grad).reshape(-1) for p in self.inside.values()]
+        self.vector.grad = torch.cat(grads) if grads else torch.zeros(0)
+        for name, grad in self._split(self.vector.grad).items():
+            self.inside[name].grad = grad
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.vector, *self.alone.values()]
+
+    def zero_grad(self) -> None:
+        cast(torch.Tensor, self.vector.grad).zero_()
+        for parameter in self.alone.values():
+            parameter.grad = None
+
+    def set_momentum(self, optimizer: torch.optim.Optimizer, given: Params) -> None:
+        """SGD's, by the parameters' names; 0 where there is none."""
+        if not given:
+            return
+        buffer = optimizer.state[self.vector]["momentum_buffer"] = torch.zeros_like(self.vector.data)
+        for name, part in self._split(buffer).items():
+            if name in given:
+                part.copy_(given[name])
+        for name in self.alone.keys() & given.keys():
+            place = self.alone[name].device
+            optimizer.state[self.alone[name]]["momentum_buffer"] = given[name].to(place, copy=True)
+
+    def momentum(self, optimizer: torch.optim.Optimizer) -> Params:
+        """SGD's, by the parameters' names, of those that have moved."""
+        found = {n: optimizer.state[p]["momentum_buffer"] for n, p in self.alone.items() if optimizer.state[p]}
+        state = optimizer.state[self.vector]
+        return found | self._split(state["momentum_buffer"]) if state else found
+
+    def _split(self, vector: torch.Tensor) -> Params:
+        """Views of a vector as the parameters' shapes."""
+        parts = vector.split([p.numel() for p in self.inside.values()])
+        return {name: part.view(p.shape) for (name, p), part in zip(self.inside.items(), parts, strict=True)}

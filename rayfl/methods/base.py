@@ -26,7 +26,7 @@ from rayfl.net import Net
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Selection
 from rayfl.tensors import Params
-from rayfl.training import Answer, Fill, Loss, Training, fit, mask_logits
+from rayfl.training import Answer, Fill, Loss, Training, fit, kernels, mask_logits
 
 Payload = dict
 """What travels down to a client: group -> name -> tensor, counted in bytes. Read only on the worker."""
@@ -206,7 +206,8 @@ class Method(Named, ABC):
         """
         training, data = training or self.task.training, visit.data
         rate = self.task.training.rate(visit.round, len(data))
-        with torch_scope(stream(visit.seed, "dropout"), data.device):
+        tiny = kernels(visit.net.macs, training.batch_size)
+        with tiny, torch_scope(stream(visit.seed, "dropout"), data.device):
             steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
             batches = data.batches(steps, training.batch_size, generator)
             return fit(module, batches, self.loss(visit), training, rate, adjust, project, momentum)

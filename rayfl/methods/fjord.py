@@ -120,7 +120,7 @@ class FjORD(Dense):
         metrics = self.fit(ordered, visit, adjust=_zeros)
         metrics["train_flops"] = sum(costs.training_flops(net, samples) for net, samples in ordered.samples.items())
         update = self.answer(params_of(whole), {"params": payload["params"]}, visit, metrics)
-        update.whole = {self.own(net): copied(tensors, update.weight) for net, tensors in own.items() if tensors}
+        update.whole = {self.own(net): copied(ordered.own(net), update.weight) for net, sent in own.items() if sent}
         return update
 
     def draws(self, widths: int, steps: int, seed: int) -> list[int]:
@@ -173,10 +173,10 @@ class _Ordered(nn.Module):
         runs: Iterable[list[Net]],
         device: torch.device,
     ):
-        """`cuts` and `own`: which parameters of `whole` a width takes, and the tensors of its own, which are trained in
-        place; `runs`: the widths of each step."""
+        """`cuts` and `own`: which parameters of `whole` a width takes, and the tensors of its own at first; `runs`: the
+        widths of each step."""
         super().__init__()
-        self.whole, self.cuts, self.own, self.runs = whole, cuts, own, iter(runs)
+        self.whole, self.cuts, self.given, self.runs = whole, cuts, own, iter(runs)
         self.affine = {
             net: {name: nn.Parameter(t) for name, t in tensors.items() if name in net.layout.shapes}
             for net, tensors in own.items()
@@ -185,6 +185,10 @@ class _Ordered(nn.Module):
         self.narrow = {net: resident(net, device).train() for net in cuts}
         self.samples = dict.fromkeys(cuts, 0)
 
+    def own(self, net: Net) -> Params:
+        """The tensors that a width has of its own, as they are now."""
+        return self.given[net] | {name: p.detach() for name, p in self.affine[net].items()}
+
     def forward(self, x: torch.Tensor) -> Logits:
         params: Params = dict(self.whole.named_parameters())
         logits = [self._logits(net, params, x) for net in next(self.runs)]
@@ -192,7 +196,7 @@ class _Ordered(nn.Module):
 
     def _logits(self, net: Net, params: Params, x: torch.Tensor) -> torch.Tensor:
         self.samples[net] += len(x)
-        with tracked(self.narrow[net], self.own[net]):
+        with tracked(self.narrow[net], self.given[net]):
             return functional_call(self.narrow[net], self.cuts[net].take(params) | self.affine[net], (x,))
 
 

@@ -31,8 +31,8 @@ class Facts(Config):
     """What a run's folder states about it, so that nobody has to ask the code that made it."""
 
     judge: str
-    """The metric that it is judged by: the mean of its first score on the test set ("accuracy_mean"), or on clients' own
-    test splits where they have networks of their own ("local_accuracy_mean")."""
+    """The metric that it is judged by: the mean of its first score on the test set ("accuracy_mean"), or on clients'
+    own test splits where they have networks of their own ("local_accuracy_mean")."""
     capacities: tuple[float, ...]
     """All capacities, largest first."""
     trained: tuple[float, ...]

@@ -483,7 +483,8 @@ def test_thresholds_alone_are_trained_in_frozen_networks():
 
 
 def test_thresholds_that_do_nothing_are_local_training(tmp_path):
-    """Frozen at 0 they prune nothing: the bits of Standalone."""
+    """Frozen at 0 they prune nothing: Standalone, but for a rounding, because a step takes elements in groups and
+    thresholds stand behind the weights."""
     still = {"name": "spafl", "alpha": 0, "eq13": False, "step_backward": "official_cifar"}
     kept = []
     for method in (still, {"name": "standalone", "size": "largest"}):
@@ -492,7 +493,7 @@ def test_thresholds_that_do_nothing_are_local_training(tmp_path):
         kept.append({id: simulation.carries.get(id)["own"] for id in sorted(simulation.carries.owners)})
     assert kept[0].keys() == kept[1].keys()
     for id, own in kept[1].items():
-        assert_same(kept[0][id], own)
+        torch.testing.assert_close(kept[0][id], own, rtol=0, atol=1e-6)
 
 
 def test_densities_do_not_depend_on_the_order_of_work(tmp_path):
