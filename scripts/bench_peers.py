@@ -106,7 +106,8 @@ class Side:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                start_new_session=True,
+                # if the bench is killed, the kernel wakes and ends a group that stands still, but not another session
+                process_group=0,
             )
 
     def __enter__(self) -> Self:
@@ -257,6 +258,7 @@ def main() -> None:
         help="where the environments are (~/.cache/rayfl-peers)",
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:PROCESSES])
     console, results, failures = Console(stderr=options.json), {}, []
