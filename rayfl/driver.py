@@ -11,10 +11,7 @@ or round by round:
             print(line["round"], line["train_loss"])
 """
 
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +24,7 @@ from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
 from rayfl.engine.checkpoints import complete, forget_after, same_config
-from rayfl.engine.locks import held
+from rayfl.engine.locks import Temporary, clear_temporary, held
 from rayfl.engine.simulation import STEP_SECONDS, Simulation
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.listeners import Listener, tell
@@ -81,7 +78,7 @@ def run(
     A ConfigError says what is wrong before anything is started or written.
     """
     experiment = as_experiment(experiment)
-    temporary = _Temporary() if folder is None else None
+    temporary = Temporary() if folder is None else None
     # a server actor may have another working folder
     path = temporary.path / "run" if temporary else Path(str(folder)).resolve()
     with claimed(path, experiment.plain(), resume):
@@ -134,7 +131,7 @@ class Result:
 
     experiment: Experiment
     folder: RunFolder
-    _temporary: "_Temporary | None" = field(default=None, repr=False)
+    _temporary: Temporary | None = field(default=None, repr=False)
 
     @property
     def lines(self) -> list[Line]:
@@ -165,14 +162,6 @@ class Result:
         return as_module(_at_checkpoint(self.experiment, self.folder.path, capacity, client, print)[1])
 
 
-class _Temporary:
-    """A folder that goes with this object."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="rayfl-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
 # round by round
 
 
@@ -181,10 +170,7 @@ def start(experiment: Experiment | Mapping[str, Any], address: str | None = None
     """A run, round by round; nothing of it stays on disk. `address`: as for `run`."""
     experiment = as_experiment(experiment)
     arrays = load_data(experiment)
-    with (
-        tempfile.TemporaryDirectory(prefix="rayfl-") as folder,
-        opened(experiment, arrays, Path(folder), address) as simulation,
-    ):
+    with Temporary() as folder, opened(experiment, arrays, folder, address) as simulation:
         yield Session(experiment, simulation)
 
 
@@ -261,8 +247,8 @@ def _at_checkpoint(
 ) -> tuple[int, Deployment]:
     """The round of a run's newest whole checkpoint, and what a device of a capacity, or a client, runs there."""
     _check_device(experiment, capacity, client)
-    with tempfile.TemporaryDirectory(prefix="rayfl-") as scratch:
-        simulation = Simulation(experiment, load_data(experiment), Path(scratch))
+    with Temporary() as scratch:
+        simulation = Simulation(experiment, load_data(experiment), scratch)
         round, said = simulation.restore(folder / CHECKPOINTS)
         for text in said:
             say(text)
@@ -300,6 +286,7 @@ def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | 
 def claimed(path: Path, config: Mapping[str, Any], resume: bool) -> Iterator[None]:
     """A folder that `check_folder` allows, for this process alone."""
     check_folder(path, config, resume)
+    clear_temporary()
     with held(path):
         # another process may have been here in between
         check_folder(path, config, resume)

@@ -2,16 +2,19 @@
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from rayfl.config import ConfigError
-from rayfl.engine.locks import held
+from rayfl.engine.locks import TEMPORARY, Temporary, clear, held
 
 HOLDING = "import sys; from pathlib import Path; from rayfl.engine.locks import take; take(Path(sys.argv[1])); print()"
 
@@ -131,6 +134,91 @@ def test_a_lock_that_is_released_while_another_waits_for_it_is_not_taken_twice(t
     with held(tmp_path):
         assert os.stat(tmp_path / "lock").st_ino != opened[0]
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+# what goes with its process
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The system's temporary folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def left(place, name="rayfl-left", **holder):
+    """A temporary folder of a process that is dead."""
+    folder = place / name
+    (folder / "carries").mkdir(parents=True)
+    (folder / "carries" / "3-0.safetensors").write_text("kept")
+    (folder / TEMPORARY).write_text(json.dumps({"host": socket.gethostname(), "pid": dead()} | holder))
+    return folder
+
+
+def test_a_temporary_folder_goes_with_what_made_it(place):
+    with Temporary() as folder:
+        assert folder.parent == place and os.listdir(folder) == [TEMPORARY]
+    made = Temporary()
+    (made.path / "a").mkdir()
+    assert made.path.exists() and not folder.exists()
+    del made
+    gc.collect()
+    assert os.listdir(place) == []
+
+
+def test_what_a_killed_process_left_goes_when_the_next_is_made(place):
+    code = "from rayfl.engine.locks import Temporary; made = Temporary(); print(made.path, flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(place)},
+    )
+    assert process.stdout is not None
+    path = Path(process.stdout.readline().strip())
+    assert path.parent == place
+    with Temporary():
+        assert path.exists()
+    process.kill()
+    process.communicate()
+    assert path.exists()
+    with Temporary():
+        assert not path.exists()
+
+
+def test_only_what_is_surely_a_dead_processs_goes(place, monkeypatch):
+    """Not a run that a user keeps there, another host's, another user's, or what was not marked."""
+    kept = [left(place, "rayfl-host", host="elsewhere"), left(place, "rayfl-torn"), left(place, "rayfl-run")]
+    (kept[1] / TEMPORARY).write_text("")
+    (kept[2] / TEMPORARY).rename(kept[2] / "lock")
+    elsewhere = left(place, "elsewhere")
+    (place / "rayfl-link").symlink_to(elsewhere)
+    (place / "rayfl-file").write_text("")
+    mine = left(place, "rayfl-mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: os.stat(place).st_uid + 1)
+        with Temporary():
+            assert mine.exists()
+    with Temporary():
+        assert not mine.exists()
+    assert sorted(os.listdir(place)) == [
+        "elsewhere",
+        "rayfl-file",
+        "rayfl-host",
+        "rayfl-link",
+        "rayfl-run",
+        "rayfl-torn",
+    ]
+    assert all((folder / "carries" / "3-0.safetensors").exists() for folder in [*kept, elsewhere])
+
+
+def test_what_outlives_its_process_is_left_as_long_as_it_is_used(place):
+    folder = left(place, "session_1")
+    clear(place, "session_*", lambda folder: True)
+    assert folder.exists()
+    clear(place, "session_*", lambda folder: False)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("make", [lambda file: os.symlink("/dev/null", file), os.mkfifo, os.mkdir])

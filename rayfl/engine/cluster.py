@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
+from rayfl.engine.locks import TEMPORARY, clear, take
 from rayfl.engine.plugins import packed
 from rayfl.engine.server import ServerActor
 from rayfl.engine.simulation import STEP_SECONDS
@@ -46,16 +47,35 @@ def cluster(address: str | None = None) -> Iterator[None]:
     try:
         # after Ray's own handlers a SIGTERM would abort this process
         with kept():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except ConnectionError as error:
         raise ConfigError(
             f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
             "if it uses token authentication, set RAY_AUTH_MODE=token here too"
         ) from None
+    own = address == "local"
+    session = _own_session(Path(context.address_info["session_dir"])) if own else None  # pyright: ignore
     try:
         yield
     finally:
         ray.shutdown()
+        if session is not None:
+            os.close(session)
+
+
+def _own_session(folder: Path) -> int:
+    """Holds the folder of an own cluster's session, which Ray leaves, and removes those that dead processes held."""
+    clear(folder.parent, "session_*", _is_used)
+    return take(folder, TEMPORARY)
+
+
+def _is_used(session: Path) -> bool:
+    """Whether a process of Ray that outlived its driver works in a session's folder: its command line names it."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(session).encode() in file.read_bytes():
+                return True
+    return False
 
 
 def _require_answer(address: str) -> None:

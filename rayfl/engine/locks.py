@@ -1,15 +1,18 @@
-"""One process at a time in a folder.
+"""One process at a time in a folder, and temporary folders that go with their process.
 
 The lock is a file that says who holds it, and that the system itself holds for a process: it is free again when the
-process is dead, however it died.
+process is dead, however it died. So the next process can tell what a dead one left, and removes it.
 """
 
 import fcntl
 import json
 import os
+import shutil
 import socket
 import stat
-from collections.abc import Iterator
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +20,11 @@ from pathlib import Path
 from rayfl.config import ConfigError
 
 LOCK = "lock"
-"""The name of the file."""
+"""The name of the file in a run's folder."""
+TEMPORARY = ".rayfl-temporary"
+"""Its name in a folder that goes with its process."""
+PREFIX = "rayfl-"
+"""What the names of temporary folders begin with."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,63 @@ def held(folder: Path) -> Iterator[None]:
                 place.rmdir()
 
 
-def take(folder: Path) -> int:
+class Temporary:
+    """A folder in the system's temporary one. It goes with this object, or when the next is made after its process was
+    killed."""
+
+    def __init__(self) -> None:
+        clear_temporary()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.remove = weakref.finalize(self, _remove, self.path, take(self.path, TEMPORARY))
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def clear_temporary() -> None:
+    """Removes the temporary folders that killed processes left."""
+    clear(Path(tempfile.gettempdir()), f"{PREFIX}*")
+
+
+def clear(place: Path, pattern: str, is_used: Callable[[Path], bool] = lambda folder: False) -> None:
+    """Removes the folders of this user that a process of this machine held as `TEMPORARY` and that died."""
+    for folder in place.glob(pattern):
+        if (descriptor := _left(folder)) is not None:
+            if not is_used(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _left(folder: Path) -> int | None:
+    """The lock of a dead process's temporary folder, held by this one. None if it is anything else."""
+    file = folder / TEMPORARY
+    try:
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return None
+        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        holder = _holder(descriptor)
+        if holder is not None and holder.host == socket.gethostname() and _is_at(file, descriptor):
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _remove(folder: Path, descriptor: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(descriptor)
+
+
+def take(folder: Path, name: str = LOCK) -> int:
     """Holds a folder until `release`, or until this process is dead. A ConfigError says who else holds it."""
-    file = folder / LOCK
+    file = folder / name
     while True:
         descriptor = _opened(file)
         holder = _holder(descriptor)

@@ -3,12 +3,10 @@
 """One federated run as Ray Tune sees it, on the trial's node."""
 
 import pickle
-import shutil
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import ray
@@ -19,6 +17,7 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfl.engine.checkpoints import DamagedCheckpoint
+from rayfl.engine.locks import Temporary
 from rayfl.engine.plugins import install
 from rayfl.engine.server import ServerActor
 from rayfl.experiment import Experiment
@@ -57,7 +56,7 @@ class FederatedTrial(tune.Trainable):
         install(shared.packages)
         self.sweep: Sweep = pickle.loads(shared.sweep)
         self.arrays = shared.arrays
-        self.folder = Path(tempfile.mkdtemp(prefix="rayfl-"))
+        self.folder = Temporary()
         group = get_current_placement_group()
         assert group is not None
         # bundle 0 holds this process and the server, the clients' bundles follow
@@ -74,7 +73,7 @@ class FederatedTrial(tune.Trainable):
         if self.experiment is None:
             row, seed, point = trial_of(self.config)
             experiment = self.sweep.experiment(row, point, seed)
-            ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder)))
+            ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder.path)))
             self.experiment, self.started, self.ended, self.saved = experiment, False, False, time.monotonic()
         return self.experiment
 
@@ -128,7 +127,7 @@ class FederatedTrial(tune.Trainable):
     def cleanup(self) -> None:
         with suppress(RayError):
             ray.get(self.server.close.remote())
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.remove()
 
 
 def _newest_first(checkpoint: tune.Checkpoint) -> list[str]:

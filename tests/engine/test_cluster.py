@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import ray
@@ -11,7 +13,8 @@ from helpers import TINY, run, simulate, tiny
 from processes import PATIENCE, until
 
 from rayfl.config import ConfigError
-from rayfl.engine.cluster import bundles, running
+from rayfl.engine.cluster import _is_used, bundles, running
+from rayfl.engine.locks import TEMPORARY
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
@@ -28,6 +31,35 @@ from rayfl.tuning.load import load_sweep
 )
 def test_actors_that_share_a_gpu_share_its_bundle(asked, resources, places):
     assert bundles(*asked) == (resources, places)
+
+
+SESSION = """
+from rayfl.engine.cluster import cluster
+with cluster("local"):
+    input()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_session_folder_that_a_killed_driver_left_goes_with_the_next_start(start, monkeypatch):
+    # short, because it is part of sockets' names
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place:
+        monkeypatch.setenv("RAY_TMPDIR", place)
+
+        def sessions():
+            return {path.parent for path in Path(place).glob(f"ray/session_*/{TEMPORARY}") if "latest" not in str(path)}
+
+        killed = start(program=(sys.executable, "-c", SESSION))
+        until(sessions, killed)
+        [left] = sessions()
+        killed.kill()
+        killed.finish()
+        until(lambda: not _is_used(left))
+        assert left.exists()
+        again = start(program=(sys.executable, "-c", SESSION))
+        until(lambda: sessions() - {left}, again)
+        until(lambda: not left.exists(), again)
 
 
 @pytest.mark.ray
