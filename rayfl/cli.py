@@ -100,9 +100,10 @@ def run(
     experiment = _experiment(config, settings, row)
     folder = _folder(output, name or (f"{config.stem}-{row}" if row else config.stem))
     driver.check_folder(folder, experiment.plain(), resume)
-    arrays = _located(config, lambda: driver.load_data(experiment))
     progress = RunProgress(experiment.method.name, experiment.rounds, experiment.facts()["judge"])
-    with progress, _mlflow(output, tracking_uri, progress.note) as sender:
+    sending = _mlflow(output, tracking_uri, progress.note)
+    arrays = _located(config, lambda: driver.load_data(experiment))
+    with progress, sending as sender:
         shown = Shown.on(progress, sender.add)
         result = driver.run(experiment, folder, resume=resume, address=address, listeners=[shown], arrays=arrays)
         rows = [result.folder.record()]
@@ -135,14 +136,16 @@ def sweep(
     plan = load_sweep(config, settings, rows)
     folder = _folder(output, name or plan.name)
     driver.check_folder(folder, plan.plain(), resume)
+    rounds = plan.first.rounds
+    progress = SweepProgress(plan.trials, rounds, plan.search.metric, plan.mode)
+    sending = _mlflow(output, tracking_uri, progress.note)
     arrays = _located(config, lambda: driver.load_data(plan.first))
-    rounds, clients, data = plan.first.rounds, plan.first.clients.count, plan.first.data.name
+    clients, data = plan.first.clients.count, plan.first.data.name
     _print(
         f"{plan.name}: {len(plan.rows)} methods, {plan.trials} trials of {rounds} rounds, {clients} clients on {data}; "
         f"results in {folder}"
     )
-    progress = SweepProgress(plan.trials, rounds, plan.search.metric, plan.mode)
-    with progress, _mlflow(output, tracking_uri, progress.note) as sender:
+    with progress, sending as sender:
         found = comparison.sweep(
             plan, folder, resume=resume, address=address, progress=progress, follow=sender.add, arrays=arrays
         )

@@ -72,6 +72,8 @@ def sweep(
         arrays = load_data(plan.first) if arrays is None else arrays
         splits = _splits(plan, arrays)
         progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
+        # before Ray starts, and again with what a running cluster has
+        check_room(plan, address)
         with cluster(address):
             check_room(plan, address)
             record = _open_sweep(folder, plan)

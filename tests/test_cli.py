@@ -251,6 +251,33 @@ def test_nobody_answers_at_an_address(rayfl, config, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"actors": 1000}, "1000 client actors of 1 CPUs and 0 GPUs do not fit: this machine has "),
+        ({"gpus": 64}, "1 client actors of 1 CPUs and 64 GPUs do not fit: this machine has "),
+        ({"server_cpus": 1000}, "run.server_cpus: given 1000; allowed: at most "),
+    ],
+)
+def test_what_this_machine_has_not_is_refused_before_ray_starts(rayfl, tmp_path, monkeypatch, command, asked, said):
+    without_mlflow(monkeypatch)
+    given = TINY | {"run": asked | ({"executor": "ray"} if command == "run" else {})}
+    (tmp_path / "big.yaml").write_text(yaml.safe_dump({"experiment": given} if command == "sweep" else given))
+    code, _, err = rayfl(command, "big.yaml")
+    assert code == 2 and said in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["big.yaml"]
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "compare"])
+def test_an_address_that_no_store_of_mlflow_has(rayfl, tmp_path, command):
+    (tmp_path / "exp.yaml").write_text(yaml.safe_dump({"experiment": SWEPT} if command == "sweep" else TINY))
+    code, _, err = rayfl(command, "exp.yaml", "--tracking-uri", "nonsense://me:secret@x")
+    assert code == 2
+    assert err.startswith("error: --tracking-uri: given 'nonsense://x'; allowed: sqlite:///FILE, http://HOST:PORT, ")
+    assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
+
+
 def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path, monkeypatch):
     rows = {"het": {"method": "heterofl"}, "avg": None}
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": rows}))

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray._private.node import Node
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -29,6 +32,10 @@ from rayfl.termination import kept
 ROOM_SECONDS = 120.0
 GROWTH_SECONDS = 1800.0
 """How long an autoscaled cluster may take to grow."""
+STARTS = 3
+"""How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
+PORT_SECONDS = "120"
+"""How long Ray waits for its GCS to say its port; 30 unless it is set."""
 
 
 @contextmanager
@@ -43,11 +50,10 @@ def cluster(address: str | None = None) -> Iterator[None]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     _require_answer(address)
-    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         # after Ray's own handlers a SIGTERM would abort this process
         with kept():
-            context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            context = _started() if address == "local" else _init(address=address)
     except ConnectionError as error:
         raise ConfigError(
             f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
@@ -61,6 +67,37 @@ def cluster(address: str | None = None) -> Iterator[None]:
         ray.shutdown()
         if session is not None:
             os.close(session)
+
+
+def _init(**options: Any) -> Any:
+    return ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def _started() -> Any:
+    """A Ray of this machine alone; a busy machine takes several attempts."""
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", PORT_SECONDS)
+    said = ""
+    for _ in range(STARTS):
+        try:
+            return _init(address="local", include_dashboard=False)
+        except Exception as error:
+            if "timed out" not in str(error).lower():
+                raise
+            _end_half_started(error)
+            said = str(error).partition(". ")[0]
+    raise RuntimeError(
+        f"Ray did not start on this machine in {STARTS} attempts ({said}): it is too busy. Try again when it is less "
+        "so; or start Ray once, with `ray start --head`, and give --address auto; a run alone needs no Ray with "
+        "--set run.executor=serial"
+    )
+
+
+def _end_half_started(error: Exception) -> None:
+    """Ray has no handle on a node that did not start in time, and its processes would run on."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def _own_session(folder: Path) -> int:
@@ -110,19 +147,24 @@ def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float
 
 def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
     """How many client actors fit into the cluster as it is now, beside a server."""
-    total = ray.cluster_resources()
+    total = _resources()
     fit = int((total.get("CPU", 0) - server_cpus) / cpus + 1e-9)
     return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
 
 
 def require_room(actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0) -> None:
-    """Refuses a server that this node can never hold, and client actors that a cluster which does not grow cannot."""
+    """Refuses a server that this node can never hold, and client actors that a cluster which does not grow cannot.
+
+    Before Ray starts it knows a cluster of one's own, and refuses nothing of another.
+    """
+    if not ray.is_initialized() and not is_own(address):
+        return
     if server_cpus > (here := _cpus_here()):
         raise ConfigError(
             f"run.server_cpus: given {server_cpus:g}; allowed: at most {here:g}, the CPUs of the node that this runs on"
         )
     if is_own(address) and actors > room(cpus, gpus, server_cpus):
-        total = ray.cluster_resources()
+        total = _resources()
         server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
         raise ConfigError(
             f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server} do not fit: this machine has "
@@ -130,7 +172,18 @@ def require_room(actors: int, cpus: float, gpus: float, address: str | None, ser
         )
 
 
+def _resources() -> dict[str, float]:
+    """What the cluster has; before Ray starts, what it will count on this machine."""
+    if ray.is_initialized():
+        return ray.cluster_resources()
+    machine = ResourceAndLabelSpec()
+    machine.resolve(is_head=True)
+    return {name: float(amount or 0) for name, amount in machine.to_resource_dict().items()}
+
+
 def _cpus_here() -> float:
+    if not ray.is_initialized():
+        return _resources().get("CPU", 0.0)
     here = ray.get_runtime_context().get_node_id()
     return next(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
 
@@ -177,6 +230,7 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
     """The experiment on Ray: a server actor on this node, its client actors in a placement group."""
     experiment = experiment.described()
     packages = packed(experiment)
+    _actors(experiment, address)
     with cluster(address), _room_for(experiment, address) as (group, places):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here}
@@ -194,11 +248,7 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
 def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[PlacementGroup, list[int]]]:
     """A placement group for the run's client actors, and the bundle of each."""
     run = experiment.run
-    jobs = -(-experiment.clients.cohort // experiment.chunk)
-    fit = room(run.cpus, run.gpus, run.server_cpus)
-    actors = max(1, min(fit, jobs)) if run.actors == "auto" else run.actors
-    require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
-    resources, places = bundles(actors, run.cpus, run.gpus)
+    resources, places = bundles(_actors(experiment, address), run.cpus, run.gpus)
     group = placement_group(resources)
     seconds = ROOM_SECONDS if is_own(address) else GROWTH_SECONDS
     try:
@@ -208,3 +258,14 @@ def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[Pla
     finally:
         with suppress(Exception):
             remove_placement_group(group)
+
+
+def _actors(experiment: Experiment, address: str | None) -> int:
+    """How many client actors the run gets. A ConfigError if they do not fit."""
+    run = experiment.run
+    actors = run.actors
+    if actors == "auto":
+        jobs = -(-experiment.clients.cohort // experiment.chunk)
+        actors = max(1, min(room(run.cpus, run.gpus, run.server_cpus), jobs))
+    require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
+    return actors

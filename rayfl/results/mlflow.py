@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from rayfl.config import ConfigError, nearest
 from rayfl.results.folder import RunFolder, Status, flatten, read_json, runs, write_json
@@ -46,6 +47,9 @@ ENVIRONMENT = {
 }
 """Set before mlflow is imported, where the user did not. The next sync is what retries a request."""
 
+STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc", "file", "")
+"""Schemes of MLflow's own stores; the last is a plain path. Plugins of MLflow bring others."""
+
 FACTS = "rayfl.facts"
 """The tag with a run's `Facts`."""
 
@@ -66,10 +70,12 @@ def default_uri(output: str | Path) -> str:
 class Mlflow:
     """One experiment of a tracking server. Trouble is said to `note`, once, and when it is over.
 
-    Nothing is imported or connected before the first call. Use it from one thread at a time.
+    Nothing is imported or connected before the first call. Use it from one thread at a time. A ConfigError for an
+    address that no store of MLflow has.
     """
 
     def __init__(self, uri: str, experiment_name: str, note: Callable[[str], None] = print):
+        _require_store(uri)
         self.uri, self.experiment_name, self.note = uri, experiment_name, note
         self.answers = 0
         """How many calls that send were answered."""
@@ -405,6 +411,15 @@ def _record(found: Any) -> dict[str, Any]:
 def _whole(value: float) -> float | int:
     """Counts come back as floats."""
     return int(value) if value.is_integer() else value
+
+
+def _require_store(uri: str) -> None:
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if scheme not in STORES and not entry_points(group="mlflow.tracking_store", name=scheme):
+        raise ConfigError(
+            f"--tracking-uri: given {_public(uri)!r}; allowed: sqlite:///FILE, http://HOST:PORT, https://HOST:PORT, or "
+            f"another address of {', '.join(STORES[3:-1])}"
+        )
 
 
 def _database(uri: str) -> Path | None:

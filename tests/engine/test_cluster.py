@@ -13,6 +13,7 @@ from helpers import TINY, run, simulate, tiny
 from processes import PATIENCE, until
 
 from rayfl.config import ConfigError
+from rayfl.engine import cluster as module
 from rayfl.engine.cluster import _is_used, bundles, running
 from rayfl.engine.locks import TEMPORARY
 from rayfl.results.folder import RunFolder, runs
@@ -60,6 +61,43 @@ def test_the_session_folder_that_a_killed_driver_left_goes_with_the_next_start(s
         again = start(program=(sys.executable, "-c", SESSION))
         until(lambda: sessions() - {left}, again)
         until(lambda: not left.exists(), again)
+
+
+def starting(monkeypatch, failures):
+    """Ray's node times out so many times, with its processes running: what was called."""
+    calls = []
+
+    class Node:
+        def __init__(self):
+            raise Exception("The current node timed out during startup. This could happen because")
+
+        def kill_all_processes(self, **_):
+            calls.append("killed")
+
+    def init(**_):
+        calls.append("started")
+        if calls.count("started") <= failures:
+            Node()
+        return calls
+
+    monkeypatch.setattr(module, "Node", Node)
+    monkeypatch.setattr(ray, "init", init)
+    return calls
+
+
+def test_a_ray_that_does_not_start_in_time_is_started_again(monkeypatch):
+    calls = starting(monkeypatch, 2)
+    assert module._started() is calls
+    assert calls == ["started", "killed", "started", "killed", "started"]
+
+
+def test_a_ray_that_never_starts_in_time_says_what_to_do(monkeypatch):
+    calls = starting(monkeypatch, 9)
+    with pytest.raises(RuntimeError) as error:
+        module._started()
+    said = "in 3 attempts (The current node timed out during startup): it is too busy. Try again when it is less so;"
+    assert said in str(error.value) and "--set run.executor=serial" in str(error.value)
+    assert calls == ["started", "killed"] * 3
 
 
 @pytest.mark.ray
