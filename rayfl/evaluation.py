@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -44,8 +44,9 @@ class Evaluation(Config):
     local_holdout: float = Field(default=0.0, ge=0, lt=1)
     """Share of its own training data that every client holds out (local_validation_*): what methods are tuned by whose
     clients have networks of their own. 0: none."""
-    clients: bool = True
-    """Evaluate every client on its own test split."""
+    clients: bool | Annotated[int, Field(ge=1)] = True
+    """Evaluate every client on its own test split, or so many of them, drawn once by the seed: the same ones in every
+    round and for every row of a sweep."""
     local: Literal["deployed", "server"] = "deployed"
     """What runs on a client's own test split: what the method deploys there, or the server's network
     (HeteroFL's Local, with `label_mask: zero`)."""
@@ -62,6 +63,13 @@ class Evaluation(Config):
     @classmethod
     def _read(cls, given: tuple[Any, ...]) -> tuple[Score, ...]:
         return tuple(SCORES_KIND.read(score, f"scores.{i}") for i, score in enumerate(given))
+
+    def judged(self, count: int, seed: int) -> np.ndarray:
+        """The clients [n], ascending, that are evaluated of so many."""
+        if self.clients is True or self.clients >= count:
+            return np.arange(count)
+        drawn = numpy_generator(seed, "judged").choice(count, int(self.clients), replace=False, shuffle=False)
+        return np.sort(drawn)
 
     @property
     def piece(self) -> int:
@@ -124,8 +132,10 @@ class Sums:
 class Clients:
     """The clients of a run, as an evaluation asks for them."""
 
+    ids: np.ndarray
+    """Those that are evaluated [n], ascending."""
     capacities: np.ndarray
-    """What each client can run now [clients]."""
+    """What each client can run now [clients]; NaN of clients that are not evaluated."""
     owners: frozenset[int]
     """Clients who keep a network of their own."""
     deploy: Callable[[int], Deployment]
@@ -222,10 +232,10 @@ class Evaluator:
             batch = self.method.task.training.batch_size
             spans = spans_of(len(train.idx), batch * math.ceil(piece / batch))
             return [(s.stop - s.start, Collect(batch, pooled=s)) for s in spans]
-        ids: Iterable[int] = range(len(train))
+        ids = np.arange(len(train))
         if (asked := self.evaluation.statistics_clients) is not None and asked < len(train):
             draw = numpy_generator(self.seed, "statistics", round)
-            ids = sorted(draw.choice(len(train), asked, replace=False).tolist())
+            ids = np.sort(draw.choice(len(train), asked, replace=False))
         groups = grouped(ids, train.sizes, piece)
         return [(n, Collect(self._statistics_batch, group)) for n, group in groups]
 
@@ -253,26 +263,32 @@ class Evaluator:
 
     def _members(
         self, split: str, deployed: Mapping[float, Deployment], clients: Clients
-    ) -> dict[Hashable, tuple[Net, list[int]]]:
+    ) -> dict[Hashable, tuple[Net, np.ndarray]]:
         """Key of a subject -> its network, and the clients that have data of the split and run it."""
         shards = self.federation.test if split == "clients" else self.federation.local_validation
         from_server = self.evaluation.local == "server"
         server = self.method.task.server_capacity
-        members: dict[Hashable, tuple[Net, list[int]]] = {}
-        for id in np.flatnonzero(shards.sizes).tolist():
-            d = deployed[server if from_server else float(clients.capacities[id])]
-            is_own = not from_server and id in clients.owners
-            members.setdefault(("own", id) if is_own else d.key, (d.net, []))[1].append(id)
-        return members
+        ids = clients.ids[shards.sizes[clients.ids] > 0]
+        capacities = np.full(len(ids), server) if from_server else clients.capacities[ids]
+        owners = np.isin(ids, [] if from_server else sorted(clients.owners))
+        members: dict[Hashable, tuple[Net, np.ndarray]] = {}
+        for capacity, d in deployed.items():
+            shared = ids[(capacities == capacity) & ~owners]
+            if len(shared):
+                _, others = members.get(d.key, (d.net, shared[:0]))
+                members[d.key] = d.net, np.union1d(others, shared)
+        for id, capacity in zip(ids[owners].tolist(), capacities[owners].tolist(), strict=True):
+            members["own", id] = deployed[capacity].net, np.array([id])
+        return dict(sorted(members.items(), key=lambda item: item[1][1][0]))
 
     def _local(
-        self, split: str, members: Mapping[Hashable, tuple[Net, list[int]]], subjects: Mapping[Hashable, Deployment]
+        self, split: str, members: Mapping[Hashable, tuple[Net, np.ndarray]], subjects: Mapping[Hashable, Deployment]
     ) -> list[tuple[Job, Evaluate]]:
         shards = self.federation.test if split == "clients" else self.federation.local_validation
         batch, fill = self.evaluation.batch_size, self.evaluation.label_mask
         plan = []
         for key, (net, ids) in members.items():
-            own = None if key in subjects else self._collect_own(ids[0])
+            own = None if key in subjects else self._collect_own(int(ids[0]))
             for samples, group in grouped(ids, shards.sizes, self.evaluation.piece):
                 plan.append(self._job(key, net, samples, Evaluate(split, group, batch, fill, own)))
         return plan
@@ -337,7 +353,7 @@ def _densities(deployed: Mapping[float, Deployment]) -> Line:
 
 
 def _local_densities(
-    members: Mapping[Hashable, tuple[Net, Sequence[int]]], layers: Mapping[Hashable, Mapping[str, float]]
+    members: Mapping[Hashable, tuple[Net, np.ndarray]], layers: Mapping[Hashable, Mapping[str, float]]
 ) -> Line:
     """The mean over clients of the mean density of their masked layers (SpaFL), and of every layer's."""
     clients = [(len(ids), layers[key]) for key, (_, ids) in members.items() if key in layers]
@@ -361,13 +377,13 @@ def spans_of(total: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, total)) for i in range(0, total, size)]
 
 
-def grouped(ids: Iterable[int], sizes: np.ndarray, piece: int) -> list[tuple[int, list[int]]]:
-    """(samples, ids) of consecutive groups that hold about `piece` samples each."""
-    groups: list[tuple[int, list[int]]] = []
-    for id in ids:
-        if not groups or groups[-1][0] >= piece:
-            groups.append((0, []))
-        samples, group = groups[-1]
-        group.append(int(id))
-        groups[-1] = (samples + int(sizes[id]), group)
+def grouped(ids: np.ndarray, sizes: np.ndarray, piece: int) -> list[tuple[int, list[int]]]:
+    """(samples, ids) of consecutive groups of ids [n], each the shortest that holds `piece` samples; the last one holds
+    what is left."""
+    ends, start, groups = np.cumsum(sizes[ids]), 0, []
+    while start < len(ids):
+        before = int(ends[start - 1]) if start else 0
+        stop = min(int(np.searchsorted(ends, before + piece)) + 1, len(ids))
+        groups.append((int(ends[stop - 1]) - before, ids[start:stop].tolist()))
+        start = stop
     return groups

@@ -24,6 +24,7 @@ PURPOSES = (
     "frozen",
     "hold_out",
     "init",
+    "judged",
     "local",
     "local_validation",
     "masks",

@@ -11,9 +11,10 @@ from helpers import NESTED, Pruned, run, simulate, tiny
 from rayfl import norms
 from rayfl.data.goal import Accuracy, CrossEntropy, MacroF1, Score, TopK
 from rayfl.data.samples import ClientData
-from rayfl.evaluation import grouped, judge, spans_of
+from rayfl.evaluation import Evaluation, grouped, judge, spans_of
 from rayfl.methods import METHODS
 from rayfl.net import Net, load
+from rayfl.seeds import numpy_generator
 
 NAMES = ("0.3", "0.2", "0.1")
 SCORES = (Accuracy(), CrossEntropy())
@@ -250,6 +251,23 @@ def test_clients_are_not_evaluated_unless_asked(tmp_path):
     assert len(simulation.client_scores) == 0
 
 
+def test_a_sample_of_clients_is_evaluated_the_same_in_every_round_and_row(tmp_path):
+    """The same numbers of these clients as where all are evaluated."""
+    lines, scores = {}, {}
+    for clients in (True, 3, 100):
+        spec = tiny(method="heterofl", rounds=2, evaluation={"clients": clients, "every": 1})
+        simulation = simulate(spec, tmp_path / str(clients))
+        lines[clients] = run(simulation)
+        scores[clients] = dict(simulation.client_scores.tolist())
+    assert lines[100] == lines[True] and scores[100] == scores[True]
+    drawn = np.sort(numpy_generator(0, "judged").choice(6, 3, replace=False, shuffle=False)).tolist()
+    assert scores[3] == {id: scores[True][id] for id in drawn}
+    assert lines[3][-1]["local_accuracy_mean"] == pytest.approx(np.mean(list(scores[3].values())))
+    assert lines[3][-1]["accuracy_mean"] == lines[True][-1]["accuracy_mean"]
+    of_other = Evaluation(clients=3).judged(6, seed=0)
+    assert of_other.tolist() == drawn
+
+
 # scores
 
 
@@ -364,8 +382,8 @@ def test_spans_and_groups():
     assert spans_of(10, 4) == [slice(0, 4), slice(4, 8), slice(8, 10)]
     assert spans_of(0, 4) == []
     sizes = np.array([3, 3, 5, 1, 1])
-    assert grouped(range(5), sizes, 6) == [(6, [0, 1]), (6, [2, 3]), (1, [4])]
-    assert grouped([4, 2], sizes, 1) == [(1, [4]), (5, [2])]
+    assert grouped(np.arange(5), sizes, 6) == [(6, [0, 1]), (6, [2, 3]), (1, [4])]
+    assert grouped(np.array([4, 2]), sizes, 1) == [(1, [4]), (5, [2])]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -373,6 +391,5 @@ def test_every_method_evaluates_with_every_split(method, tmp_path):
     given = NESTED.get(method, {}) | {"method": method, "rounds": 1, "evaluation": {"local_holdout": 0.2}}
     [line] = run(simulate(tiny(**given), tmp_path))
     assert {"local_accuracy_mean", "local_validation_accuracy_mean"} <= line.keys()
-    assert METHODS[method].judge in line
-    if METHODS[method].judge == "accuracy_mean":
+    if METHODS[method].judged_on == "test":
         assert {"accuracy_mean", "validation_accuracy_mean"} <= line.keys()

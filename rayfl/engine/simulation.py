@@ -170,12 +170,14 @@ class Simulation:
         return line
 
     def _clients(self) -> Clients:
-        capacities = self.clients.capacities_of(np.arange(self.clients.count), self.seed, max(self.round - 1, 0))
+        ids = self.experiment.evaluation.judged(self.clients.count, self.seed)
+        capacities = np.full(self.clients.count, np.nan)
+        capacities[ids] = self.clients.capacities_of(ids, self.seed, max(self.round - 1, 0))
 
         def deploy(id: int) -> Deployment:
             return self.method.deploy(self.state, self.round, float(capacities[id]), self.carries.get(id))
 
-        return Clients(capacities, self.carries.owners, deploy)
+        return Clients(ids, capacities, self.carries.owners, deploy)
 
     def deployment(self, capacity: float, client: int | None = None) -> Deployment:
         """What a device of this capacity runs now, or the client's own, with its norms' statistics."""
