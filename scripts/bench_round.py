@@ -4,7 +4,7 @@
     python scripts/bench_round.py --server   # also: extract and fold, beside a plain memory copy
 
 The compute-bound round is FedAvg on 60,000 images of 1x28x28: 10 of 100 clients with 600 images each, one
-epoch of batches of 20, SGD 0.01, the CNN of McMahan et al. (1,663,370 parameters), no evaluation. The bare
+epoch of batches of 20, SGD 0.05, the CNN of McMahan et al. (1,663,370 parameters), no evaluation. The bare
 loop has its tensors in PyTorch's default layout, its own optimiser and no Ray; its processes stay up, get the
 model through shared memory and answer one sum each. All processes run one thread. What is compared takes
 turns, and ratios are medians over turns: a machine that slows down slows both sides. Give it idle cores.

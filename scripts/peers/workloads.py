@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-CLASSES, LR, PROCESSES = 10, 0.01, 2
+CLASSES, LR, PROCESSES = 10, 0.05, 2
 MEAN, STD = 0.5, 0.23
 
 
