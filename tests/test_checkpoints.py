@@ -34,7 +34,7 @@ def test_round_trip(tmp_path):
     path = write(tmp_path, 12, CONFIG, STATE)
     assert path == tmp_path / "round-000012"
     found = read(path)
-    assert (found.round, found.config, found.carries) == (12, CONFIG, {})
+    assert (found.round, found.config, found.carries.files) == (12, CONFIG, {})
     assert checksum(found.state) == checksum(STATE)
     assert list(found.state) == ["params", "extra"] and list(found.state["params"]) == ["b", "a"]
     assert found.state["extra"]["half"].dtype == torch.float16
@@ -110,10 +110,25 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path):
     assert os.listdir(tmp_path) == ["round-000003"]
 
 
+def test_checkpoints_of_rounds_that_are_made_again_go(tmp_path):
+    """A run that went back before a damaged one has another future."""
+    for round in (2, 4, 6):
+        write(tmp_path, round, CONFIG, state(round))
+    flip_a_bit(tmp_path / "round-000006" / "state.safetensors")
+    assert latest(tmp_path, CONFIG, lambda said: None).round == 4
+    write(tmp_path, 5, CONFIG, state(5))
+    assert names(tmp_path) == ["round-000004", "round-000005"]
+
+
 def test_a_round_that_was_written_before_is_replaced(tmp_path):
     write(tmp_path, 1, CONFIG, state(1))
     write(tmp_path, 1, CONFIG, state(2))
     assert_same(latest(tmp_path, CONFIG, pytest.fail).state, state(2))
+
+
+def kept(path: Path) -> Path:
+    """What client 3 keeps, of round 1 alone."""
+    return path.parent / "kept" / "3-1.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -126,21 +141,26 @@ def test_a_round_that_was_written_before_is_replaced(tmp_path):
         (lambda path: truncate(path / "manifest.json"), "{path}: not a whole checkpoint: "),
         (lambda path: (path / "manifest.json").write_text("[]"), "{path}: not a whole checkpoint: "),
         (lambda path: (path / "manifest.json").write_text("{}"), "{path}: not a whole checkpoint: "),
-        (lambda path: flip_a_bit(path / "carry-3.safetensors"), "{path}/carry-3.safetensors: its SHA-256 is"),
+        (lambda path: flip_a_bit(path / "kept.npy"), "{path}/kept.npy: its SHA-256 is not the manifest's"),
+        (
+            lambda path: flip_a_bit(kept(path)),
+            "{path.parent}/kept/3-1.safetensors: its SHA-256 is not the one that {path}",
+        ),
+        (lambda path: kept(path).unlink(), "{path}: not a whole checkpoint: .*3-1.safetensors"),
         (lambda path: becomes_a_pipe(path / "state.safetensors"), "{path}: not a whole checkpoint: .* neither a file"),
         (lambda path: becomes_a_pipe(path / "manifest.json"), "{path}: not a whole checkpoint: .* neither a file"),
-        (lambda path: becomes_endless(path / "carry-3.safetensors"), "{path}: not a whole checkpoint: .* neither a f"),
+        (lambda path: becomes_endless(kept(path)), "{path}: not a whole checkpoint: .* neither a f"),
     ],
     ids=[
-        *("bit", "truncated", "no state", "no manifest", "cut manifest", "list", "empty", "carry"),
+        *("bit", "truncated", "no state", "no manifest", "cut manifest", "list", "empty", "names", "carry", "no carry"),
         *("pipe", "manifest is a pipe", "endless"),
     ],
 )
 def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
     carries = Carries(tmp_path / "carries")
-    carries.put(3, 0, {"w": torch.ones(2)})
-    write(tmp_path, 1, CONFIG, state(1))
-    newest = write(tmp_path, 2, CONFIG, state(2), carries)
+    for round in (1, 2):
+        carries.put(3, round - 1, {"w": torch.ones(2)})
+        newest = write(tmp_path, round, CONFIG, state(round), carries)
     damage(newest)
     heard = []
     found = latest(tmp_path, CONFIG, heard.append)
@@ -276,7 +296,7 @@ def test_a_checkpoint_that_the_disk_does_not_take_leaves_the_ones_before(tmp_pat
     write(tmp_path, 1, CONFIG, state(1), carries)
     with small_files(), pytest.raises(NotWritten, match="checkpoint of round 2 cannot be written: .*large"):
         write(tmp_path, 2, CONFIG, {"w": torch.zeros(1000)}, carries)
-    assert sorted(os.listdir(tmp_path)) == ["carries", "round-000001"]
+    assert sorted(os.listdir(tmp_path)) == ["carries", "kept", "round-000001"]
     write(tmp_path, 2, CONFIG, state(2), carries)
     assert latest(tmp_path, CONFIG, pytest.fail).round == 2
 

@@ -184,8 +184,8 @@ def test_what_clients_keep_stays_in_the_run_folder(mlflow, tmp_path):
     assert mlflow.sync(run)
     (found,) = stored(mlflow)
     kept = mlflow._client.list_artifacts(found.info.run_id, "checkpoints/round-000005")
-    assert {Path(file.path).name for file in kept} == {"manifest.json", "state.safetensors"}
-    assert found.data.tags["rayfl.carries"] == f"2 in {final}"
+    assert {Path(file.path).name for file in kept} == {"kept.npy", "manifest.json", "state.safetensors"}
+    assert found.data.tags["rayfl.carries"] == f"in {final.parent / 'kept'}"
 
 
 def test_a_server_that_is_away_is_said_once_and_gets_everything_later(uri, tmp_path):

@@ -1,25 +1,28 @@
 """Checkpoints: atomic, checksummed, no pickle.
 
-A checkpoint is a folder `round-000012/` with `state.safetensors`, one `carry-<client>.safetensors` or
-`own-<client>.safetensors` for every client that keeps something (`rayfl.engine.carries`), and `manifest.json`: the
-round, the configuration, the SHA-256 of every file, and one of all this. It is written beside its place and renamed
-into it. So a folder of that name is whole, or it was damaged later; a damaged one is passed over for the one before,
-and that is said. What a client keeps is a hard link to the file that the run works with: a file that did not change
-since the last checkpoint is neither read nor written again.
+A checkpoint is a folder `round-000012/` with `state.safetensors` and `manifest.json`: the round, the configuration, the
+SHA-256 of every file, and one of all this. It is written beside its place and renamed into it. So a folder of that name
+is whole, or it was damaged later; a damaged one is passed over for the one before, and that is said.
+
+What clients keep is in the folder `kept/` beside all checkpoints, one file a client and round (`rayfl.engine.carries`).
+A checkpoint's `kept.npy` names those that it goes with, and their SHA-256. They are hard links to the files that the
+run works with: one that did not change since the last checkpoint is neither read nor written nor linked again.
 """
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 
 from rayfl.config import ConfigError, differences
-from rayfl.engine.carries import Carries, Kept, in_checkpoint
-from rayfl.engine.files import PARTIAL, beside, load_tensors, opened, remove, save_tensors, sha256, sync
+from rayfl.engine.carries import ROWS, Carries, Kept
+from rayfl.engine.files import PARTIAL, beside, link, load_tensors, opened, remove, save_tensors, sha256, sync
 from rayfl.fold import State
 
 VERSION = 3
@@ -27,6 +30,8 @@ MANIFEST = "manifest.json"
 UNSUMMED = {"round", "config", "sha256"}
 """What a manifest of version 1 says; one of version 2 says its version too."""
 STATE = "state.safetensors"
+KEPT = "kept.npy"
+STORE = "kept"
 
 
 class DamagedCheckpoint(ConfigError):
@@ -41,13 +46,14 @@ class Checkpoint:
     config: dict[str, Any]
     """What the result depends on."""
     state: State
-    carries: dict[int, Kept]
+    carries: Kept
 
 
 def write(
     folder: Path, round: int, config: dict[str, Any], state: State, carries: Carries | None = None, keep: int = 2
 ) -> Path:
-    """Writes the checkpoint of `round` into `folder` and removes all but the newest `keep`.
+    """Writes the checkpoint of `round` into `folder` and removes all but it and those before it, `keep` in all: later
+    ones are of rounds that are made again.
 
     NotWritten if the disk does not take it: the others stay as they are.
     """
@@ -59,16 +65,23 @@ def write(
         save_tensors(partial / STATE, state)
         sync(partial / STATE)
         checksums = {STATE: sha256(partial / STATE)}
-        if carries is not None:
-            checksums |= carries.link(partial)
+        if carries is not None and len(rows := carries.save(folder / STORE, round)):
+            np.save(partial / KEPT, rows, allow_pickle=False)
+            sync(partial / KEPT)
+            checksums[KEPT] = sha256(partial / KEPT)
         manifest = {"version": VERSION, "round": round, "config": config, "sha256": checksums}
         (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
         sync(partial / MANIFEST)
         sync(partial)
         remove(final)
     sync(folder)
-    for old in complete(folder)[:-keep]:
-        remove(old)
+    found = complete(folder)
+    kept = [path for path in found if _round(path) <= round][-keep:]
+    for other in found:
+        if other not in kept:
+            remove(other)
+    if carries is not None:
+        carries.forget_before(_round(kept[0]))
     return final
 
 
@@ -84,9 +97,12 @@ def read(path: Path) -> Checkpoint:
         for name, expected in manifest["sha256"].items():
             if sha256(path / name) != expected:
                 raise DamagedCheckpoint(f"{path / name}: its SHA-256 is not the manifest's")
-        found = [in_checkpoint(path / name, checksum) for name, checksum in manifest["sha256"].items()]
-        carries = dict(client for client in found if client is not None)
-        return Checkpoint(manifest["round"], manifest["config"], load_tensors(path / STATE), carries)
+        rows = np.load(path / KEPT, allow_pickle=False) if KEPT in manifest["sha256"] else np.empty(0, ROWS)
+        kept = Kept(path.parent / STORE, manifest["round"], rows)
+        for file, expected in zip(kept.files.values(), rows["sha256"], strict=True):
+            if sha256(file) != expected.tobytes().hex():
+                raise DamagedCheckpoint(f"{file}: its SHA-256 is not the one that {path / KEPT} says")
+        return Checkpoint(manifest["round"], manifest["config"], load_tensors(path / STATE), kept)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -175,6 +191,13 @@ def _is_whole(path: Path) -> bool:
     except DamagedCheckpoint:
         return False
     return True
+
+
+def copy(folder: Path, to: Path) -> None:
+    """All checkpoints of a folder, as links, into another."""
+    for part in (*complete(folder), folder / STORE):
+        if part.is_dir():
+            shutil.copytree(part, to / part.name, copy_function=link, dirs_exist_ok=True)
 
 
 def same_config(path: Path, saved: dict[str, Any], config: dict[str, Any]) -> None:

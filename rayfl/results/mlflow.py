@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote, unquote, urlsplit
 
 from rayfl.config import ConfigError, nearest
+from rayfl.engine.checkpoints import STORE
 from rayfl.results.folder import RunFolder, Status, flatten, read_json, runs, write_json
 
 METRICS_A_BATCH, TEXTS_A_BATCH = 1000, 100
@@ -254,7 +255,7 @@ class Mlflow:
 
     def _send_files(self, run: RunFolder, run_id: str) -> None:
         for file in sorted(run.path.iterdir()):
-            if file.suffix in (".json", ".jsonl", ".csv", ".md", ".tex"):
+            if file.suffix in (".json", ".jsonl", ".npy", ".csv", ".md", ".tex"):
                 if file.name not in ("run.json", _Sent.NAME):
                     self._call("log_artifact", run_id, str(file))
         if (plots := run.path / "plots").exists():
@@ -263,11 +264,10 @@ class Mlflow:
             self._send_checkpoint(final, run_id)
 
     def _send_checkpoint(self, folder: Path, run_id: str) -> None:
-        carries = {file for file in folder.iterdir() if file.name.startswith("carry-")}
-        for file in sorted(set(folder.iterdir()) - carries):
+        for file in sorted(folder.iterdir()):
             self._call("log_artifact", run_id, str(file), f"checkpoints/{folder.name}")
-        if carries:
-            self._client.set_tag(run_id, "rayfl.carries", f"{len(carries)} in {folder.resolve()}"[:TAG_LENGTH])
+        if (kept := folder.parent / STORE).exists():
+            self._client.set_tag(run_id, "rayfl.carries", f"in {kept.resolve()}"[:TAG_LENGTH])
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> None:
         getattr(self._client, verb)(*arguments, **options)

@@ -1,7 +1,6 @@
 """Writes the records of a sweep's trials as their results come in."""
 
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +10,7 @@ from ray import tune
 from ray.exceptions import RayTaskError
 
 from rayfl.config import ConfigError
-from rayfl.engine.checkpoints import complete
-from rayfl.engine.files import link
+from rayfl.engine import checkpoints
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import trial_of
@@ -92,9 +90,7 @@ class Recorder(tune.Callback):
         record = self.trials[trial.trial_id]
         if trial.checkpoint is not None:
             with trial.checkpoint.as_directory() as folder:
-                for checkpoint in complete(Path(folder)):
-                    to = record.path / "checkpoints" / checkpoint.name
-                    shutil.copytree(checkpoint, to, copy_function=link, dirs_exist_ok=True)
+                checkpoints.copy(Path(folder), record.path / "checkpoints")
         done = ENDED in record.tags or record.rounds()[-1]["round"] >= record.config["rounds"]
         self._end(trial, "finished" if done else "stopped")
 
