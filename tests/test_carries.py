@@ -114,6 +114,20 @@ def test_what_no_checkpoint_names_goes(tmp_path):
     assert carries.get(4)["w"].tolist() == [5, 5]
 
 
+def test_what_was_killed_before_its_first_checkpoint_leaves_nothing(tmp_path):
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 0, {"w": torch.ones(2)})
+    carries.save(tmp_path / "kept", 1)
+    carries = Carries(tmp_path / "carries")
+    carries.put(4, 0, {"w": torch.ones(2)})
+    write(tmp_path, 1, CONFIG, state(1), carries)
+    assert kept_in(tmp_path) == ["4-0.safetensors"]
+    # a user removes all checkpoints while the run goes on
+    shutil.rmtree(tmp_path / "round-000001")
+    write(tmp_path, 2, CONFIG, state(2), carries)
+    assert latest(tmp_path, CONFIG, pytest.fail).carries.files.keys() == {4}
+
+
 def test_the_same_round_made_again_takes_the_place_of_what_was_left_of_it(tmp_path):
     """And does not go with it."""
     carries = Carries(tmp_path / "carries")

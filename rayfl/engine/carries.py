@@ -47,8 +47,11 @@ class Carries:
 
     def __init__(self, folder: Path):
         """`folder` is its own: what an earlier run left there goes."""
-        remove(folder)
         self.folder = folder
+        self._clear()
+
+    def _clear(self) -> None:
+        remove(self.folder)
         self._rows = np.empty(0, ROWS)
         """Of client i in row i; round -1: it keeps nothing."""
         self._unsummed: set[int] = set()
@@ -123,7 +126,7 @@ class Carries:
 
     def restore(self, kept: Kept) -> None:
         """Takes over a checkpoint's files; what this folder held is forgotten."""
-        self.__init__(self.folder)
+        self._clear()
         self.folder.mkdir(parents=True)
         for there in kept.files.values():
             link(there, self.folder / there.name)

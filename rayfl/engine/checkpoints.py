@@ -59,6 +59,8 @@ def write(
     """
     for torn in folder.glob(f"{PARTIAL}*"):
         remove(torn)
+    if not complete(folder):
+        remove(folder / STORE)  # nothing names what a killed process left there
     final = folder / _name(round)
     with beside(final, f"the checkpoint of round {round}") as partial:
         partial.mkdir()
