@@ -28,6 +28,7 @@ from rayfl.engine.plugins import packed
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.tables import Record, best_trials
 from rayfl.termination import Terminated
+from rayfl.tuning import trust
 from rayfl.tuning.recorder import Recorder
 from rayfl.tuning.search import scheduler_of, space_of, trial_config
 from rayfl.tuning.space import Point, text_of
@@ -117,10 +118,12 @@ class _Stages:
         if marker.exists():
             return
         if tune.Tuner.can_restore(str(path)):
+            trust.require(path, self.run.id)
             _fill_gaps(path)
             tuner = tune.Tuner.restore(str(path), self._trainable(), resume_errored=True, param_space=space)
         else:
             shutil.rmtree(path, ignore_errors=True)
+            trust.make(path, self.run.id)
             tuner = self._tuner(path, space, config)
         with _interrupts() as received, _hushed():
             try:
@@ -141,6 +144,7 @@ class _Stages:
                 f"{len(failures)} of {len(results)} trials failed; --resume tries them again. The first: {failures[0]}"
             )
         marker.touch()
+        trust.forget(path, self.run.id)
 
     def _trainable(self) -> Any:
         sweep, run = self.sweep, self.sweep.first.run

@@ -1,0 +1,79 @@
+"""Whose snapshots a sweep goes on from."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+from sweeps import write
+
+from rayfl.config import ConfigError
+from rayfl.results.folder import RunFolder
+from rayfl.tuning import stages, trust
+from rayfl.tuning.load import load_sweep
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "rayfl" / "sweeps"
+
+
+def test_a_folder_of_ones_own_until_its_stage_is_done(tmp_path, state):
+    stage = tmp_path / "sweep" / "tune" / "search"
+    trust.make(stage, "abc")
+    trust.require(stage, "abc")
+    assert state.stat().st_mode & 0o777 == 0o700
+    # on one disk a folder may be moved
+    (tmp_path / "sweep").rename(tmp_path / "moved")
+    stage = tmp_path / "moved" / "tune" / "search"
+    trust.require(stage, "abc")
+    with pytest.raises(ConfigError):
+        trust.require(stage, "another sweep")
+    trust.forget(stage, "abc")
+    assert list(state.iterdir()) == []
+
+
+def test_a_copy_is_refused_until_its_owner_says_so(tmp_path):
+    stage, copy = tmp_path / "mine" / "search", tmp_path / "copy" / "search"
+    trust.make(stage, "abc")
+    shutil.copytree(stage, copy)
+    with pytest.raises(ConfigError) as error:
+        trust.require(copy, "abc")
+    said = str(error.value)
+    assert said.startswith(f"{copy}: given Ray Tune's snapshots that this user did not make on this disk; allowed:")
+    Path(said.partition("touch ")[2].partition("`")[0]).touch()
+    trust.require(copy, "abc")
+
+
+def test_a_sweep_without_a_place_for_its_notes_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    trust.make(tmp_path / "search", "abc")
+    with pytest.raises(ConfigError):
+        trust.require(tmp_path / "search", "abc")
+
+
+class Bomb:
+    """What unpickles it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_code_in_somebody_elses_folder_does_not_run(tmp_path):
+    plan = load_sweep(write(tmp_path))
+    run = RunFolder.create(tmp_path / "runs", plan.name, plan.plain(), {}, plan.facts(), kind="sweep")
+    stage = run.path / "tune" / "search"
+    stage.mkdir(parents=True)
+    hit = tmp_path / "hit"
+    (stage / "tuner.pkl").write_bytes(pickle.dumps(Bomb(hit)))
+    given = stages._Stages(plan, run, None, None)  # pyright: ignore
+    with pytest.raises(ConfigError, match="this user did not make on this disk"):
+        given.listed("search", [])
+    assert not hit.exists()
+    pickle.loads((stage / "tuner.pkl").read_bytes())
+    assert hit.exists()
