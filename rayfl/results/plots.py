@@ -31,9 +31,7 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
     facts = facts_of(records[0])
     runs = {name: [RunFolder.open(row["path"]) for row in rows] for name, rows in groups.items()}
     curves = {name: [run.rounds() for run in some] for name, some in runs.items()}
-    scores = {
-        name: [found["score"] for run in some if len(found := run.client_scores)] for name, some in runs.items()
-    }
+    scores = {name: [found["score"] for run in some if len(found := run.client_scores)] for name, some in runs.items()}
     score, split = facts.about(metric) or (metric, "test")
     styles, axis = styles_of(curves), said(score, split) if split == "clients" else metric.replace("_", " ")
     found = {
