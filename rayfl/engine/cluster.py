@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ def require_room(actors: int, cpus: float, gpus: float, address: str | None, ser
         )
 
 
-def _resources() -> dict[str, float]:
+def _resources() -> Mapping[str, float]:
     """What the cluster has; before Ray starts, what it will count on this machine."""
     if ray.is_initialized():
         return ray.cluster_resources()
