@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from golden_cases import CASES, FLOAT32, VALUES, for_float64
 from safetensors import safe_open
@@ -80,11 +81,20 @@ def result_of(experiment: dict[str, Any]) -> tuple[Lines, Tensors]:
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         [*_, newest] = sorted((folder / "checkpoints").glob("round-*"))
         found: Tensors = {}
-        for file in sorted(newest.rglob("*.safetensors")):
-            client = re.search(r"\d+$", file.stem)
-            owner = f"client {client[0]}" if client else file.stem
+        for owner, file in _saved(newest):
             found |= {f"{owner}/{name}": t for name, t in load_file(file).items()}
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines], found
+
+
+def _saved(checkpoint: Path) -> Iterator[tuple[str, Path]]:
+    """Whose tensors are in which file: the state's, and every client's."""
+    for file in sorted(checkpoint.rglob("*.safetensors")):
+        # commits before there was kept.npy have clients' files in the checkpoint
+        client = re.search(r"\d+$", file.stem)
+        yield (f"client {client[0]}" if client else file.stem), file
+    if (names := checkpoint / "kept.npy").exists():
+        for row in np.load(names):
+            yield f"client {row['client']}", checkpoint.parent / "kept" / f"{row['client']}-{row['round']}.safetensors"
 
 
 def chosen(only: str, names: Iterable[str] = CASES) -> list[str]:

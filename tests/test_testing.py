@@ -121,7 +121,7 @@ class Wasteful(Dense):
 
 
 class Misjudged(Dense):
-    judge: ClassVar[str] = "personal_accuracy"
+    judged_on: ClassVar = "client_validation"
 
 
 def fails(contract: type, test: str, tmp_path: Path, *arguments: Any, **said: Any) -> None:
