@@ -1,11 +1,13 @@
 """Stop a run or a sweep as you like and say --resume: the real command line, with Ray and MLflow."""
 
 import csv
+import os
+import signal
 
 import pytest
 import yaml
 from helpers import TINY, simulate
-from processes import alive, named, until
+from processes import alive, descendants, named, until
 
 from rayfl.cli import main
 from rayfl.engine.checkpoints import complete, read
@@ -144,6 +146,21 @@ def histories(output):
         history = client.get_metric_history(run.info.run_id, "train_loss")
         found[name] = sorted({metric.step for metric in history})
     return found
+
+
+def test_a_run_whose_gcs_dies_says_so(start, tmp_path):
+    """Ray's core would end the process within a minute, with a run that seems to go on."""
+    config, folder = tmp_path / "tiny.yaml", tmp_path / "runs" / "tiny"
+    config.write_text(yaml.safe_dump(EXPERIMENT | {"rounds": 2000}))
+    command = start("run", config, "--output", tmp_path / "runs")
+    until(lambda: made(folder) >= 5, command)
+    [gcs] = named(descendants(command.process.pid), "/gcs_server")
+    os.kill(gcs, signal.SIGKILL)
+    code, printed = command.finish()
+    said = "Ray's control process (gcs_server) died; the same command with --resume goes on from the last checkpoint"
+    assert (code, printed.splitlines()[-1]) == (1, f"failed: {said}")
+    assert (RunFolder.open(folder).status, RunFolder.open(folder).error) == ("failed", said)
+    assert complete(folder / "checkpoints")
 
 
 SWEEP = {

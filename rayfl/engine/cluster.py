@@ -32,6 +32,8 @@ from rayfl.termination import kept
 ROOM_SECONDS = 120.0
 GROWTH_SECONDS = 1800.0
 """How long an autoscaled cluster may take to grow."""
+GCS_SECONDS = 2.0
+"""How often a waiting driver looks whether its GCS lives."""
 STARTS = 3
 """How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
 PORT_SECONDS = "120"
@@ -192,6 +194,20 @@ def is_own(address: str | None) -> bool:
     return (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
 
+def require_gcs() -> None:
+    """An error where the GCS of one's own cluster has died: within a minute Ray's core would end this process, and
+    nobody could say why."""
+    if _gcs_is_dead():
+        raise RuntimeError(
+            "Ray's control process (gcs_server) died; the same command with --resume goes on from the last checkpoint"
+        )
+
+
+def _gcs_is_dead() -> bool:
+    node = ray._private.worker._global_node  # pyright: ignore
+    return node is not None and any(kind == "gcs_server" for kind, _ in node.dead_processes())
+
+
 def get(ref: Any) -> Any:
     """What a call answers. What a user did wrong is raised as the one sentence that it is, without Ray's traceback."""
     try:
@@ -209,7 +225,11 @@ class Remote:
         self.server = server
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line]:
-        return get(self.server.step.remote(seconds))
+        require_gcs()
+        answer = self.server.step.remote(seconds)
+        while not ray.wait([answer], timeout=GCS_SECONDS)[0]:
+            require_gcs()
+        return get(answer)
 
     def save(self, folder: Path) -> None:
         get(self.server.save.remote(str(folder)))
@@ -256,8 +276,10 @@ def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[Pla
             raise ConfigError(f"run: no room for {resources} within {seconds:.0f} s: other jobs hold the cluster")
         yield group, places
     finally:
-        with suppress(Exception):
-            remove_placement_group(group)
+        # that would wait for it
+        if not _gcs_is_dead():
+            with suppress(Exception):
+                remove_placement_group(group)
 
 
 def _actors(experiment: Experiment, address: str | None) -> int:
