@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 300.0
+PATIENCE = 600.0
 ROOT = Path(__file__).parent.parent
 
 
