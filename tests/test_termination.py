@@ -15,6 +15,14 @@ from rayfl.results.folder import RunFolder
 from rayfl.termination import Terminated, heeded, kept
 
 
+@pytest.fixture(autouse=True)
+def default():
+    """As in a fresh process: Ray leaves a handler of its own in one that it was started in."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 class Signalling(Listener):
     """Sends this process SIGTERM after a round."""
 

@@ -81,9 +81,10 @@ def test_one_of_each_method_trains_a_step(path, tmp_path):
             given["data"] = {"name": "synthetic", "samples": 2000, "test_samples": 200} | shape
         given["model"] = experiment.model.blank.model_dump()
         given["clients"] |= {"cohort": 1}
-        given["training"] |= {"steps": 1, "batch_size": 2}
+        # a straggler of FedProx does a part of a round
+        given["training"] |= {"steps": 2, "batch_size": 2}
         line = helpers.simulate(read_experiment(given, str(path)), tmp_path / f"{method}-{model}").train()
-        assert (line["clients"], line["steps"], line["refused"]) == (1, 1, 0), (method, model)
+        assert (line["clients"], line["refused"]) == (1, 0) and 1 <= line["steps"] <= 2, (method, model)
 
 
 SEEN = set()
