@@ -4,7 +4,7 @@ seed, rounds                                            what is run
 data, partition, clients, model, training, method       the learning problem, and the method
 evaluation, updates, server                             what is measured, what is refused, how the server steps
 run                                                     where and on what: changes nothing but the speed,
-                                                        but for `chunk` and `threads`
+                                                        but for `threads`
 
 A file, a search and a notebook make the same object: `Experiment(model="digits_cnn", method={"name": "heterofl"})`, or
 `Experiment(model=MyModel(), data=rayfl.InMemory(x, y))`. Whatever is wrong is a ConfigError at once.
@@ -63,7 +63,7 @@ class Resources(Config):
     threads: int = Field(default=1, ge=1, le=1024)
     """Torch threads of a client actor. Part of the result, to the bit."""
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Clients a job. Part of the result, to the bit; auto: a 32nd of the cohort."""
+    """Clients a job at most; auto: by the work of a client, and by the number of actors."""
     checkpoint_seconds: float = Field(default=30.0, ge=0)
     """Seconds between checkpoints; there is one at the end too."""
 
@@ -121,7 +121,7 @@ class Experiment(Config):
     def result_config(self) -> dict[str, Any]:
         """What the result depends on, to the bit: a checkpoint is of this. Rounds may be added later."""
         plain = self.plain()
-        plain["run"] = {"threads": self.run.threads, "chunk": self.chunk}
+        plain["run"] = {"threads": self.run.threads}
         for name in ("rounds", "listeners"):
             del plain[name]
         plain["data"] = {k: v for k, v in plain["data"].items() if k not in self.data.not_in_result}
@@ -136,9 +136,9 @@ class Experiment(Config):
         return self.model_copy(update={"data": self.data.described()})
 
     @property
-    def chunk(self) -> int:
-        """Clients a job."""
-        return -(-self.clients.cohort // 32) if self.run.chunk == "auto" else self.run.chunk
+    def jobs(self) -> int:
+        """Into how many a round can be cut."""
+        return -(-self.clients.cohort // (1 if self.run.chunk == "auto" else self.run.chunk))
 
     @property
     def task(self) -> Task:

@@ -2,12 +2,13 @@
 
     x_new = sum_k w_k S_k^T y_k / sum_k w_k S_k^T 1;    a coordinate that nobody held keeps its value, to the bit
 
-Everything streams: workers fold answers of equal selections into one `Update`, the server folds these into a `Fold`, in
-the order of chunks, because floating point addition is not associative.
+Everything streams: the updates of equal selections add up to one `Update`, pair by pair (`Pairs`), and the server folds
+these into a `Fold`, selection by selection.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 
@@ -42,15 +43,62 @@ class Update:
     carries: dict[int, Carry] = field(default_factory=dict)
     """Client -> what it keeps for its next round: groups of tensors. The group "own" is part of what it itself runs."""
 
-    def add(self, other: "Update") -> None:
-        """Folds another update of the same selection into this one, in place; its metrics are not looked at."""
-        for mine, theirs in ((self.sums, other.sums), (self.whole, other.whole)):
-            for group, params in theirs.items():
-                _add(mine.setdefault(group, {}), params)
-        for name, t in other.row_weights.items():
-            self.row_weights[name] = self.row_weights[name] + t if name in self.row_weights else t
-        self.weight += other.weight
-        self.carries |= other.carries
+    def __add__(self, other: "Update") -> "Update":
+        """With another update of the same selection, in fresh tensors where both have one; their metrics are not looked
+        at."""
+        return Update(
+            _plus(self.sums, other.sums),
+            self.weight + other.weight,
+            _plus(self.whole, other.whole),
+            _plus({"": self.row_weights}, {"": other.row_weights})[""],
+            carries=self.carries | other.carries,
+        )
+
+
+def together(one: Update | None, other: Update | None) -> Update | None:
+    """The sum of those that are there."""
+    return other if one is None else one if other is None else one + other
+
+
+T = TypeVar("T")
+
+
+class Pairs(Generic[T]):
+    """What comes in order, added up pair by pair: ((1 + 2) + (3 + 4)) + (5 + 6).
+
+    Floating point addition is not associative. Here its order follows from the places alone, so whoever adds up an
+    aligned part of the sum, 2**k neighbours from a multiple of 2**k on, comes to the same bits.
+    """
+
+    def __init__(self, plus: Callable[[T, T], T]):
+        self.plus = plus
+        self._parts: list[tuple[int, T]] = []
+        """(how many it adds up, the sum), from the left; the numbers fall."""
+
+    def add(self, value: T, size: int = 1) -> None:
+        """The next value, or the sum of the next aligned part, of so many values."""
+        while self._parts and self._parts[-1][0] == size:
+            _, before = self._parts.pop()
+            value, size = self.plus(before, value), 2 * size
+        self._parts.append((size, value))
+
+    @property
+    def total(self) -> T:
+        """Of at least one value."""
+        (_, total), *larger = self._parts[::-1]
+        for _, part in larger:
+            total = self.plus(part, total)
+        return total
+
+
+def aligned(count: int, most: int) -> Iterator[slice]:
+    """`count` places as aligned parts, the largest first, of at most `most` places each."""
+    size, start = 1 << (most.bit_length() - 1), 0
+    while start < count:
+        while size > count - start:
+            size //= 2
+        yield slice(start, start + size)
+        start += size
 
 
 class Fold:
@@ -124,7 +172,8 @@ class HolderMean:
         """`weight` is that of the clients in `sums`, who hold what `sums` names; `row_weights` replaces it by name.
         Without a selection they hold the tensors whole."""
         if selection is None:
-            _add(self.totals, sums)
+            for name, t in sums.items():
+                self.totals[name] = self.totals[name].add_(t) if name in self.totals else t.clone()
         else:
             selection.put(sums, self.totals)
         row_weights = row_weights or {}
@@ -172,7 +221,10 @@ def _mark(selection: Selection | None, name: str, value: float | torch.Tensor, w
         selection.mark(name, value, whole)
 
 
-def _add(totals: Params, params: Params) -> None:
-    """Adds to `totals`, in place."""
-    for name, t in params.items():
-        totals[name] = totals[name].add_(t) if name in totals else t.clone()
+def _plus(one: dict[str, Params], other: dict[str, Params]) -> dict[str, Params]:
+    """Group by group, and name by name."""
+    total = one | other
+    for group in one.keys() & other.keys():
+        mine, theirs = one[group], other[group]
+        total[group] = mine | theirs | {name: mine[name] + theirs[name] for name in mine if name in theirs}
+    return total

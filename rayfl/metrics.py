@@ -86,10 +86,9 @@ def label(capacity: float) -> str:
     return f"{capacity:g}"
 
 
-def add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
-    """Adds one client's numbers, or a chunk's, to `totals`, in place."""
-    for name, value in metrics.items():
-        totals[name] = totals.get(name, 0) + value
+def plus(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The sums of numbers of clients, name by name."""
+    return {**one, **{name: one.get(name, 0) + value for name, value in other.items()}}
 
 
 def finished(totals: Mapping[str, float]) -> Line:

@@ -5,7 +5,6 @@ the tensors mean.
 """
 
 import io
-import itertools
 import math
 import pickle
 import warnings
@@ -50,25 +49,34 @@ def nbytes(tensors: Tensors) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """An object for the wire: its tensors as one flat buffer a dtype, and a header with everything else.
+    """An object for the wire: its tensors as flat buffers, and a header with everything else.
 
     The header is a pickle: it is for messages inside a cluster that one trusts, and never for files.
     """
 
     header: bytes
     buffers: dict[str, np.ndarray]
+    """One a dtype, by its name; those of large tensors by a number."""
+
+
+LARGE = 1 << 20
+"""Bytes from which a tensor that is contiguous is sent from where it lies."""
 
 
 @torch.no_grad()
 def pack(value: Any) -> Packed:
-    """Any object, with every tensor in it copied once, into one buffer a dtype."""
+    """Any object. Large tensors stay where they are, one buffer each; all others are copied into one buffer a dtype.
+
+    What is packed must not change before it is sent.
+    """
     header = io.BytesIO()
     pickler = _Pickler(header)
     pickler.dump(value)
     flat = {dtype: torch.empty(n, dtype=getattr(torch, dtype)) for dtype, n in pickler.used.items()}
-    for tensor, (dtype, start, shape) in pickler.found:
+    for tensor, (dtype, start, shape) in pickler.copied:
         flat[dtype][start : start + tensor.numel()].view(shape).copy_(tensor)
-    return Packed(header.getvalue(), {dtype: buffer.numpy() for dtype, buffer in flat.items()})
+    buffers = flat | {str(i): tensor.detach().view(-1) for i, tensor in enumerate(pickler.large)}
+    return Packed(header.getvalue(), {name: buffer.numpy() for name, buffer in buffers.items()})
 
 
 def unpack(packed: Packed) -> Any:
@@ -80,7 +88,7 @@ def unpack(packed: Packed) -> Any:
 
 
 Place = tuple[str, int, tuple[int, ...]]
-"""Where a tensor lies: the dtype of its buffer, its first element there, its shape."""
+"""Where a tensor lies: the name of its buffer, its first element there, its shape."""
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -89,30 +97,37 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.used: dict[str, int] = {}
-        self.found: list[tuple[torch.Tensor, Place]] = []
+        # a tensor that a __reduce__ made lives only as long as somebody holds it
+        self.copied: list[tuple[torch.Tensor, Place]] = []
+        self.large: list[torch.Tensor] = []
         self.places: dict[int, Place] = {}
 
     def persistent_id(self, obj: Any) -> Place | None:
         if not isinstance(obj, torch.Tensor):
             return None
         if id(obj) not in self.places:
-            dtype = str(obj.dtype).removeprefix("torch.")
-            start = self.used.get(dtype, 0)
-            self.used[dtype] = start + obj.numel()
-            self.places[id(obj)] = dtype, start, tuple(obj.shape)
-            # a tensor that a __reduce__ made lives only as long as somebody holds it
-            self.found.append((obj, self.places[id(obj)]))
+            self.places[id(obj)] = self._place(obj)
         return self.places[id(obj)]
+
+    def _place(self, tensor: torch.Tensor) -> Place:
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        if tensor.nbytes >= LARGE and tensor.is_contiguous() and tensor.device.type == "cpu":
+            self.large.append(tensor)
+            return str(len(self.large) - 1), 0, shape
+        place = dtype, self.used.get(dtype, 0), shape
+        self.used[dtype] = place[1] + tensor.numel()
+        self.copied.append((tensor, place))
+        return place
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, packed: Packed):
         super().__init__(io.BytesIO(packed.header))
-        self.buffers = {dtype: as_tensor(buffer) for dtype, buffer in packed.buffers.items()}
+        self.buffers = {name: as_tensor(buffer) for name, buffer in packed.buffers.items()}
 
     def persistent_load(self, pid: Place) -> torch.Tensor:
-        dtype, start, shape = pid
-        return self.buffers[dtype][start : start + math.prod(shape)].view(shape)
+        name, start, shape = pid
+        return self.buffers[name][start : start + math.prod(shape)].view(shape)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
@@ -127,20 +142,42 @@ def as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensors, of one dtype, as one vector [n]; they become views of it. What lies end to end is not copied."""
     if not tensors:
         return torch.zeros(0)
-    sizes = [t.numel() for t in tensors]
-    starts = itertools.accumulate(sizes, initial=tensors[0].storage_offset())
-    memory = tensors[0].untyped_storage().data_ptr()
-    if all(
-        t.untyped_storage().data_ptr() == memory and t.storage_offset() == start and t.is_contiguous()
-        for t, start in zip(tensors, starts, strict=False)
-    ):
-        return tensors[0].detach().as_strided((sum(sizes),), (1,))
-    vector = torch.cat([t.reshape(-1) for t in tensors])
-    for t, part in zip(tensors, vector.split(sizes), strict=True):
-        t.data = part.view(t.shape)
-    return vector
+    joined = end_to_end(tensors)
+    if joined is None:
+        joined = torch.cat([t.reshape(-1) for t in tensors])
+        for t, part in zip(tensors, split_as(joined, tensors), strict=True):
+            t.data = part
+    return joined
+
+
+def end_to_end(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Tensors that lie one behind the other in memory, as one vector [n] of it; None if they do not."""
+    memory, dtype = tensors[0].untyped_storage().data_ptr(), tensors[0].dtype
+    place = tensors[0].storage_offset()
+    for t in tensors:
+        if t.untyped_storage().data_ptr() != memory or t.storage_offset() != place:
+            return None
+        if t.dtype != dtype or not t.is_contiguous():
+            return None
+        place += t.numel()
+    size = place - tensors[0].storage_offset()
+    return tensors[0].detach().as_strided((size,), (1,))
+
+
+def split_as(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of a vector [n], in the tensors' shapes and order."""
+    parts = vector.split([t.numel() for t in tensors])
+    return [part.view(t.shape) for t, part in zip(tensors, parts, strict=True)]
 
 
 def copied(params: Params, factor: float = 1.0) -> Params:
-    """factor * params, in fresh CPU tensors."""
-    return {name: (p * factor).cpu() if factor != 1 else p.cpu().clone() for name, p in params.items()}
+    """factor * params, in fresh CPU tensors, which lie end to end where the parameters do."""
+
+    def fresh(t: torch.Tensor) -> torch.Tensor:
+        return (t * factor).cpu() if factor != 1 else t.to("cpu", copy=True)
+
+    tensors = list(params.values())
+    joined = end_to_end(tensors) if len(tensors) > 1 else None
+    if joined is None:
+        return {name: fresh(t) for name, t in params.items()}
+    return dict(zip(params, split_as(fresh(joined), tensors), strict=True))

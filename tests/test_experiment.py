@@ -311,16 +311,12 @@ def test_what_is_sent_to_other_processes_has_no_samples():
 
 
 def test_what_a_result_depends_on():
-    """Neither the machine nor where the data lie, nor how many rounds come yet."""
+    """Neither the machine nor where the data lie, nor how the work is cut up, nor how many rounds come yet."""
     result = tiny().result_config()
     same = tiny(rounds=9, run={"actors": 3, "cpus": 2, "executor": "ray"}).result_config()
     assert differences(result, same) == []
-    other = tiny(run={"chunk": 2}, training={"lr": 0.3}).result_config()
-    assert differences(result, other) == ["run.chunk: 1 -> 2", "training.lr: 0.05 -> 0.3"]
-    assert tiny(clients={"count": 70, "cohort": 65}, run={"chunk": "auto"}).result_config()["run"] == {
-        "threads": 1,
-        "chunk": 3,
-    }
+    other = tiny(run={"chunk": 2, "threads": 3}, training={"lr": 0.3}).result_config()
+    assert differences(result, other) == ["run.threads: 1 -> 3", "training.lr: 0.05 -> 0.3"]
 
 
 def test_settings_are_laid_over_a_file(tmp_path):

@@ -1,5 +1,7 @@
 """The holder mean and what else a round adds up to, by hand."""
 
+import itertools
+import string
 from typing import Literal
 
 import pytest
@@ -8,7 +10,7 @@ from helpers import assert_same
 from torch import nn
 
 from rayfl.axes import linear
-from rayfl.fold import Fold, Update
+from rayfl.fold import Fold, Pairs, Update, aligned, together
 from rayfl.models import ImageModel
 from rayfl.net import Net
 from rayfl.norms import StaticBatchNorm
@@ -271,10 +273,10 @@ def test_updates_of_one_selection_add():
     expected = {group: apart.mean(group) for group in state}
     first, second = updates
     before = second.sums["params"]["x.weight"].clone()
-    first.add(second)
-    assert first.weight == 3 and first.carries.keys() == {0, 1} and first.metrics == {"steps": 1.0}
-    assert first.row_weights["out.weight"].tolist() == [[3], [2]]
-    together = folded(state, (SMALL, first))
+    both = first + second
+    assert both.weight == 3 and both.carries.keys() == {0, 1} and both.metrics == {}
+    assert both.row_weights["out.weight"].tolist() == [[3], [2]]
+    together = folded(state, (SMALL, both))
     assert together.weights("params") == apart.weights("params") == {"x.weight": 3.0}
     assert_same({group: together.mean(group) for group in state}, expected)
     assert expected["params"]["x.weight"].tolist() == [[5], [-1]]
@@ -283,7 +285,60 @@ def test_updates_of_one_selection_add():
 
 def test_an_update_that_has_more_groups_is_added_without_being_changed():
     first, second, third = Update({}, 1.0), answer(LARGE, 2.0, 1.0), answer(LARGE, 3.0, 1.0)
-    first.add(second)
-    first.add(third)
-    assert first.sums["params"]["x.weight"].tolist() == [[5], [5]]
-    assert second.sums["params"]["x.weight"].tolist() == [[2], [2]]
+    total = first + second + third
+    assert total.sums["params"]["x.weight"].tolist() == [[5], [5]] and total.weight == 3
+    assert second.sums["params"]["x.weight"].tolist() == [[2], [2]] and first.sums == {}
+
+
+# --- pairs ---
+
+
+def written(one: str, other: str) -> str:
+    return f"({one}{other})"
+
+
+def bracketed(places, sizes) -> str:
+    """How the sum of parts of these sizes is bracketed, each of them added up by itself."""
+    whole = Pairs(written)
+    for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
+        part = Pairs(written)
+        for place in places[start : start + size]:
+            part.add(place)
+        whole.add(part.total, size)
+    return whole.total
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_aligned_parts_add_up_to_the_same_sum_wherever_they_end(count):
+    """Not a sum of numbers, but how it is bracketed."""
+    places = string.ascii_letters[:count]
+    expected = bracketed(places, [1] * count)
+    for most in (1, 2, 3, 4, 8, 16, 100):
+        parts = list(aligned(count, most))
+        sizes = [part.stop - part.start for part in parts]
+        assert [i for part in parts for i in range(part.start, part.stop)] == list(range(count))
+        assert all(size <= most and size.bit_count() == 1 for size in sizes) and sizes == sorted(sizes, reverse=True)
+        assert bracketed(places, sizes) == expected
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_what_is_left_behind_whole_branches_may_come_as_one(count):
+    places = string.ascii_letters[:count]
+    for branch in (2, 4, 8, 16):
+        whole, rest = divmod(count, branch)
+        sizes = [branch] * whole + [rest] * bool(rest)
+        assert bracketed(places, sizes) == bracketed(places, [1] * count)
+
+
+def test_pairs_are_added_like_a_tournament():
+    pairs = Pairs(written)
+    for place in "abcdef":
+        pairs.add(place)
+    assert pairs.total == "(((ab)(cd))(ef))"
+
+
+def test_updates_of_refused_clients_keep_their_places():
+    updates = Pairs(together)
+    for given in (None, answer(SMALL, 1.0, 1.0), None, None):
+        updates.add(given)
+    assert updates.total is not None and updates.total.weight == 1

@@ -287,7 +287,6 @@ def _actors(experiment: Experiment, address: str | None) -> int:
     run = experiment.run
     actors = run.actors
     if actors == "auto":
-        jobs = -(-experiment.clients.cohort // experiment.chunk)
-        actors = max(1, min(room(run.cpus, run.gpus, run.server_cpus), jobs))
+        actors = max(1, min(room(run.cpus, run.gpus, run.server_cpus), experiment.jobs))
     require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
     return actors

@@ -32,6 +32,8 @@ class Job:
     """The job's own message (`Train`, `Collect`, `Evaluate`), made when the job goes out."""
     about: str = ""
     """For people, when it fails."""
+    branch: Hashable = None
+    """Of training: jobs of one branch, which are neighbours, may be answered together (`Trained.size`)."""
 
 
 class Executor(ABC):
@@ -39,6 +41,11 @@ class Executor(ABC):
     def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]) -> Iterator[Any]:
         """The answers, in the order of `jobs`, whatever order they were worked out in. A failure is raised
         where its answer would have come. `shared` is called once a key."""
+
+    @property
+    def workers(self) -> int:
+        """How many jobs it works on at a time."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -58,12 +65,17 @@ class Train:
     """Client -> what it kept, of those that kept something."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trained:
-    """The chunk's updates, folded."""
+    """What the clients of a chunk answer."""
 
     update: Update | None
-    """None if all were refused."""
+    """The sum of their updates, by `rayfl.fold.Pairs`; None if all were refused."""
+    size: int
+    """How many clients `update` stands for: those of the chunk, or, with the last chunk of a branch, of the whole
+    branch; 0: a later chunk's update stands for these too."""
+    carries: Mapping[int, Carry]
+    """Client -> what it keeps."""
     metrics: dict[str, float]
     """Sums over the chunk's clients."""
     refused: list[tuple[int, str]]

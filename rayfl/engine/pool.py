@@ -6,10 +6,11 @@ and run again on the others, and a replacement is admitted when it has loaded th
 of the jobs, so the result is the same to the bit however many actors there are and whatever happened to them.
 """
 
+import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -27,8 +28,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfl.config import ConfigError
 from rayfl.engine.actors import ClientActor
+from rayfl.engine.branches import Branches, Sum
 from rayfl.engine.jobs import Executor, Job, Verb
-from rayfl.tensors import Packed, pack, unpack
+from rayfl.tensors import pack, unpack
 
 LOST = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError, ObjectLostError, GetTimeoutError)
 """The worker is at fault, not the job. OutOfMemoryError is not a RayActorError, and a dead node shows first
@@ -60,6 +62,8 @@ class _Slot:
     loading: Any = None
     """The call that takes up a run, until it is answered."""
     ready: bool = False
+    node: str = ""
+    """Where the actor is, once it is ready."""
     running: deque[int] = field(default_factory=deque)
     """Its jobs; it works on the first."""
     since: float = 0.0
@@ -95,6 +99,7 @@ class RayPool(Executor):
         ]
         self.slowest: dict[str, tuple[float, float]] = {}
         """Of the run's answers: the longest time, and the highest cost."""
+        self.here = ray.get_runtime_context().get_node_id()
         self.deaths = 0
         self.idle_since = time.monotonic()
         for slot in self.slots:
@@ -107,6 +112,15 @@ class RayPool(Executor):
         finally:
             for slot in self.slots:
                 slot.running.clear()
+
+    @property
+    def workers(self) -> int:
+        return len(self.slots)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether an actor is on another node than this process."""
+        return any(slot.node != self.here for slot in self.slots if slot.ready)
 
     def close(self) -> None:
         """Ends the actors."""
@@ -158,15 +172,19 @@ class _Batch:
     def __init__(self, pool: RayPool, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]):
         self.pool, self.verb, self.jobs, self.make_shared = pool, verb, jobs, shared
         self.queue = deque(sorted(range(len(jobs)), key=lambda i: -jobs[i].cost))
-        self.left = {}
-        for job in jobs:
-            self.left[job.key] = self.left.get(job.key, 0) + 1
+        self.left = Counter(job.key for job in jobs)
         self.shared: dict[Hashable, ray.ObjectRef] = {}
         self.flying: dict[ray.ObjectRef, tuple[int, _Slot]] = {}
-        self.done: dict[int, Packed] = {}
+        self.done: dict[int, Any] = {}
         pool.idle_since = time.monotonic()
-        self.attempts = [0] * len(jobs)
+        self.attempts: Counter[Hashable] = Counter()
         self.raised_in: dict[int, Any] = {}
+        self.updates: dict[int, ray.ObjectRef] = {}
+        """Where those of training jobs are."""
+        self.branches = Branches(jobs) if verb == "train" and pool.is_spread else None
+        self.sums: dict[int, Sum] = {}
+        """Those that actors make, numbered behind the jobs."""
+        self.numbers = itertools.count(len(jobs))
 
     def answers(self) -> Iterator[Any]:
         for index in range(len(self.jobs)):
@@ -174,27 +192,38 @@ class _Batch:
             while index not in self.done:
                 self._wait()
                 self._dispatch()
-            yield unpack(self.done.pop(index))
+            yield self.done.pop(index)
 
     def _dispatch(self) -> None:
         """Keeps every ready actor at `IN_FLIGHT` jobs, the emptiest first. A job that raised goes to another."""
-        while self.queue:
-            index = self.queue[0]
-            ready = [s for s in self.pool.slots if s.ready]
-            others = [s for s in ready if s.actor is not self.raised_in.get(index)]
-            free = [s for s in others or ready if len(s.running) < IN_FLIGHT]
-            if not free:
-                return
-            slot = min(free, key=lambda s: len(s.running))
-            self.queue.popleft()
+        while (found := self._next()) is not None:
+            index, slot = found
+            self.queue.remove(index)
             job = self.jobs[index]
             if job.key not in self.shared:
                 self.shared[job.key] = ray.put(pack(self.make_shared(job.key)))
-            ref = slot.actor.run.remote(self.verb, self.shared[job.key], pack(job.make()))
-            self.flying[ref] = (index, slot)
-            if not slot.running:
-                slot.since = time.monotonic()
-            slot.running.append(index)
+            message = self.shared[job.key], pack(job.make())
+            if self.verb == "train":
+                ref, self.updates[index] = slot.actor.train.remote(*message)
+            else:
+                ref = slot.actor.run.remote(self.verb, *message)
+            self._flies(ref, index, slot)
+
+    def _next(self) -> tuple[int, _Slot] | None:
+        ready = [slot for slot in self.pool.slots if slot.ready]
+        free = [slot for slot in ready if len(slot.running) < IN_FLIGHT]
+        for slot in sorted(free, key=lambda slot: len(slot.running)):
+            waiting = (i for i in self.queue if len(ready) == 1 or self.raised_in.get(i) is not slot.actor)
+            index = self.branches.choose(waiting, slot.node) if self.branches else next(waiting, None)
+            if index is not None:
+                return index, slot
+        return None
+
+    def _flies(self, ref: ray.ObjectRef, index: int, slot: _Slot) -> None:
+        self.flying[ref] = (index, slot)
+        if not slot.running:
+            slot.since = time.monotonic()
+        slot.running.append(index)
 
     def _wait(self) -> None:
         loading = {slot.loading: slot for slot in self.pool.slots if slot.loading is not None}
@@ -210,31 +239,46 @@ class _Batch:
     def _admit(self, slot: _Slot) -> None:
         loading, slot.loading = slot.loading, None
         try:
-            ray.get(loading)
+            slot.node = ray.get(loading)
             slot.ready, slot.failures = True, 0
         except (*LOST, RayTaskError) as error:
             self.pool._replace(slot, error)
 
     def _receive(self, ref: ray.ObjectRef) -> None:
         index, slot = self.flying[ref]
-        job = self.jobs[index]
         try:
-            answer = ray.get(ref)
+            answer = unpack(ray.get(ref))
+            if self.verb == "train" and self.branches is None:
+                answer = replace(answer, update=unpack(ray.get(self.updates.pop(index))))
         except RayTaskError as error:
             if isinstance(error.cause, ConfigError):
                 raise ConfigError(str(error.cause)) from None
             self._landed(ref)
+            if index in self.sums:
+                self._work_again(self.sums.pop(index), str(error.cause))
+                return
             self.raised_in[index] = slot.actor
             self._retry(index, str(error.cause), attempts=2)
             return
         except LOST as error:
             self._lose(slot, error)
             return
-        self.pool._answered(self.verb, job.cost, self._landed(ref))
-        self.done[index] = answer
-        self.left[job.key] -= 1
-        if not self.left[job.key]:
-            del self.shared[job.key]
+        self.pool._answered(*self._kind(index), self._landed(ref))
+        if index in self.sums:
+            self._close(self.sums.pop(index), [answer])
+            return
+        if self.branches is None:
+            self.done[index] = answer
+        elif (parts := self.branches.answered(index, answer, self.updates.pop(index), slot.node)) is not None:
+            self._add_up(parts)
+        key = self.jobs[index].key
+        self.left[key] -= 1
+        if not self.left[key]:
+            self.shared.pop(key, None)
+
+    def _kind(self, index: int) -> tuple[str, float]:
+        """The verb, and the expected cost."""
+        return ("add", 0.0) if index in self.sums else (self.verb, self.jobs[index].cost)
 
     def _landed(self, ref: ray.ObjectRef) -> float:
         """A job is no longer in flight: how long it took. Its actor has begun with its next one."""
@@ -244,28 +288,68 @@ class _Batch:
         self.pool.idle_since = slot.since
         return slot.since - began
 
+    # sums
+
+    def _add_up(self, parts: Sum) -> None:
+        """On the node where most parts are, unless that is this one."""
+        slots = [slot for slot in self.pool.slots if slot.ready and slot.node == parts.node]
+        if len(parts.parts) > 1 and parts.node != self.pool.here and slots:
+            slot = min(slots, key=lambda slot: len(slot.running))
+            index = next(self.numbers)
+            self.sums[index] = parts
+            self._flies(slot.actor.add.remote(parts.sizes, *parts.parts), index, slot)
+            return
+        try:
+            updates = [unpack(ray.get(part)) for part in parts.parts]
+        except LOST as error:
+            self._work_again(parts, _said(error))
+            return
+        self._close(parts, updates)
+
+    def _close(self, parts: Sum, updates: list[Any]) -> None:
+        assert self.branches is not None
+        self.done |= self.branches.close(parts, updates)
+
+    def _work_again(self, parts: Sum, reason: str) -> None:
+        """A node took answers with it: the jobs of the branch run again."""
+        assert self.branches is not None
+        members = self.branches.forget(parts.branch)
+        self._count(("sum", parts.branch), f"{self.jobs[members[0]].about} and its branch", reason, ATTEMPTS)
+        for index in members:
+            self.left[self.jobs[index].key] += 1
+        self.queue.extendleft(reversed(members))
+
+    # what goes wrong
+
     def _lose(self, slot: _Slot, error: Exception) -> None:
         """Everything that the slot's actor had runs again; only what it was working on counts as failed."""
         lost = list(slot.running)
         self.flying = {ref: flight for ref, flight in self.flying.items() if flight[1] is not slot}
         slot.running.clear()
         self.pool._replace(slot, error)
-        self.queue.extendleft(reversed(lost[1:]))
-        if lost:
-            self._retry(lost[0], _said(error), attempts=ATTEMPTS)
+        sums = [self.sums.pop(index) for index in lost if index in self.sums]
+        jobs = [index for index in lost if index < len(self.jobs)]
+        self.queue.extendleft(reversed(jobs[1:]))
+        if jobs:
+            self._retry(jobs[0], _said(error), attempts=ATTEMPTS)
+        for parts in sums:
+            self._work_again(parts, _said(error))
 
     def _retry(self, index: int, reason: str, attempts: int) -> None:
-        self.attempts[index] += 1
-        if self.attempts[index] >= attempts:
-            raise JobFailed(f"{self.verb}: {self.jobs[index].about}: failed {attempts} times; the last time:\n{reason}")
+        self._count(index, self.jobs[index].about, reason, attempts)
         self.queue.appendleft(index)
+
+    def _count(self, what: Hashable, about: str, reason: str, attempts: int) -> None:
+        self.attempts[what] += 1
+        if self.attempts[what] >= attempts:
+            raise JobFailed(f"{self.verb}: {about}: failed {attempts} times; the last time:\n{reason}")
 
     def _check_deadlines(self) -> None:
         if not self.flying and time.monotonic() - self.pool.idle_since > START_SECONDS:
             raise JobFailed(f"no client actor could be started within {START_SECONDS:.0f} s")
         for slot in self.pool.slots:
             if slot.running:
-                limit = self.pool.limit(self.verb, self.jobs[slot.running[0]].cost)
+                limit = self.pool.limit(*self._kind(slot.running[0]))
                 if time.monotonic() - slot.since > limit:
                     self._lose(slot, GetTimeoutError(f"no answer within {limit:.0f} s"))
 

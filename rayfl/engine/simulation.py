@@ -5,9 +5,11 @@ a checkpoint holds; every random draw has an address. So a run is equal, to the 
 restart and after any fault that the executor survives.
 """
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +23,37 @@ from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.evaluation import Clients, Evaluation, Evaluator
 from rayfl.experiment import Experiment
-from rayfl.fold import Fold
+from rayfl.fold import Fold, Pairs, aligned, together
 from rayfl.methods.base import Client, Deployment
-from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, add, finished
+from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.net import Net
 from rayfl.server import MOMENTS
 from rayfl.submodel import Selection
 
 STEP_SECONDS = 1.0
+JOBS = 8
+"""Jobs a worker in a round, where there are clients enough: the last ones to end then end at about the same time."""
+JOB_MACS = 5e7
+"""Multiply-adds of forward passes that are worth a message: some 20 ms of training on one core."""
+BRANCH = 8
+"""Jobs that a node adds up before their sum crosses the network."""
 DEFAULT_STATISTICS = Evaluation.model_fields["statistics"].default
 
 MakeExecutor = Callable[[Recipe], Executor]
 
 Cohort = dict[Hashable, tuple[Selection, list[Client]]]
 """Selection key -> the selection, and the clients who hold it, ids ascending."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Clients of one selection who are one job."""
+
+    key: Hashable
+    """The selection's."""
+    clients: list[Client]
+    branch: Hashable
+    """The job's."""
 
 
 class RefusedUpdate(RuntimeError):
@@ -96,31 +115,27 @@ class Simulation:
     def train(self) -> Line:
         """One round of local updates, folded into the next state."""
         cohort = self.cohort()
-        size = self.experiment.chunk
-        chunks = [
-            (key, clients[i : i + size]) for key, (_, clients) in cohort.items() for i in range(0, len(clients), size)
-        ]
+        chunks = self._chunks(cohort)
 
         def shared(key: Hashable) -> Parcel:
             selection = cohort[key][0]
             return Parcel(self.method.extract(self.state, selection), selection)
 
-        jobs = [self._job(key, cohort[key][0].net, clients) for key, clients in chunks]
+        jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
+        answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
         fold, totals, refused = Fold(self.state, self.experiment.server), {}, []
-        for (key, _), answer in zip(chunks, self.executor.map("train", jobs, shared), strict=True):
-            assert isinstance(answer, Trained)
-            add(totals, answer.metrics)
-            refused += answer.refused
-            if answer.refused and self.experiment.updates.policy == "stop":
-                client, reason = answer.refused[0]
-                raise RefusedUpdate(
-                    f"round {self.round + 1}: the update of client {client} is {reason}; "
-                    "lower training.lr, or set updates.policy: refuse to go on without it"
-                )
-            if answer.update is not None:
-                for client, carry in answer.update.carries.items():
-                    self.carries.put(client, self.round, carry)
-                fold.add(cohort[key][0], answer.update)
+        for key, some in itertools.groupby(answers, key=lambda pair: pair[0].key):
+            updates, metrics = Pairs(together), Pairs(plus)
+            for chunk, answer in some:
+                assert isinstance(answer, Trained)
+                self._heed(answer)
+                metrics.add(answer.metrics, len(chunk.clients))
+                refused += answer.refused
+                if answer.size:
+                    updates.add(answer.update, answer.size)
+            totals = plus(totals, metrics.total)
+            if (update := updates.total) is not None:
+                fold.add(cohort[key][0], update)
         moments = {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
         own = {group: t for group, t in self.state.items() if group not in moments}
         self.state = self.method.step(own, self.round, fold) | moments | fold.moments
@@ -128,6 +143,17 @@ class Simulation:
         if refused:
             line["refusals"] = "; ".join(f"client {id}: {reason}" for id, reason in refused)
         return line
+
+    def _heed(self, answer: Trained) -> None:
+        """What clients keep is written down, and a refusal may end the run."""
+        if answer.refused and self.experiment.updates.policy == "stop":
+            client, reason = answer.refused[0]
+            raise RefusedUpdate(
+                f"round {self.round + 1}: the update of client {client} is {reason}; "
+                "lower training.lr, or set updates.policy: refuse to go on without it"
+            )
+        for client, carry in answer.carries.items():
+            self.carries.put(client, self.round, carry)
 
     def cohort(self) -> Cohort:
         """The clients of the next round, by what they hold."""
@@ -138,16 +164,40 @@ class Simulation:
             cohort.setdefault(selection.key, (selection, []))[1].append(client)
         return cohort
 
-    def _job(self, key: Hashable, net: Net, clients: list[Client]) -> Job:
+    def _chunks(self, cohort: Cohort) -> list[Chunk]:
+        """The clients of every job: aligned parts of the sum of their selection's updates, whose bits therefore do not
+        depend on where the parts end."""
+        chunks = []
+        for key, (selection, clients) in cohort.items():
+            parts = list(aligned(len(clients), self._most(selection.net, clients)))
+            branch = BRANCH * (parts[0].stop - parts[0].start)
+            chunks += [Chunk(key, clients[part], (key, part.start // branch)) for part in parts]
+        return chunks
+
+    def _most(self, net: Net, clients: list[Client]) -> int:
+        """Clients a job: enough jobs to keep all workers busy to the end, but none that is not worth its message."""
+        if self.experiment.run.chunk != "auto":
+            return self.experiment.run.chunk
+        cohort, workers = self.clients.cohort, self.executor.workers
+        cost = self._samples(clients) * net.macs / len(clients)
+        worthwhile = min(JOB_MACS / (cost or 1.0), cohort / workers)
+        return max(1, cohort // (JOBS * workers), math.ceil(worthwhile))
+
+    def _samples(self, clients: list[Client]) -> int:
+        """That they process in a round."""
+        training, sizes = self.method.task.training, self.data.train.sizes
+        return sum(training.samples_of(int(sizes[client.id])) for client in clients)
+
+    def _job(self, chunk: Chunk, net: Net) -> Job:
+        clients = chunk.clients
+
         def make() -> Train:
             carries = {client.id: self.carries.get(client.id) for client in clients}
             return Train(clients, {id: carry for id, carry in carries.items() if carry is not None})
 
-        training = self.method.task.training
         sizes = [int(self.data.train.sizes[client.id]) for client in clients]
-        cost = sum(training.samples_of(n) for n in sizes) * net.macs
         about = f"clients {[client.id for client in clients]} with {sizes} samples, round {self.round + 1}"
-        return Job(key, cost, make, about)
+        return Job(chunk.key, self._samples(clients) * net.macs, make, about, chunk.branch)
 
     # evaluation
 

@@ -19,9 +19,9 @@ from rayfl.data.goal import Score
 from rayfl.data.samples import ClientData
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Parcel, Train, Trained
 from rayfl.evaluation import judge
-from rayfl.fold import Update
-from rayfl.methods.base import Deployment, Method, Visit
-from rayfl.metrics import add
+from rayfl.fold import Carry, Pairs, Update, together
+from rayfl.methods.base import Client, Deployment, Method, Visit
+from rayfl.metrics import plus
 from rayfl.net import load, resident
 from rayfl.seeds import stream, torch_generator
 from rayfl.tensors import Params, as_tensor, nbytes
@@ -61,39 +61,44 @@ class Worker:
     # training
 
     def train(self, parcel: Parcel, job: Train) -> Trained:
-        """The local updates of a chunk of clients with one selection, folded."""
-        folded: Update | None = None
-        refused, before, totals = [], norm([parcel.payload]), {}
+        """The local updates of a chunk of clients with one selection, added up."""
+        updates, metrics = Pairs(together), Pairs(plus)
+        carries, refused, before = {}, [], norm([parcel.payload])
         for client in job.clients:
             carry = job.carries.get(client.id)
-            data = self._rows("train", self.federation.train[client.id])
-            seed = stream(self.recipe.seed, "local", client.round, client.id)
-            try:
-                update = self.method.local_update(parcel.payload, Visit(client, parcel.selection, data, carry, seed))
-            except ConfigError:
-                raise
-            except Exception:
-                raise ClientFailed(
-                    f"client {client.id} (capacity {client.capacity:g}, {len(data)} samples) failed in round "
-                    f"{client.round + 1}:\n{traceback.format_exc()}"
-                ) from None
-            spent = _cost(parcel, update)
-            reason = self.recipe.updates.unfit(update, max(before, norm([carry or {}])))
-            if reason is None and (transforms := self.recipe.updates.transforms):
-                spent["bytes_up"] = transformed(transforms, parcel.payload, update, stream(seed, "transforms"))
-                update.metrics.pop("bytes_up", None)
-            if reason is not None:
-                refused.append((client.id, reason))
-                add(totals, {name: update.metrics.get(name, value) for name, value in spent.items()})
-                continue
-            add(totals, {"clients": 1} | spent | update.metrics)
-            if folded is None:
-                folded = update
+            update, numbers, reason = self._answer(parcel, client, carry, max(before, norm([carry or {}])))
+            updates.add(update)
+            metrics.add(numbers)
+            if update is not None:
+                carries |= update.carries
+                update.carries, update.metrics = {}, {}
             else:
-                folded.add(update)
-        if folded is not None:
-            folded.metrics = {}
-        return Trained(folded, totals, refused)
+                refused.append((client.id, reason))
+        return Trained(updates.total, len(job.clients), carries, metrics.total, refused)
+
+    def _answer(
+        self, parcel: Parcel, client: Client, carry: Carry | None, before: float
+    ) -> tuple[Update | None, dict[str, float], str | None]:
+        """One client's update, or None and why it is refused, and its numbers. `before`: the norm of what it starts
+        from."""
+        data = self._rows("train", self.federation.train[client.id])
+        seed = stream(self.recipe.seed, "local", client.round, client.id)
+        try:
+            update = self.method.local_update(parcel.payload, Visit(client, parcel.selection, data, carry, seed))
+        except ConfigError:
+            raise
+        except Exception:
+            raise ClientFailed(
+                f"client {client.id} (capacity {client.capacity:g}, {len(data)} samples) failed in round "
+                f"{client.round + 1}:\n{traceback.format_exc()}"
+            ) from None
+        spent, updates = _cost(parcel, update), self.recipe.updates
+        if (reason := updates.unfit(update, before)) is not None:
+            return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
+        if updates.transforms:
+            spent["bytes_up"] = transformed(updates.transforms, parcel.payload, update, stream(seed, "transforms"))
+            update.metrics.pop("bytes_up", None)
+        return update, {"clients": 1} | spent | update.metrics, None
 
     # evaluation
 

@@ -238,18 +238,21 @@ class MethodContract:
         assert second.client_scores.tobytes() == straight.client_scores.tobytes()
 
     def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
-        """Jobs of one client and of two in a random order, with every message through flat buffers, as on Ray."""
+        """Nor how it is cut up: jobs of one client and of two, in a random order, whose messages go through flat
+        buffers, as on Ray."""
+        experiment = self.experiment()
+        arrays = experiment.data.arrays()
+
+        def shuffled(recipe: Recipe) -> Shuffled:
+            return Shuffled(Worker(recipe, arrays))
+
+        serial = simulate(experiment, tmp_path / "serial")
+        lines = run(serial)
         for chunk in (1, 2):
-            experiment = self.experiment(run={"chunk": chunk})
-            arrays = experiment.data.arrays()
-
-            def shuffled(recipe: Recipe, arrays: Any = arrays) -> Shuffled:
-                return Shuffled(Worker(recipe, arrays))
-
-            serial = simulate(experiment, tmp_path / f"serial {chunk}")
-            other = simulate(experiment, tmp_path / f"shuffled {chunk}", shuffled)
-            assert run(serial) == run(other)
-            assert_same(other.state, serial.state)
+            other = self.experiment(run={"chunk": chunk})
+            simulation = simulate(other, tmp_path / f"shuffled {chunk}", shuffled)
+            assert run(simulation) == lines
+            assert_same(simulation.state, serial.state)
 
     def test_verbs_are_pure_and_travel_by_pickle(self, tmp_path: Path) -> None:
         """A local update changes neither what it was sent nor the state, and is a function of its inputs."""

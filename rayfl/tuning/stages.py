@@ -252,4 +252,4 @@ def _actors(sweep: Sweep) -> int:
     if run.actors != "auto":
         return run.actors
     share = cluster.room(run.cpus, run.gpus, run.server_cpus * sweep.trials) // sweep.trials
-    return max(1, min(share, -(-experiment.clients.cohort // experiment.chunk)))
+    return max(1, min(share, experiment.jobs))

@@ -1,5 +1,6 @@
 """Ray equals serial, to the bit, for any number of actors and after any fault that the supervisor survives."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -12,6 +13,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfl.config import ConfigError
 from rayfl.engine import pool as executor
+from rayfl.engine import simulation as simulation_module
 from rayfl.engine.files import checksum
 from rayfl.engine.pool import JobFailed, RayPool
 from rayfl.engine.server import ServerActor
@@ -287,11 +289,10 @@ def bits(value):
 
 
 def test_ray_equals_serial(actors, group, tmp_path):
-    """For every method, and for every chunk and number of actors: the metrics, the state and what clients keep."""
+    """For every method, and for every number of actors: the metrics, the state and what clients keep."""
     runs = {
-        f"{name}-{chunk}": tiny(method=method, clients={"cohort": 6}, run={"chunk": chunk})
+        name: tiny(method=method, clients={"cohort": 6})
         for name, method in {"fedavg": "fedavg", "fedrolex": "fedrolex", "personal": PersonalHead()}.items()
-        for chunk in (1, 2)
     }
     others = {}
     for name in METHODS:
@@ -303,6 +304,60 @@ def test_ray_equals_serial(actors, group, tmp_path):
         pool = resized(actors, group, count)
         for key, spec in (runs | (others if count == 2 else {})).items():
             assert result(on_ray(pool, spec, tmp_path / f"{key}-{count}")) == serial[key], (key, count)
+
+
+@pytest.fixture
+def far(pool, monkeypatch):
+    """Actors that seem to be on another node than their server, which then sees the sum of a branch alone."""
+    monkeypatch.setattr(pool, "here", "elsewhere")
+    monkeypatch.setattr(simulation_module, "BRANCH", 2)
+    sums, add_up = [], executor._Batch._add_up
+
+    def noted(batch, parts):
+        sums.append(list(parts.sizes))
+        add_up(batch, parts)
+
+    monkeypatch.setattr(executor._Batch, "_add_up", noted)
+    return sums
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_nodes_add_up_their_branches_to_the_same_bits(pool, far, chunk, tmp_path):
+    experiment = tiny(method=PersonalHead(), clients={"count": 7, "cohort": 7}, partition="iid", run={"chunk": chunk})
+    serial = result(simulate(experiment, tmp_path / "serial"))
+    simulation = on_ray(pool, experiment, tmp_path / "spread")
+    assert result(simulation) == serial
+    expected = [[1, 1], [1, 1], [1, 1], [1]] if chunk == 1 else [[2, 1], [2], [2]]
+    assert sorted(far[-len(expected) :], reverse=True) == expected
+
+
+@pytest.mark.parametrize("fault", ["die", "raise"])
+def test_a_branch_survives_the_faults_of_its_clients(pool, far, fault, tmp_path, undisturbed):
+    assert result(on_ray(pool, faulty(tmp_path, fault), tmp_path)) == undisturbed
+    assert far and len(pids(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("fault", ["die", "raise"])
+def test_a_branch_whose_parts_are_lost_is_worked_out_again(pool, far, fault, tmp_path, monkeypatch):
+    """The actor that adds up dies, or finds a part gone."""
+    experiment = tiny(method=PersonalHead(), clients={"cohort": 6})
+    serial = result(simulate(experiment, tmp_path / "serial"))
+    simulation, add_up, faults = on_ray(pool, experiment, tmp_path / "spread"), executor._Batch._add_up, []
+
+    def failing(batch, parts):
+        if not faults:
+            faults.append(parts.branch)
+            wrong = ray.put("no update")
+            if fault == "die":
+                slot = batch.pool.slots[0]
+                slot.actor.__ray_call__.remote(lambda actor: os._exit(1))
+            else:
+                parts = dataclasses.replace(parts, parts=[wrong, *parts.parts[1:]])
+        add_up(batch, parts)
+
+    monkeypatch.setattr(executor._Batch, "_add_up", failing)
+    assert result(simulation) == serial
+    assert len(faults) == 1 and pool.deaths == (fault == "die")
 
 
 def test_the_server_actor_says_where_it_is_while_it_works(group, actors, tmp_path):
