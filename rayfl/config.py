@@ -103,7 +103,7 @@ class Config(BaseModel):
     """A frozen section of a configuration. Unknown keys are refused; true and false are not numbers; whole numbers fit
     into 64 bits."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:

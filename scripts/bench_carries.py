@@ -123,12 +123,14 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
     import ray
     from ray.util.placement_group import placement_group
 
+    from rayfl.engine.actors import Crew
     from rayfl.engine.server import ServerActor
 
     ray.init(
         address="local", num_cpus=actors + 1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
     )
-    server: Any = ServerActor.remote(placement_group([{"CPU": 1}] * actors), list(range(actors)))  # pyright: ignore
+    crew = Crew(placement_group([{"CPU": 1}] * actors), range(actors), cpus=1, gpus=0, threads=1)
+    server: Any = ServerActor.remote(crew)  # pyright: ignore
     ray.get(server.load.remote(what, [ray.put(what.data.arrays())], str(folder)))
     saved = str(folder / "checkpoints")
 

@@ -1,51 +1,66 @@
-"""ClientActor: one process that hosts many virtual clients, pinned to its share of CPUs and GPUs."""
+"""Client actors: processes that host many virtual clients each, pinned to their shares of CPUs and GPUs.
+
+A process imports torch, which takes seconds, only when the actor is made. So the server can start all of them before it
+does the same.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfl.engine.jobs import Verb
-from rayfl.engine.memory import keep_freed_memory
-from rayfl.engine.plugins import install
-from rayfl.engine.worker import Worker
-from rayfl.fold import Pairs, together
-from rayfl.tensors import Packed, pack, unpack
+if TYPE_CHECKING:
+    from rayfl.engine.jobs import Verb
+    from rayfl.tensors import Packed
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ClientActor:
-    """Runs jobs one after another. It is never restarted: the supervisor re-queues what it was doing."""
+    """A `Host` in a process of its own. It is never restarted: the supervisor re-queues what it was doing."""
 
     def __init__(self, threads: int, packages: bytes = b""):
         """`packages`: the user's own (`plugins.packed`), which jobs are made of."""
-        keep_freed_memory()
+        from rayfl.engine.host import Host
+        from rayfl.engine.plugins import install
+
         install(packages)
-        self.threads = threads
-        self.device = "cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
+        self.host = Host(threads, bool(ray.get_gpu_ids()))
 
     def load(self, refs: list[ray.ObjectRef]) -> str:
         """Takes up a run: `refs` to the data set's arrays, and to the worker's `Recipe`. They travel in a list, so that
         they stay references. Answers the id of the actor's node."""
-        arrays, recipe = ray.get(refs)
-        self.worker = Worker(recipe, arrays, self.device)
+        self.host.load(*ray.get(refs))
         return ray.get_runtime_context().get_node_id()
 
-    def run(self, verb: Verb, shared: Packed, job: Packed) -> Packed:
-        torch.set_num_threads(self.threads)
-        return pack(getattr(self.worker, verb)(unpack(shared), unpack(job)))
+    def run(self, verb: "Verb", shared: "Packed", job: "Packed") -> "Packed":
+        return self.host.run(verb, shared, job)
 
     @ray.method(num_returns=2)
-    def train(self, shared: Packed, job: Packed) -> tuple[Packed, Packed]:
-        """What `run` answers, and the update apart, which may stay on the node until it is added up."""
-        torch.set_num_threads(self.threads)
-        trained = self.worker.train(unpack(shared), unpack(job))
-        return pack(replace(trained, update=None)), pack(trained.update)
+    def train(self, shared: "Packed", job: "Packed") -> "tuple[Packed, Packed]":
+        return self.host.train(shared, job)
 
-    def add(self, sizes: Sequence[int], *parts: Packed) -> Packed:
-        """The sum of neighbours' updates, which stand for so many clients each."""
-        total = Pairs(together)
-        for size, part in zip(sizes, parts, strict=True):
-            total.add(unpack(part), size)
-        return pack(total.total)
+    def add(self, sizes: Sequence[int], *parts: "Packed") -> "Packed":
+        return self.host.add(sizes, *parts)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The client actors of a run: where they are, and what each takes."""
+
+    group: PlacementGroup
+    bundles: Sequence[int]
+    """The placement group's bundle of every actor."""
+    cpus: float
+    gpus: float
+    threads: int
+    packages: Any = b""
+    """The user's own (`plugins.packed`), or a reference to them."""
+
+    def start(self, bundle: int) -> Any:
+        """The handle of a new actor."""
+        place = PlacementGroupSchedulingStrategy(self.group, bundle)
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "scheduling_strategy": place}
+        return ClientActor.options(**options).remote(self.threads, self.packages)  # pyright: ignore

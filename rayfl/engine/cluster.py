@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
+from rayfl.engine.actors import Crew
 from rayfl.engine.locks import TEMPORARY, clear, take
 from rayfl.engine.plugins import packed
 from rayfl.engine.server import ServerActor
@@ -254,7 +255,8 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
     with cluster(address), _room_for(experiment, address) as (group, places):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here}
-        server = ServerActor.options(**options).remote(group, places, packages)  # pyright: ignore
+        crew = Crew(group, places, experiment.run.cpus, experiment.run.gpus, experiment.run.threads, packages)
+        server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:
             get(server.load.remote(experiment, [ray.put(arrays)], str(folder)))
             yield Remote(server)

@@ -23,11 +23,9 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfl.config import ConfigError
-from rayfl.engine.actors import ClientActor
+from rayfl.engine.actors import Crew
 from rayfl.engine.branches import Branches, Sum
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.tensors import pack, unpack
@@ -56,8 +54,8 @@ class JobFailed(RuntimeError):
 class _Slot:
     """A place for one actor; a dead actor's place is taken by its replacement."""
 
-    options: dict
-    actor: Any = None
+    bundle: int
+    actor: Any
     """The handle; None once the pool is closed."""
     loading: Any = None
     """The call that takes up a run, until it is answered."""
@@ -72,38 +70,17 @@ class _Slot:
 
 
 class RayPool(Executor):
-    def __init__(
-        self,
-        refs: list[ray.ObjectRef],
-        group: PlacementGroup,
-        bundles: Sequence[int],
-        *,
-        cpus: float,
-        gpus: float,
-        threads: int,
-        packages: bytes = b"",
-        deadline: float = 120.0,
-    ):
-        """`bundles`: the placement group's bundle of every actor. `packages`: the user's own (`plugins.packed`).
-        `deadline`: seconds that every job may take (`limit`)."""
-        self.refs, self.threads, self.packages, self.deadline = refs, threads, ray.put(packages), deadline
-        self.slots = [
-            _Slot(
-                dict(
-                    num_cpus=cpus,
-                    num_gpus=gpus,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
-                )
-            )
-            for bundle in bundles
-        ]
+    def __init__(self, refs: list[ray.ObjectRef], crew: Crew, actors: Sequence[Any], deadline: float = 120.0):
+        """`actors`: the crew's, already started. `deadline`: seconds that every job may take (`limit`)."""
+        self.refs, self.crew, self.deadline = refs, crew, deadline
+        self.slots = [_Slot(bundle, actor) for bundle, actor in zip(crew.bundles, actors, strict=True)]
         self.slowest: dict[str, tuple[float, float]] = {}
         """Of the run's answers: the longest time, and the highest cost."""
         self.here = ray.get_runtime_context().get_node_id()
         self.deaths = 0
         self.idle_since = time.monotonic()
         for slot in self.slots:
-            self._start(slot)
+            self._load(slot)
 
     def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]) -> Iterator[Any]:
         batch = _Batch(self, verb, jobs, shared)
@@ -147,7 +124,7 @@ class RayPool(Executor):
         self.slowest[verb] = max(longest, seconds), max(highest, cost)
 
     def _start(self, slot: _Slot) -> None:
-        slot.actor = ClientActor.options(**slot.options).remote(self.threads, self.packages)
+        slot.actor = self.crew.start(slot.bundle)
         self._load(slot)
 
     def _load(self, slot: _Slot) -> None:

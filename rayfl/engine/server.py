@@ -1,61 +1,62 @@
-"""ServerActor: holds the state of one run, selects, extracts, and folds the answers of its client actors."""
+"""ServerActor: holds the state of one run, selects, extracts, and folds the answers of its client actors.
 
-from collections.abc import Sequence
+Its process starts the client actors before it imports torch (`rayfl.engine.actors`).
+"""
+
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
-import torch
-from ray.util.placement_group import PlacementGroup
 
-from rayfl.engine.memory import keep_freed_memory
-from rayfl.engine.plugins import install
-from rayfl.engine.pool import RayPool
-from rayfl.engine.simulation import STEP_SECONDS, Simulation
-from rayfl.engine.worker import Recipe
-from rayfl.experiment import Experiment
-from rayfl.metrics import Line
-from rayfl.tensors import Packed, pack
+from rayfl.engine.actors import Crew
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rayfl.engine.pool import RayPool
+    from rayfl.engine.worker import Recipe
+    from rayfl.experiment import Experiment
+    from rayfl.metrics import Line
+    from rayfl.tensors import Packed
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"io": 1})  # pyright: ignore
 class ServerActor:
     """A `Simulation` in a process of its own, with its verbs. `status()` answers while a step runs."""
 
-    def __init__(self, group: PlacementGroup, bundles: Sequence[int], packages: bytes = b""):
-        """Client actors start in these bundles of `group`. `packages`: the user's own (`plugins.packed`)."""
-        torch.set_num_threads(1)
-        keep_freed_memory()
-        install(packages)
-        self.group, self.bundles, self.packages = group, bundles, packages
+    def __init__(self, crew: Crew):
+        self.crew = replace(crew, packages=ray.put(crew.packages))
+        self.actors = [self.crew.start(bundle) for bundle in crew.bundles]
         self.pool: RayPool | None = None
 
-    def load(self, experiment: Experiment, refs: list[ray.ObjectRef], folder: str) -> None:
-        """Takes up a run, in the client actors of the last one if there was one. `refs` holds the data set's arrays,
-        `folder` is for what clients keep."""
+        import torch
 
-        def executor(recipe: Recipe) -> RayPool:
+        from rayfl.engine.memory import keep_freed_memory
+        from rayfl.engine.plugins import install
+
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        install(crew.packages)
+
+    def load(self, experiment: "Experiment", refs: list[ray.ObjectRef], folder: str) -> None:
+        """Takes up a run, in the same client actors as the last one. `refs` holds the data set's arrays, `folder` is
+        for what clients keep."""
+        from rayfl.engine.pool import RayPool
+        from rayfl.engine.simulation import Simulation
+
+        def executor(recipe: "Recipe") -> RayPool:
             parts = [refs[0], ray.put(recipe)]
-            if self.pool is not None:
+            if self.pool is None:
+                self.pool = RayPool(parts, self.crew, self.actors)
+            else:
                 self.pool.load(parts)
-                return self.pool
-            run = experiment.run
-            self.pool = RayPool(
-                parts,
-                self.group,
-                self.bundles,
-                cpus=run.cpus,
-                gpus=run.gpus,
-                threads=run.threads,
-                packages=self.packages,
-            )
             return self.pool
 
         self.simulation = Simulation(experiment, ray.get(refs[0]), Path(folder), executor)
 
-    def step(self, seconds: float = STEP_SECONDS) -> list[Line]:
-        return self.simulation.step(seconds)
+    def step(self, *seconds: float) -> "list[Line]":
+        return self.simulation.step(*seconds)
 
     @ray.method(concurrency_group="io")
     def status(self) -> dict[str, Any]:
@@ -68,10 +69,12 @@ class ServerActor:
             "deaths": self.pool.deaths if self.pool else 0,
         }
 
-    def client_scores(self) -> np.ndarray:
+    def client_scores(self) -> "np.ndarray":
         return self.simulation.client_scores
 
-    def deployment(self, capacity: float, client: int | None) -> Packed:
+    def deployment(self, capacity: float, client: int | None) -> "Packed":
+        from rayfl.tensors import pack
+
         return pack(self.simulation.deployment(capacity, client))
 
     def save(self, folder: str) -> None:

@@ -156,6 +156,7 @@ class _Stages:
             cloudpickle.dumps(sweep.described()),
             self.arrays,
             [place + 1 for place in places],
+            run,
         )
         return tune.with_resources(
             tune.with_parameters(FederatedTrial, shared=shared),

@@ -16,11 +16,12 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rayfl.engine.actors import Crew
 from rayfl.engine.checkpoints import DamagedCheckpoint
 from rayfl.engine.locks import Temporary
 from rayfl.engine.plugins import install
 from rayfl.engine.server import ServerActor
-from rayfl.experiment import Experiment
+from rayfl.experiment import Experiment, Resources
 from rayfl.listeners import tell
 from rayfl.metrics import EVALUATED
 from rayfl.tuning.search import trial_of
@@ -42,6 +43,7 @@ class Shared:
     """The data set's."""
     places: list[int]
     """The bundle of each client actor in a trial's placement group."""
+    run: Resources
 
 
 class FederatedTrial(tune.Trainable):
@@ -53,15 +55,16 @@ class FederatedTrial(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:
+        group, run = get_current_placement_group(), shared.run
+        assert group is not None
+        # bundle 0 holds this process and the server, the clients' bundles follow
+        here = PlacementGroupSchedulingStrategy(group, 0)
+        crew = Crew(group, shared.places, run.cpus, run.gpus, run.threads, shared.packages)
+        self.server = ServerActor.options(scheduling_strategy=here).remote(crew)
         install(shared.packages)
         self.sweep: Sweep = pickle.loads(shared.sweep)
         self.arrays = shared.arrays
         self.folder = Temporary()
-        group = get_current_placement_group()
-        assert group is not None
-        # bundle 0 holds this process and the server, the clients' bundles follow
-        here = PlacementGroupSchedulingStrategy(group, 0)
-        self.server = ServerActor.options(scheduling_strategy=here).remote(group, shared.places, shared.packages)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfl.config import ConfigError
 from rayfl.engine import pool as executor
 from rayfl.engine import simulation as simulation_module
+from rayfl.engine.actors import Crew
 from rayfl.engine.files import checksum
 from rayfl.engine.pool import JobFailed, RayPool
 from rayfl.engine.server import ServerActor
@@ -34,7 +35,7 @@ def group(ray_cluster):
 @pytest.fixture(scope="module")
 def actors(group):
     """The actors of all tests: starting one takes seconds, taking up another run does not."""
-    pool = RayPool([], group, [], cpus=1, gpus=0, threads=1)
+    pool = RayPool([], crew_of(group, []), [])
     yield pool
     pool.close()
 
@@ -49,8 +50,13 @@ def resized(pool, group, count):
     while len(pool.slots) > count:
         ray.kill(pool.slots.pop().actor)
     bundles = range(len(pool.slots), count)
-    pool.slots += RayPool(pool.refs, group, bundles, cpus=1, gpus=0, threads=1).slots
+    crew = crew_of(group, bundles)
+    pool.slots += RayPool(pool.refs, crew, [crew.start(bundle) for bundle in bundles]).slots
     return pool
+
+
+def crew_of(group, bundles):
+    return Crew(group, bundles, cpus=1, gpus=0, threads=1)
 
 
 def loaded(pool, experiment):
@@ -363,7 +369,7 @@ def test_a_branch_whose_parts_are_lost_is_worked_out_again(pool, far, fault, tmp
 def test_the_server_actor_says_where_it_is_while_it_works(group, actors, tmp_path):
     """And the next run in its processes has the bits of a run in fresh ones."""
     resized(actors, group, 0)
-    server = ServerActor.remote(group, [0])
+    server = ServerActor.remote(crew_of(group, [0]))
     spec = faulty(tmp_path, "wait")
     arrays = ray.put(spec.data.arrays())
     ray.get(server.load.remote(spec, [arrays], str(tmp_path / "first")))
