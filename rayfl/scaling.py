@@ -223,6 +223,8 @@ def _at(base: Experiment, point: Point, free: float, address: str | None) -> Exp
         _require_memory(point)
     if point.nodes > point.actors:
         raise ConfigError(f"given {point.nodes:,} nodes; allowed: at most one for each of {point.actors:,} actors")
+    if is_own(address) and point.nodes > 1 and ray_nodes.connected():
+        raise ConfigError("given nodes in a process that is connected to a cluster; allowed: 1, or a new process")
     cpus = min(base.run.cpus, int(free / point.actors / SMALLEST_SHARE) * SMALLEST_SHARE)
     given = base.plain()
     if base.data.name == "synthetic":

@@ -37,6 +37,11 @@ def local_nodes(count: int, cpus: float) -> Iterator[None]:
         nodes.shutdown()
 
 
+def connected() -> bool:
+    """Whether this process is connected to a cluster."""
+    return ray.is_initialized()
+
+
 def alive() -> int:
     """The nodes of the cluster that this process is connected to."""
     return sum(node["Alive"] for node in ray.nodes())
