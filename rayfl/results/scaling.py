@@ -87,9 +87,12 @@ def findings(found: Mapping[str, Sequence[Row]]) -> list[str]:
         few, many = rows[0], rows[-1]
         if axis == "clients":
             held = ", ".join(f"{max(size, 0):.0f} B in the {who}" for who, size in idle_bytes(rows).items())
-            ratio = many["seconds"] / few["seconds"]
+            long, work = (amount(many) / amount(few) for amount in (lambda row: row["seconds"], _cpu))
             said.append(f"One more idle client takes, beyond its data, {held}.")
-            said.append(f"A round among {many[axis]:,} clients takes {ratio:.2f}x as long as among {few[axis]:,}.")
+            said.append(
+                f"A round among {many[axis]:,} clients takes {long:.2f}x as long as among {few[axis]:,}, "
+                f"and {work:.2f}x as much CPU."
+            )
         elif axis == "cohort":
             grown = [f"{HOLDERS[name]} {many[name] / few[name]:.2f}x" for name in ("server_peak", "actor_peak")]
             said.append(
@@ -99,6 +102,11 @@ def findings(found: Mapping[str, Sequence[Row]]) -> list[str]:
             rate = many["clients_per_second"] / few["clients_per_second"]
             said.append(f"{many[axis]:,} {axis} in place of {few[axis]:,}: {rate:.2f}x as many clients a second.")
     return said
+
+
+def _cpu(row: Row) -> float:
+    """Seconds of CPU that a round takes, of the server and of all client actors."""
+    return row["server_cpu_seconds"] + row["cohort"] * row["client_cpu_seconds"]
 
 
 def plots(axis: str, rows: Sequence[Row]) -> dict[str, Plot]:
