@@ -180,9 +180,7 @@ def scale(
         row = next(iter(given.get("rows") or ["run"]))
     experiment = _experiment(config, settings, row)
     asked = {"clients": clients, "cohort": cohort, "actors": actors, "nodes": nodes}
-    axes = {axis: _counts(f"--{axis}", text) for axis, text in asked.items() if text is not None}
-    if not axes:
-        axes = {a: values for a, values in scaling.AXES.items() if a != "nodes" or scaling.is_own(address)}
+    axes = scaling.axes_of(asked, address)
     folder = _folder(output, name or "scale")
     with _mlflow(output, tracking_uri, _say) as sender:
         found = scaling.scale(experiment, folder, axes, rounds=rounds, address=address, say=_print, follow=sender.add)
@@ -376,14 +374,6 @@ def _experiment(config: Path, settings: list[str] | None, row: str | None) -> "E
         raise ConfigError(f"{config}: given a sweep; allowed: a run's file, or --row with one of {rows}")
     example = load_sweep(config, rows=row).example(row).plain()
     return read_experiment(overlaid(example, settings), f"{config}: rows.{row}")
-
-
-def _counts(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option}: given {text!r}; allowed: whole numbers, e.g. 1,10,100") from None
 
 
 def _folder(output: Path, name: str) -> Path:

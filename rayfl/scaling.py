@@ -24,6 +24,7 @@ from rayfl.config import ConfigError
 from rayfl.driver import claimed, git_commit, load_data, start
 from rayfl.engine import nodes as ray_nodes
 from rayfl.engine.cluster import cluster, is_own, require_room, room
+from rayfl.engine.memory import give_back_freed_memory
 from rayfl.experiment import Experiment, lay_over, read_experiment
 from rayfl.results.folder import RunFolder
 from rayfl.results.scaling import Row, write_scaling
@@ -119,12 +120,25 @@ def scale(
 # what is measured
 
 
+def axes_of(asked: Mapping[str, str | None], address: str | None) -> dict[str, Sequence[int]]:
+    """The axes that a command line asks for, as in {"actors": "1,2,4", "nodes": None}; if it names none, all of them,
+    but for nodes of a cluster that runs already."""
+    if not any(asked.values()):
+        return {axis: values for axis, values in AXES.items() if axis != "nodes" or is_own(address)}
+    try:
+        return {axis: [int(part) for part in text.split(",")] for axis, text in asked.items() if text}
+    except ValueError:
+        given = {f"--{axis}": text for axis, text in asked.items() if text}
+        raise ConfigError(f"scale: given {given}; allowed: whole numbers, e.g. --actors 1,2,4") from None
+
+
 def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | None = None) -> Plan:
     """The points along the axes that this machine, or a running cluster, and the experiment allow. A ConfigError if
     none is left."""
     free = room(base.run.cpus, 0.0, base.run.server_cpus) * base.run.cpus
     start = _start(base, int(free / base.run.cpus), address)
     said: list[str] = []
+    held: set[int] = set()
     points: dict[str, list[Point]] = {}
     experiments: dict[Point, Experiment] = {}
     for axis, values in axes.items():
@@ -132,7 +146,11 @@ def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | 
         for value in sorted(set(values)):
             point = replace(start, **{axis: value})
             try:
-                experiments.setdefault(point, _at(base, point, free, address))
+                experiment = _at(base, point, free, address)
+                if point.clients not in held:
+                    load_data(experiment)
+                    held.add(point.clients)
+                experiments[point] = experiment
             except ConfigError as error:
                 said.append(f"left out: {point}: {error}")
                 continue
@@ -148,9 +166,8 @@ def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | 
 def measured(experiment: Experiment, point: Point, rounds: int, address: str | None = None) -> Row:
     """A run at one point: its first round apart, and the median of `rounds` others, which begin when all client actors
     have started and worked."""
-    gc.collect()
+    before, began = _here(), time.monotonic()
     ray_nodes.forget_peak()
-    before, began = ray_nodes.usage(), time.monotonic()
     arrays = load_data(experiment)
     with start(experiment, address, arrays=arrays) as session:
         run: Any = session.simulation
@@ -166,8 +183,7 @@ def measured(experiment: Experiment, point: Point, rounds: int, address: str | N
             taken.append(line)
             store = max(store, ray_nodes.store_bytes())
         server_after, actors_after = ray_nodes.usage_of(run)
-        gc.collect()
-        driver = ray_nodes.usage()
+        driver = _here()
         there = ray_nodes.alive()
     seconds = statistics.median(line["seconds"] for line in taken)
     worked = sum(actor.cpu for actor in actors_after) - sum(actor.cpu for actor in actors)
@@ -192,6 +208,13 @@ def measured(experiment: Experiment, point: Point, rounds: int, address: str | N
         "bytes_down": statistics.fmean(line["bytes_down"] for line in taken),
         "bytes_up": statistics.fmean(line["bytes_up"] for line in taken),
     }
+
+
+def _here() -> ray_nodes.Usage:
+    """What this process holds, without what it has freed."""
+    gc.collect()
+    give_back_freed_memory()
+    return ray_nodes.usage()
 
 
 def _check(experiment: Experiment, axes: Mapping[str, Sequence[int]], rounds: int, address: str | None) -> None:

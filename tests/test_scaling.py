@@ -165,15 +165,18 @@ def test_actors_share_cpus_and_that_is_said(two_cpus):
 
 
 def test_what_does_not_fit_is_left_out_with_a_reason(two_cpus):
-    plan = scaling.planned(on_ray(), {"cohort": [4, 50], "actors": [2, 64], "nodes": [2, 3]})
+    axes = {"cohort": [4, 50], "actors": [2, 64], "nodes": [2, 3], "clients": [6, 1797]}
+    plan = scaling.planned(on_ray(data="digits", partition="iid"), axes)
     assert [list(map(str, points)) for points in plan.axes.values()] == [
         ["clients 6, cohort 4, actors 2, nodes 1"],
         ["clients 6, cohort 4, actors 2, nodes 1"],
         ["clients 6, cohort 4, actors 2, nodes 2"],
+        ["clients 6, cohort 4, actors 2, nodes 1"],
     ]
-    small, large, wide = plan.said
+    small, large, wide, many = plan.said
     assert small.startswith("left out: clients 6, cohort 50") and "a cohort of at most count = 6 clients" in small
     assert large.endswith("given what takes 26.8 GB of memory; allowed: the 4.0 GB left")
+    assert "clients 1,797, cohort 4" in many and "training samples and at least 1 a client" in many
     assert wide.endswith("given 3 nodes; allowed: at most one for each of 2 actors")
 
 
@@ -195,10 +198,14 @@ def test_bad_input_is_refused_before_ray_starts(two_cpus, tmp_path, sections, ax
     assert message in str(refused.value) and list(tmp_path.iterdir()) == []
 
 
-def test_counts_are_whole_numbers():
-    assert cli._counts("--actors", "1,2,4") == [1, 2, 4]
-    with pytest.raises(ConfigError, match="--actors: given '1,x'; allowed: whole numbers, e.g. 1,10,100"):
-        cli._counts("--actors", "1,x")
+def test_the_command_line_names_axes(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    nothing = dict.fromkeys(scaling.AXES)
+    assert scaling.axes_of(nothing, None) == scaling.AXES
+    assert list(scaling.axes_of(nothing, "10.0.0.1:6379")) == ["clients", "cohort", "actors"]
+    assert scaling.axes_of(nothing | {"actors": "1,2,4"}, None) == {"actors": [1, 2, 4]}
+    with pytest.raises(ConfigError, match="given {'--actors': '1,x'}; allowed: whole numbers, e.g. --actors 1,2,4"):
+        scaling.axes_of(nothing | {"actors": "1,x"}, None)
 
 
 # what came out
