@@ -11,11 +11,12 @@ CPU does meanwhile besides shows in the seconds, so give it idle cores. Linux on
 
 import gc
 import itertools
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ ENDLESS = 10**6
 """Rounds of an experiment that is ended from outside, before its first evaluation."""
 PROCESS_BYTES = 400 * 10**6
 """What a process of a run takes at least: Python, torch and Ray."""
-SMALLEST_SHARE = 1e-4
-"""Ray's smallest part of a CPU."""
+SHARES = 10**4
+"""Of a CPU: Ray knows no smaller ones."""
 
 Say = Callable[[str], None]
 
@@ -99,7 +100,7 @@ def scale(
         try:
             for count, some in itertools.groupby(sorted(plan.experiments, key=_order), key=lambda point: point.nodes):
                 some = list(some)
-                with _nodes(count, plan.experiments[some[0]], some[0], address):
+                with _nodes(count, plan.experiments[some[0]], address):
                     record = record or _open(folder, config, experiment)
                     for point in some:
                         rows[point] = measured(plan.experiments[point], point, rounds, address)
@@ -135,16 +136,16 @@ def axes_of(asked: Mapping[str, str | None], address: str | None) -> dict[str, S
 def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | None = None) -> Plan:
     """The points along the axes that this machine, or a running cluster, and the experiment allow. A ConfigError if
     none is left."""
-    free = room(base.run.cpus, 0.0, base.run.server_cpus) * base.run.cpus
-    start = _start(base, int(free / base.run.cpus), address)
-    said: list[str] = []
+    free = room(1.0, 0.0, base.run.server_cpus)
+    own = _own_point(base, free, address)
+    said: dict[str, None] = {}
     held: set[int] = set()
     points: dict[str, list[Point]] = {}
     experiments: dict[Point, Experiment] = {}
     for axis, values in axes.items():
         points[axis] = []
         for value in sorted(set(values)):
-            point = replace(start, **{axis: value})
+            point = replace(own, **{axis: value})
             try:
                 experiment = _at(base, point, free, address)
                 if point.clients not in held:
@@ -152,15 +153,14 @@ def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | 
                     held.add(point.clients)
                 experiments[point] = experiment
             except ConfigError as error:
-                said.append(f"left out: {point}: {error}")
+                said[f"left out: {point}: {error}"] = None
                 continue
             points[axis].append(point)
-            cpus = experiments[point].run.cpus
-            if axis == "actors" and cpus < base.run.cpus:
-                said.append(f"{value:,} client actors share {free:g} CPUs: {cpus:g} of one each")
+            if (cpus := experiment.run.cpus) < base.run.cpus:
+                said[f"{point.actors:,} client actors share {free} CPUs: {cpus:g} of one each"] = None
     if not experiments:
         raise ConfigError("scale: no point is left to measure: " + "; ".join(said))
-    return Plan(points, experiments, said)
+    return Plan(points, experiments, list(said))
 
 
 def measured(experiment: Experiment, point: Point, rounds: int, address: str | None = None) -> Row:
@@ -233,22 +233,23 @@ def _check(experiment: Experiment, axes: Mapping[str, Sequence[int]], rounds: in
         raise ConfigError("--nodes: allowed: without --address, because a running cluster has the nodes that it has")
 
 
-def _start(base: Experiment, free: int, address: str | None) -> Point:
-    """The experiment's own point, from which one axis at a time moves away."""
+def _own_point(base: Experiment, free: int, address: str | None) -> Point:
+    """The experiment's own, from which one axis at a time moves away, where `free` CPUs are."""
     jobs = -(-base.clients.cohort // base.chunk)
-    actors = max(1, min(free, jobs)) if base.run.actors == "auto" else base.run.actors
+    actors = max(1, min(int(free / base.run.cpus), jobs)) if base.run.actors == "auto" else base.run.actors
     return Point(base.clients.count, base.clients.cohort, actors, 1 if is_own(address) else ray_nodes.alive())
 
 
-def _at(base: Experiment, point: Point, free: float, address: str | None) -> Experiment:
-    """The experiment at a point, of `free` CPUs. A ConfigError says why there is none."""
+def _at(base: Experiment, point: Point, free: int, address: str | None) -> Experiment:
+    """The experiment at a point, where `free` CPUs are. A ConfigError says why there is none."""
     if is_own(address):
         _require_memory(point)
     if point.nodes > point.actors:
         raise ConfigError(f"given {point.nodes:,} nodes; allowed: at most one for each of {point.actors:,} actors")
     if is_own(address) and point.nodes > 1 and ray_nodes.connected():
         raise ConfigError("given nodes in a process that is connected to a cluster; allowed: 1, or a new process")
-    cpus = min(base.run.cpus, int(free / point.actors / SMALLEST_SHARE) * SMALLEST_SHARE)
+    if is_own(address) and point.nodes > 1 and base.run.gpus:
+        raise ConfigError("given nodes of this machine with run.gpus; allowed: without, because they cannot share GPUs")
     given = base.plain()
     if base.data.name == "synthetic":
         each = given["data"]["samples"] // base.clients.count
@@ -259,7 +260,7 @@ def _at(base: Experiment, point: Point, free: float, address: str | None) -> Exp
         "clients.count": point.clients,
         "clients.cohort": point.cohort,
         "run.actors": point.actors,
-        "run.cpus": round(cpus, 4),
+        "run.cpus": min(base.run.cpus, math.floor(free / point.actors * SHARES) / SHARES),
     }
     for path, value in changes.items():
         given = lay_over(given, path, value)
@@ -277,12 +278,13 @@ def _require_memory(point: Point) -> None:
         raise ConfigError(f"given what takes {asked / 1e9:.1f} GB of memory; allowed: the {free / 1e9:.1f} GB left")
 
 
-def _nodes(count: int, experiment: Experiment, point: Point, address: str | None) -> Any:
-    """Ray on so many nodes; a cluster that runs already stays as it is."""
+def _nodes(count: int, experiment: Experiment, address: str | None) -> AbstractContextManager[None]:
+    """Ray on so many nodes, with room for the experiment; a cluster that runs already stays as it is."""
     if not is_own(address):
         return nullcontext()
     run = experiment.run
-    return ray_nodes.local_nodes(count, -(-point.actors // count) * run.cpus + run.server_cpus)
+    assert isinstance(run.actors, int)
+    return ray_nodes.local_nodes(count, -(-run.actors // count) * run.cpus + run.server_cpus)
 
 
 def _order(point: Point) -> tuple[int, ...]:
