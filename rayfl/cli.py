@@ -1,4 +1,4 @@
-"""The command line: run | sweep | compare | report | describe | check | list | export.
+"""The command line: run | sweep | scale | compare | report | describe | check | list | export.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (nothing is left behind), 130 stopped by the user, 143 by SIGTERM.
 Heavy imports stand inside the commands, so that `--help` and an error in a YAML file come at once.
@@ -31,6 +31,7 @@ console = Console()
 errors = Console(stderr=True)
 
 QUICKSTART = Path("tune_configs/quickstart.yaml")
+SCALE = Path("tune_configs/scale.yaml")
 MLFLOW_EXPERIMENT = "rayfl"
 WIDTH = 140
 """Columns of a table that goes into a file or a pipe."""
@@ -151,6 +152,44 @@ def sweep(
         )
     _show(found.best, found.folder.facts.judge, found.folder.config.get("published"))
     _print(f"results.csv, results.md and plots in {folder}")
+    _print_mlflow(output, tracking_uri)
+
+
+@app.command()
+def scale(
+    config: ConfigPath = SCALE,
+    settings: Settings = None,
+    row: Annotated[str | None, typer.Option(help="Of a sweep's CONFIG: this row; unless given the first.")] = None,
+    clients: Annotated[str | None, typer.Option(help="Clients in the population, e.g. 100,1000,10000,100000.")] = None,
+    cohort: Annotated[str | None, typer.Option(help="Clients in a round, e.g. 10,100,1000.")] = None,
+    actors: Annotated[str | None, typer.Option(help="Client actors, e.g. 1,2,4,8.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Ray nodes on this machine, e.g. 1,2.")] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of a point, its first apart.")] = 5,
+    output: Output = Path("runs"),
+    name: Name = None,
+    address: Address = None,
+    tracking_uri: TrackingUri = None,
+) -> None:
+    """Rounds per second, memory and traffic against clients, cohort, actors and nodes, one at a time; all four unless
+    some are given."""
+    from rayfl import scaling
+    from rayfl.results.scaling import findings, table
+
+    config = find_config(config)
+    if row is None and "experiment" in (given := load_yaml(config)):
+        row = next(iter(given.get("rows") or ["run"]))
+    experiment = _experiment(config, settings, row)
+    asked = {"clients": clients, "cohort": cohort, "actors": actors, "nodes": nodes}
+    axes = scaling.axes_of(asked, address)
+    folder = _folder(output, name or "scale")
+    with _mlflow(output, tracking_uri, _say) as sender:
+        found = scaling.scale(experiment, folder, axes, rounds=rounds, address=address, say=_print, follow=sender.add)
+    for axis, rows in found.items():
+        if rows:
+            _print_table(table(axis, rows).rich())
+    for text in findings(found):
+        _print(text)
+    _print(f"scale.json, scale.csv, scale.md and plots in {folder}")
     _print_mlflow(output, tracking_uri)
 
 

@@ -166,10 +166,12 @@ class Result:
 
 
 @contextmanager
-def start(experiment: Experiment | Mapping[str, Any], address: str | None = None) -> Iterator["Session"]:
-    """A run, round by round; nothing of it stays on disk. `address`: as for `run`."""
+def start(
+    experiment: Experiment | Mapping[str, Any], address: str | None = None, *, arrays: Arrays | None = None
+) -> Iterator["Session"]:
+    """A run, round by round; nothing of it stays on disk. `address` and `arrays`: as for `run`."""
     experiment = as_experiment(experiment)
-    arrays = load_data(experiment)
+    arrays = load_data(experiment) if arrays is None else arrays
     with Temporary() as folder, opened(experiment, arrays, folder, address) as simulation:
         yield Session(experiment, simulation)
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rayfl.engine.nodes import store_bytes
 from rayfl.experiment import Experiment, read_experiment
 
 COHORT, IMAGES, MEGABYTE = 10, 4, 1e6
@@ -92,16 +93,6 @@ def resident(pid: int) -> tuple[int, int]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
     return found["RssAnon:"] * 1024, found["RssShmem:"] * 1024
-
-
-def store_bytes() -> int:
-    """Bytes of the objects in this node's object store."""
-    import ray
-    from ray._private.internal_api import node_stats
-
-    [node] = ray.nodes()
-    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False)
-    return stats.store_stats.object_store_bytes_used
 
 
 def disk_bytes(folder: Path) -> int:

@@ -34,7 +34,7 @@ LAYERS = (
     ("report",),
     ("tuning",),
     ("driver",),
-    ("comparison",),
+    ("comparison", "scaling"),
     ("cli", "testing"),
 )
 """A module imports from the layers above its own. Within a layer only modules of one folder import each other, and not
@@ -44,7 +44,7 @@ KNOWN_TYPES = {"net": ("models.base",)}
 """What a module imports from below for annotations alone: a `Net` holds its model."""
 
 OWNERS = {
-    "ray": ("engine.actors", "engine.cluster", "engine.pool", "engine.server", "tuning"),
+    "ray": ("engine.actors", "engine.cluster", "engine.nodes", "engine.pool", "engine.server", "tuning"),
     "mlflow": ("results.mlflow",),
     "typer": ("cli",),
     "pytest": ("testing",),

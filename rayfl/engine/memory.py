@@ -1,4 +1,4 @@
-"""How the server's process gets its memory."""
+"""How processes get memory, and give it back."""
 
 import ctypes
 import sys
@@ -19,3 +19,9 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(MMAP_THRESHOLD, KEPT)
         libc.mallopt(TRIM_THRESHOLD, KEPT)
+
+
+def give_back_freed_memory() -> None:
+    """Returns to the system what this process has freed and still holds."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

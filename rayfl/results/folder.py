@@ -7,8 +7,8 @@
     clients.npy     every client's first score on its own test split, at the last evaluation
     plots/  checkpoints/
 
-A sweep is a run too (`kind: sweep`), without rounds of its own; its trials name its id in `sweep`. Only the
-driver process writes.
+A sweep is a run too (`kind: sweep`), without rounds of its own; its trials name its id in `sweep`. So is a scale study
+(`kind: scale`), whose lines are its points: their round is the value on the axis. Only the driver process writes.
 """
 
 import os
@@ -41,6 +41,7 @@ VERSION = 2
 """Of what a folder holds; rayfl 0.4 and earlier wrote version 1, without saying so."""
 
 Status = Literal["running", "finished", "failed", "stopped"]
+Kind = Literal["run", "sweep", "scale"]
 
 
 class RunFolder(Config):
@@ -52,7 +53,7 @@ class RunFolder(Config):
     id: str
     label: str
     """The row of a table that it belongs to, e.g. "fedavg-largest"."""
-    kind: Literal["run", "sweep"] = "run"
+    kind: Kind = "run"
     tags: dict[str, str] = {}
     """method, model, data, seed, commit, point (what the search chose), ..."""
     sweep: str | None = None
@@ -86,7 +87,7 @@ class RunFolder(Config):
         *,
         costs: Mapping[str, Mapping[str, int]] | None = None,
         sweep: str | None = None,
-        kind: Literal["run", "sweep"] = "run",
+        kind: Kind = "run",
     ) -> "RunFolder":
         """A new run in a folder that holds none; `config` is plain JSON."""
         if cls.exists(path):
