@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _say_stopped() -> None:
-    _say("stopped; the same command with --resume goes on from the last checkpoint")
+    _say("stopped; if it wrote a checkpoint, the same command with --resume goes on from there")
 
 
 @app.command()

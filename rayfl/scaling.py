@@ -235,8 +235,7 @@ def _check(experiment: Experiment, axes: Mapping[str, Sequence[int]], rounds: in
 
 def _own_point(base: Experiment, free: int, address: str | None) -> Point:
     """The experiment's own, from which one axis at a time moves away, where `free` CPUs are."""
-    jobs = -(-base.clients.cohort // base.chunk)
-    actors = max(1, min(int(free / base.run.cpus), jobs)) if base.run.actors == "auto" else base.run.actors
+    actors = max(1, min(int(free / base.run.cpus), base.jobs)) if base.run.actors == "auto" else base.run.actors
     return Point(base.clients.count, base.clients.cohort, actors, 1 if is_own(address) else ray_nodes.alive())
 
 

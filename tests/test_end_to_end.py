@@ -130,7 +130,10 @@ def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
 def assert_terminated(command, folder):
     code, printed = command.finish()
     assert code == 143, printed
-    assert printed.splitlines()[-1] == "stopped; the same command with --resume goes on from the last checkpoint"
+    assert (
+        printed.splitlines()[-1]
+        == "stopped; if it wrote a checkpoint, the same command with --resume goes on from there"
+    )
     assert "Traceback" not in printed and "***" not in printed
     assert RunFolder.open(folder).status == "stopped"
 

@@ -116,9 +116,10 @@ def updates_alive(cohort, folder, monkeypatch):
     return most
 
 
-def test_no_more_updates_are_in_memory_for_a_larger_cohort(tmp_path, monkeypatch):
-    few, many = (updates_alive(cohort, tmp_path / str(cohort), monkeypatch) for cohort in (3, 30))
-    assert 1 <= many <= few + 1
+def test_updates_in_memory_grow_with_the_logarithm_of_the_cohort(tmp_path, monkeypatch):
+    """A sum for each binary digit of its size, and two that are being added to their total."""
+    few, many = (updates_alive(cohort, tmp_path / str(cohort), monkeypatch) for cohort in (3, 48))
+    assert few <= 4 and many <= 8
 
 
 # the plan

@@ -42,6 +42,7 @@ class ServerActor:
     def load(self, experiment: "Experiment", refs: list[ray.ObjectRef], folder: str) -> None:
         """Takes up a run, in the same client actors as the last one. `refs` holds the data set's arrays, `folder` is
         for what clients keep."""
+        from rayfl.engine.memory import give_back_freed_memory
         from rayfl.engine.pool import RayPool
         from rayfl.engine.simulation import Simulation
 
@@ -54,6 +55,8 @@ class ServerActor:
             return self.pool
 
         self.simulation = Simulation(experiment, ray.get(refs[0]), Path(folder), executor)
+        # a partition of many clients takes far more memory than what is left of it
+        give_back_freed_memory()
 
     def step(self, *seconds: float) -> "list[Line]":
         return self.simulation.step(*seconds)

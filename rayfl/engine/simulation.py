@@ -166,9 +166,9 @@ class Simulation:
 
     def _chunks(self, cohort: Cohort) -> list[Chunk]:
         """The clients of every job: aligned parts of the sum of their selection's updates, whose bits therefore do not
-        depend on where the parts end."""
+        depend on where the parts end. Large networks come first, as they go out first, so that no answer waits."""
         chunks = []
-        for key, (selection, clients) in cohort.items():
+        for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
             parts = list(aligned(len(clients), self._most(selection.net, clients)))
             branch = BRANCH * (parts[0].stop - parts[0].start)
             chunks += [Chunk(key, clients[part], (key, part.start // branch)) for part in parts]
