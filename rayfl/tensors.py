@@ -5,7 +5,6 @@ the tensors mean.
 """
 
 import io
-import itertools
 import math
 import pickle
 import warnings
@@ -127,20 +126,42 @@ def as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensors, of one dtype, as one vector [n]; they become views of it. What lies end to end is not copied."""
     if not tensors:
         return torch.zeros(0)
-    sizes = [t.numel() for t in tensors]
-    starts = itertools.accumulate(sizes, initial=tensors[0].storage_offset())
-    memory = tensors[0].untyped_storage().data_ptr()
-    if all(
-        t.untyped_storage().data_ptr() == memory and t.storage_offset() == start and t.is_contiguous()
-        for t, start in zip(tensors, starts, strict=False)
-    ):
-        return tensors[0].detach().as_strided((sum(sizes),), (1,))
-    vector = torch.cat([t.reshape(-1) for t in tensors])
-    for t, part in zip(tensors, vector.split(sizes), strict=True):
-        t.data = part.view(t.shape)
-    return vector
+    joined = end_to_end(tensors)
+    if joined is None:
+        joined = torch.cat([t.reshape(-1) for t in tensors])
+        for t, part in zip(tensors, split_as(joined, tensors), strict=True):
+            t.data = part
+    return joined
+
+
+def end_to_end(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Tensors that lie one behind the other in memory, as one vector [n] of it; None if they do not."""
+    memory, dtype = tensors[0].untyped_storage().data_ptr(), tensors[0].dtype
+    place = tensors[0].storage_offset()
+    for t in tensors:
+        if t.untyped_storage().data_ptr() != memory or t.storage_offset() != place:
+            return None
+        if t.dtype != dtype or not t.is_contiguous():
+            return None
+        place += t.numel()
+    size = place - tensors[0].storage_offset()
+    return tensors[0].detach().as_strided((size,), (1,))
+
+
+def split_as(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of a vector [n], in the tensors' shapes and order."""
+    parts = vector.split([t.numel() for t in tensors])
+    return [part.view(t.shape) for t, part in zip(tensors, parts, strict=True)]
 
 
 def copied(params: Params, factor: float = 1.0) -> Params:
-    """factor * params, in fresh CPU tensors."""
-    return {name: (p * factor).cpu() if factor != 1 else p.cpu().clone() for name, p in params.items()}
+    """factor * params, in fresh CPU tensors, which lie end to end where the parameters do."""
+
+    def fresh(t: torch.Tensor) -> torch.Tensor:
+        return (t * factor).cpu() if factor != 1 else t.to("cpu", copy=True)
+
+    tensors = list(params.values())
+    joined = end_to_end(tensors) if len(tensors) > 1 else None
+    if joined is None:
+        return {name: fresh(t) for name, t in params.items()}
+    return dict(zip(params, split_as(fresh(joined), tensors), strict=True))
