@@ -107,10 +107,10 @@ class Joined:
             optimizer.state[self.alone[name]]["momentum_buffer"] = given[name].to(place, copy=True)
 
     def momentum(self, optimizer: Optimizer) -> Params:
-        """SGD's, by the parameters' names, of those that have moved."""
-        found = {n: optimizer.state[p]["momentum_buffer"] for n, p in self.alone.items() if optimizer.state[p]}
+        """A copy of SGD's, by the parameters' names, of those that have moved."""
+        found = {n: optimizer.state[p]["momentum_buffer"].clone() for n, p in self.alone.items() if optimizer.state[p]}
         state = optimizer.state[self.vector]
-        return found | self._named(state["momentum_buffer"]) if state else found
+        return found | self._named(state["momentum_buffer"].clone()) if state else found
 
     def _named(self, vector: torch.Tensor) -> Params:
         return dict(zip(self.inside, split_as(vector, list(self.inside.values())), strict=True))

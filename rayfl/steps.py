@@ -58,7 +58,8 @@ def fit(
     and replaced by what is left; without it SGD starts anew. `static`: by `StaticSteps`, where clients of the module
     differ in nothing but their parameters, samples and `Objective`.
     """
-    if not module.training:
+    # a module sets it slowly
+    if not all(m.training for m in module.modules()):
         module.train()
     hooked = adjust is not None or project is not None or momentum is not None
     if static and isinstance(loss, Objective) and not hooked and not norms.is_tracked(module):
@@ -88,7 +89,7 @@ class Steps:
         self.adjust, self.project, self.momentum = adjust, project, momentum
         self.joined: Joined | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        self.total: float | torch.Tensor = 0.0
+        self.total = next(iter(parameters_of(module).values())).new_zeros(())
         self.samples = self.steps = 0
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
@@ -173,7 +174,7 @@ def _static_steps(module: nn.Module, goal: Goal, fill: Fill, training: Training)
 
 def static_steps(module: nn.Module, loss: Objective, training: Training) -> "StaticSteps":
     """Those of the module, for its next client."""
-    steps = _static_steps(module, loss.goal, loss.fill, training)
+    steps = _static_steps(module, loss.goal, loss.fill, training)  # pyright: ignore[reportArgumentType]
     steps.start(loss)
     return steps
 
@@ -192,9 +193,7 @@ class StaticSteps(Steps):
 
     def __init__(self, module: nn.Module, loss: Objective, training: Training):
         super().__init__(module, loss, training)
-        parameter = next(module.parameters())
-        self.total = parameter.new_zeros(())
-        self.count = parameter.new_zeros(())
+        self.count = torch.zeros_like(self.total)
         self.padding = None if norms.by_batch(module) else loss.goal.padding
         self.batch: Batch | None = None
         self.again = self._recorded()

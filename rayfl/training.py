@@ -177,8 +177,8 @@ def kernels(training: Training, macs: int, device: torch.device) -> Iterator[Non
 def _tf32(allowed: bool) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        matmul.allow_tf32, cudnn.allow_tf32 = before  # pyright: ignore[reportAttributeAccessIssue]
