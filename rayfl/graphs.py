@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ class Recorded:
 
 
 @functools.cache
-def _pool(device: torch.device) -> tuple[int, int]:
+def _pool(device: torch.device) -> Any:
     """Memory that all recordings share: they are replayed one after another."""
     with torch.cuda.device(device):
         return torch.cuda.graph_pool_handle()
