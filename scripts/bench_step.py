@@ -21,7 +21,7 @@ import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable, Iterator, Mapping  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
+from dataclasses import dataclass, replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -77,6 +77,8 @@ class Case:
         data = ClientData({"x": pixels, "y": labels}, Images(mean=(0.3,) * model.input[0], std=(0.3,)), Classes(10))
         visit = Visit(client, selection, data, None, 7)
         payload = unpack(pack(method.extract(state, selection)))
+        # a client's first visit draws what it starts from
+        visit = replace(visit, carry=method.local_update(payload, visit).carries.get(client.id))
 
         def train() -> Any:
             return method.local_update(payload, visit)
