@@ -98,7 +98,8 @@ class Joined:
         """SGD's, by the parameters' names; 0 where there is none."""
         if not given:
             return
-        buffer = optimizer.state[self.vector]["momentum_buffer"] = torch.zeros_like(self.gradient)
+        # where it was, because a recorded step may hold it
+        buffer = optimizer.state[self.vector].setdefault("momentum_buffer", torch.zeros_like(self.gradient))
         for name, part in self._named(buffer).items():
             if name in given:
                 part.copy_(given[name])

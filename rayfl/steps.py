@@ -155,10 +155,12 @@ class Steps:
             return None
         # torch's kernels for GPUs take float32 alone
         dtype = torch.float32 if device.type == "cuda" else torch.float64
-        lr = torch.tensor(self.lr, dtype=dtype, device=device) if by_tensor else self.lr
-        made = joined.optimizer(
-            (*self.training.update_rule, by_tensor), lambda parameters: self.training.new_optimizer(parameters, lr)
-        )
+
+        def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            rate = torch.tensor(self.lr, dtype=dtype, device=device) if by_tensor else self.lr
+            return self.training.new_optimizer(parameters, rate)
+
+        made = joined.optimizer((*self.training.update_rule, by_tensor), make)
         self.optimizer = made
         self.set_rate(self.lr)
         joined.set_momentum(made, self.momentum or {})

@@ -122,7 +122,7 @@ SCORES_KIND = Kind("score", Score, SCORES, "rayfl.scores")
 
 
 class Goal(ABC):
-    """What is learned from samples: a loss, the scores, and the labels that say who gets which samples."""
+    """What is learned from samples: a loss, the scores, and the labels that say who gets which samples. Hashable."""
 
     classes: int
     """How many labels there are: 0 ... classes - 1."""
