@@ -14,8 +14,9 @@ from torch import nn
 
 from rayfl import norms, operations
 from rayfl.axes import Axis, Layout, axes_of, layout_of, size_at
+from rayfl.joined import parameters_of
 from rayfl.operations import Convention
-from rayfl.tensors import Params, as_vector
+from rayfl.tensors import Params, as_vector, end_to_end
 
 if TYPE_CHECKING:
     from rayfl.models.base import Model
@@ -157,14 +158,21 @@ def resident(net: Net, device: torch.device) -> nn.Module:
 
 @torch.no_grad()
 def load(module: nn.Module, params: Params) -> None:
-    """Copies parameters into the module's own storage (never aliases: a payload is shared memory)."""
-    for name, parameter in module.named_parameters():
-        parameter.copy_(params[name])
+    """Copies parameters into the module's own storage (never aliases: a payload is shared memory), in one go where they
+    lie end to end in both."""
+    parameters = parameters_of(module)
+    places, given = list(parameters.values()), [params[name] for name in parameters]
+    target, source = (end_to_end(t) if t else None for t in (places, given))
+    if target is not None and source is not None:
+        target.copy_(source)
+    else:
+        for place, t in zip(places, given, strict=True):
+            place.copy_(t)
 
 
 def params_of(module: nn.Module) -> Params:
     """The module's parameters, detached; they share its memory."""
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return {name: parameter.detach() for name, parameter in parameters_of(module).items()}
 
 
 def check_axes(net: Net, narrow: float = 0.5) -> None:

@@ -82,6 +82,16 @@ def static_norms(module: nn.Module) -> dict[str, StaticBatchNorm]:
     return {path: m for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)}
 
 
+def by_batch(module: nn.Module) -> bool:
+    """Whether samples of a batch meet while the network trains: it has batch norms, ours or torch's."""
+    return any(isinstance(m, (StaticBatchNorm, nn.modules.batchnorm._BatchNorm)) for m in module.modules())
+
+
+def is_tracked(module: nn.Module) -> bool:
+    """Whether it is inside `tracked` with statistics."""
+    return any(norm.running for norm in static_norms(module).values())
+
+
 def collect(module: nn.Module, batches: Iterable[torch.Tensor]) -> Params:
     """Sums of the inputs of every static norm over `batches` of [B, ...]: path -> [6, C] float64, rows
     (n, sum x, sum x^2; batches, sum of batch means, sum of unbiased batch variances).

@@ -1,9 +1,9 @@
 """Local training: plain functions on tensors and modules, shared by all methods."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,6 @@ from torch import nn
 from torch.backends import mkldnn
 
 from rayfl.config import Config
-from rayfl.tensors import Params, as_vector
 
 Rate = float | Callable[[int], float]
 """The learning rate of a round, or of each of its steps, counted from 0."""
@@ -39,6 +38,9 @@ class Training(Config):
     """L2 on every parameter, norms and biases too."""
     clip: float | None = Field(default=None, gt=0)
     """Largest global L2 norm of the gradient, at every step."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Of multiplications and convolutions; parameters, gradients and sums are float32. tf32: 10 bits of a factor's
+    mantissa, on GPUs that have it, elsewhere as fp32. bf16: autocast, on the CPU too."""
     milestones: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Rounds from which the rate is multiplied by `decay` once more: felt in the first round after the
     milestone's (HeteroFL steps its schedule after a round)."""
@@ -67,11 +69,18 @@ class Training(Config):
         """Whether a step may move a parameter whose gradient is 0."""
         return bool(self.momentum or self.weight_decay or self.optimizer != "sgd")
 
-    def new_optimizer(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    @property
+    def update_rule(self) -> tuple[str, float, tuple[float, float], float]:
+        """What an optimizer is made of, but for its rate."""
+        return self.optimizer, self.momentum, self.betas, self.weight_decay
+
+    def new_optimizer(self, parameters: Sequence[nn.Parameter], lr: float | torch.Tensor) -> torch.optim.Optimizer:
+        """One whose rate is read from a tensor at every step can be recorded on a GPU."""
         if self.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, lr, self.betas, weight_decay=self.weight_decay, fused=True)
+        recorded = isinstance(lr, torch.Tensor) and lr.is_cuda
+        return kind(parameters, lr, self.betas, weight_decay=self.weight_decay, fused=True, capturable=recorded)
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round, counted from 0, before warm-up and cosine."""
@@ -145,106 +154,31 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float)
 
 
 @contextmanager
-def kernels(macs: int, batch_size: int) -> Iterator[None]:
-    """torch's own convolutions inside, on a CPU, where a step has so few multiply-adds that oneDNN's take longer to
-    prepare than to compute; measured with networks of 8x8 to 32x32 pixels. Which ones is a matter of bits, so it
-    depends on the network and on the batch size alone."""
+def kernels(training: Training, macs: int, device: torch.device) -> Iterator[None]:
+    """How a network of so many multiply-adds a sample is computed inside.
+
+    On a CPU by torch's own convolutions where a step has so few multiply-adds that oneDNN's take longer to prepare than
+    to compute; measured with networks of 8x8 to 32x32 pixels. Which ones is a matter of bits, so it depends on the
+    network and on the batch size alone. On a GPU by `training.precision`.
+    """
+    if device.type == "cuda":
+        with _tf32(training.precision == "tf32"):
+            yield
+        return
     before = mkldnn.enabled
-    mkldnn.enabled = before and not (batch_size <= 20 and macs * batch_size <= 600_000)
+    mkldnn.enabled = before and not (training.batch_size <= 20 and macs * training.batch_size <= 600_000)
     try:
         yield
     finally:
         mkldnn.enabled = before
 
 
-def fit(
-    module: nn.Module,
-    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
-    loss: Loss,
-    training: Training,
-    lr: Rate,
-    adjust: Callable[[nn.Module], None] | None = None,
-    project: Callable[[nn.Module], None] | None = None,
-    momentum: Params | None = None,
-) -> dict[str, float]:
-    """Trains a module in place and returns sums: train_loss (over samples), train_samples, steps.
-
-    `adjust` may change the gradients after the backward pass and before clipping (a proximal term, a control
-    variate); `project` the parameters after every step (bounds). `momentum`: SGD's by parameter name, to start from,
-    and replaced by what is left; without it SGD starts anew.
-    """
-    module.train()
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    for parameter in parameters.values():
-        parameter.grad = None
-    trained, optimizer, total, samples, steps = None, None, 0.0, 0, 0
-    for x, y in batches:
-        if trained is not None:
-            trained.zero_grad()
-        value = loss(module(x), y)
-        value.backward()
-        if adjust is not None:
-            adjust(module)
-        rate = lr(steps) if callable(lr) else lr
-        if trained is None or optimizer is None:
-            trained = _Joined(parameters)
-            optimizer = training.new_optimizer(trained.parameters, rate)
-            trained.set_momentum(optimizer, momentum or {})
-        if training.clip is not None:
-            nn.utils.clip_grad_norm_(trained.parameters, training.clip)
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.step()
-        if project is not None:
-            project(module)
-        total += value.detach() * len(y)
-        samples += len(y)
-        steps += 1
-    if momentum is not None and trained is not None and optimizer is not None:
-        momentum |= trained.momentum(optimizer)
-    return {"train_loss": float(total), "train_samples": samples, "steps": steps}
-
-
-class _Joined:
-    """A module's parameters after a first backward pass, joined to one vector, because a step on many small tensors
-    takes several times as long. Those without a gradient stay alone: optimizers pass them over until they have one."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter]):
-        self.inside = {name: p for name, p in parameters.items() if p.grad is not None}
-        self.alone = {name: p for name, p in parameters.items() if p.grad is None}
-        self.vector = nn.Parameter(as_vector(list(self.inside.values())))
-        grads = [cast(torch.Tensor, p.grad).reshape(-1) for p in self.inside.values()]
-        self.vector.grad = torch.cat(grads) if grads else torch.zeros(0)
-        for name, grad in self._split(self.vector.grad).items():
-            self.inside[name].grad = grad
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [self.vector, *self.alone.values()]
-
-    def zero_grad(self) -> None:
-        cast(torch.Tensor, self.vector.grad).zero_()
-        for parameter in self.alone.values():
-            parameter.grad = None
-
-    def set_momentum(self, optimizer: torch.optim.Optimizer, given: Params) -> None:
-        """SGD's, by the parameters' names; 0 where there is none."""
-        if not given:
-            return
-        buffer = optimizer.state[self.vector]["momentum_buffer"] = torch.zeros_like(self.vector.data)
-        for name, part in self._split(buffer).items():
-            if name in given:
-                part.copy_(given[name])
-        for name in self.alone.keys() & given.keys():
-            place = self.alone[name].device
-            optimizer.state[self.alone[name]]["momentum_buffer"] = given[name].to(place, copy=True)
-
-    def momentum(self, optimizer: torch.optim.Optimizer) -> Params:
-        """SGD's, by the parameters' names, of those that have moved."""
-        found = {n: optimizer.state[p]["momentum_buffer"] for n, p in self.alone.items() if optimizer.state[p]}
-        state = optimizer.state[self.vector]
-        return found | self._split(state["momentum_buffer"]) if state else found
-
-    def _split(self, vector: torch.Tensor) -> Params:
-        """Views of a vector as the parameters' shapes."""
-        parts = vector.split([p.numel() for p in self.inside.values()])
-        return {name: part.view(p.shape) for (name, p), part in zip(self.inside.items(), parts, strict=True)}
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,9 +18,9 @@ ROOT = Path(rayfl.__file__).parent
 LAYERS = (
     ("plain", "seeds", "tensors", "bitcodes", "metrics", "termination", "engine.memory"),
     ("config",),
-    ("norms", "clients", "listeners", "engine.files", "engine.locks", "engine.plugins"),
+    ("norms", "joined", "graphs", "clients", "listeners", "engine.files", "engine.locks", "engine.plugins"),
     ("axes", "operations", "server", "data", "training"),
-    ("net",),
+    ("net", "steps"),
     ("submodel",),
     ("models", "fold"),
     ("costs", "transforms", "engine.carries"),

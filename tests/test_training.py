@@ -11,7 +11,8 @@ from rayfl.data.goal import Classes
 from rayfl.data.images import Images
 from rayfl.data.samples import ClientData
 from rayfl.seeds import torch_generator
-from rayfl.training import Training, answered, divergence, every_exit, fit, mask_logits
+from rayfl.steps import fit
+from rayfl.training import Training, answered, divergence, every_exit, mask_logits
 
 # --- the schedule ---
 

@@ -122,12 +122,14 @@ SCORES_KIND = Kind("score", Score, SCORES, "rayfl.scores")
 
 
 class Goal(ABC):
-    """What is learned from samples: a loss, the scores, and the labels that say who gets which samples."""
+    """What is learned from samples: a loss, the scores, and the labels that say who gets which samples. Hashable."""
 
     classes: int
     """How many labels there are: 0 ... classes - 1."""
     scores: tuple[Score, ...]
     """What an evaluation gives."""
+    padding: ClassVar[int | None] = None
+    """A label whose samples count for nothing in the mean of the loss; None: there is none."""
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -144,6 +146,7 @@ class Classes(Goal):
 
     classes: int
     scores: tuple[Score, ...] = (Accuracy(), CrossEntropy())
+    padding: ClassVar[int | None] = -100
 
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, y)

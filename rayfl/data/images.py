@@ -58,7 +58,10 @@ class Images(Prepare):
         batch, channels, height, width = pixels.shape
         # by its strides: `contiguous` leaves images of one channel as they are, and so pooling on its slow path
         x = torch.empty(batch, height, width, channels, device=pixels.device).permute(0, 3, 1, 2)
-        return x.copy_(pixels).div_(self.scale).sub_(mean).div_(std)
+        if channels == 1:
+            return x.copy_(pixels).div_(self.scale).sub_(mean).div_(std)
+        # channel by channel in memory first: numbers of all channels in turn are four times as slow
+        return x.copy_(pixels.to(x.dtype, copy=True).div_(self.scale).sub_(mean).div_(std))
 
     def _augmented(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         if self.crop:

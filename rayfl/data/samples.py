@@ -20,7 +20,7 @@ class Prepare(ABC):
 
     @abstractmethod
     def whole(self, samples: Samples) -> Samples:
-        """What is done once to all samples of a visit, before they are picked for batches."""
+        """What is done to samples before they are cut into batches: to every sample by itself."""
 
     @abstractmethod
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
@@ -54,15 +54,20 @@ class ClientData:
 
     def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """So many shuffled, augmented training batches; the last batch of an epoch may be smaller."""
-        samples = self.prepare.whole(self.samples)
         while steps:
-            order = torch.randperm(len(self), generator=generator).to(self.device)
-            for picked in order.split(batch_size)[:steps]:
-                yield self.prepare.batch({name: t[picked] for name, t in samples.items()}, generator)
+            # an epoch's samples are picked at once, and as they are stored, because that is little memory to move
+            order = torch.randperm(len(self), generator=generator)[: steps * batch_size].to(self.device)
+            shuffled = self.prepare.whole({name: t.index_select(0, order) for name, t in self.samples.items()})
+            for start in range(0, len(order), batch_size):
+                yield self.prepare.batch(_rows(shuffled, start, batch_size), generator)
                 steps -= 1
 
     def in_order(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """All samples once, in order: as for evaluation, or augmented by a generator's draws."""
         for start in range(0, len(self), batch_size):
-            samples = {name: t[start : start + batch_size] for name, t in self.samples.items()}
+            samples = _rows(self.samples, start, batch_size)
             yield self.prepare.batch(self.prepare.whole(samples), generator)
+
+
+def _rows(samples: Samples, start: int, count: int) -> Samples:
+    return {name: t[start : start + count] for name, t in samples.items()}

@@ -22,11 +22,12 @@ from rayfl.data.samples import ClientData
 from rayfl.fold import Carry, Fold, State, Update
 from rayfl.methods.contract import Contract
 from rayfl.models.base import Model
-from rayfl.net import Net
+from rayfl.net import Net, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
+from rayfl.steps import Objective, fit
 from rayfl.submodel import Selection
 from rayfl.tensors import Params
-from rayfl.training import Answer, Fill, Loss, Training, fit, kernels, mask_logits
+from rayfl.training import Answer, Fill, Loss, Training, kernels
 
 Payload = dict
 """What travels down to a client: group -> name -> tensor, counted in bytes. Read only on the worker."""
@@ -170,11 +171,8 @@ class Method(Named, ABC):
 
     def loss(self, visit: Visit) -> Loss:
         """A client's loss: the task's own, with the logits of classes that the client does not have masked."""
-        goal = visit.data.goal
-        if self.mask == "none":
-            return goal.loss
-        present = visit.data.present
-        return lambda logits, y: goal.loss(mask_logits(logits, present, self.mask), y)
+        data = visit.data
+        return Objective(data.goal, self.mask, None if self.mask == "none" else data.present)
 
     @abstractmethod
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -200,17 +198,19 @@ class Method(Named, ABC):
         project: Callable[[nn.Module], None] | None = None,
         momentum: Params | None = None,
     ) -> dict[str, float]:
-        """Steps on the client's loss, in place; the metrics of `training.fit`, which says what the last three are.
+        """Steps on the client's loss, in place; the metrics of `steps.fit`, which says what the last three are.
 
         `training` in place of the task's, but at the task's learning rates.
         """
         training, data = training or self.task.training, visit.data
         rate = self.task.training.rate(visit.round, len(data))
-        tiny = kernels(visit.net.macs, training.batch_size)
-        with tiny, torch_scope(stream(visit.seed, "dropout"), data.device):
+        # a module of the client's own would be recorded for it alone
+        static = data.device.type == "cuda" and module is resident(visit.net, data.device)
+        ours = kernels(training, visit.net.macs, data.device)
+        with ours, torch_scope(stream(visit.seed, "dropout"), data.device):
             steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
             batches = data.batches(steps, training.batch_size, generator)
-            return fit(module, batches, self.loss(visit), training, rate, adjust, project, momentum)
+            return fit(module, batches, self.loss(visit), training, rate, adjust, project, momentum, static)
 
     def weight_of(self, data: ClientData) -> float:
         """The client's weight."""

@@ -47,10 +47,11 @@ Departures:
     `bytes_down` and `bytes_up` count.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import AfterValidator, Field, model_validator
@@ -61,6 +62,7 @@ from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.fold import Carry, Fold, State, Update
+from rayfl.joined import parameters_of
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.net import Net, load, params_of, resident
@@ -303,18 +305,44 @@ class Pruned(nn.Module):
         self.paths = list(thresholds)
         self.gates: list[torch.Tensor] = []
         """1 for the rows that the last forward pass ran on, else 0, by layer."""
+        layers = {path: whole.get_submodule(path) for path in self.paths}
+        self.linears = {path: layer for path, layer in layers.items() if type(layer) is nn.Linear}
+        """Layers that have fewer outputs than weights: there p (w x + b) in place of (p w) x + p b."""
         self.resets = torch.zeros((), dtype=torch.int64, device=device)
         """How often a layer's thresholds started again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        params: Params = dict(self.whole.named_parameters())
-        gates = [self._gate(self.weight(path), tau) for path, tau in zip(self.paths, self.thresholds, strict=True)]
-        self.gates = [gate.detach() for gate in gates]
-        for path, gate in zip(self.paths, gates, strict=True):
-            for name in (f"{path}.weight", f"{path}.bias"):
-                if name in params:
-                    params[name] = params[name] * _rows(gate, params[name])
-        return functional_call(self.whole, params, (x,))
+        gates = {
+            path: self._gate(self.weight(path), tau) for path, tau in zip(self.paths, self.thresholds, strict=True)
+        }
+        self.gates = [gate.detach() for gate in gates.values()]
+        out, reached = self._run(gates, x)
+        if reached != self.linears.keys():
+            # a layer whose weights somebody else multiplies by, as attention does
+            self.linears = {path: layer for path, layer in self.linears.items() if path in reached}
+            out, _ = self._run(gates, x)
+        return out
+
+    def _run(self, gates: Params, x: torch.Tensor) -> tuple[torch.Tensor, set[str]]:
+        """The logits, and the layers whose outputs were pruned."""
+        reached: set[str] = set()
+
+        def prune(path: str, layer: nn.Module, given: Any, out: torch.Tensor) -> torch.Tensor:
+            reached.add(path)
+            return out * gates[path]
+
+        own = parameters_of(self.whole)
+        params: Params = {}
+        for path, gate in gates.items():
+            for name in () if path in self.linears else (f"{path}.weight", f"{path}.bias"):
+                if name in own:
+                    params[name] = own[name] * _rows(gate, own[name])
+        hooks = [layer.register_forward_hook(functools.partial(prune, path)) for path, layer in self.linears.items()]
+        try:
+            return functional_call(self.whole, params, (x,)), reached
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _gate(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
         """S(mu - tau) of every row: [rows], with the estimator's gradient. Thresholds of an empty layer become 0."""

@@ -91,6 +91,25 @@ def test_gradients_by_hand(w_grad, expected):
     torch.testing.assert_close(by_threshold, -(G * W).sum(1))
 
 
+def test_a_layer_whose_weights_somebody_else_multiplies_by_is_pruned_as_any_other():
+    """Its own forward pass, whose outputs would be pruned, is never called."""
+
+    class ByHand(nn.Module):
+        def __init__(self, w):
+            super().__init__()
+            self.layer = nn.Linear(w.shape[1], w.shape[0], bias=False)
+            self.layer.weight.data.copy_(w)
+
+        def forward(self, x):
+            return F.linear(x, self.layer.weight)
+
+    expected, found = one_layer(), Pruned(SpaFL(), ByHand(W), {"layer": TAU})
+    x = torch.eye(3)
+    torch.testing.assert_close(found(x), expected(x), rtol=0, atol=0)
+    for a, b in zip(gradients(found), gradients(expected), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_official_step_gives_thresholds_nothing_near_them(seed):
     """1[|mu - tau| > 1]: nothing, but for thresholds that are far away."""

@@ -1,0 +1,288 @@
+"""What a small client's step takes on a GPU: one launch after another, or recorded as one CUDA graph.
+
+    python scripts/bench_gpu.py             # on a CUDA device; some ten minutes
+    python scripts/bench_gpu.py --dry-run   # the same code on a CPU with tiny networks: nothing in it is a measurement
+
+It was never run on a GPU. First it checks that recorded steps are the others to the bit, and that a batch that is
+filled up is the smaller one but for the order of sums. Then it prints microseconds of a step and of a change of
+clients, by network, batch size and way, and clients a second of several processes on one device.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peers.timing import in_turns
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from rayfl.data.goal import Classes
+from rayfl.models import MODELS
+from rayfl.net import Net, load, params_of, resident
+from rayfl.steps import Objective, Steps, fit, static_steps
+from rayfl.tensors import Params, as_vector
+from rayfl.training import Training, kernels
+
+GOAL, LR, TOGETHER = Classes(10), 0.01, 8
+OBJECTIVE = Objective(GOAL, "none", None)
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    nets: Mapping[str, Net]
+    batches: tuple[int, ...]
+    processes: tuple[int, ...]
+    steps: int
+    """A turn."""
+    turns: int
+    clients: int
+    """Of a process."""
+
+
+FAMILIES: Any = MODELS
+RESNET = FAMILIES["resnet18"](input=(3, 32, 32))
+FULL = Scale(
+    {
+        "mcmahan_cnn": Net(FAMILIES["mcmahan_cnn"]()),
+        "resnet18": Net(RESNET),
+        "resnet18, 1/2": Net(RESNET, 1 / 2),
+        "resnet18, 1/8": Net(RESNET, 1 / 8),
+    },
+    (10, 20, 50),
+    (1, 2, 3, 4, 8),
+    50,
+    5,
+    40,
+)
+DRY = Scale(
+    {
+        "digits_cnn": Net(FAMILIES["digits_cnn"](), 1 / 16),
+        "group norm": Net(FAMILIES["digits_cnn"](norm="group"), 1 / 4),
+    },
+    (4,),
+    (1, 2),
+    2,
+    1,
+    2,
+)
+
+
+def batch_of(net: Net, size: int, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs [B, C, H, W] whose channels are last in memory, as `Images` leaves them, and labels [B]."""
+    generator = torch.Generator().manual_seed(seed)
+    channels, height, width = net.model.input  # pyright: ignore[reportAttributeAccessIssue]
+    x = torch.randn(size, height, width, channels, generator=generator).permute(0, 3, 1, 2)
+    return x.to(device), torch.randint(10, (size,), generator=generator).to(device)
+
+
+# ways to step
+
+
+def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
+    """Name -> what makes one step; each has a network of its own."""
+    batch, training = batch_of(net, size, device), Training(batch_size=size)
+
+    def plain(**options: Any) -> Step:
+        module = net.build().to(device)
+        optimizer = torch.optim.SGD(module.parameters(), LR, **options)
+        return lambda: step_of(module, optimizer, batch)
+
+    eager = Steps(net.build().to(device), OBJECTIVE, training)
+    recorded = static_steps(net.build().to(device), OBJECTIVE, training)
+    found = {
+        "SGD, tensor by tensor": plain(foreach=False),
+        "SGD, foreach": plain(foreach=True),
+        "SGD, fused": plain(fused=True),
+        "rayfl, not recorded": lambda: eager.run(*batch, LR),
+        "rayfl, recorded": lambda: recorded.run(*batch, LR),
+        f"vmap of {TOGETHER}, a client": together(net.build().to(device), batch)[0],
+    }
+    if device.type == "cuda":
+        module = net.build().to(device)
+        compiled, optimizer = torch.compile(module, mode="reduce-overhead"), torch.optim.SGD(module.parameters(), LR)
+        found["compile, reduce-overhead"] = lambda: step_of(compiled, optimizer, batch)
+    return found
+
+
+def step_of(module: Callable, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(module(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+def together(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
+    """What makes a step of equal clients at once, and their parameters, [clients, ...] each."""
+    module.train()
+    params, _ = stack_module_state([module] * TOGETHER)
+    params = {name: t.detach() for name, t in params.items()}
+    x, y = (t.expand(TOGETHER, *t.shape) for t in batch)
+
+    def loss(own: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(functional_call(module, own, (x,)), y)
+
+    gradients = vmap(grad(loss))
+
+    def step() -> None:
+        found = gradients(params, x, y)
+        for name, t in params.items():
+            t.add_(found[name], alpha=-LR)
+
+    return step, params
+
+
+# checks
+
+
+def check(net: Net, size: int, device: torch.device) -> dict[str, float]:
+    """Largest differences of parameters after a client of full batches, which must be 0, and of one whose last batch is
+    smaller. An AssertionError says which network breaks its bound."""
+    training, start = Training(batch_size=size), params_of(net.build())
+    whole = [batch_of(net, size, device, seed) for seed in range(5)]
+    found = {}
+    for name, batches, bound in (
+        ("recorded", whole, 0.0),
+        ("filled up", [*whole, batch_of(net, size // 2, device, 9)], 1e-4),
+    ):
+        ends = []
+        for static in (False, True):
+            module = net.build().to(device)
+            # the first client records, the second replays
+            for _ in range(2):
+                load(module, start)
+                fit(module, batches, OBJECTIVE, training, LR, static=static)
+            ends.append(as_vector(list(module.parameters())).clone())
+        found[name] = float((ends[0] - ends[1]).abs().max())
+        assert found[name] <= bound, f"{net.model.name} at width {net.width:g}, {name}: {found[name]:g} over {bound:g}"
+    return found
+
+
+# measuring
+
+
+def seconds_a_step(step: Step, steps: int, device: torch.device) -> Callable[[], float]:
+    for _ in range(5):
+        step()
+
+    def turn() -> float:
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(steps):
+            step()
+        _wait(device)
+        return (time.perf_counter() - started) / steps
+
+    return turn
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rows_of(name: str, net: Net, size: int, scale: Scale, device: torch.device) -> dict[str, Any]:
+    """Microseconds."""
+    contenders = {way: seconds_a_step(step, scale.steps, device) for way, step in ways(net, size, device).items()}
+    module, payload = net.build().to(device), params_of(net.build())
+    contenders["change of clients"] = seconds_a_step(lambda: load(module, payload), scale.steps, device)
+    found = {way: statistics.median(turns) * 1e6 for way, turns in in_turns(contenders, scale.turns).items()}
+    found[f"vmap of {TOGETHER}, a client"] /= TOGETHER
+    found["recorded: times as fast"] = found["rayfl, not recorded"] / found["rayfl, recorded"]
+    return {"network": name, "batch": size} | found
+
+
+def serve(net: Net, clients: int, device: torch.device) -> None:
+    """A process of several: trains clients of 30 steps of batch 20 whenever it reads a line, and answers one."""
+    batches, training = [batch_of(net, 20, device)] * 30, Training(batch_size=20)
+    module, start = resident(net, device), params_of(net.build())
+
+    def client() -> None:
+        load(module, start)
+        fit(module, batches, OBJECTIVE, training, LR, static=True)
+
+    client()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        for _ in range(clients):
+            client()
+        print("done", flush=True)
+
+
+def clients_a_second(name: str, count: int, scale: Scale, options: list[str]) -> float:
+    """Of so many processes on one device, all at once."""
+    command = [sys.executable, __file__, *options, "--serve", name]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+    ]
+    try:
+        for child in children:
+            _heard(child)
+        started = time.perf_counter()
+        for child in children:
+            print(file=child.stdin, flush=True)
+        for child in children:
+            _heard(child)
+        return count * scale.clients / (time.perf_counter() - started)
+    finally:
+        for child in children:
+            child.communicate()
+
+
+def _heard(child: subprocess.Popen) -> None:
+    assert child.stdout
+    if not child.stdout.readline():
+        raise RuntimeError("a process ended before its clients were trained; what it said is above")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="on a CPU, with tiny networks")
+    parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32", help="of multiplications (fp32)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not (options.dry_run or torch.cuda.is_available()):
+        sys.exit("bench_gpu.py: torch finds no CUDA device; allowed: a machine with one, or --dry-run on a CPU")
+    device, scale = torch.device("cpu" if options.dry_run else "cuda"), DRY if options.dry_run else FULL
+    torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    with kernels(Training(precision=options.precision, batch_size=50), 10**9, device):
+        if options.serve:
+            serve(scale.nets[options.serve], scale.clients, device)
+            return
+        checks = [{"network": name} | check(net, 20, device) for name, net in scale.nets.items()]
+        steps = [rows_of(name, net, size, scale, device) for name, net in scale.nets.items() for size in scale.batches]
+    given = sys.argv[1:]
+    several = [
+        {"network": name} | {f"{k} processes": clients_a_second(name, k, scale, given) for k in scale.processes}
+        for name in scale.nets
+    ]
+    found = {"largest differences": checks, "microseconds": steps, "clients a second": several}
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for rows in found.values():
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()

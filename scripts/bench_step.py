@@ -1,0 +1,229 @@
+"""What a client's steps take, in three tables of ratios: tiny networks, masks, and widths.
+
+    python scripts/bench_step.py                         # all three
+    python scripts/bench_step.py --against ../older      # tiny networks also beside those of another checkout
+
+A row is a whole visit of one client, `method.local_update`: weights in, batches, steps, answer. It is measured in
+seconds of one core's time and not of the clock, so that other work on the machine matters less. What is compared takes
+turns, and ratios are medians over turns. One thread.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse  # noqa: E402
+import functools  # noqa: E402
+import json  # noqa: E402
+import statistics  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable, Iterator, Mapping  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
+from dataclasses import dataclass, replace  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from peers.timing import in_turns, ratios  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from rayfl import costs  # noqa: E402
+from rayfl.data.goal import Classes  # noqa: E402
+from rayfl.data.images import Images  # noqa: E402
+from rayfl.data.samples import ClientData  # noqa: E402
+from rayfl.engine.memory import keep_freed_memory  # noqa: E402
+from rayfl.methods import METHODS  # noqa: E402
+from rayfl.methods.base import Client, Task, Visit  # noqa: E402
+from rayfl.models import MODELS  # noqa: E402
+from rayfl.net import Net  # noqa: E402
+from rayfl.tensors import pack, unpack  # noqa: E402
+from rayfl.training import Training  # noqa: E402
+
+LETTERS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
+"""HeteroFL's five widths."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A client's visit."""
+
+    method: str
+    model: str
+    width: float = 1.0
+    steps: int = 10
+    batch_size: int = 20
+    input: tuple[int, int, int] | None = None
+    """Channels, height and width of an image, if not the model's own default."""
+    spans: float = 0.02
+    """Seconds that a turn takes at least."""
+
+    def visit(self) -> tuple[Callable[[], Any], float]:
+        """What trains the client, and the floating point operations that it trains with."""
+        given: dict[str, Any] = {"input": self.input} if self.input else {}
+        model: Any = MODELS[self.model](**given)
+        capacities = sorted({1.0, self.width}, reverse=True)
+        training = Training(steps=self.steps, batch_size=self.batch_size, lr=0.01)
+        task = Task(model, training, {c: Net(model, c) for c in capacities}, 1.0, clients=10)
+        method = METHODS[self.method]().bind(task)
+        state, client = method.init(), Client(0, self.width, 0)
+        selection = method.select(state, client)
+        generator = torch.Generator().manual_seed(0)
+        samples = self.steps * self.batch_size
+        pixels = torch.randint(256, (samples, *model.input), generator=generator).byte()
+        labels = torch.randint(model.classes, (samples,), generator=generator)
+        data = ClientData({"x": pixels, "y": labels}, Images(mean=(0.3,) * model.input[0], std=(0.3,)), Classes(10))
+        visit = Visit(client, selection, data, None, 7)
+        payload = unpack(pack(method.extract(state, selection)))
+        # a client's first visit draws what it starts from
+        visit = replace(visit, carry=method.local_update(payload, visit).carries.get(client.id))
+
+        def train() -> Any:
+            return method.local_update(payload, visit)
+
+        return train, costs.training_flops(selection.net, samples)
+
+    def seconds(self) -> Callable[[], float]:
+        """What says how long a visit takes: the mean of as many as a turn has."""
+        train, _ = self.visit()
+
+        def turn() -> float:
+            visits, started = 0, time.process_time()
+            while (spent := time.process_time() - started) < self.spans or not visits:
+                train()
+                visits += 1
+            return spent / visits
+
+        return turn
+
+
+TINY = {
+    f"width {name}, {steps} step{'s' * (steps > 1)}": Case("heterofl", "digits_cnn", width, steps, spans=0.2)
+    for name, width in (("1", 1.0), ("1/8", 1 / 8), ("1/16", 1 / 16))
+    for steps in (1, 10)
+}
+MASKS = {
+    f"{model}, {method}": Case(method, model, width)
+    for model in ("digits_cnn", "mcmahan_cnn")
+    for method, width in (("fedavg", 1.0), ("pruning_greedy", 0.5), ("fiarse", 0.5), ("spafl", 1.0))
+}
+WIDTHS = {f"mcmahan_cnn, {letter}": Case("heterofl", "mcmahan_cnn", width) for letter, width in LETTERS.items()} | {
+    f"preact_resnet18, {letter}": Case("heterofl", "preact_resnet18", width, 2, 10, (3, 32, 32))
+    for letter, width in LETTERS.items()
+}
+
+
+# tables
+
+
+def tiny(turns: int, against: Path | None) -> dict[str, dict[str, float]]:
+    """By row: microseconds a step, clients a second, and how many times as long as in the other checkout."""
+    with elsewhere(against) as there:
+        found = in_turns(here() | {f"{name}, there": turn for name, turn in there.items()}, turns)
+    rows = {}
+    for name, case in TINY.items():
+        visit = statistics.median(found[name])
+        rows[name] = {"us a step": visit / case.steps * 1e6, "clients/s": 1 / visit}
+        if there:
+            rows[name]["times the other's"] = statistics.median(ratios(found[name], found[f"{name}, there"]))
+    return rows
+
+
+def here() -> dict[str, Callable[[], float]]:
+    return {name: case.seconds() for name, case in TINY.items()}
+
+
+@contextmanager
+def elsewhere(folder: Path | None) -> Iterator[dict[str, Callable[[], float]]]:
+    """The rows of the first table as the rayfl in another folder runs them, in a process of its own."""
+    if folder is None:
+        yield {}
+        return
+    command = [sys.executable, __file__, "--serve"]
+    environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+
+        def ask(name: str) -> float:
+            assert child.stdin and child.stdout
+            print(name, file=child.stdin, flush=True)
+            return float(child.stdout.readline())
+
+        yield {name: functools.partial(ask, name) for name in TINY}
+        child.communicate()
+
+
+def serve() -> None:
+    """Answers the seconds of the rows that it reads the names of."""
+    sides = here()
+    for line in sys.stdin:
+        print(sides[line.strip()](), flush=True)
+
+
+def masks(turns: int) -> dict[str, dict[str, float]]:
+    """By row: microseconds a step, and how many times FedAvg's."""
+    found = in_turns({name: case.seconds() for name, case in MASKS.items()}, turns)
+    return {
+        name: {
+            "us a step": statistics.median(seconds) / MASKS[name].steps * 1e6,
+            "times FedAvg's": statistics.median(ratios(seconds, found[f"{MASKS[name].model}, fedavg"])),
+        }
+        for name, seconds in found.items()
+    }
+
+
+def widths(turns: int) -> dict[str, dict[str, float]]:
+    """By row: milliseconds a step, beside the largest network's; the share of its operations; the one over the other.
+    The mix of all five is what a cohort of them costs beside one of the largest."""
+    found = in_turns({name: case.seconds() for name, case in WIDTHS.items()}, turns)
+    rows = {}
+    for model in dict.fromkeys(case.model for case in WIDTHS.values()):
+        seconds = {letter: found[f"{model}, {letter}"] for letter in LETTERS}
+        flops = {letter: WIDTHS[f"{model}, {letter}"].visit()[1] for letter in LETTERS}
+        seconds["mix"] = [statistics.mean(turn) for turn in zip(*seconds.values(), strict=True)]
+        flops["mix"] = statistics.mean(flops.values())
+        for letter, taken in seconds.items():
+            times, share = statistics.median(ratios(taken, seconds["a"])), flops[letter] / flops["a"]
+            rows[f"{model}, {letter}"] = {
+                "ms a step": statistics.median(taken) / WIDTHS[f"{model}, a"].steps * 1e3,
+                "times a's": times,
+                "share of a's operations": share,
+                "over its share": times / share,
+            }
+    return rows
+
+
+def show(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
+    columns = next(iter(rows.values()))
+    table = Table(title, *columns)
+    for name, row in rows.items():
+        table.add_row(name, *(f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    tables = ("tiny", "masks", "widths")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", choices=tables, help="one table")
+    parser.add_argument("--turns", type=int, default=9, help="turns that count (9)")
+    parser.add_argument("--against", type=Path, help="a folder with another checkout, as recent as 0.5.0")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    if options.serve:
+        serve()
+        return
+    found: dict[str, Any] = {}
+    for name in [options.only] if options.only else tables:
+        found[name] = tiny(options.turns, options.against) if name == "tiny" else globals()[name](options.turns)
+        if not options.json:
+            show(name, found[name])
+    if options.json:
+        print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The benches of steps run, their checks hold, and their ratios are what they say."""
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path.cwd() / "scripts"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Imports a script by its name."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    yield importlib.import_module
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("peers", "bench_gpu", "bench_step")]:
+        del sys.modules[name]
+
+
+def test_recorded_steps_are_measured_beside_the_others_on_a_cpu(bench):
+    gpu = bench("bench_gpu")
+    for name, net in gpu.DRY.nets.items():
+        assert gpu.check(net, 4, CPU)["recorded"] == 0
+        row = gpu.rows_of(name, net, 4, replace(gpu.DRY, steps=1), CPU)
+        assert row["recorded: times as fast"] == row["rayfl, not recorded"] / row["rayfl, recorded"] > 0
+
+
+def test_clients_together_train_as_each_alone(bench):
+    """vmap's step against SGD's, from the same parameters; the sums are in another order."""
+    gpu = bench("bench_gpu")
+    net, module = gpu.DRY.nets["group norm"], gpu.DRY.nets["group norm"].build()
+    batch, before = gpu.batch_of(net, 4, CPU), [p.detach().clone() for p in module.parameters()]
+    step, params = gpu.together(module, batch)
+    step()
+    gpu.step_of(module, torch.optim.SGD(module.parameters(), gpu.LR), batch)
+    for p, own, was in zip(module.parameters(), params.values(), before, strict=True):
+        assert not torch.equal(p, was)
+        torch.testing.assert_close(own, p.detach().expand_as(own), rtol=0, atol=1e-6)
+
+
+def test_without_a_gpu_the_bench_says_what_is_allowed(bench, monkeypatch):
+    gpu = bench("bench_gpu")
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert str(ended.value) == (
+        "bench_gpu.py: torch finds no CUDA device; allowed: a machine with one, or --dry-run on a CPU"
+    )
+
+
+def test_the_mix_of_widths_is_their_mean_over_the_largest(bench, monkeypatch):
+    """With seconds that are the operations, all is as large as its share."""
+    step = bench("bench_step")
+    monkeypatch.setattr(step, "WIDTHS", {name: c for name, c in step.WIDTHS.items() if c.model == "mcmahan_cnn"})
+    monkeypatch.setattr(step.Case, "seconds", lambda case: lambda: case.visit()[1])
+    rows = step.widths(1)
+    assert list(rows) == [f"mcmahan_cnn, {letter}" for letter in (*step.LETTERS, "mix")]
+    assert [row["over its share"] for row in rows.values()] == pytest.approx([1] * 6)
+    shares = [row["times a's"] for row in rows.values()]
+    assert shares[0] == 1 and shares[-1] == pytest.approx(sum(shares[:-1]) / 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [["bench_gpu.py", "--dry-run"], ["bench_step.py", "--turns", "1", "--only", "tiny", "--against", str(Path.cwd())]],
+    ids=lambda command: command[0],
+)
+def test_the_commands_print_what_they_found(command):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / command[0]), *command[1:], "--json"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    if command[0] == "bench_gpu.py":
+        assert all(row["recorded"] == 0 for row in found["largest differences"])
+        assert all(row["1 processes"] > 0 for row in found["clients a second"])
+    else:
+        assert all(row["times the other's"] > 0 for row in found["tiny"].values())
