@@ -1,13 +1,15 @@
-"""Clients that fail on purpose, once or always."""
+"""Clients that fail on purpose, once or always, and a run that waits for none of them."""
 
 import os
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from helpers import PersonalHead
 
 from rayfl.config import ConfigError
+from rayfl.engine import pool
+from rayfl.listeners import Listener
 
 
 class Faulty(PersonalHead):
@@ -42,3 +44,14 @@ class Faulty(PersonalHead):
         if self.fault == "refuse":
             raise ConfigError("method.client: given a client; allowed: nobody")
         raise ArithmeticError("on purpose")
+
+
+class Impatient(Listener):
+    """A job of the run is given to somebody else after some seconds: in the server's process, which it is sent to."""
+
+    seconds: float
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        pool.FIRST_SECONDS = self.seconds
+        pool.RayPool.__init__.__kwdefaults__["deadline"] = self.seconds
