@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -32,8 +32,10 @@ from rayfl.termination import kept
 ROOM_SECONDS = 120.0
 GROWTH_SECONDS = 1800.0
 """How long an autoscaled cluster may take to grow."""
-GCS_SECONDS = 2.0
-"""How often a waiting driver looks whether its GCS lives."""
+LOOK_SECONDS = 2.0
+"""How often a waiting driver looks whether its Ray lives."""
+VITAL = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
+"""What no Ray of one's own goes on without, and what it is called."""
 STARTS = 3
 """How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
 PORT_SECONDS = "120"
@@ -194,27 +196,32 @@ def is_own(address: str | None) -> bool:
     return (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
 
-def require_gcs() -> None:
-    """An error where the GCS of one's own cluster has died: within a minute Ray's core would end this process, and
-    nobody could say why."""
-    if _gcs_is_dead():
-        raise RuntimeError(
-            "Ray's control process (gcs_server) died; the same command with --resume goes on from the last checkpoint"
-        )
+def require_ray() -> None:
+    """An error where one's own cluster has died: within a minute Ray's core would end this process, and nobody could
+    say why."""
+    for name in _dead():
+        raise RuntimeError(f"Ray's {name} died; the same command with --resume goes on from the last checkpoint")
 
 
-def _gcs_is_dead() -> bool:
+def _dead() -> list[str]:
+    """Which vital processes of one's own cluster died."""
     node = ray._private.worker._global_node  # pyright: ignore
-    return node is not None and any(kind == "gcs_server" for kind, _ in node.dead_processes())
+    return [] if node is None else [VITAL[kind] for kind, _ in node.dead_processes() if kind in VITAL]
 
 
 def get(ref: Any) -> Any:
     """What a call answers. What a user did wrong is raised as the one sentence that it is, without Ray's traceback."""
     try:
+        while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
+            require_ray()
         return ray.get(ref)
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError):
             raise ConfigError(str(error.cause)) from None
+        raise
+    except RayError:
+        # its actors end with it, and may be noticed first
+        require_ray()
         raise
 
 
@@ -225,11 +232,8 @@ class Remote:
         self.server = server
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line]:
-        require_gcs()
-        answer = self.server.step.remote(seconds)
-        while not ray.wait([answer], timeout=GCS_SECONDS)[0]:
-            require_gcs()
-        return get(answer)
+        require_ray()
+        return get(self.server.step.remote(seconds))
 
     def save(self, folder: Path) -> None:
         get(self.server.save.remote(str(folder)))
@@ -277,7 +281,7 @@ def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[Pla
         yield group, places
     finally:
         # that would wait for it
-        if not _gcs_is_dead():
+        if not _dead():
             with suppress(Exception):
                 remove_placement_group(group)
 
