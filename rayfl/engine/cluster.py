@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ from rayfl.experiment import Experiment
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line
 from rayfl.tensors import unpack
-from rayfl.termination import kept
+from rayfl.termination import deaf, kept
 
 ROOM_SECONDS = 120.0
 GROWTH_SECONDS = 1800.0
@@ -63,14 +64,16 @@ def cluster(address: str | None = None) -> Iterator[None]:
             f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
             "if it uses token authentication, set RAY_AUTH_MODE=token here too"
         ) from None
-    own = address == "local"
-    session = _own_session(Path(context.address_info["session_dir"])) if own else None  # pyright: ignore
+    session = Path(context.address_info["session_dir"]) if address == "local" else None  # pyright: ignore
+    descriptor = None if session is None else _own_session(session)
     try:
         yield
     finally:
-        ray.shutdown()
-        if session is not None:
-            os.close(session)
+        if session is None or descriptor is None:
+            ray.shutdown()
+        else:
+            _end(session)
+            os.close(descriptor)
 
 
 def _init(**options: Any) -> Any:
@@ -83,7 +86,8 @@ def _started() -> Any:
     said = ""
     for _ in range(STARTS):
         try:
-            return _init(address="local", include_dashboard=False)
+            with deaf():
+                return _init(address="local", include_dashboard=False)
         except Exception as error:
             if "timed out" not in str(error).lower():
                 raise
@@ -106,17 +110,35 @@ def _end_half_started(error: Exception) -> None:
 
 def _own_session(folder: Path) -> int:
     """Holds the folder of an own cluster's session, which Ray leaves, and removes those that dead processes held."""
-    clear(folder.parent, "session_*", _is_used)
+    clear(folder.parent, "session_*", _end_those_of)
     return take(folder, TEMPORARY)
 
 
-def _is_used(session: Path) -> bool:
-    """Whether a process of Ray that outlived its driver works in a session's folder: its command line names it."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+def _end(session: Path) -> None:
+    """Ends one's own Ray. Its processes are deaf to SIGTERM, and Ray would give each of them a second to hear it."""
+    worker: Any = ray._private.worker  # pyright: ignore
+    node, worker._global_node = worker._global_node, None
+    ray.shutdown()
+    node.destroy_external_storage()
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+    _end_those_of(session)
+
+
+def _end_those_of(session: Path) -> None:
+    """Ends Ray's processes of a session that is over: two agents would notice that after a minute."""
+    for process in Path("/proc").glob("[0-9]*"):
+        # another user's, or ended meanwhile
         with suppress(OSError):
-            if str(session).encode() in file.read_bytes():
-                return True
-    return False
+            command = (process / "cmdline").read_bytes()
+            # agents and workers name themselves, and have their logs open
+            named = command.startswith(b"ray::") and _has_open(process, session)
+            if named or str(session).encode() in command:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _has_open(process: Path, folder: Path) -> bool:
+    """Whether a process, by its folder in /proc, has a file open that lies below a folder."""
+    return any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir())
 
 
 def _require_answer(address: str) -> None:
@@ -265,7 +287,8 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             ray.get(server.close.remote())
         finally:
             # a notebook keeps its last exception, and with it this handle
-            ray.kill(server)
+            if not _dead():
+                ray.kill(server)
 
 
 @contextmanager
