@@ -9,6 +9,7 @@ import yaml
 from helpers import TINY
 from processes import descendants, named, until
 
+from rayfl.engine.checkpoints import complete
 from rayfl.results.folder import RunFolder, runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -18,6 +19,27 @@ def test_a_minute_of_chaos(start):
     code, printed = start("scripts/chaos.py", "--minutes", "1", "--seed", "0", program=(sys.executable,)).finish()
     assert code == 0, printed
     assert "runs equal to their serial twins" in printed
+
+
+@pytest.mark.parametrize("to_ray", [signal.SIGTERM, signal.SIGKILL])
+def test_who_ends_everything_gets_a_checkpoint_where_there_can_be_one(start, tmp_path, to_ray):
+    """As of a machine that is taken away: all processes are told, or Ray's are gone already."""
+    config, folder = tmp_path / "tiny.yaml", tmp_path / "runs" / "tiny"
+    config.write_text(yaml.safe_dump(TINY | {"rounds": 2000, "run": {"chunk": 1, "actors": 2}}))
+    command = start("run", config, "--output", tmp_path / "runs")
+    until(lambda: RunFolder.exists(folder) and len(RunFolder.open(folder).rounds()) >= 5, command)
+    command.terminate()
+    for pid in descendants(command.process.pid):
+        os.kill(pid, to_ray)
+    code, printed = command.finish()
+    assert (code, printed.splitlines()[-1]) == (
+        143,
+        "stopped; the same command with --resume goes on from the last checkpoint",
+    )
+    record = RunFolder.open(folder)
+    assert record.status == "stopped"
+    saved = [path.name for path in complete(folder / "checkpoints")]
+    assert saved == ([f"round-{len(record.rounds()):06}"] if to_ray == signal.SIGTERM else [])
 
 
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
