@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from helpers import PersonalHead
 
 from rayfl.config import ConfigError
@@ -17,7 +18,7 @@ class Faulty(PersonalHead):
 
     name: Literal["faulty"] = "faulty"
     client: int
-    fault: Literal["die", "hang", "raise", "refuse", "wait"]
+    fault: Literal["die", "hang", "raise", "refuse", "wait", "hoard"]
     times: int = 1
     """How often; `wait` waits until the marker is there."""
     marker: str
@@ -41,9 +42,20 @@ class Faulty(PersonalHead):
             os.kill(os.getpid(), 9)
         if self.fault == "hang":
             time.sleep(600)
+        if self.fault == "hoard":
+            self._hoard()
         if self.fault == "refuse":
             raise ConfigError("method.client: given a client; allowed: nobody")
         raise ArithmeticError("on purpose")
+
+    def _hoard(self) -> None:
+        """Takes 4.5 GB, slowly enough for Ray to see it, and keeps them."""
+        hoard = []
+        for _ in range(30):
+            hoard.append(np.ones(150 * 2**20, np.uint8))
+            time.sleep(0.05)
+        time.sleep(20)
+        Path(f"{self.marker}-survived").touch()
 
 
 class Impatient(Listener):

@@ -1,17 +1,23 @@
 """Faults of real runs and sweeps, in processes of their own: what their folders say, and the bits after --resume."""
 
+import json
 import os
+import re
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import yaml
-from helpers import TINY
+from helpers import TINY, PersonalHead, run, simulate, tiny
 from processes import descendants, named, until
 
-from rayfl.engine.checkpoints import complete
+from rayfl.engine.checkpoints import complete, read
+from rayfl.engine.files import checksum
 from rayfl.results.folder import RunFolder, runs
 
+GIB = 2**30
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
@@ -19,6 +25,99 @@ def test_a_minute_of_chaos(start):
     code, printed = start("scripts/chaos.py", "--minutes", "1", "--seed", "0", program=(sys.executable,)).finish()
     assert code == 0, printed
     assert "runs equal to their serial twins" in printed
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import rayfl
+import ray
+from faults import Faulty, Impatient
+from helpers import tiny
+
+folder, fault, options = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+if options:
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, **options)
+run = {"executor": "ray", "chunk": 1, "cpus": 0.5, "actors": 2, "checkpoint_seconds": 0}
+sections = json.loads(sys.argv[4]) | {"run": run, "listeners": [Impatient(seconds=5)]}
+rayfl.run(tiny(method=Faulty(**fault), **sections), folder, resume=(folder / "run.json").exists())
+if options:
+    from ray._private.internal_api import memory_summary
+    print(memory_summary(stats_only=True))
+"""
+
+
+def assert_serial(folder, sections, other):
+    """A run's lines and last state have the bits of a serial one without faults."""
+    simulation = simulate(tiny(method=PersonalHead(), **sections), other)
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in RunFolder.open(folder).rounds()]
+    assert lines == run(simulation)
+    assert checksum(read(complete(folder / "checkpoints")[-1]).state) == checksum(simulation.state)
+
+
+@pytest.fixture
+def disturbed(start, tmp_path, monkeypatch):
+    """Starts a run with a fault in a process of its own: (the command, its folder)."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+    def begin(fault, sections, **options):
+        given = {"client": 4, "fault": "die", "times": 0, "marker": str(tmp_path / "marker")} | fault
+        arguments = [tmp_path / "run", *map(json.dumps, (given, options, sections))]
+        return start(*arguments, program=(sys.executable, "-c", PROGRAM)), tmp_path / "run"
+
+    return begin
+
+
+def test_an_actor_that_stands_still_answers_too_late(disturbed, tmp_path):
+    """Its work goes to another one; it goes on when the run did."""
+    sections = {"rounds": 400}
+    command, folder = disturbed({}, sections)
+
+    def made():
+        return len(RunFolder.open(folder).rounds()) if RunFolder.exists(folder) else 0
+
+    until(lambda: made() >= 5, command)
+    actor = named(descendants(command.process.pid), "ray::ClientActor")[0]
+    before = made()
+    os.kill(actor, signal.SIGSTOP)
+    # a step that was under way may end without it
+    until(lambda: made() > before + 30, command)
+    with suppress(ProcessLookupError):
+        os.kill(actor, signal.SIGCONT)
+    code, printed = command.finish()
+    assert code == 0, printed
+    assert_serial(folder, sections, tmp_path / "serial")
+
+
+def test_an_object_store_that_is_full(disturbed, tmp_path):
+    """The data set alone fills most of it; messages and answers go to the disk."""
+    data = {"samples": 70_000, "shape": [1, 28, 28]}
+    clients = {"cohort": 6, "capacities": [1.0, 0.5]}
+    sections = {"rounds": 2, "data": data, "model": {"name": "mcmahan_cnn"}, "clients": clients}
+    command, folder = disturbed({}, sections, object_store_memory=80_000_000, num_cpus=2)
+    code, printed = command.finish()
+    assert code == 0, printed
+    assert "Spilled" in printed, printed
+    assert_serial(folder, sections, tmp_path / "serial")
+
+
+def test_an_actor_that_takes_all_memory(disturbed, tmp_path, monkeypatch):
+    """Ray's memory monitor kills it, and may kill others too: the run goes on by itself or with --resume."""
+    sections = {"rounds": 20, "clients": {"cohort": 6}}
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    available = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
+    monkeypatch.setenv("RAY_min_memory_free_bytes", str(available - 3 * GIB))
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.1")
+    command, folder = disturbed({"fault": "hoard", "times": 1}, sections)
+    code, printed = command.finish()
+    [pid] = (tmp_path / "marker").read_text().split()
+    assert not (tmp_path / "marker-survived").exists()
+    if code:
+        monkeypatch.delenv("RAY_min_memory_free_bytes")
+        monkeypatch.delenv("RAY_memory_usage_threshold")
+        code, printed = disturbed({}, sections)[0].finish()
+    assert code == 0, printed
+    assert_serial(folder, sections, tmp_path / "serial")
 
 
 @pytest.mark.parametrize("to_ray", [signal.SIGTERM, signal.SIGKILL])
