@@ -58,7 +58,7 @@ EXPERIMENT = {
     "evaluation": {"every": 10},
     "run": {"chunk": 1, "cpus": 0.5},
 }
-JOB_SECONDS = 5.0
+JOB_SECONDS = 20.0
 """After which a job goes to another actor."""
 PAUSE = 4.0
 """The most seconds from one fault, or from a start, to the next."""

@@ -39,7 +39,7 @@ folder, fault, options = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(
 if options:
     ray.init(address="local", include_dashboard=False, log_to_driver=False, **options)
 run = {"executor": "ray", "chunk": 1, "cpus": 0.5, "actors": 2, "checkpoint_seconds": 0}
-sections = json.loads(sys.argv[4]) | {"run": run, "listeners": [Impatient(seconds=5)]}
+sections = json.loads(sys.argv[4]) | {"run": run, "listeners": [Impatient(seconds=float(sys.argv[5]))]}
 rayfl.run(tiny(method=Faulty(**fault), **sections), folder, resume=(folder / "run.json").exists())
 if options:
     from ray._private.internal_api import memory_summary
@@ -60,9 +60,9 @@ def disturbed(start, tmp_path, monkeypatch):
     """Starts a run with a fault in a process of its own: (the command, its folder)."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
-    def begin(fault, sections, **options):
+    def begin(fault, sections, patience=600, **options):
         given = {"client": 4, "fault": "die", "times": 0, "marker": str(tmp_path / "marker")} | fault
-        arguments = [tmp_path / "run", *map(json.dumps, (given, options, sections))]
+        arguments = [tmp_path / "run", *map(json.dumps, (given, options, sections, patience))]
         return start(*arguments, program=(sys.executable, "-c", PROGRAM)), tmp_path / "run"
 
     return begin
@@ -71,7 +71,7 @@ def disturbed(start, tmp_path, monkeypatch):
 def test_an_actor_that_stands_still_answers_too_late(disturbed, tmp_path):
     """Its work goes to another one; it goes on when the run did."""
     sections = {"rounds": 400}
-    command, folder = disturbed({}, sections)
+    command, folder = disturbed({}, sections, patience=20)
 
     def made():
         return len(RunFolder.open(folder).rounds()) if RunFolder.exists(folder) else 0
