@@ -379,13 +379,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="after which no new fault comes")
     parser.add_argument("--seed", type=int, default=None, help="of all draws; unless given it is drawn and printed")
-    parser.add_argument("--methods", default=",".join(METHODS), help="in turn")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, leave)
     seed = random.randrange(10**6) if args.seed is None else args.seed
     draw, tally, twins = random.Random(seed), Tally(), {}
     console = Console(width=140, highlight=False)
-    methods = draw.sample(given := args.methods.split(","), len(given))
+    methods = draw.sample(METHODS, len(METHODS))
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     began, number, wrong = time.monotonic(), 0, ""
     ends = began + 60 * args.minutes
@@ -415,7 +414,7 @@ def main() -> None:
                 if run.is_running():
                     kill_everything(run)
         if wrong:
-            say(f"WRONG: {wrong}")
+            say(f"WRONG, see {output}: {wrong}")
         else:
             say(f"equal to its serial twin after {run.made.total()} faults")
             tally.runs.append((method, where, run.made.total()))
@@ -423,7 +422,6 @@ def main() -> None:
         number += 1
     report(tally, console, time.monotonic() - began)
     if wrong:
-        console.print(f"its folder: {output}", soft_wrap=True)
         sys.exit(1)
     shutil.rmtree(place)
 

@@ -6,7 +6,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,13 @@ def cluster(address: str | None = None) -> Iterator[None]:
             "if it uses token authentication, set RAY_AUTH_MODE=token here too"
         ) from None
     session = Path(context.address_info["session_dir"]) if address == "local" else None  # pyright: ignore
-    descriptor = None if session is None else _own_session(session)
-    try:
-        yield
-    finally:
-        if session is None or descriptor is None:
-            ray.shutdown()
-        else:
-            _end(session)
-            os.close(descriptor)
+    with ExitStack() as held:
+        try:
+            if session is not None:
+                held.callback(os.close, _own_session(session))
+            yield
+        finally:
+            ray.shutdown() if session is None else _end(session)
 
 
 def _init(**options: Any) -> Any:

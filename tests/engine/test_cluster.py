@@ -35,9 +35,11 @@ def test_actors_that_share_a_gpu_share_its_bundle(asked, resources, places):
 
 
 SESSION = """
+import time
 from rayfl.engine.cluster import cluster
 with cluster("local"):
-    input()
+    print("started", flush=True)
+    time.sleep(600)
 """
 
 
@@ -63,12 +65,12 @@ def test_what_a_killed_driver_left_goes_with_the_next_start(start, monkeypatch):
         again = start(program=(sys.executable, "-c", SESSION))
         until(lambda: sessions() - {left}, again)
         until(lambda: not left.exists(), again)
+        assert again.process.stdout is not None and again.process.stdout.readline() == "started\n"
         assert not alive(started)
         started = descendants(again.process.pid)
         assert named(started, "Agent")
-        assert again.process.stdin is not None
-        again.process.stdin.close()
-        assert again.finish()[0] == 1
+        again.interrupt()
+        assert "KeyboardInterrupt" in again.finish()[1]
         assert not alive(started)
 
 

@@ -43,7 +43,7 @@ sections = json.loads(sys.argv[4]) | {"run": run, "listeners": [Impatient(second
 rayfl.run(tiny(method=Faulty(**fault), **sections), folder, resume=(folder / "run.json").exists())
 if options:
     from ray._private.internal_api import memory_summary
-    print(memory_summary(stats_only=True))
+    print(memory_summary(ray.get_runtime_context().gcs_address, stats_only=True))
 """
 
 
