@@ -49,9 +49,9 @@ class Faulty(PersonalHead):
         raise ArithmeticError("on purpose")
 
     def _hoard(self) -> None:
-        """Takes 4.5 GB, slowly enough for Ray to see it, and keeps them."""
+        """Takes 6.6 GB, slowly enough for Ray to see it, and keeps them."""
         hoard = []
-        for _ in range(30):
+        for _ in range(44):
             hoard.append(np.ones(150 * 2**20, np.uint8))
             time.sleep(0.05)
         time.sleep(20)

@@ -106,7 +106,10 @@ def test_an_actor_that_takes_all_memory(disturbed, tmp_path, monkeypatch):
     sections = {"rounds": 20, "clients": {"cohort": 6}}
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     available = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
-    monkeypatch.setenv("RAY_min_memory_free_bytes", str(available - 3 * GIB))
+    if available < 10 * GIB:
+        pytest.skip("needs 10 GiB of free memory")
+    # what all processes of the run may take together
+    monkeypatch.setenv("RAY_min_memory_free_bytes", str(available - 5 * GIB))
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.1")
     command, folder = disturbed({"fault": "hoard", "times": 1}, sections)
     code, printed = command.finish()
