@@ -76,3 +76,14 @@ def kept() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Processes that are started within it, and those that they start, never hear SIGTERM; this one hears it at the
+    end. Who takes a machine away tells all of its processes, and a run needs its own for a checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,13 +1,16 @@
-"""Clients that fail on purpose, once or always."""
+"""Clients that fail on purpose, once or always, and a run that waits for none of them."""
 
 import os
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from helpers import PersonalHead
 
 from rayfl.config import ConfigError
+from rayfl.engine import pool
+from rayfl.listeners import Listener
 
 
 class Faulty(PersonalHead):
@@ -15,7 +18,7 @@ class Faulty(PersonalHead):
 
     name: Literal["faulty"] = "faulty"
     client: int
-    fault: Literal["die", "hang", "raise", "refuse", "wait"]
+    fault: Literal["die", "hang", "raise", "refuse", "wait", "hoard"]
     times: int = 1
     """How often; `wait` waits until the marker is there."""
     marker: str
@@ -39,6 +42,28 @@ class Faulty(PersonalHead):
             os.kill(os.getpid(), 9)
         if self.fault == "hang":
             time.sleep(600)
+        if self.fault == "hoard":
+            self._hoard()
         if self.fault == "refuse":
             raise ConfigError("method.client: given a client; allowed: nobody")
         raise ArithmeticError("on purpose")
+
+    def _hoard(self) -> None:
+        """Takes 6.6 GB, slowly enough for Ray to see it, and keeps them."""
+        hoard = []
+        for _ in range(44):
+            hoard.append(np.ones(150 * 2**20, np.uint8))
+            time.sleep(0.05)
+        time.sleep(20)
+        Path(f"{self.marker}-survived").touch()
+
+
+class Impatient(Listener):
+    """A job of the run is given to somebody else after some seconds: in the server's process, which it is sent to."""
+
+    seconds: float
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        pool.FIRST_SECONDS = self.seconds
+        pool.RayPool.__init__.__kwdefaults__["deadline"] = self.seconds

@@ -213,12 +213,10 @@ def test_only_what_is_surely_a_dead_processs_goes(place, monkeypatch):
     assert all((folder / "carries" / "3-0.safetensors").exists() for folder in [*kept, elsewhere])
 
 
-def test_what_outlives_its_process_is_left_as_long_as_it_is_used(place):
-    folder = left(place, "session_1")
-    clear(place, "session_*", lambda folder: True)
-    assert folder.exists()
-    clear(place, "session_*", lambda folder: False)
-    assert not folder.exists()
+def test_what_outlives_its_process_can_be_ended_first(place):
+    folder, told = left(place, "session_1"), []
+    clear(place, "session_*", lambda session: told.append((session, session.exists())))
+    assert told == [(folder, True)] and not folder.exists()
 
 
 @pytest.mark.parametrize("make", [lambda file: os.symlink("/dev/null", file), os.mkfifo, os.mkdir])

@@ -6,17 +6,18 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-from contextlib import suppress
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from rows import FACTS
+from servers import answering, fail, late, trickle
 
 from rayfl.config import ConfigError
 from rayfl.engine.carries import Carries
 from rayfl.engine.checkpoints import write
+from rayfl.results import mlflow as module
 from rayfl.results.folder import RunFolder
 from rayfl.results.mlflow import Mlflow, Sender, default_uri, unsent
 
@@ -270,34 +271,13 @@ print("ended")
 
 
 def test_a_server_that_never_ends_its_answer_holds_nobody(mlflow, tmp_path):
-    """A byte now and then keeps every timeout of a request from passing. The process ends all the same, and the next
-    one sends what is there."""
+    """The process ends all the same, and the next one sends what is there."""
     run = create(tmp_path / "run")
     run.append(lines(1, 2))
     run.finish("finished")
-    done = threading.Event()
-
-    def trickle(connection):
-        with connection, suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
-            while not done.wait(0.1):
-                connection.sendall(b"x")
-
-    def accept(server):
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            threading.Thread(target=trickle, args=(connection,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=accept, args=(server,), daemon=True).start()
-        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with answering(trickle) as uri:
         command = [sys.executable, "-c", TRICKLED, uri, str(run.path)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        done.set()
-        server.shutdown(socket.SHUT_RDWR)
     said, last = ended.stdout.splitlines()
     assert said == f"MLflow at {uri} has not answered for 0.5 s; the next command sends what it has not got"
     assert last == "ended"
@@ -306,6 +286,39 @@ def test_a_server_that_never_ends_its_answer_holds_nobody(mlflow, tmp_path):
         pass
     (found,) = stored(mlflow)
     assert found.info.status == "FINISHED" and len(history(mlflow, found)) == 2
+
+
+def test_who_reads_from_a_server_that_never_ends_its_answer_gives_up(tmp_path, monkeypatch):
+    """`rayfl compare` does both."""
+    create(tmp_path / "run").finish("finished")
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.2)
+    with answering(trickle) as uri:
+        mlflow = Mlflow(uri, "tests")
+        for ask in (mlflow.read, lambda: mlflow.sync_all(tmp_path)):
+            with pytest.raises(ConfigError) as error:
+                ask()
+            assert str(error.value) == f"{uri}: MLflow has not answered for 0.2 s; try again later"
+
+
+@pytest.mark.parametrize("answer", [fail, late(3)])
+def test_a_server_that_fails_is_said_once_and_gets_everything_later(mlflow, tmp_path, answer, monkeypatch):
+    monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    said = []
+    with answering(answer) as uri, Sender(Mlflow(uri, "tests", note=said.append), seconds=0.1) as sender:
+        run = create(tmp_path / "run")
+        sender.add(run.path)
+        for line in lines(1, 3):
+            run.append([line])
+            time.sleep(0.2)
+        run.finish("finished")
+    assert len(said) == 1 and said[0].startswith(f"MLflow at {uri} ")
+    assert unsent(tmp_path) == [run.path]
+
+    with Sender(mlflow, tmp_path):
+        pass
+    (found,) = stored(mlflow)
+    assert found.info.status == "FINISHED" and len(history(mlflow, found)) == 3
 
 
 def test_only_runs_that_ended_and_were_not_sent_are_sent_again(mlflow, tmp_path):

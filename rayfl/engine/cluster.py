@@ -2,10 +2,11 @@
 
 import logging
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import ray
 from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -28,13 +29,15 @@ from rayfl.experiment import Experiment
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line
 from rayfl.tensors import unpack
-from rayfl.termination import kept
+from rayfl.termination import deaf, kept
 
 ROOM_SECONDS = 120.0
 GROWTH_SECONDS = 1800.0
 """How long an autoscaled cluster may take to grow."""
-GCS_SECONDS = 2.0
-"""How often a waiting driver looks whether its GCS lives."""
+LOOK_SECONDS = 2.0
+"""How often a waiting driver looks whether its Ray lives."""
+VITAL = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
+"""What no Ray of one's own goes on without, and what it is called."""
 STARTS = 3
 """How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
 PORT_SECONDS = "120"
@@ -62,14 +65,14 @@ def cluster(address: str | None = None) -> Iterator[None]:
             f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
             "if it uses token authentication, set RAY_AUTH_MODE=token here too"
         ) from None
-    own = address == "local"
-    session = _own_session(Path(context.address_info["session_dir"])) if own else None  # pyright: ignore
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        if session is not None:
-            os.close(session)
+    session = Path(context.address_info["session_dir"]) if address == "local" else None  # pyright: ignore
+    with ExitStack() as held:
+        try:
+            if session is not None:
+                held.callback(os.close, _own_session(session))
+            yield
+        finally:
+            ray.shutdown() if session is None else _end(session)
 
 
 def _init(**options: Any) -> Any:
@@ -82,7 +85,8 @@ def _started() -> Any:
     said = ""
     for _ in range(STARTS):
         try:
-            return _init(address="local", include_dashboard=False)
+            with deaf():
+                return _init(address="local", include_dashboard=False)
         except Exception as error:
             if "timed out" not in str(error).lower():
                 raise
@@ -105,17 +109,35 @@ def _end_half_started(error: Exception) -> None:
 
 def _own_session(folder: Path) -> int:
     """Holds the folder of an own cluster's session, which Ray leaves, and removes those that dead processes held."""
-    clear(folder.parent, "session_*", _is_used)
+    clear(folder.parent, "session_*", _end_those_of)
     return take(folder, TEMPORARY)
 
 
-def _is_used(session: Path) -> bool:
-    """Whether a process of Ray that outlived its driver works in a session's folder: its command line names it."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+def _end(session: Path) -> None:
+    """Ends one's own Ray. Its processes are deaf to SIGTERM, and Ray would give each of them a second to hear it."""
+    worker: Any = ray._private.worker  # pyright: ignore
+    node, worker._global_node = worker._global_node, None
+    ray.shutdown()
+    node.destroy_external_storage()
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+    _end_those_of(session)
+
+
+def _end_those_of(session: Path) -> None:
+    """Ends Ray's processes of a session that is over: two agents would notice that after a minute."""
+    for process in Path("/proc").glob("[0-9]*"):
+        # another user's, or ended meanwhile
         with suppress(OSError):
-            if str(session).encode() in file.read_bytes():
-                return True
-    return False
+            command = (process / "cmdline").read_bytes()
+            # agents and workers name themselves, and have their logs open
+            named = command.startswith(b"ray::") and _has_open(process, session)
+            if named or str(session).encode() in command:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _has_open(process: Path, folder: Path) -> bool:
+    """Whether a process, by its folder in /proc, has a file open that lies below a folder."""
+    return any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir())
 
 
 def _require_answer(address: str) -> None:
@@ -195,27 +217,32 @@ def is_own(address: str | None) -> bool:
     return (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
 
-def require_gcs() -> None:
-    """An error where the GCS of one's own cluster has died: within a minute Ray's core would end this process, and
-    nobody could say why."""
-    if _gcs_is_dead():
-        raise RuntimeError(
-            "Ray's control process (gcs_server) died; the same command with --resume goes on from the last checkpoint"
-        )
+def require_ray() -> None:
+    """An error where one's own cluster has died: within a minute Ray's core would end this process, and nobody could
+    say why."""
+    for name in _dead():
+        raise RuntimeError(f"Ray's {name} died; the same command with --resume goes on from the last checkpoint")
 
 
-def _gcs_is_dead() -> bool:
+def _dead() -> list[str]:
+    """Which vital processes of one's own cluster died."""
     node = ray._private.worker._global_node  # pyright: ignore
-    return node is not None and any(kind == "gcs_server" for kind, _ in node.dead_processes())
+    return [] if node is None else [VITAL[kind] for kind, _ in node.dead_processes() if kind in VITAL]
 
 
 def get(ref: Any) -> Any:
     """What a call answers. What a user did wrong is raised as the one sentence that it is, without Ray's traceback."""
     try:
+        while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
+            require_ray()
         return ray.get(ref)
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError):
             raise ConfigError(str(error.cause)) from None
+        raise
+    except RayError:
+        # its actors end with it, and may be noticed first
+        require_ray()
         raise
 
 
@@ -226,11 +253,8 @@ class Remote:
         self.server = server
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line]:
-        require_gcs()
-        answer = self.server.step.remote(seconds)
-        while not ray.wait([answer], timeout=GCS_SECONDS)[0]:
-            require_gcs()
-        return get(answer)
+        require_ray()
+        return get(self.server.step.remote(seconds))
 
     def save(self, folder: Path) -> None:
         get(self.server.save.remote(str(folder)))
@@ -263,7 +287,8 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             ray.get(server.close.remote())
         finally:
             # a notebook keeps its last exception, and with it this handle
-            ray.kill(server)
+            if not _dead():
+                ray.kill(server)
 
 
 @contextmanager
@@ -279,7 +304,7 @@ def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[Pla
         yield group, places
     finally:
         # that would wait for it
-        if not _gcs_is_dead():
+        if not _dead():
             with suppress(Exception):
                 remove_placement_group(group)
 

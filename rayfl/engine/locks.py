@@ -79,12 +79,13 @@ def clear_temporary() -> None:
     clear(Path(tempfile.gettempdir()), f"{PREFIX}*")
 
 
-def clear(place: Path, pattern: str, is_used: Callable[[Path], bool] = lambda folder: False) -> None:
-    """Removes the folders of this user that a process of this machine held as `TEMPORARY` and that died."""
+def clear(place: Path, pattern: str, before: Callable[[Path], None] = lambda folder: None) -> None:
+    """Removes the folders of this user that a process of this machine held as `TEMPORARY` and that died. `before` is
+    told each."""
     for folder in place.glob(pattern):
         if (descriptor := _left(folder)) is not None:
-            if not is_used(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            before(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
 
 

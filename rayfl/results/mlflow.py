@@ -15,12 +15,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from rayfl.config import ConfigError, nearest
@@ -54,12 +55,15 @@ STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks
 FACTS = "rayfl.facts"
 """The tag with a run's `Facts`."""
 
+T = TypeVar("T")
+
 FAULTS_OF_A_RUN = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE"}
 """Error codes of a server that is there and refuses one run: the others can still be sent."""
 
 
 SILENT_SECONDS = 15.0
-"""How long a command that ends waits for an answer of MLflow. A request that MLflow itself gives up takes 10."""
+"""How long a command waits for an answer of MLflow where it waits at all. A request that MLflow itself gives up takes
+10."""
 
 
 def default_uri(output: str | Path) -> str:
@@ -79,7 +83,7 @@ class Mlflow:
         _require_store(uri)
         self.uri, self.experiment_name, self.note = uri, experiment_name, note
         self.answers = 0
-        """How many calls that send were answered."""
+        """How many calls were answered."""
         self._ids: dict[str, str] = {}
         self._troubles: set[str] = set()
 
@@ -88,8 +92,9 @@ class Mlflow:
         return not self.sync_runs([run])
 
     def sync_all(self, folder: str | Path) -> int:
-        """Sends what is new below an output folder; returns how many runs could not be sent."""
-        return len(self.sync_runs(list(runs(folder))))
+        """Sends what is new below an output folder; returns how many runs could not be sent. A ConfigError if MLflow
+        stops to answer."""
+        return len(self._patiently(lambda: self.sync_runs(list(runs(folder)))))
 
     def sync_runs(self, given: list[RunFolder]) -> list[RunFolder]:
         """Sends what is new of these runs; returns those that could not be sent."""
@@ -119,7 +124,7 @@ class Mlflow:
         `RunFolder.record`; newest first.
 
         `params` are text and there is no `path`. Runs that rayfl 0.4 sent are left out until they are sent again from
-        their folders. A ConfigError if there is no such server or experiment.
+        their folders. A ConfigError if there is no such server or experiment, or if it stops to answer.
         """
         wanted = f"tags.`rayfl.kind` = '{kind}'"
         if sweep is not None:
@@ -127,6 +132,9 @@ class Mlflow:
         database = _database(self.uri)
         if database is not None and not database.exists():
             raise ConfigError(f"{database}: there is no such file; run a sweep first")
+        return self._patiently(lambda: self._read(wanted))
+
+    def _read(self, wanted: str) -> list[dict[str, Any]]:
         exceptions = _imported().exceptions
         try:
             experiment = self._client.get_experiment_by_name(self.experiment_name)
@@ -140,6 +148,33 @@ class Mlflow:
             return [_record(run) for run in found if FACTS in run.data.tags]
         except exceptions.MlflowException as error:
             raise ConfigError(f"{_public(self.uri)}: MLflow cannot be read: {_first_line(error)}") from None
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """What `work` gives. A ConfigError if MLflow stops to answer meanwhile: a byte now and then keeps every timeout
+        of a request from passing."""
+        _imported()
+        ended: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                ended.set_result(work())
+            except BaseException as error:
+                ended.set_exception(error)
+
+        # not of a pool: the end of the process would wait for it
+        thread = threading.Thread(target=settle, name="mlflow", daemon=True)
+        thread.start()
+        if not self.is_over(thread):
+            raise ConfigError(f"{_public(self.uri)}: MLflow has not answered for {SILENT_SECONDS:g} s; try again later")
+        return ended.result()
+
+    def is_over(self, thread: threading.Thread) -> bool:
+        """Waits for a thread that works with this as long as MLflow answers; whether the thread ended."""
+        answers = -1
+        while thread.is_alive() and answers != self.answers:
+            answers = self.answers
+            thread.join(SILENT_SECONDS)
+        return not thread.is_alive()
 
     # everything below raises what mlflow raises
 
@@ -170,6 +205,7 @@ class Mlflow:
         token = None
         while True:
             page = self._client.search_runs([experiment], wanted, ViewType.from_string(view), page_token=token)
+            self.answers += 1
             yield from page
             if not (token := page.token):
                 return
@@ -313,11 +349,7 @@ class Sender:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        answers = -1
-        while self._thread.is_alive() and answers != self.mlflow.answers:
-            answers = self.mlflow.answers
-            self._thread.join(SILENT_SECONDS)
-        if self._thread.is_alive():
+        if not self.mlflow.is_over(self._thread):
             self.mlflow.say_silent()
 
     def _work(self) -> None:

@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 
 from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
+from rayfl.engine.cluster import require_ray
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import trial_of
@@ -22,6 +23,10 @@ NAME_BYTES = 120
 """Of a trial's folder, without its id."""
 COLORS = re.compile(r"\x1b\[\d+m")
 """What Ray writes into tracebacks for terminals."""
+
+
+class RayDied(BaseException):
+    """No Exception: after one Tune cleans up, and waits for the dead until Ray's core ends this process."""
 
 
 class Recorder(tune.Callback):
@@ -63,6 +68,12 @@ class Recorder(tune.Callback):
                 record.finish("stopped")
 
     # what Tune tells
+
+    def on_step_begin(self, iteration: int, trials: list, **info) -> None:
+        try:
+            require_ray()
+        except RuntimeError as error:
+            raise RayDied(str(error)) from None
 
     def on_trial_start(self, iteration: int, trials: list, trial, **info) -> None:
         self._open(trial)

@@ -29,7 +29,7 @@ from rayfl.results.folder import RunFolder, records
 from rayfl.results.tables import Record, best_trials
 from rayfl.termination import Terminated
 from rayfl.tuning import trust
-from rayfl.tuning.recorder import Recorder
+from rayfl.tuning.recorder import RayDied, Recorder
 from rayfl.tuning.search import scheduler_of, space_of, trial_config
 from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
@@ -132,6 +132,8 @@ class _Stages:
                 if self.recorder.refusal is not None:
                     raise self.recorder.refusal from None
                 raise
+            except RayDied as died:
+                raise RuntimeError(str(died)) from None
             finally:
                 self.recorder.leave()
             signals = received()

@@ -10,11 +10,11 @@ import pytest
 import ray
 import yaml
 from helpers import TINY, run, simulate, tiny
-from processes import PATIENCE, until
+from processes import PATIENCE, alive, descendants, named, until
 
 from rayfl.config import ConfigError
 from rayfl.engine import cluster as module
-from rayfl.engine.cluster import _is_used, bundles, running
+from rayfl.engine.cluster import bundles, running
 from rayfl.engine.locks import TEMPORARY
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
@@ -35,15 +35,19 @@ def test_actors_that_share_a_gpu_share_its_bundle(asked, resources, places):
 
 
 SESSION = """
+import time
 from rayfl.engine.cluster import cluster
 with cluster("local"):
-    input()
+    print("started", flush=True)
+    time.sleep(600)
 """
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_the_session_folder_that_a_killed_driver_left_goes_with_the_next_start(start, monkeypatch):
+def test_what_a_killed_driver_left_goes_with_the_next_start(start, monkeypatch):
+    """The session's folder, and Ray's agents, which would look a minute long for what they served. What ends by itself
+    leaves no process."""
     # short, because it is part of sockets' names
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place:
         monkeypatch.setenv("RAY_TMPDIR", place)
@@ -54,13 +58,20 @@ def test_the_session_folder_that_a_killed_driver_left_goes_with_the_next_start(s
         killed = start(program=(sys.executable, "-c", SESSION))
         until(sessions, killed)
         [left] = sessions()
-        killed.kill()
+        started = killed.kill()
         killed.finish()
-        until(lambda: not _is_used(left))
-        assert left.exists()
+        agents = named(started, "Agent")
+        assert left.exists() and alive(agents)
         again = start(program=(sys.executable, "-c", SESSION))
         until(lambda: sessions() - {left}, again)
         until(lambda: not left.exists(), again)
+        assert again.process.stdout is not None and again.process.stdout.readline() == "started\n"
+        assert not alive(started)
+        started = descendants(again.process.pid)
+        assert named(started, "Agent")
+        again.interrupt()
+        assert "KeyboardInterrupt" in again.finish()[1]
+        assert not alive(started)
 
 
 def starting(monkeypatch, failures):
