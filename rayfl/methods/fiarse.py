@@ -19,7 +19,7 @@ client answers the value that the element fell to.
 
     >>> import torch
     >>> from rayfl.methods.fiarse import bracket
-    >>> bracket(torch.tensor([-2.0, 4.0, 8.0]), 2.0)
+    >>> bracket(torch.tensor([-2.0, 4.0, 8.0]), torch.tensor(2.0))
     tensor([1.5000, 1.4444, 1.3200])
 
 Departures:
@@ -69,7 +69,7 @@ class FIARSE(Masked):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         part = self.part(payload, visit)
-        above = Above(part, {name: float(theta) for name, theta in payload.get("thresholds", {}).items()})
+        above = Above(part, payload.get("thresholds", {}))
         held_back = self.mask_update and self.task.training.moves_at_rest
 
         def adjust(module: nn.Module) -> None:
@@ -94,40 +94,40 @@ class FIARSE(Masked):
 class Above(nn.Module):
     """Runs what a client holds with 0 for what is below the threshold: w M(w), M anew at every step."""
 
-    def __init__(self, part: Part, thresholds: dict[str, float]):
+    def __init__(self, part: Part, thresholds: Params):
+        """`thresholds`: name -> [], of the masked tensors."""
         super().__init__()
-        self.part, self.thresholds = part, thresholds
-        self.kept: Params = {}
-        self.before: Params = {}
+        self.part = part
+        none = torch.zeros(())
+        each = [thresholds.get(name, none).expand(t.numel()) for name, t in part.params.items()]
+        self.thresholds = torch.cat(each).to(part.vector)
+        """Of every element [k]; 0: it has none."""
+        self.kept = self.before = part.vector.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        values = {name: self.part.values[name] for name in self.thresholds}
-        self.kept = {name: w.detach().abs() >= self.thresholds[name] for name, w in values.items()}
-        return self.part.run_with({name: torch.where(self.kept[name], w, 0.0) for name, w in values.items()}, x)
+        w = self.part.vector
+        self.kept = w.detach().abs() >= self.thresholds
+        return self.part.run_with(torch.where(self.kept, w, 0.0), x)
 
     def scale_gradients(self) -> None:
         """Multiplies the gradients, which are 0 below the threshold, by the bracket of Eq. 3."""
-        for name, theta in self.thresholds.items():
-            w = self.part.values[name]
-            if w.grad is not None:
-                w.grad.mul_(bracket(w.detach(), theta))
+        w = self.part.vector
+        if w.grad is not None:
+            w.grad.mul_(bracket(w.detach(), self.thresholds))
 
     def remember(self) -> None:
         """The values before a step."""
-        self.before = {name: self.part.values[name].detach().clone() for name in self.thresholds}
+        self.before = self.part.vector.detach().clone()
 
     def restore(self) -> None:
         """What was below the threshold in a step is as it was before it."""
-        for name, before in self.before.items():
-            w = self.part.values[name].detach()
-            w.copy_(torch.where(self.kept[name], w, before))
+        w = self.part.vector.detach()
+        w.copy_(torch.where(self.kept, w, self.before))
 
 
-def bracket(w: torch.Tensor, theta: float) -> torch.Tensor:
-    """1 + 2 theta |w| / (|w| + theta)^2, of w of any shape; 1 for theta = 0."""
-    if not theta:
-        return torch.ones_like(w)
+def bracket(w: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+    """1 + 2 theta |w| / (|w| + theta)^2, element by element of w and theta of one shape; 1 for theta = 0."""
     # 1 + 2 r (1 - r) of a ratio, because the square of a number below 1e-19 is 0
     r = w.abs()
-    r.div_(r + theta)
+    r.div_(r + theta.masked_fill(theta == 0, torch.inf))
     return (1 - r).mul_(r).mul_(2).add_(1)

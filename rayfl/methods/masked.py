@@ -24,7 +24,7 @@ from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.thresholds import Shards, Threshold, groups, threshold_for, unit_costs
 from rayfl.net import Net, resident
 from rayfl.submodel import Mask, Selection
-from rayfl.tensors import Params, copied
+from rayfl.tensors import Params, copied, split_as
 
 
 class Masked(Method):
@@ -119,7 +119,7 @@ class Masked(Method):
         """
         weight, samples = self.weight_of(visit.data), int(metrics["train_samples"])
         metrics["train_flops"] = costs.training_flops(visit.net, samples, part.densities)
-        metrics["full_clients"] = int(all(map(visit.selection.covers, part.places)))
+        metrics["full_clients"] = int(all(map(visit.selection.covers, part.mask.places)))
         return Update({"params": copied(part.params, weight)}, weight, metrics=metrics)
 
     # what a device runs
@@ -163,40 +163,48 @@ def _at_least(t: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
 
 
 class Part(nn.Module):
-    """A network with only the elements that a client holds: [B, ...] -> logits. Its parameters are these elements, a
-    vector [k] of a masked tensor; everything else is 0 and stays 0."""
+    """A network with only the elements that a client holds: [B, ...] -> logits. Its parameter is the vector [k] of all
+    of them, tensor by tensor; everything else is 0 and stays 0."""
 
     def __init__(self, module: nn.Module, held: Params, mask: Mask):
         """`module` runs it; its own parameters mean nothing."""
         super().__init__()
         device = next(module.parameters()).device
-        self.shapes = mask.net.layout.shapes
-        self.places = {name: t.to(device) for name, t in mask.places.items()}
-        self.values = {name: nn.Parameter(t.to(device, copy=True)) for name, t in held.items()}
-        self.trained = nn.ParameterList(self.values.values())
+        self.mask, self.held = mask, held
+        self.blank = [t.detach() for t in module.parameters()]
+        ends = itertools.accumulate((t.numel() for t in self.blank), initial=0)
+        starts = dict(zip(mask.net.layout.shapes, ends, strict=False))
+        self.places = torch.cat([start + self._places(name) for name, start in starts.items()]).to(device)
+        self.vector = nn.Parameter(torch.cat([held[name].reshape(-1) for name in starts]).to(device, copy=True))
         # not a submodule, whose own parameters would be trained
         self.run = functools.partial(functional_call, module)
 
+    def _places(self, name: str) -> torch.Tensor:
+        return self.mask.places[name] if name in self.mask.places else torch.arange(self.held[name].numel())
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.run_with({}, x)
+        return self.run_with(self.vector, x)
 
-    def run_with(self, changed: Params, x: torch.Tensor) -> torch.Tensor:
-        """The logits, with `changed` in place of some of its parameters."""
-        return self.run({name: self._whole(name, changed.get(name, t)) for name, t in self.values.items()}, (x,))
-
-    def _whole(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        if name not in self.places:
-            return value
-        shape = self.shapes[name]
-        return value.new_zeros(math.prod(shape)).index_copy_(0, self.places[name], value).view(shape)
+    def run_with(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The logits, with `vector` [k] in place of its parameter."""
+        if self.mask.places:
+            size = sum(t.numel() for t in self.blank)
+            vector = vector.new_zeros(size).index_copy_(0, self.places, vector)
+        return self.run(dict(zip(self.mask.net.layout.shapes, split_as(vector, self.blank), strict=True)), (x,))
 
     @property
     def params(self) -> Params:
-        """What the client holds, detached; it shares the parameters' memory."""
-        return {name: t.detach() for name, t in self.values.items()}
+        """What the client holds, detached; it shares the parameter's memory."""
+        return self.by_name(self.vector.detach())
+
+    def by_name(self, vector: torch.Tensor) -> Params:
+        """Views of a vector [k], in the shapes of what the client was sent."""
+        names = list(self.mask.net.layout.shapes)
+        return dict(zip(names, split_as(vector, [self.held[name] for name in names]), strict=True))
 
     @property
     def densities(self) -> dict[str, float]:
         """Share of the weight of every masked layer that the client holds, by path."""
-        weights = {name: len(t) for name, t in self.places.items() if name.endswith(".weight")}
-        return {name.removesuffix(".weight"): n / math.prod(self.shapes[name]) for name, n in weights.items()}
+        weights = {name: len(t) for name, t in self.mask.places.items() if name.endswith(".weight")}
+        shapes = self.mask.net.layout.shapes
+        return {name.removesuffix(".weight"): n / math.prod(shapes[name]) for name, n in weights.items()}

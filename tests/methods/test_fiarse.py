@@ -19,7 +19,7 @@ FIARSE = METHODS["fiarse"]
 
 def gradient(w, theta, slope):
     """Of a loss that is linear in the effective weights, slope * w M(w), by the rule."""
-    return slope * (w.abs() >= theta) * bracket(w, theta)
+    return slope * (w.abs() >= theta) * bracket(w, torch.as_tensor(theta, dtype=w.dtype))
 
 
 @pytest.mark.parametrize("theta", [1e30, 1.0, 0.25, 1e-6, 1e-20, 1e-30, 1e-38])
@@ -31,7 +31,7 @@ def test_the_factors(theta):
 
 
 def test_without_a_threshold_the_factor_is_one():
-    assert bracket(torch.tensor([0.0, -0.0, 3.0]), 0.0).tolist() == [1, 1, 1]
+    assert bracket(torch.tensor([0.0, -0.0, 3.0]), torch.zeros(3)).tolist() == [1, 1, 1]
 
 
 def test_the_factor_is_the_product_rules():
@@ -60,7 +60,7 @@ def test_the_gradient_of_a_convolutional_network(threshold):
     module, [(x, y)] = net.build().double(), images(0, 1, 2, 3).in_order(4)
 
     part = Part(module, moved, mask)
-    above = fiarse.Above(part, theta)
+    above = fiarse.Above(part, payload["thresholds"])
     cross_entropy(above(x.double()), y).backward()
     above.scale_gradients()
 
@@ -71,9 +71,10 @@ def test_the_gradient_of_a_convolutional_network(threshold):
         p = kept * (w[n].abs() - limit) / (w[n].abs() + limit)
         u[n] = w[n] * (kept + p - p.detach())
     cross_entropy(functional_call(module, u, (x.double(),)), y).backward()
-    assert sum(int((part.values[n].abs() < limit).sum()) for n, limit in theta.items()) > 500
+    assert sum(int((part.params[n].abs() < limit).sum()) for n, limit in theta.items()) > 500
+    gradients = part.by_name(part.vector.grad)
     for n, t in mask.take({n: t.grad for n, t in w.items()}).items():
-        torch.testing.assert_close(part.values[n].grad, t)
+        torch.testing.assert_close(gradients[n], t)
 
 
 def by_hand(method, state, capacity, data, steps):
@@ -126,7 +127,8 @@ class Watched(fiarse.Above):
 
     def forward(self, x):
         logits = super().forward(x)
-        self.runs.append({name: (kept.clone(), self.part.params[name].clone()) for name, kept in self.kept.items()})
+        kept = self.part.by_name(self.kept)
+        self.runs.append({n: (kept[n].clone(), self.part.params[n].clone()) for n in self.part.mask.places})
         return logits
 
 
@@ -200,7 +202,7 @@ def test_who_counts(count, bias, monkeypatch):
 
     def answer(above, *args):
         with torch.no_grad():
-            above.part.values["head.bias"].copy_(next(answers))
+            above.part.params["head.bias"].copy_(next(answers))
         return {"train_loss": 0.0, "train_samples": 1, "steps": 1}
 
     monkeypatch.setattr(base, "fit", answer)
