@@ -101,7 +101,8 @@ class Above(nn.Module):
         none = torch.zeros(())
         each = [thresholds.get(name, none).expand(t.numel()) for name, t in part.params.items()]
         self.thresholds = torch.cat(each).to(part.vector)
-        """Of every element [k]; 0: it has none."""
+        """Of every element [k]; 0: it has none, and then no bracket either."""
+        self.of_bracket = self.thresholds.masked_fill(self.thresholds == 0, torch.inf)
         self.kept = self.before = part.vector.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +114,7 @@ class Above(nn.Module):
         """Multiplies the gradients, which are 0 below the threshold, by the bracket of Eq. 3."""
         w = self.part.vector
         if w.grad is not None:
-            w.grad.mul_(bracket(w.detach(), self.thresholds))
+            w.grad.mul_(bracket(w.detach(), self.of_bracket))
 
     def remember(self) -> None:
         """The values before a step."""
@@ -126,8 +127,8 @@ class Above(nn.Module):
 
 
 def bracket(w: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """1 + 2 theta |w| / (|w| + theta)^2, element by element of w and theta of one shape; 1 for theta = 0."""
+    """1 + 2 theta |w| / (|w| + theta)^2, element by element of w and theta > 0, of one shape; 1 for theta = inf."""
     # 1 + 2 r (1 - r) of a ratio, because the square of a number below 1e-19 is 0
     r = w.abs()
-    r.div_(r + theta.masked_fill(theta == 0, torch.inf))
+    r.div_(r + theta)
     return (1 - r).mul_(r).mul_(2).add_(1)

@@ -31,7 +31,7 @@ def test_the_factors(theta):
 
 
 def test_without_a_threshold_the_factor_is_one():
-    assert bracket(torch.tensor([0.0, -0.0, 3.0]), torch.zeros(3)).tolist() == [1, 1, 1]
+    assert bracket(torch.tensor([0.0, -0.0, 3.0]), torch.tensor(torch.inf)).tolist() == [1, 1, 1]
 
 
 def test_the_factor_is_the_product_rules():
