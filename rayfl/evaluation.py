@@ -122,10 +122,27 @@ class Sums:
     scores: dict[str, torch.Tensor] = field(default_factory=dict)
     exits: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def add(self, judged: Judged) -> None:
-        self.count += judged.count
-        _add(self.scores, judged.sums)
-        _add(self.exits, dict(enumerate(judged.exits)))
+    def add(self, found: Evaluated) -> None:
+        self.count += int(found.counts.sum())
+        _add(self.scores, {name: t.sum(0) for name, t in found.sums.items()})
+        _add(self.exits, {i: t.sum(0) for i, t in enumerate(found.exits)})
+
+
+class ByClient:
+    """What the clients got right on a split of their own, clients ascending."""
+
+    def __init__(self, scores: Sequence[Score], found: Sequence[tuple[Sequence[int], Evaluated]]):
+        """`found`: clients, and what is known of them."""
+        ids = np.concatenate([clients for clients, _ in found])
+        order = np.argsort(ids)
+        self.ids: np.ndarray = ids[order]
+        self.counts: np.ndarray = torch.cat([answer.counts for _, answer in found]).numpy()[order]
+        """Samples [n]."""
+        self.values: dict[str, np.ndarray] = {
+            score.label: score.values(torch.cat([answer.sums[score.label] for _, answer in found]))[order]
+            for score in scores
+        }
+        """Score -> [n]."""
 
 
 @dataclass(frozen=True)
@@ -177,29 +194,34 @@ class Evaluator:
 
         answers = self.executor.map("evaluate", [job for job, _ in plan], shared)
         sums: dict[tuple[str, Hashable], Sums] = {}
-        by_client: dict[str, dict[int, Judged]] = {split: {} for split in members}
+        local: dict[str, list[tuple[Sequence[int], Evaluated]]] = {split: [] for split in members}
         own_layers: dict[Hashable, Mapping[str, float]] = {}
         for (job, message), answer in zip(plan, answers, strict=True):
             assert isinstance(answer, Evaluated)
             if answer.layers is not None:
                 own_layers[job.key] = answer.layers
-            for item, judged in zip(message.items, answer.judged, strict=True):
-                if message.split in by_client:
-                    by_client[message.split][item] = judged
-                else:
-                    sums.setdefault((message.split, job.key), Sums()).add(judged)
+            if message.split in local:
+                local[message.split].append((message.items, answer))
+            else:
+                sums.setdefault((message.split, job.key), Sums()).add(answer)
+        by_client = {split: ByClient(self.scores, found) for split, found in local.items() if found}
         line: Line = {EVALUATED: True}
         for split in ("test", "validation"):
             line |= self._capacities(split, {c: sums.get((split, d.key)) for c, d in deployed.items()})
         line |= _densities(deployed)
-        for split, judged in by_client.items():
-            line |= self._clients(split, judged, clients.capacities, deployed)
+        for split, found in by_client.items():
+            line |= self._clients(split, found, clients.capacities, deployed)
         if own_layers:
             layers = {key: d.present.layers for key, d in subjects.items() if d.masked}
             line |= _local_densities(members["clients"], layers | own_layers)
-        first = self.scores[0]
-        found = by_client.get("clients", {})
-        return line, np.array([(id, first.value(found[id].sums[first.label])) for id in sorted(found)], CLIENT_SCORES)
+        return line, self._rows(by_client.get("clients"))
+
+    def _rows(self, found: ByClient | None) -> np.ndarray:
+        """Of `CLIENT_SCORES`."""
+        rows = np.empty(0 if found is None else len(found.ids), CLIENT_SCORES)
+        if found is not None:
+            rows["client"], rows["score"] = found.ids, found.values[self.scores[0].label]
+        return rows
 
     # statistics of norms
 
@@ -316,24 +338,20 @@ class Evaluator:
                 line[named(first.label, f"exit{i + 1}", split)] = first.value(sums)
         return line
 
-    def _clients(
-        self, split: str, judged: Mapping[int, Judged], all: np.ndarray, deployed: Mapping[float, Deployment]
-    ) -> Line:
+    def _clients(self, split: str, found: ByClient, all: np.ndarray, deployed: Mapping[float, Deployment]) -> Line:
         """Of every client on its own split."""
         line: Line = {}
-        ids = sorted(judged)
-        for score in self.scores if ids else ():
-            name = score.label
-            values = np.array([score.value(judged[id].sums[name]) for id in ids])
-            capacities = all[ids]
+        capacities = all[found.ids]
+        for score in self.scores:
+            name, values = score.label, found.values[score.label]
             line |= {
                 named(name, c, split): float(values[capacities == c].mean())
                 for c in deployed
                 if (capacities == c).any()
             }
             line[named(name, "mean", split)] = float(values.mean())
-            line[named(name, "samples", split)] = float(np.average(values, weights=[judged[id].count for id in ids]))
-            line[named(name, "worst", split)] = _worst(score, values.tolist())
+            line[named(name, "samples", split)] = float(np.average(values, weights=found.counts))
+            line[named(name, "worst", split)] = float(values.min() if score.better == "max" else values.max())
         return line
 
 

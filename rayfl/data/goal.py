@@ -35,8 +35,24 @@ class Score(Named, ABC):
     def value(self, sums: torch.Tensor) -> float:
         """The number, of the sum [k] of all counts."""
 
+    def values(self, sums: torch.Tensor) -> np.ndarray:
+        """The numbers [n] float64 of n sums [n, k]."""
+        return np.array([self.value(one) for one in sums], np.float64)
 
-class Accuracy(Score):
+
+class Mean(Score):
+    """A score whose counts are a sum over samples, and their number."""
+
+    def value(self, sums: torch.Tensor) -> float:
+        total, count = sums.tolist()
+        return total / count
+
+    def values(self, sums: torch.Tensor) -> np.ndarray:
+        totals, counts = sums.double().numpy().T
+        return totals / counts
+
+
+class Accuracy(Mean):
     """The share of samples whose largest logit is their label's; of equal logits the first counts."""
 
     name: Literal["accuracy"] = "accuracy"
@@ -45,12 +61,8 @@ class Accuracy(Score):
         """Correct samples, and samples."""
         return _shares(logits.argmax(1) == y)
 
-    def value(self, sums: torch.Tensor) -> float:
-        correct, count = sums.tolist()
-        return correct / count
 
-
-class CrossEntropy(Score):
+class CrossEntropy(Mean):
     """The mean of -log softmax(logits)[y] over the samples, in nats."""
 
     name: Literal["loss"] = "loss"
@@ -61,12 +73,8 @@ class CrossEntropy(Score):
         total = F.cross_entropy(logits, y, reduction="sum").double()
         return torch.stack([total, total.new_full((), len(y))])
 
-    def value(self, sums: torch.Tensor) -> float:
-        total, count = sums.tolist()
-        return total / count
 
-
-class TopK(Score):
+class TopK(Mean):
     """The share of samples whose label is among the `k` largest logits; with k classes or fewer it is 1."""
 
     name: Literal["top_k"] = "top_k"
@@ -81,10 +89,6 @@ class TopK(Score):
         """Samples with a right guess, and samples."""
         guesses = logits.topk(min(self.k, logits.shape[1]), 1).indices
         return _shares((guesses == y[:, None]).any(1))
-
-    def value(self, sums: torch.Tensor) -> float:
-        hits, count = sums.tolist()
-        return hits / count
 
 
 class MacroF1(Score):

@@ -123,7 +123,23 @@ class Judged:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Of every item of an `Evaluate`; `layers`: density of every masked layer of a client's own network."""
+    """What a network got right on the n items of an `Evaluate`."""
 
-    judged: Sequence[Judged]
+    counts: torch.Tensor
+    """Samples of each item, [n] int64."""
+    sums: Mapping[str, torch.Tensor]
+    """Score -> its sums of each item, [n, k]."""
+    exits: tuple[torch.Tensor, ...] = ()
+    """The first score's [n, k], of each early exit alone."""
     layers: Mapping[str, float] | None = None
+    """Of a client's own masked network: the density of every masked layer."""
+
+    @classmethod
+    def of(cls, judged: Sequence[Judged], layers: Mapping[str, float] | None = None) -> "Evaluated":
+        first = judged[0]
+        return cls(
+            torch.tensor([piece.count for piece in judged]),
+            {name: torch.stack([piece.sums[name] for piece in judged]) for name in first.sums},
+            tuple(torch.stack([piece.exits[i] for piece in judged]) for i in range(len(first.exits))),
+            layers,
+        )

@@ -128,7 +128,7 @@ class Worker:
             )
             for item in job.items
         ]
-        return Evaluated(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
+        return Evaluated.of(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
 
     # data
 

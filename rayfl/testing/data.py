@@ -170,6 +170,12 @@ class ScoreContract:
             assert math.isclose(score.value(total), score.value(whole), rel_tol=1e-5, abs_tol=1e-9)
         assert isinstance(score.value(whole), float) and math.isfinite(score.value(whole))
 
+    def test_many_sums_give_the_numbers_of_each(self) -> None:
+        score, (logits, y) = self.made(), self.answers()
+        sums = [score.counts(a, b) for a, b in zip(logits.split(20), y.split(20), strict=True)]
+        found = score.values(torch.stack(sums))
+        assert found.dtype == np.float64 and found.tolist() == [score.value(one) for one in sums]
+
     def test_right_answers_are_not_worse_than_wrong_ones(self) -> None:
         score, (_, y) = self.made(), self.answers()
         right = 10.0 * torch.nn.functional.one_hot(y, 4).float()
