@@ -14,7 +14,7 @@ import numpy as np
 import ray
 from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -38,6 +38,7 @@ LOOK_SECONDS = 2.0
 """How often a waiting driver looks whether its Ray lives."""
 VITAL = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
 """What no Ray of one's own goes on without, and what it is called."""
+GOES_ON = "the same command with --resume goes on from the last checkpoint"
 STARTS = 3
 """How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
 PORT_SECONDS = "120"
@@ -221,7 +222,7 @@ def require_ray() -> None:
     """An error where one's own cluster has died: within a minute Ray's core would end this process, and nobody could
     say why."""
     for name in _dead():
-        raise RuntimeError(f"Ray's {name} died; the same command with --resume goes on from the last checkpoint")
+        raise RuntimeError(f"Ray's {name} died; {GOES_ON}")
 
 
 def _dead() -> list[str]:
@@ -240,9 +241,11 @@ def get(ref: Any) -> Any:
         if isinstance(error.cause, ConfigError):
             raise ConfigError(str(error.cause)) from None
         raise
-    except RayError:
+    except RayError as error:
         # its actors end with it, and may be noticed first
         require_ray()
+        if isinstance(error, RayActorError):
+            raise RuntimeError(f"the run's server actor died; {GOES_ON}. Ray says: {error}") from None
         raise
 
 

@@ -165,6 +165,16 @@ def test_auto_leaves_room_for_the_server(ray_cluster, tmp_path):
     nothing_is_left()
 
 
+@pytest.mark.ray
+def test_a_dead_server_is_said_in_a_sentence(ray_cluster, tmp_path):
+    spec = tiny(run={"executor": "ray", "actors": 1})
+    said = "^the run's server actor died; the same command with --resume goes on from the last checkpoint. Ray says: "
+    with pytest.raises(RuntimeError, match=said), running(spec, spec.data.arrays(), tmp_path, None) as remote:
+        ray.kill(remote.server)
+        remote.step()
+    nothing_is_left()
+
+
 def nothing_is_left():
     until(lambda: all(group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()))
     until(lambda: ray.available_resources().get("CPU") == 4)
