@@ -168,7 +168,8 @@ def test_a_client_that_kills_every_actor_ends_the_run(pool, tmp_path):
     said = rf"train: clients \[4\] with \[{size}\] samples, round 1: failed 3 times"
     with pytest.raises(JobFailed, match=said):
         simulation.run_round()
-    assert len(set(pids(tmp_path))) == 3
+    # an actor may take the answer of the job before with it, and that job then counts as the one that failed
+    assert 3 <= len(set(pids(tmp_path))) <= 5
 
 
 def test_an_exception_in_a_client_ends_the_run_after_a_try_on_another_actor(pool, tmp_path):
