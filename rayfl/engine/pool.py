@@ -70,7 +70,7 @@ class _Slot:
 
 
 class RayPool(Executor):
-    def __init__(self, refs: list[ray.ObjectRef], crew: Crew, actors: Sequence[Any], deadline: float = 120.0):
+    def __init__(self, refs: list[ray.ObjectRef], crew: Crew, actors: Sequence[Any], *, deadline: float = 120.0):
         """`actors`: the crew's, already started. `deadline`: seconds that every job may take (`limit`)."""
         self.refs, self.crew, self.deadline = refs, crew, deadline
         self.slots = [_Slot(bundle, actor) for bundle, actor in zip(crew.bundles, actors, strict=True)]
