@@ -136,7 +136,7 @@ def test_who_ends_everything_gets_a_checkpoint_where_there_can_be_one(start, tmp
     code, printed = command.finish()
     assert (code, printed.splitlines()[-1]) == (
         143,
-        "stopped; the same command with --resume goes on from the last checkpoint",
+        "stopped; if it wrote a checkpoint, the same command with --resume goes on from there",
     )
     record = RunFolder.open(folder)
     assert record.status == "stopped"
