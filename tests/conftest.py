@@ -21,6 +21,14 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """What a test draws without an address is the same whichever tests ran before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 def pytest_xdist_auto_num_workers(config):
     """`pytest` alone takes a process a core, at most four; parts of the suite, named on the command line, take none."""
     return min(os.cpu_count() or 1, 4) if config.args_source == config.ArgsSource.TESTPATHS else 0
