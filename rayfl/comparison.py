@@ -14,10 +14,10 @@ from rayfl.data.base import Arrays
 from rayfl.driver import claimed, git_commit, load_data
 from rayfl.engine.cluster import cluster
 from rayfl.experiment import Experiment
-from rayfl.report import figures, write_labels, write_report
+from rayfl.report import figures, findings, write_labels, write_report
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, records
-from rayfl.results.tables import Record
+from rayfl.results.rows import Record
 from rayfl.tuning.load import load_sweep, read_sweep
 from rayfl.tuning.recorder import Recorder
 from rayfl.tuning.stages import Interrupted, check_room, run_sweep
@@ -81,7 +81,7 @@ def sweep(
             status, error = "stopped", None
             try:
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow))
-                write_report(folder, best, records(folder, record.id), progress.note)
+                write_report(findings(folder, best, records(folder, record.id)), progress.note)
                 for name, experiment in splits.items():
                     write_labels(folder / "plots" / name, experiment, arrays)
                 status = "finished"

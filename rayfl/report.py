@@ -1,6 +1,7 @@
 """What a run or a comparison leaves in its folder for people: tables, plots, a paper's numbers beside ours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from rayfl.experiment import Experiment, read_experiment
 from rayfl.results import published
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.pareto import write_pareto
-from rayfl.results.plots import label_distribution, plots_of, write_plots
+from rayfl.results.plots import label_distribution, plots_of, tuning_plots, write_plots
+from rayfl.results.rows import Record, best_trials, judge_of, judged
 from rayfl.results.submodels import Deployments, of_networks, over_rounds, write_submodels
-from rayfl.results.tables import Record, best_trials, judge_of, judged, write_tables
+from rayfl.results.tables import write_tables
+from rayfl.results.tuned import Best, tuned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,15 +25,56 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def write_report(folder: Path, best: Sequence[Record], trials: Sequence[Record], say: Say) -> None:
-    """Tables and plots of the best rows, and the Pareto front of all, into a folder."""
-    config, judge = _of_folder(folder, best)
-    write_tables(folder, best, judge)
-    write_plots(folder / "plots", best, judge)
-    if finished := [trial for trial in trials if trial["status"] == "finished"]:
-        write_pareto(folder, finished, config.get("search", {}).get("metric", judge))
-    write_submodels(folder, best, lambda path: deployments(path, say), say, judge)
-    section, changed = published.from_config(config)
+@dataclass(frozen=True)
+class Findings:
+    """What came out of the runs of a folder."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """Of the sweep or run, {} where the folder only holds others."""
+    best: Sequence[Record]
+    """The runs of every row's best point."""
+    trials: Sequence[Record]
+    """All runs, failed ones included."""
+    judge: str
+    """The metric by which rows are compared."""
+    metric: str
+    """The metric by which the best points were chosen."""
+    paths: tuple[str, ...]
+    """The dotted settings that the search tried."""
+
+    @property
+    def mode(self) -> Any:
+        return self.config.get("search", {}).get("mode", "auto")
+
+    @property
+    def tuned(self) -> dict[str, Best]:
+        return tuned(self.best, self.trials, self.paths, self.metric, self.mode)
+
+
+def findings(folder: Path, best: Sequence[Record], trials: Sequence[Record], metric: str | None = None) -> Findings:
+    """Of the best rows and those of all trials in a folder. `metric`: that the best were chosen by, unless it is the
+    sweep's own."""
+    if not RunFolder.exists(folder):
+        judge = judge_of(best)
+        return Findings(folder, {}, best, trials, judge, metric or judge, ())
+    run = RunFolder.open(folder)
+    metric = metric or run.config.get("search", {}).get("metric", run.facts.judge)
+    return Findings(folder, run.config, best, trials, run.facts.judge, metric, run.facts.tuned)
+
+
+def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None:
+    """Tables and plots of the best rows, and what the search tried, into their folder; plots as PNG and in `formats`."""
+    folder, best, judge = found.folder, found.best, found.judge
+    write_tables(folder, best, judge, found.tuned)
+    write_plots(folder / "plots", best, judge, formats)
+    finished = [trial for trial in found.trials if trial["status"] == "finished"]
+    for name, plot in tuning_plots(finished, found.paths, found.metric, found.mode).items():
+        plot.write(folder / "plots" / name, formats)
+    if finished:
+        write_pareto(folder, best, finished, found.metric, formats)
+    write_submodels(folder, best, lambda path: deployments(path, say), say, judge, formats)
+    section, changed = published.from_config(found.config)
     if section:
         (folder / "published.md").write_text(published.markdown(section, changed, best))
 
@@ -42,17 +86,18 @@ def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
     label_distribution(counts).write(path)
 
 
-def report_on(folder: Path, metric: str | None, say: Say) -> tuple[list[Record], str]:
-    """Everything again, from a folder of runs: the best rows by `metric`, or by what a sweep was tuned by, and what
-    judges them."""
-    found = judged(records(folder))
+def report_on(folder: Path, metric: str | None, say: Say, formats: Sequence[str] = ()) -> Findings:
+    """Everything again, from a folder of runs, with the best rows by `metric`, or by what a sweep was tuned by."""
+    trials = records(folder)
+    found = judged(trials)
     found = [record for record in found if record["status"] == "finished"] or found
     if not found:
         raise ConfigError(f"{folder}: holds no run that was evaluated; allowed: the folder of a sweep or a run")
-    search = _of_folder(folder, found)[0].get("search", {})
+    search = RunFolder.open(folder).config.get("search", {}) if RunFolder.exists(folder) else {}
     best = best_trials(found, metric or search.get("metric"), search.get("mode", "auto"))
-    write_report(folder, best, found, say)
-    return best, _of_folder(folder, best)[1]
+    report = findings(folder, best, trials, metric)
+    write_report(report, say, formats)
+    return report
 
 
 def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> "dict[str, Figure]":
@@ -72,17 +117,8 @@ def deployments(folder: Path, say: Say) -> Deployments:
 
 
 def _deployed(experiment: Experiment, folder: Path, say: Say) -> Deployments:
-    found = latest(folder / "checkpoints", experiment.result_config(), say)
+    found = latest(folder / "checkpoints", experiment.result_config(), say, carries=False)
     if found is None:
         raise ConfigError(f"{folder}: has no checkpoint")
     method = experiment.bound()
     return {c: method.deploy(found.state, found.round, c) for c in experiment.clients.all_capacities}
-
-
-def _of_folder(folder: Path, rows: Sequence[Record]) -> tuple[dict[str, Any], str]:
-    """The configuration of the run or sweep that a folder holds, {} if it holds others below it, and what its rows are
-    compared by."""
-    if not RunFolder.exists(folder):
-        return {}, judge_of(rows)
-    run = RunFolder.open(folder)
-    return run.config, run.facts.judge

@@ -19,7 +19,7 @@ from rayfl.tuning import sweep as sweeps
 from rayfl.tuning.load import load_sweep
 from rayfl.tuning.recorder import Recorder, folder_name
 from rayfl.tuning.search import scheduler_of, searcher_of, trial_config
-from rayfl.tuning.space import Search, short, text_of
+from rayfl.tuning.space import Search, text_of
 
 # what is searched
 
