@@ -1,9 +1,8 @@
 """What a run or a comparison leaves in its folder for people: tables, plots, a paper's numbers beside ours."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
@@ -11,13 +10,13 @@ from rayfl.data.partition.base import label_counts
 from rayfl.engine.checkpoints import latest
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.results import published
-from rayfl.results.folder import RunFolder, records
+from rayfl.results.findings import Findings, found_in
+from rayfl.results.folder import RunFolder
 from rayfl.results.pareto import write_pareto
 from rayfl.results.plots import label_distribution, plots_of, tuning_plots, write_plots
-from rayfl.results.rows import Record, best_trials, judge_of, judged
+from rayfl.results.rows import Record
 from rayfl.results.submodels import Deployments, of_networks, over_rounds, write_submodels
 from rayfl.results.tables import write_tables
-from rayfl.results.tuned import Best, tuned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,50 +24,12 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What came out of the runs of a folder."""
-
-    folder: Path
-    config: Mapping[str, Any]
-    """Of the sweep or run, {} where the folder only holds others."""
-    best: Sequence[Record]
-    """The runs of every row's best point."""
-    trials: Sequence[Record]
-    """All runs, failed ones included."""
-    judge: str
-    """The metric by which rows are compared."""
-    metric: str
-    """The metric by which the best points were chosen."""
-    paths: tuple[str, ...]
-    """The dotted settings that the search tried."""
-
-    @property
-    def mode(self) -> Any:
-        return self.config.get("search", {}).get("mode", "auto")
-
-    @property
-    def tuned(self) -> dict[str, Best]:
-        return tuned(self.best, self.trials, self.paths, self.metric, self.mode)
-
-
-def findings(folder: Path, best: Sequence[Record], trials: Sequence[Record], metric: str | None = None) -> Findings:
-    """Of the best rows and those of all trials in a folder. `metric`: that the best were chosen by, unless it is the
-    sweep's own."""
-    if not RunFolder.exists(folder):
-        judge = judge_of(best)
-        return Findings(folder, {}, best, trials, judge, metric or judge, ())
-    run = RunFolder.open(folder)
-    metric = metric or run.config.get("search", {}).get("metric", run.facts.judge)
-    return Findings(folder, run.config, best, trials, run.facts.judge, metric, run.facts.tuned)
-
-
 def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None:
     """Tables and plots of the best rows, and what the search tried, into their folder; plots as PNG and in `formats`."""
     folder, best, judge = found.folder, found.best, found.judge
     write_tables(folder, best, judge, found.tuned)
     write_plots(folder / "plots", best, judge, formats)
-    finished = [trial for trial in found.trials if trial["status"] == "finished"]
+    finished = found.finished
     for name, plot in tuning_plots(finished, found.paths, found.metric, found.mode).items():
         plot.write(folder / "plots" / name, formats)
     if finished:
@@ -88,16 +49,9 @@ def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
 
 def report_on(folder: Path, metric: str | None, say: Say, formats: Sequence[str] = ()) -> Findings:
     """Everything again, from a folder of runs, with the best rows by `metric`, or by what a sweep was tuned by."""
-    trials = records(folder)
-    found = judged(trials)
-    found = [record for record in found if record["status"] == "finished"] or found
-    if not found:
-        raise ConfigError(f"{folder}: holds no run that was evaluated; allowed: the folder of a sweep or a run")
-    search = RunFolder.open(folder).config.get("search", {}) if RunFolder.exists(folder) else {}
-    best = best_trials(found, metric or search.get("metric"), search.get("mode", "auto"))
-    report = findings(folder, best, trials, metric)
-    write_report(report, say, formats)
-    return report
+    found = found_in(folder, metric)
+    write_report(found, say, formats)
+    return found
 
 
 def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> "dict[str, Figure]":

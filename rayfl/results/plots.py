@@ -44,7 +44,9 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
         "accuracy_by_traffic": by_traffic(curves, metric, axis, styles) if len(curves) > 1 else None,
         "accuracy_by_capacity": by_capacity(records, styles),
         "curves_by_capacity": curves_by_capacity(curves, records, styles) if len(curves) > 1 else None,
-        "client_accuracy": client_histogram(scores, axis_of(facts, of_clients), styles) if all(scores.values()) else None,
+        "client_accuracy": client_histogram(scores, axis_of(facts, of_clients), styles)
+        if all(scores.values())
+        else None,
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 

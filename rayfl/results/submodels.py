@@ -78,7 +78,9 @@ def over_rounds(records: Sequence[Record]) -> dict[str, Plot]:
     facts = facts_of(records[0])
     shades = shades_of(facts.capacities)
     found = {
-        "submodels": submodel_curves(runs, facts.score, capacities(records), shades, with_unit(facts.score, facts, facts.score)),
+        "submodels": submodel_curves(
+            runs, facts.score, capacities(records), shades, with_unit(facts.score, facts, facts.score)
+        ),
         "layers": layer_curves(runs),
         "shares": share_curves(runs, sorted(trained(records), reverse=True), shades),
     }

@@ -157,9 +157,7 @@ class _Columns:
         return percent(values) if self.is_share else plain(values)
 
 
-def table(
-    records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None
-) -> Table:
+def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None) -> Table:
     """One line a label, the best by `metric` first: what evaluations found, what a search chose (`tuned`) and its place
     among what was tried, then what the training cost. A dash stands where there is no number: a network that every
     client has for itself was not judged on the global test set."""

@@ -99,7 +99,11 @@ def tuned(
         judge = metric or row["facts"]["judge"]
         points = _points(own, judge)
         mine = points.pop(point_of(row), [])
-        tied = [_text({path: value_of(rows[0], path) for path in paths}) for rows in points.values() if _tie(mine, rows, judge)]
+        tied = [
+            _text({path: value_of(rows[0], path) for path in paths})
+            for rows in points.values()
+            if _tie(mine, rows, judge)
+        ]
         found[row["label"]] = Best(tuple(settings), tuple(tied))
     return found
 
