@@ -39,6 +39,11 @@ def last(path: str) -> str:
     return f"{before}.{end}" if before.isdecimal() else end
 
 
+def public(text: str) -> str:
+    """Without the users and passwords of the addresses in it."""
+    return re.sub(r"//[^/@\s]+@", "//", text)
+
+
 def joined(path: list[Any]) -> str:
     """A dotted path, whatever its keys are."""
     keys = map(str, path)

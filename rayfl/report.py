@@ -25,7 +25,8 @@ Say = Callable[[str], None]
 
 
 def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None:
-    """Tables and plots of the best rows, and what the search tried, into their folder; plots as PNG and in `formats`."""
+    """Tables and plots of the best rows, and of what the search tried, into their folder; plots as PNG and in
+    `formats`."""
     folder, best, judge = found.folder, found.best, found.judge
     write_tables(folder, best, judge, found.tuned)
     write_plots(folder / "plots", best, judge, formats)

@@ -113,8 +113,8 @@ def show(
     published: str | None = None,
     tuned: "Mapping[str, Best] | None" = None,
 ) -> None:
-    """The tables of a run or a sweep, with what a search chose, and a paper's numbers if it has some. The best rounds are shown where clients'
-    own accuracies judge."""
+    """The tables of a run or a sweep, with what a search chose, and a paper's numbers if it has some. The best rounds
+    are shown where clients' own accuracies judge."""
     from rayfl.results import published as beside
     from rayfl.results.tables import best_table, table
 

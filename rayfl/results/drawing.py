@@ -18,6 +18,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
@@ -36,7 +37,7 @@ MARKERS = "osD^vPX<>p"
 SALT = 1477
 """Of all salts the first with which the rows that our comparisons have most often do not share a colour."""
 
-PAPER = {
+PAPER: Any = {
     "pdf.fonttype": 42,  # TrueType: text stays text, and journals refuse Type 3
     "svg.fonttype": "none",  # text, too: small, searched and edited
     "svg.hashsalt": "rayfl",
@@ -104,7 +105,7 @@ def shades_of(capacities: Iterable[float]) -> dict[float, Style]:
     shades = matplotlib.colormaps["viridis"]
     return {
         capacity: {
-            "color": matplotlib.colors.to_hex(shades(0.85 * i / max(1, len(ranked) - 1))),
+            "color": to_hex(shades(0.85 * i / max(1, len(ranked) - 1))),
             "linestyle": "-",
             "marker": MARKERS[i % len(MARKERS)],
         }

@@ -58,8 +58,8 @@ def findings(folder: Path, best: Sequence[Record], trials: Sequence[Record], met
         judge = judge_of(best)
         return Findings(folder, None, best, trials, judge, metric or judge)
     run = RunFolder.open(folder)
-    metric = metric or run.config.get("search", {}).get("metric", run.facts.judge)
-    return Findings(folder, run, best, trials, run.facts.judge, metric)
+    judge = run.facts.judge
+    return Findings(folder, run, best, trials, judge, metric or run.config.get("search", {}).get("metric", judge))
 
 
 def found_in(folder: Path, metric: str | None = None) -> Findings:

@@ -1,7 +1,7 @@
 """Plots of runs: each function draws a figure from lines or rows, or gives None where there is nothing to see.
 
-`curves` are the lines of every run by the name of its row; rows are drawn as means over their runs (seeds), with bands of
-± a standard deviation. Styles, colours and names are the same in all plots of the same rows.
+`curves` are the lines of every run by the name of its row; rows are drawn as means over their runs (seeds), with bands
+of ± a standard deviation. Styles, colours and names are the same in all plots of the same rows.
 """
 
 import math
@@ -68,8 +68,8 @@ def named_styles(records: Iterable[Record]) -> dict[str, Style]:
 
 
 def learning_curves(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style], **look: Any) -> Plot:
-    """`metric` over rounds: mean and ± standard deviation over the runs of each row. `axis`: its name; `look` as yscale,
-    ylim."""
+    """`metric` over rounds: mean and ± standard deviation over the runs of each row. `axis`: its name; `look` as
+    yscale, ylim."""
     figure, axes = new_figure()
     for name, runs in curves.items():
         _draw(axes, runs, metric, styles[name], name)
@@ -105,8 +105,8 @@ def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mappin
 
 
 def by_traffic(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style]) -> Plot | None:
-    """`metric` over what was communicated by then, up and down (SpaFL, arXiv 2406.00431, figure 2): means and ± standard
-    deviation over the runs of each row. On a log scale if rows differ by ten times; one that sends nothing is a dotted
+    """`metric` over what was communicated by then, up and down (SpaFL, arXiv 2406.00431, figure 2): means and ±
+    standard deviation over the runs of each row. On a log scale if rows differ by ten times; one that sends nothing is a dotted
     line at its last value. Nothing if all send as much."""
     found = {}
     for name, runs in curves.items():

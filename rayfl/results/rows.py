@@ -1,7 +1,7 @@
 """Which rows count.
 
-A row (`RunFolder.record`, or the same read back from MLflow) is one run: `label`, `title`, `seed`, `params`, `facts`, and
-the numbers of its result.json. Rows of a label are seeds of one method.
+A row (`RunFolder.record`, or the same read back from MLflow) is one run: `label`, `title`, `seed`, `params`, `facts`,
+and the numbers of its result.json. Rows of a label are seeds of one method.
 """
 
 import math

@@ -44,7 +44,9 @@ class Setting:
         """Whether it stands at an end of what was tried, if that has ends."""
         if not self.is_ordered or len(self.tried) < 2:
             return None
-        return {self.tried[0]: "lowest", self.tried[-1]: "highest"}.get(self.value)
+        if self.value == self.tried[0]:
+            return "lowest"
+        return "highest" if self.value == self.tried[-1] else None
 
     def __str__(self) -> str:
         """ "0.1 (1 of 4) ↓"."""
