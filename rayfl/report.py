@@ -48,10 +48,15 @@ def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
     label_distribution(counts).write(path)
 
 
-def report_on(folder: Path, metric: str | None, say: Say, formats: Sequence[str] = ()) -> Findings:
-    """Everything again, from a folder of runs, with the best rows by `metric`, or by what a sweep was tuned by."""
+def report_on(folder: Path, metric: str | None, say: Say, formats: Sequence[str] = (), html: bool = False) -> Findings:
+    """Everything again, from a folder of runs, with the best rows by `metric`, or by what a sweep was tuned by; and one
+    HTML page of it."""
     found = found_in(folder, metric)
     write_report(found, say, formats)
+    if html:
+        from rayfl.results.page import write_page
+
+        write_page(found)
     return found
 
 

@@ -123,7 +123,7 @@ def test_curves_use_the_rounds_that_all_seeds_have():
         [{"round": 1, "a": 0.1}, {"round": 2}, {"round": 3, "a": 0.3}],
         [{"round": 3, "a": 0.5}, {"round": 5, "a": 0.7}],
     ]
-    rounds, values = plots._common(runs, "a")
+    rounds, values = plots.common(runs, "a")
     assert rounds == [3]
     np.testing.assert_array_equal(values, [[0.3], [0.5]])
 

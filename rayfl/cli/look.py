@@ -60,14 +60,17 @@ def _newest(sweeps: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a sweep or of a run.")],
     metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
+    ] = False,
 ) -> None:
-    """Tables and plots again, from a folder of runs."""
+    """Tables and plots again, from a folder of runs; plots as PDF and SVG too."""
     from rayfl.report import report_on
     from rayfl.results.drawing import FORMATS
 
-    found = report_on(folder, metric, warn, tuple(FORMATS))
+    found = report_on(folder, metric, warn, tuple(FORMATS), html)
     show(found.best, found.judge, found.config.get("published"), found.tuned)
-    say(f"results.csv, results.md, results.tex and plots in {folder}")
+    say(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
 
 
 def export(

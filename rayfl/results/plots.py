@@ -106,14 +106,14 @@ def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mappin
 
 def by_traffic(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style]) -> Plot | None:
     """`metric` over what was communicated by then, up and down (SpaFL, arXiv 2406.00431, figure 2): means and ±
-    standard deviation over the runs of each row. On a log scale if rows differ by ten times; one that sends nothing is a dotted
-    line at its last value. Nothing if all send as much."""
+    standard deviation over the runs of each row. On a log scale if rows differ by ten times; one that sends nothing is
+    a dotted line at its last value. Nothing if all send as much."""
     found = {}
     for name, runs in curves.items():
-        sent = [_with_traffic(lines) for lines in runs]
-        rounds, gbit = _common([[line for line in lines if metric in line] for lines in sent], "gbit")
+        sent = [with_traffic(lines) for lines in runs]
+        rounds, gbit = common([[line for line in lines if metric in line] for lines in sent], "gbit")
         if rounds:
-            found[name] = rounds, gbit.mean(0), *_mean_and_std(_common(sent, metric)[1])
+            found[name] = rounds, gbit.mean(0), *mean_and_std(common(sent, metric)[1])
     totals = [float(gbit[-1]) for _, gbit, *_ in found.values()]
     if not any(totals) or max(totals) - min(totals) < 0.01 * max(totals):
         return None
@@ -272,7 +272,7 @@ def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
     return chosen
 
 
-def _common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
+def common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
     """The rounds in which all runs have the metric [R], and its values [runs, R]."""
     series = [{line["round"]: line[metric] for line in lines if metric in line} for lines in runs]
     rounds = sorted(set.intersection(*map(set, series)))
@@ -283,7 +283,7 @@ def _over_rounds(curves: Curves, metric: str) -> tuple[list[str], list[list[Any]
     """A header and a row a round: of every label the mean over its runs and, of several, the standard deviation."""
     header, columns = ["round"], []
     for name, runs in curves.items():
-        rounds, values = _common(runs, metric)
+        rounds, values = common(runs, metric)
         header.append(name)
         columns.append(dict(zip(rounds, values.mean(0).tolist(), strict=True)) if rounds else {})
         if len(runs) > 1:
@@ -296,15 +296,15 @@ def _over_rounds(curves: Curves, metric: str) -> tuple[list[str], list[list[Any]
 def _draw(axes: Axes, runs: Sequence[Sequence[Line]], metric: str, style: Style, name: str) -> None:
     """`metric` over rounds: mean and standard deviation over the runs' lines."""
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-    rounds, values = _common(runs, metric)
+    rounds, values = common(runs, metric)
     if not rounds:
         return
-    mean, std = _mean_and_std(values)
+    mean, std = mean_and_std(values)
     axes.plot(rounds, mean, label=name, **line_of(style, len(rounds)))
     _band(axes, rounds, mean, std, style)
 
 
-def _mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Over runs: of [runs, R] two of [R]. One run has no spread: 0."""
     return values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
 
@@ -315,7 +315,7 @@ def _band(axes: Axes, x: npt.ArrayLike, mean: np.ndarray, std: np.ndarray, style
         axes.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _with_traffic(lines: Iterable[Line]) -> list[Line]:
+def with_traffic(lines: Iterable[Line]) -> list[Line]:
     """Lines with `gbit`: what all rounds up to theirs communicated, in 10^9 bits."""
     sent, found = 0.0, []
     for line in lines:
