@@ -63,12 +63,15 @@ def report(
     html: Annotated[
         bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
     ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Plots as PDF and SVG too, which takes as long again.")
+    ] = False,
 ) -> None:
-    """Tables and plots again, from a folder of runs; plots as PDF and SVG too."""
+    """Tables and plots again, from a folder of runs."""
     from rayfl.report import report_on
     from rayfl.results.drawing import FORMATS
 
-    found = report_on(folder, metric, warn, tuple(FORMATS), html)
+    found = report_on(folder, metric, warn, tuple(FORMATS) if paper else (), html)
     show(found.best, found.judge, found.config.get("published"), found.tuned)
     say(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
 

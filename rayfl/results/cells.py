@@ -64,6 +64,11 @@ def mean(values: Sequence[float], human: Callable[[float], str]) -> str:
 
 
 def tex(cell: str) -> str:
-    special = {letter: f"\\{letter}" for letter in "%_&#${}"} | {"±": r"$\pm$", "–": "--"}
+    special = {letter: f"\\{letter}" for letter in "%_&#${}"} | {
+        "±": r"$\pm$",
+        "–": "--",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+    }
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return "".join(special.get(letter, letter) for letter in cell)

@@ -21,7 +21,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
-from matplotlib.transforms import Bbox
 
 from rayfl.metrics import SPLITS
 from rayfl.results.cells import as_csv
@@ -175,13 +174,13 @@ def legend(axes: Axes) -> None:
 
 
 def name_points(axes: Axes, points: Iterable[tuple[float, float, str]]) -> None:
-    """Writes (x, y, text) beside points, first come first served: a name that would cover another one is left out. Call
-    it when all else is drawn."""
+    """Writes (x, y, text) beside points, first come first served: a name that would cover another one, or leave the
+    axes, is left out. Call it when all else is drawn."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
-    taken: list[Bbox] = []
+    taken, inside = [], axes.get_window_extent(renderer)
     for x, y, text in points:
         for dx, dy, ha, va in PLACES:
             name = axes.annotate(
@@ -189,7 +188,7 @@ def name_points(axes: Axes, points: Iterable[tuple[float, float, str]]) -> None:
             )
             name.set_in_layout(False)
             box = name.get_window_extent(renderer)
-            if not any(box.overlaps(other) for other in taken):
+            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not any(box.overlaps(other) for other in taken):
                 taken.append(box)
                 break
             name.remove()

@@ -148,7 +148,7 @@ def pareto_front(
         if len(labels) > 1:
             axes.plot([], [], label=titles[of], color=style["color"], marker=style["marker"], linestyle="")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda macs, _: human_flops(macs)))
     axes.minorticks_off()
     axes.margins(0.08)

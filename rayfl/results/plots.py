@@ -54,7 +54,8 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
 def axis_of(facts: Facts, metric: str) -> str:
     """What an axis of a metric is called: with the unit that tables have."""
     score, split = facts.about(metric) or (metric, "test")
-    return with_unit(said(score, split) if split == "clients" else metric.replace("_", " "), facts, score)
+    name = said(score, split) if metric == named(score, "mean", split) else metric.replace("_", " ")
+    return with_unit(name, facts, score)
 
 
 def with_unit(name: str, facts: Facts, score: str) -> str:
@@ -237,7 +238,7 @@ def client_histogram(scores: Mapping[str, Sequence[np.ndarray]], axis: str, styl
     for axes, name in zip(grid, scores, strict=True):
         style = styles[name]
         counts = np.mean([np.histogram(values, edges)[0] for values in scores[name]], axis=0)
-        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         axes.stairs(counts, edges, color=style["color"], fill=True, alpha=0.3)
         axes.stairs(counts, edges, color=style["color"])
         axes.axvline(means[name], color=style["color"], linestyle="--", linewidth=1)
@@ -295,7 +296,7 @@ def _over_rounds(curves: Curves, metric: str) -> tuple[list[str], list[list[Any]
 
 def _draw(axes: Axes, runs: Sequence[Sequence[Line]], metric: str, style: Style, name: str) -> None:
     """`metric` over rounds: mean and standard deviation over the runs' lines."""
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     rounds, values = common(runs, metric)
     if not rounds:
         return

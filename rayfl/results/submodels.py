@@ -89,10 +89,11 @@ def over_rounds(records: Sequence[Record]) -> dict[str, Plot]:
 
 def of_networks(deployed: Deployments) -> dict[str, Plot]:
     """Name -> plot of networks. What there is nothing of is left out."""
+    shades = shades_of(deployed)
     found = {
-        "weights": profile_plot(weights(deployed), "layer", "mean |weight|"),
-        "kept": profile_plot(kept(deployed), "layer", "weights that are left %"),
-        "steps": profile_plot(steps(deployed), "residual branch", "step size"),
+        "weights": profile_plot(weights(deployed), "layer", "mean |weight|", shades),
+        "kept": profile_plot(kept(deployed), "layer", "weights that are left %", shades),
+        "steps": profile_plot(steps(deployed), "residual branch", "step size", shades),
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 
@@ -122,16 +123,16 @@ def steps(deployed: Deployments) -> Profile:
     }
 
 
-def profile_plot(profile: Profile, what: str, value: str) -> Plot | None:
+def profile_plot(profile: Profile, what: str, value: str, shades: Mapping[float, Style]) -> Plot | None:
     """Numbers of modules, a line a capacity, a gap where its network has no such module; None without numbers. `what`
-    are the modules, `value` the numbers."""
+    are the modules, `value` the numbers; `shades` of these capacities and perhaps others."""
     names = list(dict.fromkeys(name for of_capacity in profile.values() for name in of_capacity))
     if not names:
         return None
     figure, axes = new_figure()
     figure.set_size_inches(min(14, 6 + 0.15 * len(names)), 4.8)
-    for capacity, style in shades_of(profile).items():
-        heights = [profile[capacity].get(name, math.nan) for name in names]
+    for capacity, numbers in profile.items():
+        heights, style = [numbers.get(name, math.nan) for name in names], shades[capacity]
         axes.plot(range(len(names)), heights, label=_legend(capacity), linewidth=1.4, markersize=3.5, **style)
     every = math.ceil(len(names) / TICKS)
     axes.set_xticks(range(0, len(names), every), names[::every], rotation=90, fontsize=7)

@@ -82,7 +82,7 @@ def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
     if curves.left_out:
         text += f" Too many numbers for a page: {', '.join(curves.left_out)}. They are in every run's metrics.jsonl."
     controls = {"metric": list(curves.titles.values()), "axis": ["rounds", "Gbit, up and down"]}
-    return Chart("curves", "curves", "Over rounds", text, data, 480, controls)
+    return Chart("plot-curves", "curves", "Over rounds", text, data, 480, controls)
 
 
 def _by_capacity(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
@@ -102,7 +102,7 @@ def _by_capacity(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
             )
     axis = {"title": "capacity of the client", "type": "log", "tickvals": known, "ticktext": [*map(label, known)]}
     text = "What a device of each capacity reaches on the global test set, mean and standard deviation over seeds."
-    return Chart("by-capacity", "curves", "By capacity", text, _figure(traces, axis, {"title": unit}))
+    return Chart("plot-capacities", "curves", "By capacity", text, _figure(traces, axis, {"title": unit}))
 
 
 def _pareto(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
@@ -131,9 +131,9 @@ def _pareto(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         trace["marker"] |= {"size": 11, "opacity": [1.0 if offer in best else 0.45 for offer in own]}
         trace["text"] = [f"{o.parameters:,} parameters, capacity {label(o.capacity)}, {o.point}" for o in own]
         traces.append(trace | {"hovertemplate": "%{y:.4g} at %{x:.3s}<br>%{text}<extra>%{fullData.name}</extra>"})
-    axis = {"title": "multiply-adds of one sample", "type": "log", "tickformat": "~s"}
+    axis = {"title": "multiply-adds of one sample", "type": "log", "tickformat": "~s", "dtick": "D2"}
     text = "What a network costs, and what it reaches. The front joins those that no other one beats in both."
-    return Chart("pareto", "curves", "For its cost", text, _figure(traces, axis, {"title": unit}))
+    return Chart("plot-pareto", "curves", "For its cost", text, _figure(traces, axis, {"title": unit}))
 
 
 def _clients(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
@@ -169,7 +169,7 @@ def _clients(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         "Every client judged by its own test data, over all seeds: the box holds the middle half, the dashes the mean."
     )
     figure = _figure(traces, {"title": unit}, {"autorange": "reversed", "automargin": True}, showlegend=False)
-    return Chart("clients", "clients", "Over clients", text, figure, 130 + 75 * len(traces))
+    return Chart("plot-clients", "clients", "Over clients", text, figure, 130 + 75 * len(traces))
 
 
 def _settings(found: Findings) -> Iterator[Chart]:
@@ -192,7 +192,8 @@ def _settings(found: Findings) -> Iterator[Chart]:
             for of, some in heights.items()
         ]
         text = "What chose among the points, by this setting: the best of all points that have the value."
-        yield Chart(f"tuned-{path}", "search", f"Over {names[path]}", text, _figure(traces, axis, {"title": unit}), 360)
+        figure = _figure(traces, axis, {"title": unit})
+        yield Chart(f"plot-tuned-{path}", "search", f"Over {names[path]}", text, figure, 360)
 
 
 def _labels(folder: Path) -> Iterator[Chart]:
@@ -217,7 +218,7 @@ def _labels(folder: Path) -> Iterator[Chart]:
         height = 200 + min(420, 18 * len(classes))
         figure = _figure([trace], {"title": "client"}, {"title": "class", "type": "category"})
         text = f"Training samples of each class at each of {len(counts):,} clients."
-        yield Chart(f"labels{of}", "clients", title, text, figure, height)
+        yield Chart(f"plot-{file.stem}", "clients", title, text, figure, height)
 
 
 def _trace(name: str, style: Style, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:

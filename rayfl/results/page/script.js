@@ -4,15 +4,17 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const narrow = matchMedia("(max-width: 40rem)");
 const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
 
-function layoutOf(given) {
+function layoutOf(given, height) {
   const style = getComputedStyle(document.documentElement);
-  const [ink, line] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
+  const [ink, line, soft] = ["--ink", "--line", "--soft"].map((name) => style.getPropertyValue(name).trim());
   const axis = { gridcolor: line, zeroline: false, linecolor: line, automargin: true };
   return {
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink },
+    height,
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 56, r: 12, t: 12, b: 48 },
+    margin: { l: 56, r: 12, t: 28, b: 48 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
     legend: { orientation: "h", y: narrow.matches ? -0.25 : -0.18, x: 0 },
     hovermode: "closest",
     ...given,
@@ -53,7 +55,7 @@ function figureOf(id) {
 
 function draw(id) {
   const [traces, layout] = figureOf(id);
-  return Plotly.react(id, traces, layoutOf(layout), config);
+  return Plotly.react(id, traces, layoutOf(layout, document.getElementById(id).clientHeight), config);
 }
 
 // plotly writes its markup: names from files are text
