@@ -18,7 +18,7 @@ def compare(
 ) -> None:
     """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
     from rayfl.results import published as beside
-    from rayfl.results.rows import best_trials
+    from rayfl.results.rows import best_trials, facts_of
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
     from rayfl.results.tuned import tuned
@@ -34,7 +34,7 @@ def compare(
     metric = metric or params.get("search.metric")
     choose({key: None for record in found for key in record}, metric, "--metric", "result")
     best = best_trials(found, metric, params.get("search.mode", "auto"))
-    chosen = tuned(best, trials, sweep["facts"]["tuned"], metric, params.get("search.mode", "auto"))
+    chosen = tuned(best, trials, facts_of(sweep).tuned, metric, params.get("search.mode", "auto"))
     published, changed = beside.from_config(params)
     if format == "csv":
         print(results_csv(best, judge, chosen), end="")
