@@ -63,9 +63,7 @@ def report(
     html: Annotated[
         bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
     ] = False,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Plots as PDF and SVG too, which takes as long again.")
-    ] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Plots as PDF and SVG too.")] = False,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
     from rayfl.report import report_on
