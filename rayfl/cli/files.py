@@ -1,0 +1,47 @@
+"""Files of experiments: found by name, and offered on Tab with rows. A shell waits: nothing here imports torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from rayfl.config import ConfigError, load_yaml
+
+SHIPPED = [above / "tune_configs" for above in Path(__file__).parents[1:3]]
+"""Where the experiments are that come with rayfl: inside an installed package, beside it in a clone."""
+
+
+def find_config(path: Path) -> Path:
+    """The file, or the one of this name that comes with rayfl: quickstart, tune_configs/quickstart.yaml."""
+    named = [folder / f"{path.stem}.yaml" for folder in SHIPPED if path.parent in (Path(), Path("tune_configs"))]
+    return next((place for place in (path, *named) if place.is_file()), path)
+
+
+def configs(incomplete: str) -> Iterator[str]:
+    """Shipped experiments by name, and YAML files and folders that begin so."""
+    yield from sorted(file.stem for folder in SHIPPED for file in folder.glob("*.yaml") if _fits(file.stem, incomplete))
+    above, _, start = incomplete.rpartition("/")
+    for place in sorted(Path(above or ("/" if incomplete.startswith("/") else ".")).glob(f"{start}*")):
+        if place.is_dir():
+            yield f"{place}/"
+        elif place.suffix in (".yaml", ".yml"):
+            yield str(place)
+
+
+def rows(context: typer.Context, incomplete: str) -> list[str]:
+    """Of the sweep's file that stands on the command line."""
+    try:
+        given = load_yaml(find_config(Path(context.params.get("config") or "quickstart")))
+    except ConfigError:
+        return []
+    return [row for row in given.get("rows") or {} if _fits(row, incomplete)]
+
+
+def some_rows(context: typer.Context, incomplete: str) -> list[str]:
+    """The same, after those that are named before a comma."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{row}" for row in rows(context, last)]
+
+
+def _fits(name: str, incomplete: str) -> bool:
+    return name.startswith(incomplete)
