@@ -105,7 +105,7 @@ class Place:
 def find(path: str) -> Place:
     """What a dotted path leads to, in a run's file or in a sweep's. Places in lists may be left out. A ConfigError says
     what is known where it ends."""
-    parts = [part for part in path.split(".") if not part.isdecimal()]
+    parts = [part for part in path.split(".") if not part.isdecimal()] or [path]
     if parts[0] == "experiment" and len(parts) > 1:
         parts = parts[1:]
     if parts[0] == "rows" and len(parts) > 2:
@@ -214,11 +214,11 @@ def worded(annotation: Any, metadata: Any = ()) -> str:
         options = [worded(part, () if part in (NoneType, bool) else metadata) for part in parts]
         return ", or ".join(dict.fromkeys(options))
     if origin is Literal:
-        return f"one of {', '.join(map(as_yaml, parts))}" if len(parts) > 1 else as_yaml(parts[0])
+        return f"{'one of ' * (len(parts) > 1)}{', '.join(map(as_yaml, parts))}"
     if origin in (tuple, list) and parts:
-        if len(parts) == 2 and parts[1] is ... or origin is list:
-            inside = worded(parts[0])
-            return (f"a list, each {inside}" if parts[0] is not Any else "a list") + _bounds(metadata)
+        if origin is list or parts[-1] is ...:
+            each = "" if parts[0] is Any else f", each {worded(parts[0])}"
+            return f"a list{each}{_bounds(metadata)}"
         return f"[{'; '.join(map(worded, parts))}]"
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return "a section"

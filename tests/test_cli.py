@@ -14,6 +14,7 @@ import yaml
 from helpers import TINY
 
 from rayfl import cli
+from rayfl.cli import train
 from rayfl.data import Digits
 from rayfl.listeners import LISTENERS
 from rayfl.methods import METHODS
@@ -175,7 +176,10 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["sweep", "exp.yaml"], "experiment: missing"),
         (["describe"], "either a CONFIG or --model NAME"),
         (["describe", "--model", "lenet"], "did you mean 'lenet5_caffe'?"),
-        (["describe", "--model", "resnet18", "--convention", "mac"], "did you mean 'macs'?"),
+        (
+            ["describe", "--model", "resnet18", "--convention", "mac"],
+            "Invalid value for '--convention': 'mac' is not one of",
+        ),
         (["describe", "--model", "resnet18", "--capacities", "x,y"], "letters a to e with a whole weight"),
         (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: given '1;0.5'"),
         (["describe", "--model", "resnet18", "--row", "x"], "--row: allowed: with a sweep's CONFIG"),
@@ -187,7 +191,7 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["list", "os:path"], "os:path: given what cannot be chosen anywhere; allowed: a subclass of rayfl.DataSet,"),
         (["list", "nowhere:Thing"], "given 'nowhere:Thing', which cannot be imported (ModuleNotFoundError: No module"),
         (["report", "."], ".: holds no run that was evaluated; allowed: the folder of a sweep or a run"),
-        (["compare", "--format", "html"], "no format is called 'html'"),
+        (["compare", "--format", "html"], "Invalid value for '--format': 'html' is not one of 'table'"),
         (["compare"], "run a sweep first"),
         (["export", ".", "--capacity", "1", "--to", "x"], "holds no run"),
         (["walk"], "walk"),
@@ -295,7 +299,7 @@ def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path
 
 
 def without_mlflow(monkeypatch):
-    monkeypatch.setattr(cli, "_mlflow", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    monkeypatch.setattr(train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
 
 
 def test_exported_into_a_file(rayfl, config, tmp_path, monkeypatch):

@@ -77,8 +77,9 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (ConfigError, TyperException) as error:
-        said = error.format_message() if isinstance(error, TyperException) else error
-        warn(f"error: {said}", style="red")
+        said = error.format_message() if isinstance(error, TyperException) else str(error)
+        # pydantic's word, by way of typer
+        warn(f"error: {said.replace('Value error, ', '')}", style="red")
         sys.exit(2)
     except Exception as error:
         warn(f"failed: {error}", style="red")

@@ -63,13 +63,14 @@ def explain(
 ) -> None:
     """What a setting is: its meaning, what it may be, its default, who uses it, and where it is set in shipped files.
     Of a section, all its settings; where a name chooses, the names."""
-    from rayfl.reference import SWEEP, find
+    from rayfl.reference import SECTIONS, SWEEP, find
 
     for path in paths:
         if path in SWEEP:
             print_table(_titled(path, SWEEP[path]))
-            if path not in ("search", "published"):
-                continue
+            if path in SECTIONS:
+                print_table(_fields(SECTIONS[path]))
+            continue
         print_table(_explained(find(path)))
         if files := _setting(path):
             more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""

@@ -1,6 +1,5 @@
 """What run, sweep and scale show: their work and its result for people, the result alone, or events for machines."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class Shows:
     def places(self, what: str, folder: Path, output: Path, uri: str | None) -> None:
         """Where the rest of it is."""
         if self.for_people:
-            say(f"{what} in {_short(folder)}")
+            say(f"{what} in {folder}")
             say_mlflow(output, uri)
 
 
@@ -83,8 +82,3 @@ def _print_event(event: str, **facts: Any) -> None:
 def _warn_of_notes(event: str, **facts: Any) -> None:
     if event == "note":
         warn(facts["text"])
-
-
-def _short(folder: Path) -> str:
-    """Below the working folder as it is from there."""
-    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)

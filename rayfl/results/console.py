@@ -87,11 +87,11 @@ class Progress(ABC):
         left = f", {clock((now - since) * (1 - share) / (share - before))} left" if 0 < share < 1 else ""
         return f"{clock(now - self._began)} elapsed{left}"
 
-    def _below(self) -> list[RenderableType]:
+    def _below(self, more: str = "") -> list[RenderableType]:
         """The phase, as the last line."""
         if not self._phase:
             return []
-        self._spinner.update(text=Text(f"{self._phase}, {clock(time.monotonic() - self._began)}", "dim"))
+        self._spinner.update(text=Text(f"{self._phase}{more}, {clock(time.monotonic() - self._began)}", "dim"))
         return [self._spinner]
 
     def _bar(self, share: float, text: str) -> Table:
@@ -306,7 +306,7 @@ class SweepProgress(Progress):
 
     def picture(self) -> RenderableType:
         if not self.trials:
-            return Group(*self._below())
+            return Group(*self._below(": the first trials start"))
         trials = list(self.trials.values())
         made = sum(trial.round for trial in trials)
         rounds = sum(trial.rounds for trial in trials) + (self.total_trials - len(trials)) * self.rounds
@@ -319,14 +319,17 @@ class SweepProgress(Progress):
             for label, t in ranked
         ]
         # a terminal that is too low cuts the end
-        return Group(self._bar(self._made, total), *best, self._table(trials), *self._below())
-
-    def _table(self, trials: Sequence[_Trial]) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for name in ("method", "point", "round", spoken(self.metric), "of round", "state"):
-            # of a narrow terminal the point gives way
-            table.add_column(Text(name), header_style="bold", no_wrap=name != "point")
         running = [trial for trial in trials if trial.status == "running"]
+        table = [self._table(running)] if running else []
+        return Group(
+            self._bar(self._made, total), *best, *table, *self._below("" if made else ": the first trials start")
+        )
+
+    def _table(self, running: Sequence[_Trial]) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in ("method", "point", "round", spoken(self.metric).replace(" ", "\n"), "of\nround", "state"):
+            # on a narrow terminal the point gives way
+            table.add_column(Text(name), header_style="bold", no_wrap=name != "point", vertical="bottom")
         for trial in self.ended[-ENDED_IN_VIEW:] + running:
             point, state = (
                 Text(trial.point, no_wrap=True, overflow="ellipsis"),
