@@ -330,7 +330,7 @@ class SweepProgress(Progress):
         for name in ("method", "point", "round", spoken(self.metric).replace(" ", "\n"), "of\nround", "state"):
             # on a narrow terminal the point gives way
             table.add_column(Text(name), header_style="bold", no_wrap=name != "point", vertical="bottom")
-        for trial in self.ended[-ENDED_IN_VIEW:] + running:
+        for trial in [*self.ended[-ENDED_IN_VIEW:], *running]:
             point, state = (
                 Text(trial.point, no_wrap=True, overflow="ellipsis"),
                 Text(trial.status, COLORS[trial.status]),
