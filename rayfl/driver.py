@@ -42,7 +42,7 @@ CHECKPOINTS = "checkpoints"
 LOADING, WRITING = "loading the data", "writing tables and plots"
 STARTING = {"ray": "starting Ray and the client actors", "serial": "preparing the first round"}
 """Executor -> what a run is busy with before its first round."""
-FREE = ("rounds", "run", "listeners", "published")
+FREE = ("rounds", "run", "listeners", "published", "question", "titles")
 """Sections that a resumed run or sweep may change."""
 
 
@@ -378,22 +378,10 @@ def _open_folder(path: Path, experiment: Experiment) -> RunFolder:
         path,
         experiment.method.name,
         experiment.plain(),
-        experiment.tags() | {"commit": git_commit()},
+        experiment.tags(),
         experiment.facts(),
         costs=experiment.costs(),
     )
-
-
-def git_commit() -> str:
-    """The commit of the working folder, "-dirty" if it has changes, "none" outside a repository."""
-    import subprocess
-
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        described = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "none"
-    return described.stdout.strip() or "none"
 
 
 def _check_device(experiment: Experiment, capacity: float, client: int | None) -> None:
