@@ -31,7 +31,8 @@ def configs(incomplete: str) -> Iterator[str]:
 def rows(context: typer.Context, incomplete: str) -> list[str]:
     """Of the sweep's file that stands on the command line."""
     try:
-        given = load_yaml(find_config(Path(context.params.get("config") or "quickstart")))
+        config = next(iter(context.args), None) or context.params.get("config") or "quickstart"
+        given = load_yaml(find_config(Path(config)))
     except ConfigError:
         return []
     return [row for row in given.get("rows") or {} if _fits(row, incomplete)]
