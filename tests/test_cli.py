@@ -159,6 +159,10 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
     ("arguments", "message"),
     [
         (["run", "nothere.yaml"], "nothere.yaml: cannot be read"),
+        (
+            ["run", "quickstat"],
+            "quickstat: no such file, and none of this name comes with rayfl; did you mean 'quickstart'?",
+        ),
         (["run", "exp.yaml", "--set", "training.lr"], "allowed: path=value"),
         (["run", "exp.yaml", "--set", "training.lrr=1"], "did you mean 'lr'?"),
         (["run", "exp.yaml", "--resume"], "holds no run"),

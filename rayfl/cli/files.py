@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from rayfl.config import ConfigError, load_yaml
+from rayfl.config import ConfigError, load_yaml, nearest
 
 SHIPPED = [above / "tune_configs" for above in Path(__file__).parents[1:3]]
 """Where the experiments are that come with rayfl: inside an installed package, beside it in a clone."""
@@ -14,12 +14,20 @@ SHIPPED = [above / "tune_configs" for above in Path(__file__).parents[1:3]]
 def find_config(path: Path) -> Path:
     """The file, or the one of this name that comes with rayfl: quickstart, tune_configs/quickstart.yaml."""
     named = [folder / f"{path.stem}.yaml" for folder in SHIPPED if path.parent in (Path(), Path("tune_configs"))]
-    return next((place for place in (path, *named) if place.is_file()), path)
+    found = next((place for place in (path, *named) if place.is_file()), path)
+    if found == path and path.name == str(path) and not path.suffix and not path.exists():
+        raise ConfigError(f"{path}: no such file, and none of this name comes with rayfl; {nearest(path, shipped())}")
+    return found
+
+
+def shipped() -> dict[str, Path]:
+    """The experiments that come with rayfl, by name."""
+    return dict(sorted((file.stem, file) for folder in SHIPPED for file in folder.glob("*.yaml")))
 
 
 def configs(incomplete: str) -> Iterator[str]:
     """Shipped experiments by name, and YAML files and folders that begin so."""
-    yield from sorted(file.stem for folder in SHIPPED for file in folder.glob("*.yaml") if _fits(file.stem, incomplete))
+    yield from (name for name in shipped() if _fits(name, incomplete))
     above, _, start = incomplete.rpartition("/")
     for place in sorted(Path(above or ("/" if incomplete.startswith("/") else ".")).glob(f"{start}*")):
         if place.is_dir():

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rayfl.cli.files import SHIPPED, find_config
+from rayfl.cli.files import find_config, shipped
 from rayfl.cli.shared import print_table, say
 from rayfl.config import ConfigError, load_yaml
 
@@ -131,12 +131,12 @@ def _entries(entries: Sequence[tuple[str, str, str]]) -> Table:
 def _setting(path: str) -> list[str]:
     """The shipped files that set a path, by name."""
     found = []
-    for file in sorted({file.stem: file for folder in SHIPPED for file in folder.glob("*.yaml")}.items()):
-        given = load_yaml(file[1])
+    for name, file in shipped().items():
+        given = load_yaml(file)
         experiments = [given.get("experiment", given), *(given.get("rows") or {}).values()]
         searched = (given.get("search") or {}).get("space", {})
         if path in searched or any(_holds(some or {}, path.split(".")) for some in [given, *experiments]):
-            found.append(file[0])
+            found.append(name)
     return found
 
 
@@ -180,7 +180,7 @@ def list_(
 
 def _files() -> Iterator[tuple[str, str, str]]:
     """The shipped files: name, the first sentence of the comment that begins it, its rows."""
-    for name, file in sorted({file.stem: file for folder in SHIPPED for file in folder.glob("*.yaml")}.items()):
+    for name, file in shipped().items():
         words = [line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")]
         rows = load_yaml(file).get("rows") or {}
         yield name, " ".join(words).partition(". ")[0].rstrip("."), ", ".join(rows)

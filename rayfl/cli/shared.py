@@ -129,7 +129,8 @@ def say(text: str) -> None:
 
 
 def warn(text: str, style: str = "") -> None:
-    errors.print(_plain(text, style), soft_wrap=True)
+    # a sentence breaks between words where somebody reads it, and nowhere in a pipe
+    errors.print(_plain(text, style), soft_wrap=not errors.is_terminal)
 
 
 def _plain(text: str, style: str = "") -> Text:
