@@ -133,22 +133,37 @@ def in_a_terminal(code: str, **environment) -> str:
     return found.decode()
 
 
-def test_no_color_has_no_colors_in_a_terminal(tmp_path):
-    """Movements of a live area stay; the codes of colours and weights are those that end in m."""
-    code = f"import sys, os; os.chdir({str(tmp_path)!r}); sys.argv = ['rayfl', 'check', 'x']\n" + (
-        "from rayfl.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert end.code == 2\n"
-    )
-    plain = {"TERM": "xterm-256color"}
-    assert f"{ESCAPE}[31merror: x: cannot be read" in in_a_terminal(code, **plain)
-    assert ESCAPE not in in_a_terminal(code, **plain, NO_COLOR="1")
-    assert ESCAPE not in in_a_terminal(code, TERM="dumb")
+SHOWN = """
+import sys
+from rich.table import Table
+from rayfl.cli.shared import console, print_table, warn
+from rayfl.results.console import RunProgress
+
+with RunProgress("fedavg", 4, console=console) as progress:
+    progress.phase("starting Ray")
+    progress.update(1, {"seconds": 1.0, "train_loss": 0.5})
+    progress.note("something")
+print_table(Table("method", "accuracy"))
+warn("error: a sentence", style="red")
+assert "torch" not in sys.modules
+"""
+
+
+def test_no_color_has_no_colors_in_a_terminal():
+    """Nor bold: a live area moves in its place all the same. A terminal that knows nothing gets no code at all."""
+    style = f"{ESCAPE}\\[[0-9;]*m"
+    shown = {name: in_a_terminal(SHOWN, **{"TERM": "xterm-256color", name: "1"}) for name in ("NO_COLOR", "NOTHING")}
+    assert all("fedavg: round 1/4" in text and "error: a sentence" in text for text in shown.values())
+    assert re.findall(style, shown["NOTHING"]) and not re.findall(style, shown["NO_COLOR"])
+    assert ESCAPE not in in_a_terminal(SHOWN, TERM="dumb")
 
 
 def test_every_event_is_documented():
-    """Every event that a progress tells of stands in the table of `rayfl.results.events`."""
-    table = Path("rayfl/results/events.py").read_text().split('"""')[1]
+    """Every event that a progress tells of stands in the README's table, and no other."""
+    table = Path("rayfl/cli/README.md").read_text().partition("## For machines")[2]
+    rows = "".join(re.findall(r"^\| (`.+?) \|", table, re.M))
     told = set()
     for file in ("rayfl/results/console.py", "rayfl/cli/output.py"):
         told |= set(re.findall(r'\btell\("(\w+)"|"(\w+)" if EVALUATED', Path(file).read_text()))
     names = {name for pair in told for name in pair if name} | {"round"}
-    assert names == set(re.findall(r"^(\w+) {2}", table, re.M))
+    assert names == set(re.findall(r"`(\w+)`", rows))

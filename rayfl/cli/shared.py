@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from rayfl.results.mlflow import Mlflow, Sender
     from rayfl.results.tables import Record
 
-console = Console()
-errors = Console(stderr=True)
+COLORS = None if os.environ.get("NO_COLOR") else "auto"
+"""rich takes NO_COLOR for colours alone, and would still write bold."""
+console = Console(color_system=COLORS)
+errors = Console(stderr=True, color_system=COLORS)
 
 MLFLOW_EXPERIMENT = "rayfl"
 WIDTH = 140
@@ -121,7 +123,7 @@ def show(records: "Sequence[Record]", judge: str, published: str | None = None) 
 
 
 def print_table(table: RenderableType) -> None:
-    (console if console.is_terminal else Console(width=WIDTH)).print(table)
+    (console if console.is_terminal else Console(width=WIDTH, color_system=COLORS)).print(table)
 
 
 def say(text: str) -> None:

@@ -1,18 +1,4 @@
-"""What `--json` prints: a line of JSON an event, for machines. Every line has `event`, and `time` in Unix seconds.
-
-phase      phase                                    what it is busy with: "loading the data", "starting Ray"
-started    label, folder, metric, and of a run      rounds or trials begin. `metric` is what it is judged by, or
-           round, rounds; of a sweep trials, mode   tuned by; `round`: how many rounds an earlier process made
-trial      trial, label, point, status, round,      a trial of a sweep began, or ended; `value` is the metric's,
-           rounds, value, value_round               after `value_round` rounds
-round      of a sweep trial, label; the round's     a round that was not evaluated
-           line of metrics.jsonl
-evaluated  the same                                 a round that was
-point      of a scale study: its row of scale.json
-note       text                                     something that a person should know
-result     label, point, seed, path; result.json    a run of the final table
-ended      status                                   finished, failed or stopped; of a run with its last round
-"""
+"""Events: what `--json` prints for machines, a line each; the table of all is in rayfl/cli/README.md."""
 
 import json
 import time
