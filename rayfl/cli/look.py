@@ -18,26 +18,30 @@ def compare(
 ) -> None:
     """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
     from rayfl.results import published as beside
-    from rayfl.results.tables import best_table, best_trials, results_csv
+    from rayfl.results.rows import best_trials
+    from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
+    from rayfl.results.tuned import tuned
 
     client = client_of(output, tracking_uri, warn)
     if output.is_dir():
         client.sync_all(output)
     sweep = _newest(client.read(kind="sweep"), name)
     params, judge = sweep["params"], sweep["facts"]["judge"]
-    found = [record for record in client.read(sweep=sweep["id"]) if record["status"] == "finished"]
+    trials = client.read(sweep=sweep["id"])
+    found = [record for record in trials if record["status"] == "finished"]
     metric = metric or params.get("search.metric")
     choose({key: None for record in found for key in record}, metric, "--metric", "result")
     best = best_trials(found, metric, params.get("search.mode", "auto"))
+    chosen = tuned(best, trials, sweep["facts"]["tuned"], metric, params.get("search.mode", "auto"))
     published, changed = beside.from_config(params)
     if format == "csv":
-        print(results_csv(best, judge), end="")
+        print(results_csv(best, judge, chosen), end="")
     elif format == "table":
-        show(best, judge, params.get("published"))
+        show(best, judge, params.get("published"), chosen)
     else:
         render = beside.markdown if format == "markdown" else beside.latex
-        print(getattr(results(best, judge), format)())
+        print(getattr(results(best, judge, chosen), format)())
         print(getattr(best_table(best, judge), format)())
         if published:
             print(render(published, changed, best))
@@ -55,15 +59,20 @@ def _newest(sweeps: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a sweep or of a run.")],
     metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
+    ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Plots as PDF and SVG too, which takes as long again.")
+    ] = False,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
     from rayfl.report import report_on
-    from rayfl.results.folder import RunFolder
+    from rayfl.results.drawing import FORMATS
 
-    best, judge = report_on(folder, metric, warn)
-    config = RunFolder.open(folder).config if RunFolder.exists(folder) else {}
-    show(best, judge, config.get("published"))
-    say(f"results.csv, results.md, results.tex and plots in {folder}")
+    found = report_on(folder, metric, warn, tuple(FORMATS) if paper else (), html)
+    show(found.best, found.judge, found.config.get("published"), found.tuned)
+    say(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
 
 
 def export(

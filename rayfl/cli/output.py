@@ -1,6 +1,6 @@
 """What run, sweep and scale show: their work and its result for people, the result alone, or events for machines."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from rayfl.config import ConfigError
 from rayfl.results.events import Tell, line_of, nobody
 
 if TYPE_CHECKING:
-    from rayfl.results.tables import Record
+    from rayfl.results.rows import Record
+    from rayfl.results.tuned import Best
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone; notes go to stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print a line of JSON an event (rayfl/cli/README.md).")]
@@ -59,10 +60,16 @@ class Shows:
         if self.for_people:
             say(text)
 
-    def results(self, rows: "Sequence[Record]", judge: str, published: str | None = None) -> None:
+    def results(
+        self,
+        rows: "Sequence[Record]",
+        judge: str,
+        published: str | None = None,
+        tuned: "Mapping[str, Best] | None" = None,
+    ) -> None:
         """The table of what came out; a line a run for machines."""
         if not self.json:
-            show(rows, judge, published)
+            show(rows, judge, published, tuned)
             return
         hidden = {"params", "facts", "id", "sweep", "error", "method"}
         for row in rows:

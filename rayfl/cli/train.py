@@ -47,6 +47,7 @@ def run(
         from rayfl import driver
         from rayfl.report import write_labels, write_report
         from rayfl.results.console import RunProgress, Shown
+        from rayfl.results.findings import findings
 
         phase(f"reading {config}")
         experiment = experiment_of(config, settings, row)
@@ -62,7 +63,7 @@ def run(
         result = driver.run(experiment, folder, resume=resume, address=address, listeners=[shown], arrays=arrays)
         progress.phase(driver.WRITING)
         rows = [result.folder.record()]
-        write_report(folder, rows, rows, progress.note)
+        write_report(findings(folder, rows, rows), progress.note)
         write_labels(folder / "plots" / "labels", experiment, arrays)
         progress.phase(SENDING)
     shows.results(rows, result.folder.facts.judge)
@@ -110,7 +111,8 @@ def sweep(
             plan, folder, resume=resume, address=address, progress=progress, follow=sender.add, arrays=arrays
         )
         progress.phase(SENDING)
-    shows.results(found.best, found.folder.facts.judge, found.folder.config.get("published"))
+    published = found.folder.config.get("published")
+    shows.results(found.best, found.folder.facts.judge, published, found.tuned)
     shows.places("results.csv, results.md and plots", folder, output, tracking_uri)
 
 
