@@ -10,7 +10,8 @@ import ray
 from helpers import simulate, tiny
 
 import rayfl
-from rayfl import cli, scaling
+from rayfl import scaling
+from rayfl.cli.shared import MLFLOW_EXPERIMENT
 from rayfl.config import ConfigError
 from rayfl.fold import Fold, Update
 from rayfl.results import scaling as results
@@ -285,7 +286,7 @@ def test_the_command_measures_all_axes(start, tmp_path, monkeypatch):
         assert min(row["seconds"], row["server_peak"], row["actor_peak"], row["driver_peak"], row["store_bytes"]) > 0
         assert row["bytes_down"] == row["bytes_up"] > 0
     assert RunFolder.open(tmp_path / "scale").status == "finished"
-    mlflow = Mlflow(default_uri(tmp_path), cli.MLFLOW_EXPERIMENT)
+    mlflow = Mlflow(default_uri(tmp_path), MLFLOW_EXPERIMENT)
     [sent] = mlflow.read(kind="scale")
     history = mlflow._client.get_metric_history(mlflow._id(sent["id"]), "clients/seconds")
     assert sorted((point.step, point.value) for point in history) == [

@@ -1,0 +1,143 @@
+"""What the commands share: options, where things are, and how they say something."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rayfl.config import ConfigError, component, load_yaml
+
+if TYPE_CHECKING:
+    from rayfl.experiment import Experiment
+    from rayfl.results.mlflow import Mlflow, Sender
+    from rayfl.results.tables import Record
+
+console = Console()
+errors = Console(stderr=True)
+
+MLFLOW_EXPERIMENT = "rayfl"
+WIDTH = 140
+"""Columns of a table that goes into a file or a pipe."""
+
+ConfigPath = Annotated[Path, typer.Argument(help="A YAML file of tune_configs/, or your own.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change the experiment: training.lr=0.1"),
+]
+Output = Annotated[Path, typer.Option(resolve_path=True, help="Folder of all runs, of mlflow.db and its artifacts.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="A running Ray cluster; unless given RAY_ADDRESS, else a local one of its own."),
+]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(help="An MLflow server; unless given MLFLOW_TRACKING_URI, else sqlite in --output."),
+]
+Name = Annotated[str | None, typer.Option(help="Name of its folder below --output; unless given the file's.")]
+
+
+def find_config(path: Path) -> Path:
+    """The file, or the one of this name that travels inside the package: quickstart, tune_configs/quickstart.yaml."""
+    shipped = [above / "tune_configs" for above in Path(__file__).parents[1:3]]
+    named = [folder / f"{path.stem}.yaml" for folder in shipped if path.parent in (Path(), Path("tune_configs"))]
+    return next((place for place in (path, *named) if place.is_file()), path)
+
+
+def given_of(config: Path, row: str | None) -> dict[str, Any]:
+    """What a run's file holds, or a sweep's file, of one row if it is named."""
+    given = load_yaml(config)
+    if row is not None:
+        return experiment_of(config, None, row).plain()
+    return dict(given["experiment"]) if isinstance(given.get("experiment"), dict) else given
+
+
+def experiment_of(config: Path, settings: list[str] | None, row: str | None) -> "Experiment":
+    """A run's file, or one row of a sweep's, with settings laid over it."""
+    from rayfl.experiment import load_experiment, overlaid, read_experiment
+    from rayfl.tuning.load import load_sweep
+
+    given = load_yaml(config)
+    if "experiment" not in given:
+        if row is not None:
+            raise ConfigError(f"--row: given {row!r}; allowed: with a sweep's file, and {config} is a run's")
+        return load_experiment(config, settings)
+    if row is None:
+        rows = ", ".join(map(str, given.get("rows") or ["run"]))
+        raise ConfigError(f"{config}: given a sweep; allowed: a run's file, or --row with one of {rows}")
+    example = load_sweep(config, rows=row).example(row).plain()
+    return read_experiment(overlaid(example, settings), f"{config}: rows.{row}")
+
+
+def folder_of(output: Path, name: str) -> Path:
+    """A run's folder below the output folder."""
+    return output / component(name, "--name")
+
+
+def located(config: Path, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except ConfigError as error:
+        raise ConfigError(f"{config}: {error}") from None
+
+
+def sending_to(output: Path, uri: str | None, note: Callable[[str], None]) -> "Sender":
+    """Sends to MLflow, in a thread, the runs that it is told of, and those of earlier commands that it has not got."""
+    from rayfl.results.mlflow import Sender
+
+    return Sender(client_of(output, uri, note), output)
+
+
+def client_of(output: Path, uri: str | None, note: Callable[[str], None]) -> "Mlflow":
+    from rayfl.results.mlflow import Mlflow
+
+    return Mlflow(uri_of(output, uri), MLFLOW_EXPERIMENT, note)
+
+
+def uri_of(output: Path, uri: str | None) -> str:
+    from rayfl.results.mlflow import default_uri
+
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri(output)
+
+
+def show(records: "Sequence[Record]", judge: str, published: str | None = None) -> None:
+    """The tables of a run or a sweep, and a paper's numbers if it has some. The best rounds are shown where clients'
+    own accuracies judge."""
+    from rayfl.results import published as beside
+    from rayfl.results.tables import best_table, table
+
+    print_table(table(records, judge).rich())
+    if judge.startswith("local_"):
+        best = best_table(records, judge)
+        print_table(best.rich(full=len(best.header)))
+    section, changed = beside.from_config({"published": published} if published else {})
+    if section:
+        say("\n".join(beside.caption(section, changed)))
+        numbers = beside.table(section, records)
+        print_table(numbers.rich(full=len(numbers.header)))
+
+
+def print_table(table: Table) -> None:
+    (console if console.is_terminal else Console(width=WIDTH)).print(table)
+
+
+def say(text: str) -> None:
+    console.print(_plain(text), soft_wrap=True)
+
+
+def warn(text: str, style: str = "") -> None:
+    errors.print(_plain(text, style), soft_wrap=True)
+
+
+def _plain(text: str, style: str = "") -> Text:
+    """As it is: no markup, no highlighting; what cannot be encoded, as in a path, becomes "?"."""
+    return Text(text.encode(errors="replace").decode(), style)
+
+
+def say_mlflow(output: Path, uri: str | None) -> None:
+    say(f"open MLflow: mlflow ui --backend-store-uri {uri_of(output, uri)}")
