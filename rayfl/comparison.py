@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import claimed, git_commit, load_data
+from rayfl.driver import claimed, load_data
 from rayfl.engine.cluster import cluster
 from rayfl.experiment import Experiment
 from rayfl.report import figures, write_labels, write_report
@@ -100,7 +100,7 @@ def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:
         record = RunFolder.open(folder)
         record.resume()
         return record
-    tags = {"config": plan.where, "rows": ", ".join(plan.rows), "commit": git_commit()}
+    tags = {"config": plan.where, "rows": ", ".join(plan.rows)}
     return RunFolder.create(folder, plan.name, plan.plain(), tags, plan.facts(), kind="sweep")
 
 

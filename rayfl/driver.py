@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINTS = "checkpoints"
-FREE = ("rounds", "run", "listeners", "published")
+FREE = ("rounds", "run", "listeners", "published", "question", "titles")
 """Sections that a resumed run or sweep may change."""
 
 
@@ -338,22 +338,10 @@ def _open_folder(path: Path, experiment: Experiment) -> RunFolder:
         path,
         experiment.method.name,
         experiment.plain(),
-        experiment.tags() | {"commit": git_commit()},
+        experiment.tags(),
         experiment.facts(),
         costs=experiment.costs(),
     )
-
-
-def git_commit() -> str:
-    """The commit of the working folder, "-dirty" if it has changes, "none" outside a repository."""
-    import subprocess
-
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        described = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "none"
-    return described.stdout.strip() or "none"
 
 
 def _check_device(experiment: Experiment, capacity: float, client: int | None) -> None:

@@ -28,6 +28,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
+def public(text: str) -> str:
+    """Without the users and passwords of the addresses in it."""
+    return re.sub(r"//[^/@\s]+@", "//", text)
+
+
 def joined(path: list[Any]) -> str:
     """A dotted path, whatever its keys are."""
     keys = map(str, path)

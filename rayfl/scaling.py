@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError
-from rayfl.driver import claimed, git_commit, load_data, start
+from rayfl.driver import claimed, load_data, start
 from rayfl.engine import nodes as ray_nodes
 from rayfl.engine.cluster import cluster, is_own, require_room, room
 from rayfl.engine.memory import give_back_freed_memory
@@ -294,8 +294,7 @@ def _order(point: Point) -> tuple[int, ...]:
 
 
 def _open(folder: Path, config: Mapping[str, Any], experiment: Experiment) -> RunFolder:
-    tags = experiment.tags() | {"commit": git_commit()}
-    return RunFolder.create(folder, "scale", config, tags, experiment.facts(), kind="scale")
+    return RunFolder.create(folder, "scale", config, experiment.tags(), experiment.facts(), kind="scale")
 
 
 def _write(record: RunFolder, found: Mapping[str, Sequence[Row]]) -> None:

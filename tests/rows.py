@@ -9,6 +9,7 @@ FACTS = {
     "scores": {"accuracy": "max", "loss": "min"},
     "clients": 4,
     "rounds": 3,
+    "tuned": [],
 }
 PERSONAL = FACTS | {"judge": "local_accuracy_mean"}
 """Of a run whose clients have networks of their own."""

@@ -14,6 +14,7 @@ import yaml
 from helpers import TINY
 
 from rayfl import cli
+from rayfl.cli import train
 from rayfl.data import Digits
 from rayfl.listeners import LISTENERS
 from rayfl.methods import METHODS
@@ -295,7 +296,7 @@ def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path
 
 
 def without_mlflow(monkeypatch):
-    monkeypatch.setattr(cli, "_mlflow", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    monkeypatch.setattr(train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
 
 
 def test_exported_into_a_file(rayfl, config, tmp_path, monkeypatch):

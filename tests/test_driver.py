@@ -20,7 +20,6 @@ from torch import nn
 
 import rayfl
 from rayfl.config import ConfigError
-from rayfl.driver import git_commit
 from rayfl.engine.checkpoints import complete
 from rayfl.engine.locks import held
 from rayfl.listeners import EarlyStopping, Listener
@@ -287,11 +286,6 @@ def test_export_of_arrays_in_memory(tmp_path, capsys):
         f"{tmp_path}: holds no run; allowed: a folder with a run.json"
     )
     assert capsys.readouterr().out == ""
-
-
-def test_the_commit_of_the_working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert git_commit() == "none"
 
 
 @pytest.mark.ray

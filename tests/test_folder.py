@@ -15,6 +15,7 @@ from rows import FACTS, PERSONAL, folder, line
 from rayfl.config import ConfigError
 from rayfl.metrics import CLIENT_SCORES
 from rayfl.results.folder import RunFolder, flatten, records, runs
+from rayfl.results.made import here
 from rayfl.results.summary import Cost, Facts, amounts, summaries, summary
 
 COSTS = {"1": {"parameters": 100, "macs": 1000}, "0.125": {"parameters": 12, "macs": 130}}
@@ -58,7 +59,9 @@ def test_a_run_is_opened_as_it_was_created(run):
         "version": 2,
         "id": run.id,
         "label": "fedavg-largest",
+        "title": "",
         "kind": "run",
+        "made": [here().model_dump(mode="json")],
         "tags": {"seed": "3"},
         "sweep": None,
         "started": run.started,

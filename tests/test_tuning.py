@@ -254,7 +254,8 @@ def test_what_is_tuned_by(tmp_path):
 
 def test_the_facts_of_a_sweep(tmp_path):
     rows = {"few": {"clients": {"capacities": [1, 0.25], "weights": [0, 1]}}, "many": {}}
-    assert load_sweep(write(tmp_path, rows)).facts() == {
+    assert load_sweep(write(tmp_path, rows, space=LR)).facts() == {
+        "tuned": ["training.lr"],
         "judge": "accuracy_mean",
         "capacities": [1, 0.3, 0.25, 0.2, 0.1],
         "trained": [0.3, 0.25, 0.2, 0.1],
@@ -262,6 +263,20 @@ def test_the_facts_of_a_sweep(tmp_path):
         "clients": 6,
         "rounds": ROUNDS,
     }
+
+
+def test_what_is_for_people_is_no_part_of_the_experiment(tmp_path):
+    path = write(tmp_path, {"few": {"title": "Few\n clients", "rounds": 3}, "many": {}})
+    path.write_text("question: |\n  Is more\n  better?\n" + path.read_text())
+    plan = load_sweep(path)
+    assert (plan.question, plan.titles) == ("Is more better?", {"few": "Few clients"})
+    assert plan.example("few").rounds == 3
+    assert {key: plan.plain()[key] for key in ("question", "titles")} == {
+        "question": "Is more better?",
+        "titles": {"few": "Few clients"},
+    }
+    assert load_sweep(path, rows="many").titles == {}
+    assert refused(write(tmp_path, {"few": {"title": 3}})) == "rows.few: title: given 3; allowed: text"
 
 
 # trials

@@ -35,6 +35,7 @@ from rayfl.results.files import (
     write_json,
     write_lines,
 )
+from rayfl.results.made import Made, here
 from rayfl.results.summary import Cost, Facts, summary
 
 VERSION = 2
@@ -53,13 +54,17 @@ class RunFolder(Config):
     id: str
     label: str
     """The row of a table that it belongs to, e.g. "fedavg-largest"."""
+    title: str = ""
+    """Of that row, as people read it: "FedAvg, largest"; unless given the label."""
     kind: Kind = "run"
     tags: dict[str, str] = {}
-    """method, model, data, seed, commit, point (what the search chose), ..."""
+    """method, model, data, seed, point (what the search chose), ..."""
     sweep: str | None = None
     """Id of the sweep that it is a trial of."""
     started: float
     """Unix time in seconds."""
+    made: tuple[Made, ...] = ()
+    """The processes that made it, one after another; none of runs before 0.5."""
     status: Status = "running"
     error: str | None = None
     costs: dict[str, Cost] = {}
@@ -88,6 +93,7 @@ class RunFolder(Config):
         costs: Mapping[str, Mapping[str, int]] | None = None,
         sweep: str | None = None,
         kind: Kind = "run",
+        title: str = "",
     ) -> "RunFolder":
         """A new run in a folder that holds none; `config` is plain JSON."""
         if cls.exists(path):
@@ -95,10 +101,12 @@ class RunFolder(Config):
         run = cls(
             id=uuid.uuid4().hex,
             label=label,
+            title=title,
             kind=kind,
             tags={key: str(value) for key, value in tags.items()},
             sweep=sweep,
             started=time.time(),
+            made=(here(),),
             costs={capacity: Cost(**cost) for capacity, cost in (costs or {}).items()},
             facts=Facts(**facts),
             path=Path(path),
@@ -202,6 +210,7 @@ class RunFolder(Config):
             write_json(self.path / "config.json", config)
         if facts is not None:
             self.facts = Facts(**facts)
+        self.made += () if here() in self.made else (here(),)
         self.status, self.error = "running", None
         self._save()
 
@@ -219,11 +228,12 @@ class RunFolder(Config):
         write_array(self.path / "clients.npy", scores)
 
     def record(self) -> dict[str, Any]:
-        """The run as one row of plain values: id, label, point, status, error, sweep, seed, path, params (its
+        """The run as one row of plain values: id, label, title, point, status, error, sweep, seed, path, params (its
         configuration with dotted paths), facts, and its result."""
         return {
             "id": self.id,
             "label": self.label,
+            "title": self.title or self.label,
             "point": self.tags.get("point", ""),
             "status": self.status,
             "error": self.error,

@@ -12,7 +12,6 @@ network a client, so it stays in the run's folder alone, and the tag `rayfl.carr
 import json
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from rayfl.config import ConfigError, nearest
 from rayfl.engine.checkpoints import STORE
+from rayfl.plain import public
 from rayfl.results.folder import RunFolder, Status, flatten, read_json, runs, write_json
 
 METRICS_A_BATCH, TEXTS_A_BATCH = 1000, 100
@@ -116,7 +116,7 @@ class Mlflow:
                     return failed + given[i + 1 :]
         if "" in self._troubles and given:
             self._troubles.remove("")
-            self.note(f"MLflow at {_public(self.uri)} is back")
+            self.note(f"MLflow at {public(self.uri)} is back")
         return failed
 
     def read(self, sweep: str | None = None, kind: str = "run") -> list[dict[str, Any]]:
@@ -141,13 +141,13 @@ class Mlflow:
             if experiment is None:
                 names = [e.name for e in self._client.search_experiments()]
                 raise ConfigError(
-                    f"{_public(self.uri)}: no experiment is called {self.experiment_name!r}; "
+                    f"{public(self.uri)}: no experiment is called {self.experiment_name!r}; "
                     f"{nearest(self.experiment_name, names)}"
                 )
             found = self._search(experiment.experiment_id, wanted, "active_only")
             return [_record(run) for run in found if FACTS in run.data.tags]
         except exceptions.MlflowException as error:
-            raise ConfigError(f"{_public(self.uri)}: MLflow cannot be read: {_first_line(error)}") from None
+            raise ConfigError(f"{public(self.uri)}: MLflow cannot be read: {_first_line(error)}") from None
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """What `work` gives. A ConfigError if MLflow stops to answer meanwhile: a byte now and then keeps every timeout
@@ -165,7 +165,7 @@ class Mlflow:
         thread = threading.Thread(target=settle, name="mlflow", daemon=True)
         thread.start()
         if not self.is_over(thread):
-            raise ConfigError(f"{_public(self.uri)}: MLflow has not answered for {SILENT_SECONDS:g} s; try again later")
+            raise ConfigError(f"{public(self.uri)}: MLflow has not answered for {SILENT_SECONDS:g} s; try again later")
         return ended.result()
 
     def is_over(self, thread: threading.Thread) -> bool:
@@ -239,9 +239,10 @@ class Mlflow:
         """Name, parent, tags and parameters."""
         from mlflow.entities import Param, RunTag
 
-        tags = run.tags | {"label": run.label, "rayfl.kind": run.kind, FACTS: run.facts.model_dump_json()}
-        if "commit" in run.tags:
-            tags["mlflow.source.git.commit"] = run.tags["commit"]
+        tags = run.tags | {"label": run.label, "title": run.title, "rayfl.kind": run.kind}
+        tags[FACTS] = run.facts.model_dump_json()
+        if run.made:
+            tags["mlflow.source.git.commit"] = run.made[0].commit
         if run.sweep is not None:
             tags |= {"rayfl.sweep": run.sweep, "mlflow.parentRunId": self._id(run.sweep)}
         self._client.update_run(run_id, name=" ".join(filter(None, (run.label, run.tags.get("point")))))
@@ -316,7 +317,7 @@ class Mlflow:
     def _say(self, about: str, text: str) -> None:
         if about not in self._troubles:
             self._troubles.add(about)
-            self.note(f"MLflow at {_public(self.uri)} {_public(text)}")
+            self.note(f"MLflow at {public(self.uri)} {public(text)}")
 
 
 class Sender:
@@ -429,6 +430,7 @@ def _record(found: Any) -> dict[str, Any]:
     return {
         "id": tags["rayfl.run_id"],
         "label": tags["label"],
+        "title": tags.get("title") or tags["label"],
         "point": tags.get("point", ""),
         "status": status[found.info.status],
         "error": tags.get("error"),
@@ -449,7 +451,7 @@ def _require_store(uri: str) -> None:
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme not in STORES and not entry_points(group="mlflow.tracking_store", name=scheme):
         raise ConfigError(
-            f"--tracking-uri: given {_public(uri)!r}; allowed: sqlite:///FILE, http://HOST:PORT, https://HOST:PORT, or "
+            f"--tracking-uri: given {public(uri)!r}; allowed: sqlite:///FILE, http://HOST:PORT, https://HOST:PORT, or "
             f"another address of {', '.join(STORES[3:-1])}"
         )
 
@@ -470,8 +472,3 @@ def _batches(items: list, size: int) -> Iterator[list]:
 
 def _first_line(error: Exception) -> str:
     return f"{error}".partition("\n")[0][:200]
-
-
-def _public(text: str) -> str:
-    """Without the user and password of an address."""
-    return re.sub(r"//[^/@\s]+@", "//", text)

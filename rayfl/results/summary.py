@@ -43,6 +43,8 @@ class Facts(Config):
     """Clients in the population."""
     rounds: int
     """Rounds that were asked for."""
+    tuned: tuple[str, ...] = ()
+    """The settings that a sweep's search tries, as dotted paths."""
 
     @property
     def score(self) -> str:

@@ -26,8 +26,10 @@ from rayfl.tuning.check import check
 from rayfl.tuning.space import Search
 from rayfl.tuning.sweep import Sweep
 
-SECTIONS = ("experiment", "rows", "search", "published")
+SECTIONS = ("question", "experiment", "rows", "search", "published")
 """What a sweep's file holds."""
+TITLE = "title"
+"""In a row: its name as people read it."""
 
 
 def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | None = None) -> Sweep:
@@ -68,6 +70,7 @@ def _check_sections(given: Mapping[str, Any], where: str) -> None:
     for key in given:
         if key not in SECTIONS:
             raise ConfigError(f"{where}: unknown key {shown(key)}; {nearest(key, SECTIONS)}")
+    _check_text(given, "question", where)
     rows = _rows(given)
     if not isinstance(rows, Mapping):
         raise ConfigError(f"{where}: rows: given {shown(rows)}; allowed: a mapping of labels to what each row changes")
@@ -76,9 +79,16 @@ def _check_sections(given: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: rows: given {shown(row)}; allowed: letters, digits and . _ - in a row's label")
         if not isinstance(changes, Mapping | None):
             raise ConfigError(f"{where}: rows.{row}: given {shown(changes)}; allowed: sections of the experiment")
+        _check_text(changes or {}, TITLE, f"{where}: rows.{row}")
     for place, section in {"experiment": given["experiment"], **{f"rows.{row}": rows[row] for row in rows}}.items():
         if "seed" in (section or {}):
             raise ConfigError(f"{where}: {place}.seed: given {shown(section['seed'])}; allowed: search.seeds instead")
+
+
+def _check_text(given: Mapping[str, Any], key: str, where: str) -> None:
+    """What is for people."""
+    if not isinstance(text := given.get(key, "-"), str) or not text.strip():
+        raise ConfigError(f"{where}: {key}: given {shown(text)}; allowed: text")
 
 
 def _as_mappings(value: Any) -> Any:
@@ -92,8 +102,16 @@ def _as_mappings(value: Any) -> Any:
 def _sweep(where: str, given: Mapping[str, Any], chosen: list[str], published: Published | None) -> Sweep:
     rows = _rows(given)
     search = parse(Search, given.get("search", {}), f"{where}: search")
+    changes = {row: {key: v for key, v in (rows[row] or {}).items() if key != TITLE} for row in chosen}
     return Sweep(
-        Path(where).stem, where, given["experiment"], {row: rows[row] or {} for row in chosen}, search, published
+        Path(where).stem,
+        where,
+        given["experiment"],
+        changes,
+        search,
+        published,
+        " ".join(given.get("question", "").split()),
+        {row: " ".join(rows[row][TITLE].split()) for row in chosen if TITLE in (rows[row] or {})},
     )
 
 

@@ -132,10 +132,11 @@ class Recorder(tune.Callback):
                 path,
                 row,
                 experiment.plain(),
-                experiment.tags() | {"point": text_of(point), "commit": self.run.tags.get("commit", "none")},
+                experiment.tags() | {"point": text_of(point)},
                 experiment.facts(),
                 costs=experiment.costs(),
                 sweep=self.run.id,
+                title=self.sweep.titles.get(row, ""),
             )
         self.trials[trial.trial_id] = record
         self._show(trial.trial_id, record)

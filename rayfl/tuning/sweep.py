@@ -1,7 +1,7 @@
 """A sweep: one experiment, rows that change it, a search, and perhaps a paper's numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -29,6 +29,10 @@ class Sweep:
     """Label -> the sections of the experiment that this row changes."""
     search: Search
     published: Published | None = None
+    question: str = ""
+    """What it is to find out, for people."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Label -> the row's name as people read it, of rows that have one."""
     changed: tuple[str, ...] = ()
     """What the command line changed of the file, as "path: old -> new"."""
 
@@ -163,6 +167,7 @@ class Sweep:
         score = next(iter(facts[0]["scores"]))
         of_clients = self.first.metrics()[self.search.metric].split in ("clients", "client_validation")
         return facts[0] | {
+            "tuned": list(self.search.space),
             "judge": named(score, "mean", "clients" if of_clients else "test"),
             "capacities": sorted({c for fact in facts for c in fact["capacities"]}, reverse=True),
             "trained": sorted({c for fact in facts for c in fact["trained"]}, reverse=True),
@@ -180,6 +185,8 @@ class Sweep:
     def plain(self) -> dict[str, Any]:
         """As YAML would say it, but for the paper's numbers, which are one text."""
         plain = {
+            "question": self.question,
+            "titles": dict(self.titles),
             "experiment": _plain(self.base),
             "rows": _plain(self.rows),
             "search": self.search.model_dump(mode="json"),
