@@ -12,6 +12,7 @@ from rayfl.cli.shared import (
     Output,
     Resume,
     Settings,
+    ToExperiment,
     TrackingUri,
     experiment_of,
     find_config,
@@ -39,6 +40,7 @@ def run(
     resume: Resume = False,
     address: Address = None,
     tracking_uri: TrackingUri = None,
+    experiment_name: ToExperiment = None,
 ) -> None:
     """One federated run: config, metrics, result, plots and checkpoints in a folder, and in MLflow."""
     from rayfl import driver
@@ -50,7 +52,7 @@ def run(
     folder = folder_of(output, name or (f"{config.stem}-{row}" if row else config.stem))
     driver.check_folder(folder, experiment.plain(), resume)
     progress = RunProgress(experiment.method.name, experiment.rounds, experiment.facts()["judge"])
-    sending = sending_to(output, tracking_uri, progress.note)
+    sending = sending_to(output, tracking_uri, progress.note, experiment_name)
     arrays = located(config, lambda: driver.load_data(experiment))
     with progress, sending as sender:
         shown = Shown.on(progress, sender.add)
@@ -60,7 +62,7 @@ def run(
         write_labels(folder / "plots" / "labels", experiment, arrays)
     show(rows, result.folder.facts.judge)
     say(f"results in {folder}")
-    say_mlflow(output, tracking_uri)
+    say_mlflow(output, tracking_uri, sender.page(folder))
 
 
 def sweep(
@@ -73,10 +75,14 @@ def sweep(
     resume: Resume = False,
     address: Address = None,
     tracking_uri: TrackingUri = None,
+    experiment_name: ToExperiment = None,
+    models: Annotated[bool, typer.Option(help="Log the tuned rows' submodels as MLflow's models.")] = True,
 ) -> None:
     """Tunes every row of a comparison with the same budget and ranks the tuned methods."""
     from rayfl import comparison, driver
+    from rayfl.report import deployments
     from rayfl.results.console import SweepProgress
+    from rayfl.results.mlflow.models import log_models
     from rayfl.tuning.load import load_sweep
 
     config = find_config(config)
@@ -86,7 +92,7 @@ def sweep(
     driver.check_folder(folder, plan.plain(), resume)
     rounds = plan.first.rounds
     progress = SweepProgress(plan.trials, rounds, plan.search.metric, plan.mode)
-    sending = sending_to(output, tracking_uri, progress.note)
+    sending = sending_to(output, tracking_uri, progress.note, experiment_name)
     arrays = located(config, lambda: driver.load_data(plan.first))
     clients, data = plan.first.clients.count, plan.first.data.name
     say(
@@ -99,7 +105,9 @@ def sweep(
         )
     show(found.best, found.folder.facts.judge, found.folder.config.get("published"))
     say(f"results.csv, results.md and plots in {folder}")
-    say_mlflow(output, tracking_uri)
+    if models:
+        log_models(sender.copy, found.folder, lambda path: deployments(path, warn))
+    say_mlflow(output, tracking_uri, sender.page(folder))
 
 
 def scale(
@@ -115,6 +123,7 @@ def scale(
     name: Name = None,
     address: Address = None,
     tracking_uri: TrackingUri = None,
+    experiment_name: ToExperiment = None,
 ) -> None:
     """Rounds per second, memory and traffic against clients, cohort, actors and nodes, one at a time; all four unless
     some are given."""
@@ -128,7 +137,7 @@ def scale(
     asked = {"clients": clients, "cohort": cohort, "actors": actors, "nodes": nodes}
     axes = scaling.axes_of(asked, address)
     folder = folder_of(output, name or "scale")
-    with sending_to(output, tracking_uri, warn) as sender:
+    with sending_to(output, tracking_uri, warn, experiment_name) as sender:
         found = scaling.scale(experiment, folder, axes, rounds=rounds, address=address, say=say, follow=sender.add)
     for axis, rows in found.items():
         if rows:
@@ -136,4 +145,4 @@ def scale(
     for text in findings(found):
         say(text)
     say(f"scale.json, scale.csv, scale.md and plots in {folder}")
-    say_mlflow(output, tracking_uri)
+    say_mlflow(output, tracking_uri, sender.page(folder))

@@ -1,0 +1,152 @@
+"""What people see of a sweep and of its rows: pure functions of their folders."""
+
+import hashlib
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfl.metrics import Line
+from rayfl.results.folder import RunFolder, records
+from rayfl.results.made import Made
+from rayfl.results.spread import differences
+from rayfl.results.tables import Record, best_trials, by_label, facts_of, table, values_of
+
+COMPARISON = "Comparison"
+"""The section of charts with a line a row: MLflow orders sections as text, and lower case comes later."""
+
+Point = tuple[int, float]
+"""(round, value)."""
+
+
+@dataclass(frozen=True)
+class DataUsed:
+    """A data set, or its partition, as MLflow names what a run has used."""
+
+    name: str
+    context: str
+    """data or partition."""
+    digest: str
+    """Of all settings that decide it: equal digests mean equal data."""
+    settings: str
+    """These settings, as JSON."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A sweep that ended: its folder, and the rows of each label's best point, the best label first."""
+
+    folder: RunFolder
+    rows: Mapping[str, Sequence[Record]]
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> "Study":
+        search = folder.config.get("search", {})
+        ended = [record for record in records(folder.path, folder.id) if record["status"] == "finished"]
+        best = best_trials(ended, search.get("metric"), search.get("mode", "auto"))
+        return cls(folder, by_label(best, folder.facts.judge))
+
+    @property
+    def judge(self) -> str:
+        return self.folder.facts.judge
+
+    def best_runs(self) -> dict[str, Record]:
+        """Label -> the run of its best point with the best seed."""
+        found = {label: [row for row in rows if self.judge in row] for label, rows in self.rows.items()}
+        best = max if self.folder.facts.better(self.judge) == "max" else min
+        return {label: best(rows, key=lambda row: row[self.judge]) for label, rows in found.items() if rows}
+
+    def summary(self) -> dict[str, float]:
+        """MLflow's name -> number: the ranked table as `heterofl/accuracy_mean`, and its standard deviation over
+        seeds as `heterofl/accuracy_mean_std`."""
+        found = {}
+        for label, rows in self.rows.items():
+            if values := values_of(rows, self.judge):
+                found[metric_name(f"{label}/{self.judge}")] = statistics.fmean(values)
+                if len(values) > 1:
+                    found[metric_name(f"{label}/{self.judge}_std")] = statistics.stdev(values)
+        return found
+
+    def description(self) -> str:
+        """Markdown: the question, the ranked table and what it does not tell apart, how to make it again."""
+        parts = [self.folder.config.get("question", "")]
+        if best := [row for rows in self.rows.values() for row in rows]:
+            parts += [table(best, self.judge).markdown(), not_told_apart(self.rows, self.judge)]
+        parts += [f"The charts of the experiment show every row at once, in their section {COMPARISON}."]
+        return "\n\n".join(filter(None, [*parts, reproduced(self.folder.made)]))
+
+
+def curves(rows: Sequence[Record]) -> dict[str, list[Point]]:
+    """Name of a metric of evaluations, or train_loss -> its mean over the rows (seeds) in every round in which all of
+    them have it."""
+    facts = facts_of(rows[0])
+    runs = [RunFolder.open(row["path"]).rounds() for row in rows]
+    names = [name for name in runs[0][-1] if name == "train_loss" or facts.about(name)] if runs[0] else []
+    return {name: _mean(runs, name) for name in names}
+
+
+def _mean(runs: Sequence[Sequence[Line]], name: str) -> list[Point]:
+    series = [{line["round"]: line[name] for line in lines if name in line} for lines in runs]
+    common = set.intersection(*map(set, series))
+    return [(round, statistics.fmean(one[round] for one in series)) for round in sorted(common)]
+
+
+def row_description(rows: Sequence[Record]) -> str:
+    """Markdown of a row's run."""
+    one, seeds = rows[0], ", ".join(str(row["seed"]) for row in rows)
+    return "\n\n".join(
+        [
+            f"**{one['title']}**: the means over its best point's runs (seeds {seeds}).",
+            f"Point: {one['point'] or 'the only one'}.",
+            facts_of(one).judge + ": " + ", ".join(f"{value:.4g}" for value in values_of(rows, facts_of(one).judge)),
+        ]
+    )
+
+
+def not_told_apart(groups: Mapping[str, Sequence[Record]], metric: str) -> str:
+    """Which rows the seeds do not tell from the best; "" if there is only one row."""
+    found = differences(groups, metric)
+    alike = [label for label, difference in found.items() if difference.is_clear is False]
+    unknown = [label for label, difference in found.items() if difference.is_clear is None]
+    said = [f"Not told apart from the best by its seeds: {', '.join(alike)}."] if alike else []
+    said += [f"With one seed nobody can tell whether it differs: {', '.join(unknown)}."] if unknown else []
+    return " ".join(said)
+
+
+def reproduced(made: Sequence[Made]) -> str:
+    """Markdown: the commands, the versions, the commits and the machine of the processes that made a run."""
+    parts = []
+    for one in made:
+        versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
+        machine = ", ".join([f"{one.cores} cores of {one.cpu}", *one.gpus, one.system])
+        commits = f"commit {one.commit}; rayfl's own {one.rayfl_commit}"
+        parts.append(f"```sh\n{one.command}\n```\n\n{versions}; {commits}; {machine}.")
+    return "\n\n".join(parts)
+
+
+def data_used(config: Mapping[str, Any]) -> list[DataUsed]:
+    """The data set and the partition of an experiment."""
+    data = config.get("data", {})
+    split = {name: config[name] for name in ("data", "partition", "seed") if name in config}
+    split["clients"] = config.get("clients", {}).get("count")
+    kept = ("holdout", "local_holdout")
+    split["evaluation"] = {name: value for name, value in config.get("evaluation", {}).items() if name in kept}
+    found = [(data.get("name"), "data", data), (config.get("partition", {}).get("name"), "partition", split)]
+    return [_used(name, context, settings) for name, context, settings in found if name]
+
+
+def data_of(runs: Iterable[Record]) -> list[DataUsed]:
+    """What several runs have used, each once."""
+    return list(dict.fromkeys(used for run in runs for used in data_used(RunFolder.open(run["path"]).config)))
+
+
+def _used(name: str, context: str, settings: Mapping[str, Any]) -> DataUsed:
+    text = json.dumps(settings, sort_keys=True)
+    return DataUsed(name, context, hashlib.sha256(text.encode()).hexdigest()[:16], text)
+
+
+def metric_name(text: str) -> str:
+    """As MLflow allows it: other letters become "_"."""
+    return re.sub(r"[^\w./: -]", "_", text)

@@ -1,0 +1,110 @@
+"""Studies side by side, as `rayfl compare` shows them: their tuned rows, and what can be said of the differences."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rayfl.results.made import Made
+from rayfl.results.spread import Difference, by_seed, difference
+from rayfl.results.tables import Record, best_trials, by_label, judge_of, point_of
+
+HARDWARE = ("run.", "listeners.")
+"""Settings that do not change what a run finds begin so."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A sweep, and its runs that finished."""
+
+    sweep: Record
+    runs: Sequence[Record]
+
+    def best(self, metric: str | None) -> list[Record]:
+        """The rows of each label's best point, by `metric` or what it was tuned by."""
+        params = self.sweep["params"]
+        return best_trials(self.runs, metric or params.get("search.metric"), params.get("search.mode", "auto"))
+
+
+def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[list[Record], str]:
+    """The best rows of all studies, chosen by `metric` or what each study was tuned by, and what they are ranked by.
+    Labels of several studies begin with the study's."""
+    names, best = _names(studies), []
+    for name, study in zip(names, studies, strict=True):
+        before = f"{name}/" if len(studies) > 1 else ""
+        best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in study.best(metric)]
+    judges = {study.sweep["facts"]["judge"] for study in studies}
+    return best, metric or (judges.pop() if len(judges) == 1 or not best else judge_of(best))
+
+
+def _names(studies: Sequence[Study]) -> list[str]:
+    """Of equal names the second is "quickstart (2)"."""
+    names: list[str] = []
+    for study in studies:
+        name = study.sweep["label"]
+        before = sum(known.partition(" (")[0] == name for known in names)
+        names.append(f"{name} ({before + 1})" if before else name)
+    return names
+
+
+def differences_said(best: Sequence[Record], metric: str) -> list[str]:
+    """A sentence for each two rows that their seeds do not tell apart: the best and any other, and neighbours in
+    rank."""
+    groups = by_label(best, metric)
+    found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
+    labels = list(found)
+    pairs = dict.fromkeys([*((labels[0], other) for other in labels[1:]), *pairwise(labels)])
+    said, unknown = [], False
+    for one, other in pairs:
+        between = difference(found[one], found[other])
+        if between.is_clear is False:
+            said.append(f"{one} and {other} are not told apart: {_why(between)}")
+        unknown |= between.is_clear is None
+    return said + (
+        ["rows of one seed each: whether they differ is not known; give search.seeds more"] if unknown else []
+    )
+
+
+def _why(between: Difference) -> str:
+    by = f"they differ by {abs(between.by):.4g}"
+    if between.p is not None:
+        return f"{by} over {between.seeds} seeds, p = {between.p:.2g} (paired t-test)"
+    return f"{by}, and runs of one row by {between.spread:.4g}"
+
+
+def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
+    """What different types of machines do to these runs: whether their bits may differ, and by how much `metric` did
+    where a run was repeated, with the same configuration and seed."""
+    made = [(run, Made(**run["made"][0])) for run in runs if run["made"]]
+    kinds: list[Made] = []
+    for _, one in made:
+        if not any(one.same_bits(kind) for kind in kinds):
+            kinds.append(one)
+    if len(kinds) < 2:
+        return []
+    said = [f"made on {len(kinds)} types of machines, where bits may differ: {'; '.join(map(_machine, kinds))}"]
+    same: dict[tuple, list[tuple[Record, Made]]] = defaultdict(list)
+    for run, one in made:
+        if math.isfinite(run.get(metric, math.nan)):
+            same[_configuration(run)].append((run, one))
+    apart = [
+        abs(run[metric] - other[metric])
+        for group in same.values()
+        for i, (run, one) in enumerate(group)
+        for other, there in group[:i]
+        if not one.same_bits(there)
+    ]
+    if apart:
+        said.append(f"{metric} of runs that were repeated on another type differs by at most {max(apart):.4g}")
+    return said
+
+
+def _configuration(run: Record) -> tuple:
+    return run["seed"], *((name, value) for name, value in point_of(run) if not name.startswith(HARDWARE))
+
+
+def _machine(made: Made) -> str:
+    return ", ".join(
+        [made.cpu, *made.gpus, f"torch {made.versions.get('torch')}", f"numpy {made.versions.get('numpy')}"]
+    )
