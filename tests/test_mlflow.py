@@ -18,6 +18,7 @@ from rayfl.config import ConfigError
 from rayfl.engine.carries import Carries
 from rayfl.engine.checkpoints import write
 from rayfl.results.folder import RunFolder
+from rayfl.results.made import Made
 from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, unsent
 
 # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
@@ -148,6 +149,7 @@ def test_a_sweep_is_the_parent_of_its_trials_and_reads_back(mlflow, tmp_path):
     assert again(mlflow).sync_all(tmp_path) == 0
 
     found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
+    row = found.pop(f"{sweep.id}/fedavg")
     assert len(found) == 4
     parent = found[sweep.id].info.run_id
     assert found[one.id].data.tags["mlflow.parentRunId"] == parent
@@ -155,6 +157,11 @@ def test_a_sweep_is_the_parent_of_its_trials_and_reads_back(mlflow, tmp_path):
     assert "mlflow.parentRunId" not in found[alone.id].data.tags
     assert found[two.id].info.status == "KILLED"
     assert found[sweep.id].info.run_name == "digits"
+    assert found[two.id].info.run_name == "heterofl, lr=0.1, seed 1"
+    assert row.info.run_name == "fedavg, mean of 1" and history(mlflow, row, "Comparison/accuracy_mean")[-1] == (
+        2,
+        0.02,
+    )
     files = {file.path for file in mlflow.store.client.list_artifacts(parent)}
     assert files == {"config.json", "plots", "results.csv"}
 
@@ -163,7 +170,10 @@ def test_a_sweep_is_the_parent_of_its_trials_and_reads_back(mlflow, tmp_path):
     ours = one.record()
     del ours["path"]
     ours["params"] = {"training.lr": "0.1", "seed": "1"}
+    more = {name: rows["fedavg"].pop(name) for name in ("tags", "made", "experiment")}
     assert rows["fedavg"] == ours
+    assert more["experiment"] == copy.experiment_of(one) and more["tags"]["point"] == "lr=0.1"
+    assert [Made(**made) for made in more["made"]] == list(one.made)
     assert {row["id"] for row in read(mlflow)} == {one.id, two.id, alone.id}
 
 
@@ -361,7 +371,7 @@ def test_a_folder_of_any_name_holds_a_store(tmp_path):
     run.finish("finished")
     mlflow = Copy(Store(default_uri(output)), note=pytest.fail)
     assert mlflow.sync(run)
-    assert [row["id"] for row in read(mlflow)] == [run.id]
+    assert [row["id"] for row in Reader(mlflow.store).read()] == [run.id]
     assert sorted(file.name for file in output.iterdir()) == ["artifacts", "mlflow.db", "run"]
     assert {file.name for file in output.rglob("artifacts/*/*/*")} == {"config.json", "metrics.jsonl", "result.json"}
     assert [file.name for file in output.parent.iterdir()] == [output.name]

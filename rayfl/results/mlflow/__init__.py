@@ -6,11 +6,12 @@
     copy.py     sends run folders
     models.py   submodels as MLflow's models
     sender.py   the thread that sends while runs go on
+    system.py   what the machine does meanwhile, if it is asked for
     reading.py  rows back from a server
 
 Everything is read from disk (`results/folder.py`), so it can be sent again at any time and from any process: a run is
-found again by its tag `rayfl.run_id`, and the time of a metric follows from its line, so that MLflow ignores one that it
-has.
+found again by its tag `rayfl.run_id`, and the time of a metric follows from its line, so that MLflow ignores one that
+it has.
 
 An experiment is a study: a sweep, or a run. A sweep is a run whose children are its trials; beside it stands a run for
 each of its rows, with the means over the seeds of the row's best point: MLflow's charts of the experiment show those

@@ -9,9 +9,11 @@ from urllib.parse import quote
 from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import STORE
 from rayfl.plain import public
+from rayfl.results.files import read_lines
 from rayfl.results.folder import RunFolder, Status, flatten, runs
 from rayfl.results.made import Made
 from rayfl.results.mlflow import sent as memory
+from rayfl.results.mlflow import system
 from rayfl.results.mlflow.sent import Sent, experiment_of
 from rayfl.results.mlflow.store import Store, first_line
 from rayfl.results.mlflow.study import (
@@ -220,7 +222,13 @@ class Copy:
         self.store.call("set_terminated", run_id)
 
     def _send_samples(self, run: RunFolder, run_id: str, sent: Sent) -> None:
-        pass
+        new = [line for line in read_lines(run.path / system.FILE) if line["round"] > sent.samples]
+        if new:
+            self._log(
+                run_id, [(k, v, line["time"], line["round"]) for line in new for k, v in line.items() if "/" in k]
+            )
+            sent.samples = new[-1]["round"]
+            sent.save(run.path)
 
     # what MLflow takes
 

@@ -10,6 +10,7 @@ from rayfl.results.folder import RunFolder
 from rayfl.results.mlflow.copy import Copy
 from rayfl.results.mlflow.sent import Sent, destine
 from rayfl.results.mlflow.store import imported
+from rayfl.results.mlflow.system import Sampler
 
 
 class Sender:
@@ -28,6 +29,8 @@ class Sender:
         that are added, in place of their study's."""
         self.copy, self.output, self.experiment, self.seconds = copy, output, experiment, seconds
         self._paths: list[Path] = []
+        self._study: Path | None = None
+        self._sampler: Sampler | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
@@ -37,6 +40,8 @@ class Sender:
             with suppress(OSError):  # a full disk
                 destine(path, self.experiment)
         self._paths.append(path)
+        # a sweep comes before its trials
+        self._study = self._study or path
 
     def page(self, path: Path) -> str:
         """The page of MLflow with the charts of the run or sweep in a folder; "" if MLflow has not got it."""
@@ -45,6 +50,7 @@ class Sender:
     def __enter__(self) -> "Sender":
         with suppress(Exception):  # what is wrong, the first sync says
             imported()
+            self._sampler = Sampler.wanted(self.copy.note)
         self._thread.start()
         return self
 
@@ -59,6 +65,9 @@ class Sender:
         stopping = False
         while not stopping:
             stopping = self._stop.wait(self.seconds)
+            if self._sampler and self._study:
+                with suppress(ConfigError):  # a damaged file
+                    self._sampler.sample(self._study)
             given: list[RunFolder] = []
             for path in dict.fromkeys(self._paths):
                 with suppress(ConfigError):  # deleted, or not yet begun
