@@ -42,7 +42,8 @@ def compare(
         copy_to(output, uris[0], warn).sync_all(output)
     readers = [Reader(Store(uri), experiment) for uri in uris]
     studies = _studies(readers, names or [], tags)
-    choose({key: None for study in studies for run in study.runs for key in run}, metric, "--metric", "result")
+    if metric is not None:
+        choose({key: None for study in studies for run in study.runs for key in run}, metric, "--metric", "result")
     best, judge = side_by_side(studies, metric)
     if not best:
         raise ConfigError("compare: no run is left that finished; allowed: sweeps that ran, and tags that runs have")

@@ -17,12 +17,13 @@ from rayfl.results.mlflow import system
 from rayfl.results.mlflow.sent import Sent, experiment_of
 from rayfl.results.mlflow.store import Store, first_line
 from rayfl.results.mlflow.study import (
-    COMPARISON,
+    ALL,
     DataUsed,
     Study,
-    curves,
     data_of,
     data_used,
+    means,
+    over_rounds,
     reproduced,
     row_description,
 )
@@ -158,7 +159,8 @@ class Copy:
 
     def _describe(self, run: RunFolder, run_id: str, experiment: str) -> None:
         """Name, parent, tags, parameters, data."""
-        tags = run.tags | {"label": run.label, "title": run.title, "rayfl.kind": run.kind} | _source(run.made)
+        tags = run.tags | {"label": run.label, "title": run.title or run.label, "rayfl.kind": run.kind}
+        tags |= _source(run.made)
         tags |= _long(FACTS, run.facts.model_dump_json())
         tags |= _long(MADE, json.dumps([made.model_dump(mode="json") for made in run.made]))
         if run.sweep is not None:
@@ -194,12 +196,10 @@ class Copy:
         self.store.call("set_terminated", run_id, STATUS[run.status])
 
     def _send_study(self, study: Study, run_id: str, experiment: str) -> None:
-        """The ranked summary, and a run for every row."""
+        """The ranked summary, over rounds, and a run for every row."""
         folder = study.folder
         self._tag(run_id, {"mlflow.note.content": study.description()})
-        self._log(
-            run_id, [(name, value, folder.started, folder.facts.rounds) for name, value in study.summary().items()]
-        )
+        self._log(run_id, over_rounds(study.summary(), folder.started))
         self._log_data(run_id, data_of(row for rows in study.rows.values() for row in rows))
         # MLflow shows the newest runs first
         for label, rows in reversed(list(study.rows.items())):
@@ -217,8 +217,8 @@ class Copy:
         tuned = {name: rows[0]["params"][name] for name in sweep.facts.tuned if name in rows[0]["params"]}
         self._log_texts(run_id, f"{rows[0]['title']}, mean of {len(rows)}", tags | _source(sweep.made), tuned)
         self._log_data(run_id, data_of(rows))
-        found = curves(rows).items()
-        self._log(run_id, [(f"{COMPARISON}/{name}", v, started + r, r) for name, points in found for r, v in points])
+        found = {f"{ALL}/{name}": points for name, points in means(rows).items()}
+        self._log(run_id, over_rounds(found, sweep.started))
         self.store.call("set_terminated", run_id)
 
     def _send_samples(self, run: RunFolder, run_id: str, sent: Sent) -> None:
@@ -305,7 +305,8 @@ def _source(made: Sequence[Made]) -> dict[str, str]:
     first = made[0]
     tags = {
         "mlflow.user": first.user,
-        "mlflow.source.name": first.command,
+        # MLflow shows what follows the last slash
+        "mlflow.source.name": first.command.partition(" -")[0],
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": first.commit,
     }

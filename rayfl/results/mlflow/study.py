@@ -8,17 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfl.metrics import Line
+from rayfl.metrics import Line, named
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.made import Made
 from rayfl.results.spread import differences
 from rayfl.results.tables import Record, best_trials, by_label, facts_of, table, values_of
 
-COMPARISON = "Comparison"
-"""The section of charts with a line a row: MLflow orders sections as text, and lower case comes later."""
+ALL = "All"
+"""The section of charts with a line a row. MLflow orders sections as text, where lower case comes later, and puts it
+before the name of a chart."""
 
-Point = tuple[int, float]
-"""(round, value)."""
+Curves = Mapping[str, Sequence[tuple[int, float]]]
+"""Name of a metric -> (round, value)."""
 
 
 @dataclass(frozen=True)
@@ -58,39 +59,51 @@ class Study:
         best = max if self.folder.facts.better(self.judge) == "max" else min
         return {label: best(rows, key=lambda row: row[self.judge]) for label, rows in found.items() if rows}
 
-    def summary(self) -> dict[str, float]:
-        """MLflow's name -> number: the ranked table as `heterofl/accuracy_mean`, and its standard deviation over
-        seeds as `heterofl/accuracy_mean_std`."""
+    def summary(self) -> Curves:
+        """What judges over rounds, whose last values are the ranked table: the mean over seeds, as
+        `heterofl/accuracy_mean`, and the standard deviation of several, as `heterofl/accuracy_mean_std`."""
         found = {}
         for label, rows in self.rows.items():
-            if values := values_of(rows, self.judge):
-                found[metric_name(f"{label}/{self.judge}")] = statistics.fmean(values)
-                if len(values) > 1:
-                    found[metric_name(f"{label}/{self.judge}_std")] = statistics.stdev(values)
+            name, series = metric_name(f"{label}/{self.judge}"), _series(_lines(rows), self.judge)
+            found[name] = [(round, statistics.fmean(values)) for round, values in series]
+            if len(rows) > 1:
+                found[f"{name}_std"] = [(round, statistics.stdev(values)) for round, values in series]
         return found
 
     def description(self) -> str:
         """Markdown: the question, the ranked table and what it does not tell apart, how to make it again."""
         parts = [self.folder.config.get("question", "")]
         if best := [row for rows in self.rows.values() for row in rows]:
-            parts += [table(best, self.judge).markdown(), not_told_apart(self.rows, self.judge)]
-        parts += [f"The charts of the experiment show every row at once, in their section {COMPARISON}."]
+            # unless joined, MLflow makes a mention of "@1"
+            cells = table(best, self.judge).markdown().replace("@", "@\N{WORD JOINER}")
+            parts += [cells, not_told_apart(self.rows, self.judge)]
+        parts += [f"The charts of the experiment show every row at once, in their section {ALL}."]
         return "\n\n".join(filter(None, [*parts, reproduced(self.folder.made)]))
 
 
-def curves(rows: Sequence[Record]) -> dict[str, list[Point]]:
-    """Name of a metric of evaluations, or train_loss -> its mean over the rows (seeds) in every round in which all of
-    them have it."""
-    facts = facts_of(rows[0])
-    runs = [RunFolder.open(row["path"]).rounds() for row in rows]
-    names = [name for name in runs[0][-1] if name == "train_loss" or facts.about(name)] if runs[0] else []
-    return {name: _mean(runs, name) for name in names}
+def means(rows: Sequence[Record]) -> Curves:
+    """The mean over the rows (seeds) of what judges, of their first score on the test set, and of the training loss."""
+    facts, lines = facts_of(rows[0]), _lines(rows)
+    known = {name for line in lines[0] for name in line}
+    wanted = [facts.judge, *(named(facts.score, of) for of in (*facts.capacities, "mean", "worst")), "train_loss"]
+    names = [name for name in dict.fromkeys(wanted) if name in known]
+    return {name: [(round, statistics.fmean(values)) for round, values in _series(lines, name)] for name in names}
 
 
-def _mean(runs: Sequence[Sequence[Line]], name: str) -> list[Point]:
+def over_rounds(found: Curves, started: float) -> list[tuple[str, float, float, int]]:
+    """The same as (name, value, time, step): a second a round."""
+    return [(name, value, started + round, round) for name, points in found.items() for round, value in points]
+
+
+def _lines(rows: Sequence[Record]) -> list[list[Line]]:
+    return [RunFolder.open(row["path"]).rounds() for row in rows]
+
+
+def _series(runs: Sequence[Sequence[Line]], name: str) -> list[tuple[int, list[float]]]:
+    """(round, the values of all runs) of the rounds in which all runs have this metric."""
     series = [{line["round"]: line[name] for line in lines if name in line} for lines in runs]
     common = set.intersection(*map(set, series))
-    return [(round, statistics.fmean(one[round] for one in series)) for round in sorted(common)]
+    return [(round, [one[round] for one in series]) for round in sorted(common)]
 
 
 def row_description(rows: Sequence[Record]) -> str:
