@@ -206,7 +206,6 @@ class Copy:
             self._send_row(folder, label, rows, experiment)
 
     def _send_row(self, sweep: RunFolder, label: str, rows: Sequence[Record], experiment: str) -> None:
-        started = sweep.started
         run_id = self.id_of(f"{sweep.id}/{quote(label, safe='')}", experiment)
         tags = {
             "label": label,
