@@ -1,11 +1,14 @@
 """What several test files share, besides `rayfl.testing.tiny`: methods and a model made for tests, and their rounds."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import pytest
 import torch
 from torch import nn
 
 from rayfl.axes import CLASSES, Axis, linear
+from rayfl.config import ConfigError
+from rayfl.data import DATASETS_KIND
 from rayfl.data.goal import Classes
 from rayfl.data.images import Images
 from rayfl.data.samples import ClientData
@@ -69,6 +72,18 @@ class OfPoints(Model):
 
     def example(self, batch, device):
         return torch.zeros(batch, 3, device=device)
+
+
+def message(call, *arguments, **options) -> str:
+    """Why this is refused."""
+    with pytest.raises(ConfigError) as error:
+        call(*arguments, **options)
+    return str(error.value)
+
+
+def read_data(**given) -> Any:
+    """A data set as from a file."""
+    return DATASETS_KIND.read(given, "exp.yaml: data")
 
 
 def bound(method: Method, *capacities: float, hidden=(2,), **training) -> Method:

@@ -4,6 +4,7 @@ import time
 from typing import Annotated, Any, Literal
 
 import pytest
+from helpers import message
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from rayfl.config import (
@@ -18,12 +19,6 @@ from rayfl.config import (
     parse_setting,
     set_path,
 )
-
-
-def message(call, *args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as error:
-        call(*args, **kwargs)
-    return str(error.value)
 
 
 class Inner(Config):

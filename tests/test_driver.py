@@ -13,13 +13,12 @@ import pandas as pd
 import pytest
 import torch
 from faults import Faulty
-from helpers import TINY, PersonalHead, assert_same, tiny
+from helpers import TINY, PersonalHead, assert_same, message, tiny
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
 
 import rayfl
-from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import complete
 from rayfl.engine.locks import held
 from rayfl.listeners import EarlyStopping, Listener
@@ -58,12 +57,6 @@ def in_memory(**fields):
 
 def without_seconds(result):
     return result.metrics.drop(columns="seconds")
-
-
-def message(call, *arguments, **options):
-    with pytest.raises(ConfigError) as error:
-        call(*arguments, **options)
-    return str(error.value)
 
 
 def test_every_public_name_is_there():

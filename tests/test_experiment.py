@@ -5,12 +5,12 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers import Pruned, tiny
+from helpers import Pruned, message, tiny
 from torch import nn
 
 import rayfl
 from rayfl.axes import Axis, linear
-from rayfl.config import ConfigError, differences
+from rayfl.config import differences
 from rayfl.data import DATASETS
 from rayfl.describe import describe
 from rayfl.experiment import Experiment, load_experiment, read_experiment
@@ -23,12 +23,6 @@ from rayfl.training import Training
 
 METHODS_SO_FAR = f"known: {', '.join(sorted(METHODS))}"
 TRAINING = f"known: {', '.join(sorted(Training.model_fields))}"
-
-
-def message(call, *args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as error:
-        call(*args, **kwargs)
-    return str(error.value)
 
 
 def written(tmp_path, text):

@@ -1,26 +1,14 @@
 """A folder of images: its classes, its two layouts, sizes, and what is said of files that do not fit."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from helpers import message, read_data
 from PIL import Image
 
-from rayfl.config import ConfigError
-from rayfl.data import DATASETS_KIND, Images
+from rayfl.data import Images
 from rayfl.data.folder import Folder
-
-
-def message(call, *args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as error:
-        call(*args, **kwargs)
-    return str(error.value)
-
-
-def read(**given) -> Any:
-    """As from a file."""
-    return DATASETS_KIND.read(given, "exp.yaml: data")
 
 
 def save(folder: Path, name: str, value, mode="RGB", size=(4, 4)):
@@ -41,7 +29,7 @@ def flowers(tmp_path):
 
 
 def test_a_folder_of_images(flowers):
-    data = read(name="folder", root=str(flowers))
+    data = read_data(name="folder", root=str(flowers))
     assert (data.shape, data.classes, data.class_names) == ((3, 4, 4), 2, ("rose", "tulip"))
     assert data.offers == {"input": (3, 4, 4), "classes": 2, "class_names": ("rose", "tulip")}
     arrays = data.arrays()
@@ -142,7 +130,7 @@ def test_folders_that_do_not_fit(flowers, tmp_path_factory):
 
 
 def test_bounds_of_a_folder():
-    assert message(read, name="folder", root="x", size=10**6) == (
+    assert message(read_data, name="folder", root="x", size=10**6) == (
         "exp.yaml: data.size: given 1000000; allowed: at most 4096"
     )
-    assert message(read, name="folder") == "exp.yaml: data.root: missing; it has no default"
+    assert message(read_data, name="folder") == "exp.yaml: data.root: missing; it has no default"

@@ -3,31 +3,20 @@
 import json
 import pickle
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from helpers import message, read_data
 
-from rayfl.config import ConfigError
-from rayfl.data import DATASETS_KIND, Arrays, Classes, ClientData, Column, DataSet, Images, Prepare, federate
+from rayfl.data import Arrays, Classes, ClientData, Column, DataSet, Images, Prepare, federate
 from rayfl.data.function import Function
 from rayfl.data.memory import InMemory
 from rayfl.data.partition.users import Users
 
 X = np.arange(40 * 2 * 3 * 3, dtype=np.uint8).reshape(40, 2, 3, 3)
 Y = np.arange(40) % 4
-
-
-def message(call, *args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as error:
-        call(*args, **kwargs)
-    return str(error.value)
-
-
-def read(**given) -> Any:
-    """As from a file."""
-    return DATASETS_KIND.read(given, "exp.yaml: data")
 
 
 # arrays in memory
@@ -96,7 +85,7 @@ def test_arrays_survive_pickle_and_copies():
 
 def test_what_a_file_keeps_is_the_description():
     data = InMemory(X, Y, flip=True)
-    kept = read(**json.loads(data.model_dump_json()))
+    kept = read_data(**json.loads(data.model_dump_json()))
     assert kept == data and kept.offers == data.offers and kept.prepare == data.prepare
     assert message(kept.arrays) == (
         f"data: given the description of 32 + 8 images that were in memory (digest {data.digest[:12]}), without the "
@@ -110,7 +99,7 @@ def test_what_a_file_keeps_is_the_description():
 
 
 def test_a_file_cannot_name_arrays():
-    assert message(read, name="arrays") == (
+    assert message(read_data, name="arrays") == (
         'exp.yaml: data: given the name "arrays" without the arrays; allowed: rayfl.InMemory(x, y) in Python, another '
         "data set in a file"
     )
@@ -215,7 +204,7 @@ def loader(tmp_path, monkeypatch):
 
 
 def test_a_function_is_called_with_its_options(loader):
-    data = read(name="function", of="mylab_loader:load", options={"samples": 9}, flip=True)
+    data = read_data(name="function", of="mylab_loader:load", options={"samples": 9}, flip=True)
     assert (data.shape, data.goal.classes, data.offers) == ((2, 3, 3), 3, {"input": (2, 3, 3), "classes": 3})
     assert len(data.arrays().train["y"]) == 9 and len(data.arrays().test["y"]) == 3
     assert data.prepare == Images(255.0, (0.5, 0.5), (0.25, 0.25), flip=True)
@@ -316,10 +305,10 @@ class Points(DataSet):
 
 
 def test_a_data_set_of_a_users_package_is_checked_like_ours():
-    data = read(name="test_own_data:Points", samples=10)
+    data = read_data(name="test_own_data:Points", samples=10)
     arrays = data.arrays()
     assert arrays.train["x"].dtype == np.float32 and arrays.train["y"].dtype == np.int64
-    assert message(read(name="test_own_data:Points", broken=True).arrays) == (
+    assert message(read_data(name="test_own_data:Points", broken=True).arrays) == (
         "data: x of the test set: given an array [12, 2]; allowed: [N, 3], N being the samples"
     )
     given = ClientData({name: torch.tensor(a) for name, a in arrays.train.items()}, data.prepare, data.goal)
