@@ -1,7 +1,10 @@
 """MLflow holds one run for each run folder, with every round once, whenever and by whomever it was sent."""
 
+import csv
+import functools
 import json
 import logging
+import math
 import shutil
 import socket
 import subprocess
@@ -11,15 +14,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from rows import FACTS
+from rows import FACTS, study
 from servers import answering, fail, late, trickle
 
+import rayfl
+from rayfl import cli, driver
 from rayfl.config import ConfigError
 from rayfl.engine.carries import Carries
 from rayfl.engine.checkpoints import write
+from rayfl.results.files import write_json
 from rayfl.results.folder import RunFolder
 from rayfl.results.made import Made
-from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, unsent
+from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, models, sent, system, unsent
+from rayfl.results.mlflow.sent import destine
+from rayfl.testing.tiny import TINY
 
 # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -442,3 +450,172 @@ def test_nothing_is_logged_to_the_terminal(mlflow):
     mlflow.store.client  # noqa: B018 (the connection is what configures logging)
     assert logging.getLogger("mlflow").level == logging.ERROR
     assert logging.getLogger("alembic").level == logging.ERROR
+
+
+# studies
+
+
+def test_an_experiment_is_a_study(tmp_path):
+    sweep = study(tmp_path / "quick", rounds=1)
+    run = create(tmp_path / "alone")
+    trial = RunFolder.open(next((sweep.path / "trials").iterdir()))
+    assert [sent.experiment_of(one) for one in (sweep, trial, run)] == ["quick", "quick", "alone"]
+    destine(sweep.path, "ours")
+    destine(run.path, "mine")
+    assert [sent.experiment_of(one) for one in (sweep, trial, run)] == ["ours", "ours", "mine"]
+
+
+def test_a_sweeps_page_says_what_came_out(mlflow, tmp_path):
+    scores = {"heterofl": 0.8, "fjord": 0.6}
+    sweep = study(
+        tmp_path / "quick",
+        rates=(0.1, 0.4),
+        rounds=2,
+        score=lambda row, lr, seed, r: scores[row] + seed / 100 - lr + r / 10,
+    )
+    assert mlflow.sync_all(tmp_path) == 0
+    found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
+    parent = found[sweep.id]
+    # of the best point, over rounds and the seeds 0, 1, 2
+    assert history(mlflow, parent, "heterofl/accuracy_mean") == [(1, pytest.approx(0.81)), (2, pytest.approx(0.91))]
+    assert parent.data.metrics["fjord/accuracy_mean_std"] == pytest.approx(0.01)
+    [shown] = [line for line in parent.data.tags["mlflow.note.content"].splitlines() if line.startswith("| heterofl")]
+    assert "91.00 ± 1.00" in shown
+    for part in ("Which one?", sweep.made[0].command, sweep.made[0].commit, f"torch {torch.__version__.split('+')[0]}"):
+        assert part in parent.data.tags["mlflow.note.content"]
+    assert parent.data.tags["mlflow.user"] == sweep.made[0].user
+
+    # a run a row stands beside the parent, not below it
+    rows = [run for run in found.values() if run.data.tags["rayfl.kind"] == "row"]
+    assert [run.info.run_name for run in rows] == ["Heterofl, mean of 3", "Fjord, mean of 3"]
+    assert all("mlflow.parentRunId" not in run.data.tags for run in rows)
+    assert rows[0].data.params == {"training.lr": "0.1"}
+    assert history(mlflow, rows[0], "All/accuracy_mean") == history(mlflow, parent, "heterofl/accuracy_mean")
+
+    # both rows had the same data, and with each seed the same partition
+    used = [sorted((one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs) for run in rows]
+    assert used[0] == used[1] and [name for name, _ in used[0]] == ["digits", "iid", "iid", "iid"]
+    assert len({digest for _, digest in used[0]}) == 4
+    [experiment] = mlflow.store.experiments(f"name = '{copy.experiment_of(sweep)}'")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert mlflow.page(sweep.path).startswith(f"#/experiments/{experiment.experiment_id}/runs?")
+
+
+def test_a_result_of_any_length_comes_back_exactly(mlflow, tmp_path):
+    run = create(tmp_path / "run")
+    numbers = {f"local_accuracy_{i}": 1 / (3 + i) for i in range(1000)}
+    run.append(lines(1, 1))
+    run.finish("finished")
+    write_json(run.path / "result.json", run.result | numbers | {"nothing": float("nan")})
+    assert mlflow.sync(run)
+    [row] = read(mlflow)
+    assert {name: row[name] for name in numbers} == numbers and math.isnan(row["nothing"])
+    assert set(stored(mlflow)[0].data.metrics) == {"accuracy_mean", "bytes_down", "seconds"}
+
+
+def test_a_cohort_of_any_size_has_the_same_metrics():
+    of = [
+        rayfl.run(
+            TINY | {"rounds": 1, "data": {"name": "synthetic", "samples": 400}, "clients": {"count": n, "cohort": n}}
+        )
+        for n in (5, 100)
+    ]
+    assert [result.lines[0]["clients"] for result in of] == [5, 100]
+    assert of[0].lines[0].keys() == of[1].lines[0].keys() and of[0].summary.keys() == of[1].summary.keys()
+
+
+class Clock:
+    """A monitor as MLflow's, which counts."""
+
+    def __init__(self):
+        self.count = 0
+
+    def collect_metrics(self):
+        self.count += 1
+
+    def aggregate_metrics(self):
+        return {"cpu_utilization_percentage": self.count}
+
+    def clear_metrics(self):
+        pass
+
+
+def test_system_metrics_are_of_the_folder_and_sent_once(mlflow, tmp_path, monkeypatch):
+    monkeypatch.delenv(system.SWITCH, raising=False)
+    assert system.Sampler.wanted(pytest.fail) is None
+    run = create(tmp_path / "run")
+    sampler = system.Sampler([Clock()])
+    sampler.sample(run.path)
+    assert mlflow.sync(run)
+    sampler.sample(run.path)
+    system.Sampler([Clock()]).sample(run.path)
+    assert again(mlflow).sync(run)
+    name = "system/cpu_utilization_percentage"
+    # the first share is since nobody knows when
+    assert history(mlflow, stored(mlflow)[0], name) == [(1, 2.0), (2, 3.0), (3, 2.0)]
+
+
+def test_a_submodel_is_a_model_of_mlflow(mlflow, tmp_path, monkeypatch):
+    """It answers as `Result.submodel` does, and can be registered."""
+    monkeypatch.setattr(models, "experiment_of", copy.experiment_of)
+    sweep = RunFolder.create(tmp_path / "sweep", "sweep", {"search": {}}, {}, FACTS, kind="sweep")
+    result = rayfl.run(TINY | {"method": "heterofl", "rounds": 1}, sweep.path / "trials" / "one")
+    run = result.folder
+    run.sweep = sweep.id
+    run.finish("finished")
+    sweep.finish("finished")
+    assert mlflow.sync_all(tmp_path) == 0
+    capacities = result.experiment.clients.all_capacities
+    log = functools.partial(models.log_models, mlflow, sweep, lambda path: driver.deployments(path, say=pytest.fail))
+    assert log() == len(capacities) and log() == 0
+    [found] = [one for one in stored(mlflow) if one.data.tags["rayfl.run_id"] == run.id]
+    logged = [mlflow.store.client.get_logged_model(one.model_id) for one in found.outputs.model_outputs]
+    assert {one.tags["capacity"] for one in logged} == {f"{capacity:g}" for capacity in capacities}
+
+    import mlflow as library
+    from mlflow import pytorch
+
+    library.set_tracking_uri(mlflow.store.uri)
+    x = torch.randn(3, *result.experiment.model.example(1, "cpu").shape[1:])
+    for one in logged:
+        loaded = pytorch.load_model(one.model_uri)
+        assert torch.equal(loaded(x), result.submodel(float(one.tags["capacity"]))(x))
+    version = library.register_model(logged[0].model_uri, "small")
+    assert version.source == logged[0].model_uri
+
+
+def test_what_goes_wrong_with_a_model_is_said_and_fails_nothing(mlflow, tmp_path):
+    sweep, said = study(tmp_path / "quick", rounds=1), []
+    mlflow.note = said.append
+
+    def broken(path):
+        raise ArithmeticError("on purpose")
+
+    assert models.log_models(mlflow, sweep, broken) == 0
+    assert said == [f"MLflow at {mlflow.store} gets no more models: on purpose"]
+
+
+def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    study(here / "quick", rounds=1)
+    study(there / "slow", rounds=1, labels=("fedavg", "fjord"), score=lambda row, lr, seed, r: 0.5 + seed / 7)
+    for folder, uri in ((here, mlflow.store.uri), (there, default_uri(there))):
+        assert Copy(Store(uri), note=pytest.fail).sync_all(folder) == 0
+    servers = ["--tracking-uri", mlflow.store.uri, "--tracking-uri", default_uri(there)]
+    where = ["--output", str(tmp_path / "nowhere"), *servers]
+    cli.app(["compare", "quick", "slow", *where, "--format", "csv"], standalone_mode=False)
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert len(rows) == 12
+    assert {row["method"] for row in rows} == {"quick/heterofl", "quick/fjord", "slow/fedavg", "slow/fjord"}
+    cli.app(
+        ["compare", "slow", *where, "--tag", "seed=2", "--tag", "method=fjord", "--format", "csv"],
+        standalone_mode=False,
+    )
+    [row] = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert (row["method"], row["seed"]) == ("fjord", "2")
+    cli.app(["compare", "slow", *where], standalone_mode=False)
+    assert (
+        "fedavg and fjord are not told apart: they differ by 0.00 points over 3 seeds, p = 1" in capsys.readouterr().out
+    )
+    with pytest.raises(ConfigError, match="no sweep is called 'quik'; did you mean 'quick'"):
+        cli.app(["compare", "quik", *where], standalone_mode=False)

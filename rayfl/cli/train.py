@@ -80,7 +80,6 @@ def sweep(
 ) -> None:
     """Tunes every row of a comparison with the same budget and ranks the tuned methods."""
     from rayfl import comparison, driver
-    from rayfl.report import deployments
     from rayfl.results.console import SweepProgress
     from rayfl.results.mlflow.models import log_models
     from rayfl.tuning.load import load_sweep
@@ -106,7 +105,7 @@ def sweep(
     show(found.best, found.folder.facts.judge, found.folder.config.get("published"))
     say(f"results.csv, results.md and plots in {folder}")
     if models:
-        log_models(sender.copy, found.folder, lambda path: deployments(path, warn))
+        log_models(sender.copy, found.folder, lambda path: driver.deployments(path, arrays=arrays, say=warn))
     say_mlflow(output, tracking_uri, sender.page(folder))
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rayfl.results.made import Made
 from rayfl.results.spread import Difference, by_seed, difference
-from rayfl.results.tables import Record, best_trials, by_label, judge_of, point_of
+from rayfl.results.tables import Record, best_trials, by_label, facts_of, judge_of, point_of
 
 HARDWARE = ("run.", "listeners.")
 """Settings that do not change what a run finds begin so."""
@@ -53,24 +53,31 @@ def differences_said(best: Sequence[Record], metric: str) -> list[str]:
     rank."""
     groups = by_label(best, metric)
     found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
-    labels = list(found)
+    labels, amount = list(found), _amount(best, metric)
     pairs = dict.fromkeys([*((labels[0], other) for other in labels[1:]), *pairwise(labels)])
-    said, unknown = [], False
-    for one, other in pairs:
-        between = difference(found[one], found[other])
-        if between.is_clear is False:
-            said.append(f"{one} and {other} are not told apart: {_why(between)}")
-        unknown |= between.is_clear is None
-    return said + (
-        ["rows of one seed each: whether they differ is not known; give search.seeds more"] if unknown else []
-    )
+    between = {(one, other): difference(found[one], found[other]) for one, other in pairs}
+    said = [
+        f"{one} and {other} are not told apart: they differ by {_why(apart, amount)}"
+        for (one, other), apart in between.items()
+        if apart.is_clear is False
+    ]
+    if any(apart.is_clear is None for apart in between.values()):
+        said.append("rows of one seed each: whether they differ is not known; give search.seeds more")
+    return said
 
 
-def _why(between: Difference) -> str:
-    by = f"they differ by {abs(between.by):.4g}"
-    if between.p is not None:
-        return f"{by} over {between.seeds} seeds, p = {between.p:.2g} (paired t-test)"
-    return f"{by}, and runs of one row by {between.spread:.4g}"
+def _why(apart: Difference, amount: Callable[[float], str]) -> str:
+    if apart.p is not None:
+        return f"{amount(abs(apart.by))} over {apart.seeds} seeds, p = {apart.p:.2g} (paired t-test)"
+    assert apart.spread is not None
+    return f"{amount(abs(apart.by))}, and runs of one row by {amount(apart.spread)}"
+
+
+def _amount(rows: Sequence[Record], metric: str) -> Callable[[float], str]:
+    """How a difference is written: of scores that are shares in points, as tables have per cent."""
+    facts = facts_of(rows[0])
+    is_share = facts.about(metric) is not None and facts.better(metric) == "max"
+    return (lambda value: f"{100 * value:.2f} points") if is_share else "{:.4g}".format
 
 
 def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
@@ -83,6 +90,7 @@ def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
             kinds.append(one)
     if len(kinds) < 2:
         return []
+    runs = [run for run, _ in made]
     said = [f"made on {len(kinds)} types of machines, where bits may differ: {'; '.join(map(_machine, kinds))}"]
     same: dict[tuple, list[tuple[Record, Made]]] = defaultdict(list)
     for run, one in made:
@@ -96,7 +104,8 @@ def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
         if not one.same_bits(there)
     ]
     if apart:
-        said.append(f"{metric} of runs that were repeated on another type differs by at most {max(apart):.4g}")
+        most = _amount(runs, metric)(max(apart))
+        said.append(f"{metric} of runs that were repeated on another type differs by at most {most}")
     return said
 
 

@@ -2,6 +2,7 @@
 rayfl, and `mlflow.register_model` takes the same address."""
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,16 +85,19 @@ def save(deployed: Deployment, folder: Path, run_id: str | None = None, model_id
     module, example = as_module(deployed), deployed.net.model.example(2, "cpu")
     with torch.no_grad():
         answer = module(example)
-    pytorch.save_model(
-        module,
-        str(folder),
-        mlflow_model=Model(run_id=run_id, model_id=model_id),
-        signature=_signature(example, answer),
-        input_example=example.numpy(),
-        serialization_format="pt2",
-        # unless given, a process of its own finds them out
-        pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
-    )
+    with warnings.catch_warnings():
+        # of type hints of functions that nobody calls
+        warnings.simplefilter("ignore")
+        pytorch.save_model(
+            module,
+            str(folder),
+            mlflow_model=Model(run_id=run_id, model_id=model_id),
+            signature=_signature(example, answer),
+            input_example=example.numpy(),
+            serialization_format="pt2",
+            # unless given, a process of its own finds them out
+            pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
+        )
 
 
 def _signature(example: torch.Tensor, answer: torch.Tensor) -> Any:
