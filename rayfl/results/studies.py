@@ -53,6 +53,8 @@ def differences_said(best: Sequence[Record], metric: str) -> list[str]:
     rank."""
     groups = by_label(best, metric)
     found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
+    if not found:
+        return []
     labels, amount = list(found), _amount(best, metric)
     pairs = dict.fromkeys([*((labels[0], other) for other in labels[1:]), *pairwise(labels)])
     between = {(one, other): difference(found[one], found[other]) for one, other in pairs}
