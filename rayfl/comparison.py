@@ -16,8 +16,10 @@ from rayfl.engine.cluster import cluster
 from rayfl.experiment import Experiment
 from rayfl.report import figures, write_labels, write_report
 from rayfl.results.console import SweepProgress
+from rayfl.results.findings import findings
 from rayfl.results.folder import RunFolder, records
-from rayfl.results.tables import Record
+from rayfl.results.rows import Record
+from rayfl.results.tuned import Best
 from rayfl.tuning.load import load_sweep, read_sweep
 from rayfl.tuning.recorder import Recorder
 from rayfl.tuning.stages import Interrupted, check_room, run_sweep
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A sweep that ended: its folder, and the runs of every row's best point."""
+    """A sweep that ended: its folder, the runs of every row's best point, and its place among what was tried."""
 
     folder: RunFolder
     best: list[Record]
+    tuned: Mapping[str, Best]
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -81,7 +84,8 @@ def sweep(
             status, error = "stopped", None
             try:
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow))
-                write_report(folder, best, records(folder, record.id), progress.note)
+                found = findings(folder, best, records(folder, record.id))
+                write_report(found, progress.note)
                 for name, experiment in splits.items():
                     write_labels(folder / "plots" / name, experiment, arrays)
                 status = "finished"
@@ -92,7 +96,7 @@ def sweep(
                 raise
             finally:
                 record.finish(status, error)
-    return Comparison(record, best)
+    return Comparison(record, best, found.tuned)
 
 
 def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:

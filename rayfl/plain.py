@@ -28,6 +28,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
+def short(value: Any) -> str:
+    """A value as tables and progress have it, in few characters: numbers with three digits."""
+    return f"{value:.3g}" if isinstance(value, float) else value if isinstance(value, str) else shown(value)
+
+
+def last(path: str) -> str:
+    """The end of a dotted path that tells entries of a list apart: lr, 0.width."""
+    *_, before, end = ["", *path.split(".")]
+    return f"{before}.{end}" if before.isdecimal() else end
+
+
 def public(text: str) -> str:
     """Without the users and passwords of the addresses in it."""
     return re.sub(r"//[^/@\s]+@", "//", text)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
@@ -10,11 +10,13 @@ from rayfl.data.partition.base import label_counts
 from rayfl.engine.checkpoints import latest
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.results import published
-from rayfl.results.folder import RunFolder, records
+from rayfl.results.findings import Findings, found_in
+from rayfl.results.folder import RunFolder
 from rayfl.results.pareto import write_pareto
-from rayfl.results.plots import label_distribution, plots_of, write_plots
+from rayfl.results.plots import label_distribution, plots_of, tuning_plots, write_plots
+from rayfl.results.rows import Record
 from rayfl.results.submodels import Deployments, of_networks, over_rounds, write_submodels
-from rayfl.results.tables import Record, best_trials, judge_of, judged, write_tables
+from rayfl.results.tables import write_tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,15 +24,19 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def write_report(folder: Path, best: Sequence[Record], trials: Sequence[Record], say: Say) -> None:
-    """Tables and plots of the best rows, and the Pareto front of all, into a folder."""
-    config, judge = _of_folder(folder, best)
-    write_tables(folder, best, judge)
-    write_plots(folder / "plots", best, judge)
-    if finished := [trial for trial in trials if trial["status"] == "finished"]:
-        write_pareto(folder, finished, config.get("search", {}).get("metric", judge))
-    write_submodels(folder, best, lambda path: deployments(path, say), say, judge)
-    section, changed = published.from_config(config)
+def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None:
+    """Tables and plots of the best rows, and of what the search tried, into their folder; plots as PNG and in
+    `formats`."""
+    folder, best, judge = found.folder, found.best, found.judge
+    write_tables(folder, best, judge, found.tuned)
+    write_plots(folder / "plots", best, judge, formats)
+    finished = found.finished
+    for name, plot in tuning_plots(finished, found.paths, found.metric, found.mode).items():
+        plot.write(folder / "plots" / name, formats)
+    if finished:
+        write_pareto(folder, best, finished, found.metric, formats)
+    write_submodels(folder, best, lambda path: deployments(path, say), say, judge, formats)
+    section, changed = published.from_config(found.config)
     if section:
         (folder / "published.md").write_text(published.markdown(section, changed, best))
 
@@ -42,17 +48,16 @@ def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
     label_distribution(counts).write(path)
 
 
-def report_on(folder: Path, metric: str | None, say: Say) -> tuple[list[Record], str]:
-    """Everything again, from a folder of runs: the best rows by `metric`, or by what a sweep was tuned by, and what
-    judges them."""
-    found = judged(records(folder))
-    found = [record for record in found if record["status"] == "finished"] or found
-    if not found:
-        raise ConfigError(f"{folder}: holds no run that was evaluated; allowed: the folder of a sweep or a run")
-    search = _of_folder(folder, found)[0].get("search", {})
-    best = best_trials(found, metric or search.get("metric"), search.get("mode", "auto"))
-    write_report(folder, best, found, say)
-    return best, _of_folder(folder, best)[1]
+def report_on(folder: Path, metric: str | None, say: Say, formats: Sequence[str] = (), html: bool = False) -> Findings:
+    """Everything again, from a folder of runs, with the best rows by `metric`, or by what a sweep was tuned by; and one
+    HTML page of it."""
+    found = found_in(folder, metric)
+    write_report(found, say, formats)
+    if html:
+        from rayfl.results.page import write_page
+
+        write_page(found)
+    return found
 
 
 def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> "dict[str, Figure]":
@@ -72,17 +77,8 @@ def deployments(folder: Path, say: Say) -> Deployments:
 
 
 def _deployed(experiment: Experiment, folder: Path, say: Say) -> Deployments:
-    found = latest(folder / "checkpoints", experiment.result_config(), say)
+    found = latest(folder / "checkpoints", experiment.result_config(), say, carries=False)
     if found is None:
         raise ConfigError(f"{folder}: has no checkpoint")
     method = experiment.bound()
     return {c: method.deploy(found.state, found.round, c) for c in experiment.clients.all_capacities}
-
-
-def _of_folder(folder: Path, rows: Sequence[Record]) -> tuple[dict[str, Any], str]:
-    """The configuration of the run or sweep that a folder holds, {} if it holds others below it, and what its rows are
-    compared by."""
-    if not RunFolder.exists(folder):
-        return {}, judge_of(rows)
-    run = RunFolder.open(folder)
-    return run.config, run.facts.judge

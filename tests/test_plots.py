@@ -6,21 +6,25 @@ import io
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.results import plots
-from rayfl.results.drawing import COLORS, Plot, said, styles_of
+from rayfl.results.drawing import COLORS, FORMATS, Plot, said, shades_of, styles_of
 from rayfl.results.folder import records
 from rayfl.results.pareto import write_pareto
 from rayfl.results.plots import (
+    axis_of,
     by_traffic,
     client_histogram,
     label_distribution,
     learning_curves,
     plots_of,
+    tuning_plots,
     write_plots,
 )
+from rayfl.results.rows import facts_of
 
 SENT = {"fedavg": 250_000_000, "heterofl": 15_625_000}
 """Bytes a round: 2 and 1/8 Gbit."""
@@ -100,22 +104,82 @@ def test_a_network_that_is_nobody_s_is_not_drawn(tmp_path, monkeypatch):
         folder(tmp_path / name, name, [line(1, local_accuracy_mean=0.75, **found)], facts=facts, costs=costs)
     out, rows = tmp_path / "out", records(tmp_path)
     write_plots(out / "plots", rows)
-    write_pareto(out, rows)
+    write_pareto(out, rows, rows)
     read = {name: (out / f"{name}.csv").read_text() for name in ("plots/accuracy_by_capacity", "pareto")}
     curves = (out / "plots" / "curves_by_capacity.csv").read_text()
     assert curves.startswith("capacity,round,b,c\n") and all("alone" not in text for text in read.values())
     # what all of them have
     assert (out / "plots" / "learning_curves.csv").read_text() == "round,alone,b,c\n1,0.75,0.75,0.75\n"
-    assert drawn["b"] == {COLORS[1]}
+    assert drawn["b"] == {styles_of(["alone", "b", "c"])["b"]["color"]}
     one = plots_of([row for row in rows if row["label"] == "alone"])
     assert set(one) == {"learning_curves"}
 
 
-def test_a_method_keeps_its_colour_when_the_ranking_changes():
+def test_a_method_keeps_its_colour():
+    """When the ranking changes, and in studies with other methods, unless an earlier name wants the same."""
     one, two = styles_of(["b", "a", "c"]), styles_of(["c", "b", "a"])
     assert one == two
-    many = styles_of([f"m{i}" for i in range(20)])
-    assert len({(s["color"], s["linestyle"]) for s in many.values()}) == 20
+    many = styles_of([f"m{i}" for i in range(25)])
+    assert len({(s["color"], s["linestyle"]) for s in many.values()}) == 25
+    assert len({s["color"] for s in styles_of([f"m{i}" for i in range(len(COLORS))]).values()}) == len(COLORS)
+    often = ["fedavg-smallest", "heterofl", "fedrolex", "fiarse", "fjord", "nefl", "feddropout", "scalefl", "depthfl"]
+    together = styles_of(often)
+    assert all(styles_of([name])[name] == style for name, style in together.items())
+    assert len({style["color"] for style in together.values()}) == len(often)
+
+
+def test_a_capacity_has_a_shade():
+    """From dark to light, whatever their order; the largest is the darkest."""
+    shades = shades_of([0.25, 1.0, 0.5])
+    assert shades == shades_of([1.0, 0.5, 0.25]) and list(shades) == [1.0, 0.5, 0.25]
+    lightness = [sum(to_rgb(shade["color"])) for shade in shades.values()]
+    assert lightness == sorted(lightness)
+
+
+def test_axes_have_the_units_of_tables(comparison):
+    plot = plots_of(comparison)["learning_curves"]
+    [axes] = plot.figure.axes
+    assert axes.get_ylabel() == "accuracy %"
+    assert axes.yaxis.get_major_formatter()(0.07) == "7"
+    facts = facts_of(comparison[0])
+    names = [axis_of(facts, name) for name in ("loss_mean", "validation_accuracy_mean", "accuracy_worst", "seconds")]
+    assert names == ["loss", "validation accuracy %", "accuracy worst %", "seconds"]
+
+
+def test_rows_are_drawn_by_their_titles(comparison):
+    """In the colour of their labels; with bands over seeds."""
+    named = [row | {"title": row["label"].title()} for row in comparison]
+    plot = plots_of(named)["curves_by_capacity"]
+    assert list(plot.header)[2::2] == ["Fedavg", "Heterofl"]
+    of_label = {style["color"] for style in styles_of(["fedavg", "heterofl"]).values()}
+    assert {line.get_color() for axes in plot.figure.axes for line in axes.lines} == of_label
+    # the seeds differ at capacity 0.5 alone
+    assert [len(axes.collections) for axes in plot.figure.axes] == [0, 2]
+
+
+def test_what_a_search_tried(tmp_path):
+    for name, scores in (("a", (0.5, 0.75, 0.25)), ("b", (0.25, None, 0.5))):
+        for lr, score in zip((0.01, 0.1, 1.0), scores, strict=True):
+            lines = [] if score is None else [line(1, accuracy_mean=score)]
+            status = "failed" if score is None else "finished"
+            folder(tmp_path / f"{name}{lr}", name, lines, status=status, config={"training": {"lr": lr}, "seed": 0})
+    found = tuning_plots(records(tmp_path), ["training.lr"], "accuracy_mean")
+    [plot] = found.values()
+    assert list(found) == ["tuned_lr"] and list(plot.header) == ["method", "lr", "accuracy_mean"]
+    assert plot.rows == [["a", 0.01, 0.5], ["a", 0.1, 0.75], ["a", 1, 0.25], ["b", 0.01, 0.25], ["b", 1, 0.5]]
+    assert plot.figure.axes[0].get_xscale() == "log"
+    assert tuning_plots(records(tmp_path), [], "accuracy_mean") == {}
+
+
+def test_a_plot_for_a_paper(tmp_path):
+    """Its text is text, in fonts that it brings along, and two that are equal are equal files."""
+    for name in "ab":
+        plot = learning_curves({"x": [[{"round": r, "m": r} for r in (1, 2)]]}, "m", "metric", styles_of(["x"]))
+        plot.write(tmp_path / name, FORMATS)
+    pdf, svg = ((tmp_path / f"a.{ending}").read_bytes() for ending in ("pdf", "svg"))
+    assert b"/FontFile2" in pdf and b"/Type3" not in pdf
+    assert b">metric</text>" in svg
+    assert pdf == (tmp_path / "b.pdf").read_bytes() and svg == (tmp_path / "b.svg").read_bytes()
 
 
 def test_curves_use_the_rounds_that_all_seeds_have():
@@ -123,7 +187,7 @@ def test_curves_use_the_rounds_that_all_seeds_have():
         [{"round": 1, "a": 0.1}, {"round": 2}, {"round": 3, "a": 0.3}],
         [{"round": 3, "a": 0.5}, {"round": 5, "a": 0.7}],
     ]
-    rounds, values = plots._common(runs, "a")
+    rounds, values = plots.common(runs, "a")
     assert rounds == [3]
     np.testing.assert_array_equal(values, [[0.3], [0.5]])
 
@@ -131,9 +195,10 @@ def test_curves_use_the_rounds_that_all_seeds_have():
 def test_traffic_is_drawn_where_it_differs():
     lines = [line(r, m=m, bytes_down=2320, bytes_up=2320) for r, m in ((1, 0.5), (2, 0.75))]
     silent = [line | {"bytes_down": 0, "bytes_up": 0} for line in lines]
-    assert by_traffic({"a": [lines], "b": [lines, lines], "c": [[{"round": 1}]]}, "m", "m") is None
-    assert by_traffic({"a": [silent], "b": [silent]}, "m", "m") is None
-    plot = by_traffic({"a": [lines], "local": [silent]}, "m", "m")
+    styles = styles_of(["a", "b", "c", "local"])
+    assert by_traffic({"a": [lines], "b": [lines, lines], "c": [[{"round": 1}]]}, "m", "m", styles) is None
+    assert by_traffic({"a": [silent], "b": [silent]}, "m", "m", styles) is None
+    plot = by_traffic({"a": [lines], "local": [silent]}, "m", "m", styles)
     assert plot is not None and list(plot.header) == ["method", "round", "gbit", "m"]
     assert plot.rows == [
         ["a", 1, 3.712e-05, 0.5],
@@ -164,13 +229,15 @@ def arrays(scores):
 
 
 def test_what_clients_reach():
-    plot = client_histogram(arrays({"a": [[0.1, 1.0]], "b": [[0.52, 0.5], [0.52, 0.9]]}), "accuracy")
+    styles = styles_of(["a", "b"])
+    plot = client_histogram(arrays({"a": [[0.1, 1.0]], "b": [[0.52, 0.5], [0.52, 0.9]]}), "accuracy %", styles)
+    assert [axes.get_title() for axes in plot.figure.axes] == ["a: mean 55.00", "b: mean 61.00"]
     header, *rows = table_of(plot)
     assert [{edge: n for edge, n in zip(header, row, strict=True) if n != "0"} for row in rows] == [
         {"method": "a", "0.10": "1", "0.95": "1"},
         {"method": "b", "0.50": "1.5", "0.90": "0.5"},
     ]
-    wide = client_histogram(arrays({"a": [[30.0, 50.0]]}), "perplexity")
+    wide = client_histogram(arrays({"a": [[30.0, 50.0]]}), "perplexity", styles)
     assert (wide.header[1], wide.header[-1]) == ("0.00", "47.50")
 
 
@@ -182,7 +249,7 @@ def test_who_has_which_labels(tmp_path):
 
 
 def test_a_plot_without_lines_is_empty(tmp_path):
-    plot = learning_curves({"a": [[{"round": 1}]]}, "accuracy_mean", "accuracy")
+    plot = learning_curves({"a": [[{"round": 1}]]}, "accuracy_mean", "accuracy", styles_of(["a"]))
     assert isinstance(plot, Plot) and table_of(plot) == [["round", "a"]]
 
 

@@ -25,7 +25,7 @@ BOTH = Published(
 
 
 def record(label, seed, **results):
-    return {"label": label, "seed": seed, "facts": FACTS, "rounds": 7, "accuracy_mean": 0.5} | results
+    return {"label": label, "title": label, "seed": seed, "facts": FACTS, "rounds": 7, "accuracy_mean": 0.5} | results
 
 
 def test_the_difference_by_hand():

@@ -11,25 +11,30 @@ def row(label, value, seed=0, lr=0.1, made=(), **more):
     params = {"method.name": label, "training.lr": str(lr), "seed": str(seed)} | more
     facts, made = FACTS, [one.model_dump(mode="json") for one in made]
     return {"label": label, "title": label, "seed": seed, "params": params, "facts": facts, "made": made} | {
+        "status": "finished",
         "accuracy_mean": value,
         "loss_mean": 1 - value,
     }
 
 
 def sweep(label, *runs, facts=FACTS):
-    return Study({"label": label, "params": {"search.metric": "accuracy_mean"}, "facts": facts}, runs)
+    return Study(
+        {"label": label, "params": {"search.metric": "accuracy_mean"}, "facts": facts | {"tuned": ["training.lr"]}},
+        runs,
+    )
 
 
 def test_labels_of_several_studies_begin_with_the_studys():
     one = sweep("one", row("a", 0.8), row("a", 0.9, lr=0.2), row("b", 0.5))
-    best, judge = side_by_side([one])
+    best, judge, _ = side_by_side([one])
     assert [(run["label"], run["accuracy_mean"]) for run in best] == [
         ("a", 0.9),
         ("b", 0.5),
     ] and judge == "accuracy_mean"
-    best, _ = side_by_side([one, sweep("one", row("a", 0.7)), sweep("two", row("a", 0.6))])
+    best, _, _ = side_by_side([one, sweep("one", row("a", 0.7)), sweep("two", row("a", 0.6))])
     assert [run["label"] for run in best] == ["one/a", "one/b", "one (2)/a", "two/a"]
     assert side_by_side([one], "loss_mean")[1] == "loss_mean"
+    assert str(side_by_side([one])[2]["a"].settings[0]) == "0.2 (2 of 2) ↑"
     # judged by different numbers: the first that all rows have
     assert side_by_side([sweep("x", row("a", 0.1), facts=PERSONAL), one])[1] == "accuracy_mean"
 

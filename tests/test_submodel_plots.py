@@ -15,6 +15,7 @@ from rayfl.config import ConfigError
 from rayfl.methods.base import Deployment
 from rayfl.models.resnet import ResNet18
 from rayfl.net import Net
+from rayfl.results.drawing import shades_of
 from rayfl.results.folder import records
 from rayfl.results.submodels import (
     kept,
@@ -29,6 +30,7 @@ from rayfl.results.submodels import (
 )
 
 BRANCHES = [f"stage{s}.{b}.residual" for s in (1, 2, 3, 4) for b in (0, 1)]
+SHADES = shades_of([1.0, 0.5, 0.25])
 CAPACITIES = FACTS | {"capacities": [0.3, 0.2, 0.1], "trained": [0.3, 0.2, 0.1]}
 
 
@@ -122,14 +124,14 @@ def test_steps_and_layers_are_those_that_a_network_has():
 
 def test_what_a_network_lacks_is_blank_and_a_gap(tmp_path, drawn):
     profile = {1.0: {"a": 1.0, "b": 0.5, "c": 2.0}, 0.25: {"a": 0.75, "c": 1.5}}
-    profile_plot(profile, "branch", "step size").write(tmp_path / "steps")
+    profile_plot(profile, "branch", "step size", SHADES).write(tmp_path / "steps")
     assert (tmp_path / "steps.csv").read_text() == "branch,1,0.25\na,1.0,0.75\nb,0.5,\nc,2.0,1.5\n"
     [lines] = drawn.values()
     assert lines["capacity 1"] == [1.0, 0.5, 2.0]
     first, gap, last = lines["capacity 0.25"]
     assert (first, last) == (0.75, 1.5) and math.isnan(gap)
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
-    assert profile_plot({1.0: {}}, "branch", "step size") is None
+    assert profile_plot({1.0: {}}, "branch", "step size", SHADES) is None
 
 
 # over rounds
@@ -137,20 +139,22 @@ def test_what_a_network_lacks_is_blank_and_a_gap(tmp_path, drawn):
 
 def test_curves_are_means_over_runs(drawn):
     runs = [[{"round": r, "accuracy_1": a * r, "accuracy_0.5": 0.25} for r in (1, 2)] for a in (0.2, 0.4)]
-    submodel_curves([[{"round": 0, "train_loss": 1.0}, *lines] for lines in runs], "accuracy", [1.0, 0.5])
+    lines = [[{"round": 0, "train_loss": 1.0}, *lines] for lines in runs]
+    submodel_curves(lines, "accuracy", [1.0, 0.5], SHADES, "accuracy %")
     [lines] = drawn.values()
     assert lines == {"capacity 1": pytest.approx([0.3, 0.6]), "capacity 0.5": pytest.approx([0.25, 0.25])}
 
 
 def test_what_masked_networks_keep_over_rounds(drawn):
     dense = [{"round": 1, "accuracy_1": 0.5, "local_accuracy_mean": 0.5}]
-    assert layer_curves([dense]) is share_curves([dense], [1.0]) is submodel_curves([dense], "accuracy", []) is None
+    assert layer_curves([dense]) is share_curves([dense], [1.0], SHADES) is None
+    assert submodel_curves([dense], "accuracy", [], SHADES, "accuracy %") is None
     own = {"local_density": 0.75, "local_density_conv1": 1.0, "local_density_stage1.0.conv": 0.5}
     plot = layer_curves([[dense[0] | own], [dense[0] | own | {"local_density_conv1": 0.5}]])
     assert plot.header[::2] == ["round", "conv1 std", "stage1.0.conv std", "mean of the layers std"]
     shares = {"density_1": 1.0, "macs_share_1": 1.0, "density_0.25": 0.25, "macs_share_0.25": 0.375}
     lines = [dense[0] | shares, {"round": 2} | shares | {"macs_share_0.25": 0.5}]
-    share_curves([lines], [0.5, 0.25])
+    share_curves([lines], [0.5, 0.25], SHADES)
     layers, shares = drawn.values()
     assert layers == {"conv1": [0.75], "stage1.0.conv": [0.5], "mean of the layers": [0.75]}
     # no client has capacity 1, and of 0.5 nothing is masked

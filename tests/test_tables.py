@@ -4,32 +4,23 @@ import csv
 import io
 
 import pytest
-from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from rich.console import Console
 from rows import FACTS, PERSONAL, folder, line
 
-from rayfl.results import tables
+from rayfl.results import cells, tables
 from rayfl.results.folder import records
-from rayfl.results.pareto import Offer, front, offers, write_pareto
-from rayfl.results.tables import (
-    best_csv,
-    best_table,
-    best_trials,
-    by_label,
-    capacities,
-    judge_of,
-    judged,
-    results_csv,
-    table,
-    write_tables,
-)
+from rayfl.results.pareto import Offer, candidates, front, offers, pareto_front, write_pareto
+from rayfl.results.rows import best_trials, by_label, capacities, judge_of, judged, titles_of
+from rayfl.results.tables import best_csv, best_table, results_csv, table, write_tables
+from rayfl.results.tuned import tuned
 
 COSTS = {"bytes_down": 2_000_000, "bytes_up": 1_500, "train_flops": 1.234e12, "seconds": 185.2, "rounds": 3}
 LOCAL = "local_accuracy_mean"
 
 
 def record(label, seed=0, accuracy=None, lr=0.1, status="finished", facts=FACTS, **more):
-    row = {"id": "x", "label": label, "seed": seed, "status": status, "facts": facts}
+    row = {"id": "x", "label": label, "title": label, "seed": seed, "status": status, "facts": facts}
     row["params"] = {"training.lr": lr, "seed": seed}
     if accuracy is not None:
         row |= {"accuracy_mean": accuracy, "accuracy_worst": accuracy - 0.1}
@@ -115,8 +106,8 @@ def test_table_as_markdown():
     assert table([*ROWS, failed]).markdown() == (
         "| method | seeds | accuracy % | @1 | @0.125 | worst | down | up | FLOPs | time |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| heterofl | 1 | 75.00 | 85.00 | 65.00 | 65.00 | 2 MB | 1.5 kB | 1.23 T | 3 min 05 s |\n"
-        "| fedavg | 2 | 60.00 ± 14.14 | 70.00 ± 14.14 | 50.00 ± 14.14 | 50.00 ± 14.14 "
+        "| heterofl | 1 | **75.00** | **85.00** | **65.00** | **65.00** | 2 MB | 1.5 kB | 1.23 T | 3 min 05 s |\n"
+        "| fedavg | 2 | *60.00 ± 14.14* | *70.00 ± 14.14* | *50.00 ± 14.14* | *50.00 ± 14.14* "
         "| 2 MB | 1.5 kB | 1.23 T | 3 min 05 s |\n"
         "| spafl | 1 | failed | – | – | – | – | – | – | – |\n"
     )
@@ -139,8 +130,8 @@ def test_a_method_of_clients_own_networks_has_dashes_where_the_server_has_none()
     assert only.rows == [["alone", "1", "75.00", "2 MB", "1.5 kB", "1.23 T", "3 min 05 s"]]
     text = results_csv(rows, LOCAL)
     assert text.splitlines()[1:] == [
-        "alone,0,0.75,,,,,2000000,1500,1234000000000.0,185.2",
-        "fedavg,0,0.625,0.5,0.4,0.6,0.4,2000000,1500,1234000000000.0,185.2",
+        "alone,alone,0,0.75,,,,,2000000,1500,1234000000000.0,185.2,best",
+        "fedavg,fedavg,0,0.625,0.5,0.4,0.6,0.4,2000000,1500,1234000000000.0,185.2,",
     ]
 
 
@@ -159,8 +150,8 @@ def test_a_score_of_which_less_is_better_is_shown_as_it_is():
         ["a", "2", "31.75 ± 0.7071", "31.75 ± 0.7071"],
     ]
     header, first, *_ = csv.reader(io.StringIO(results_csv(rows, "perplexity_mean")))
-    assert header[:5] == ["method", "seed", "perplexity_mean", "perplexity_1", "f1_mean"]
-    assert first[:5] == ["b", "0", "20.125", "20.125", "0.5"]
+    assert header[:6] == ["method", "title", "seed", "perplexity_mean", "perplexity_1", "f1_mean"]
+    assert first[:6] == ["b", "b", "0", "20.125", "20.125", "0.5"]
 
 
 def test_table_as_latex():
@@ -182,43 +173,108 @@ def test_table_as_latex():
     )
 
 
-def test_table_on_the_terminal_cuts_whole_columns_only():
-    console = Console(file=io.StringIO(), width=60)
-    console.print(table([*ROWS, record("[bold]x[/bold]", 0, 0.25)]).rich())
-    shown = console.file.getvalue()
-    assert "fedavg" in shown and "60.00 ± 14.14" in shown and "[bold]x[/bold]" in shown
-    assert shown.index("heterofl") < shown.index("fedavg")
-    assert "…" not in shown
+def printed(given, width):
+    """Its lines on a terminal of so many columns."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(given)
+    return [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
+
+
+def test_a_narrow_terminal_gets_whole_columns_and_is_told_of_the_others():
+    given = table([*ROWS, record("[bold]x[/bold]", 0, 0.25)]).rich()
+    header, _, *rows, note = printed(given, 64)
+    assert header.split() == ["method", "seeds", "accuracy", "%", "@1", "@0.125", "worst"]
+    assert note == "without down, up, FLOPs, time, which results.csv has"
+    assert rows[1].split() == ["fedavg", "2", "60.00", "±", "14.14", "70.00", "50.00", "50.00"]
+    assert rows[2].split()[0] == "[bold]x[/bold]"
+    assert max(map(len, (header, *rows, note))) <= 64
+    assert printed(given, 140)[0].endswith("time") and "without" not in "".join(printed(given, 140))
+    # never fewer than two, however long a name is
+    header, *_, note = printed(table([record("x" * 90, 0, 0.5), ROWS[0]]).rich(), 40)
+    assert header.split() == ["method", "seeds"]
+
+
+def test_rows_have_the_names_that_people_read():
+    rows = [ROWS[0] | {"title": "FedAvg"}, ROWS[2] | {"title": "FedAvg"}, ROWS[1] | {"title": "HeteroFL"}]
+    assert titles_of(rows) == {"fedavg": "FedAvg", "heterofl": "HeteroFL"}
+    assert [row[0] for row in table(rows).rows] == ["HeteroFL", "FedAvg"]
+    assert [line.split(",")[:2] for line in results_csv(rows).splitlines()[1:]] == [
+        ["heterofl", "HeteroFL"],
+        ["fedavg", "FedAvg"],
+        ["fedavg", "FedAvg"],
+    ]
+    # two rows of one name keep their labels
+    assert titles_of([*rows, record("other", 0, 0.5) | {"title": "FedAvg"}])["other"] == "FedAvg (other)"
+
+
+def test_what_stands_out():
+    """In every column the best mean, and what the seeds cannot tell from it: here by the paired test."""
+    ahead, behind, noisy = (0.75, 0.8, 0.85), (0.45, 0.5, 0.55), (0.55, 0.9, 0.74)
+    rows = [
+        record(name, seed, value)
+        for name, values in (("ahead", ahead), ("behind", behind), ("noisy", noisy))
+        for seed, value in enumerate(values)
+    ]
+    found = table(rows)
+    assert [row[0] for row in found.rows] == ["ahead", "noisy", "behind"]
+    assert {place: mark for place, mark in found.marks.items() if place[1] == 2} == {
+        (0, 2): "best",
+        (1, 2): "like the best",
+    }
+    lines = found.latex().splitlines()
+    assert r"ahead & 3 & \textbf{80.00 $\pm$ 5.00} & \textbf{" in lines[4]
+    assert r"noisy & 3 & \underline{73.00 $\pm$ 17.52}" in lines[5] and "text" not in lines[6]
+    assert "| behind | 3 | 50.00 ± 5.00 |" in found.markdown()
+    # alone, nothing does
+    assert table(rows[:3]).marks == {}
+
+
+def test_what_a_search_chose_is_in_every_table():
+    trials = [record("a", 0, value, lr=lr) for lr, value in ((0.1, 0.5), (0.3, 0.75), (1.0, 0.25))]
+    trials += [record("b", 0, value, lr=lr) for lr, value in ((0.1, 0.9), (0.3, 0.8), (1.0, 0.25))]
+    best = best_trials(trials)
+    chosen = tuned(best, trials, ["training.lr"])
+    found = table(best, tuned=chosen)
+    assert found.header[:5] == ["method", "seeds", "accuracy %", "lr", "@1"]
+    assert [row[3] for row in found.rows] == ["0.1 (1 of 3) ↓", "0.3 (2 of 3)"]
+    note = "b: the best lr, 0.1, is the lowest of 3 values tried: try lower ones"
+    assert found.notes == [note] and found.markdown().endswith(f"\n\n{note}\n")
+    assert found.latex().startswith(f"% {note}\n") and r"0.1 (1 of 3) $\downarrow$" in found.latex()
+    assert printed(found.rich(), 80)[-1] == note
+    header, first, second = csv.reader(io.StringIO(results_csv(best, tuned=chosen)))
+    assert header[-3:] == ["training.lr", "training.lr place", "doubts"]
+    assert first[-3:] == ["0.1", "1 of 3", note.removeprefix("b: ")] and second[-3:] == ["0.3", "2 of 3", ""]
 
 
 def test_csv_has_exactly_the_named_columns():
     text = results_csv([*ROWS, record("spafl", status="failed")])
     header, *lines = csv.reader(io.StringIO(text))
     assert ", ".join(header) == (
-        "method, seed, accuracy_mean, accuracy_worst, accuracy_1, accuracy_0.125, "
-        "bytes_down, bytes_up, train_flops, seconds"
+        "method, title, seed, accuracy_mean, accuracy_worst, accuracy_1, accuracy_0.125, "
+        "bytes_down, bytes_up, train_flops, seconds, standing"
     )
-    assert [line[:3] for line in lines] == [
-        ["heterofl", "0", "0.75"],
-        ["fedavg", "0", "0.7"],
-        ["fedavg", "1", "0.5"],
+    assert [line[:4] for line in lines] == [
+        ["heterofl", "heterofl", "0", "0.75"],
+        ["fedavg", "fedavg", "0", "0.7"],
+        ["fedavg", "fedavg", "1", "0.5"],
     ]
-    assert lines[0][-4:] == ["2000000", "1500", "1234000000000.0", "185.2"]
+    assert lines[0][-5:] == ["2000000", "1500", "1234000000000.0", "185.2", "best"]
+    assert [line[-1] for line in lines[1:]] == ["like the best"] * 2
 
 
 @pytest.mark.parametrize(
     ("function", "amount", "text"),
     [
-        (tables.human_bytes, 0, "0 B"),
-        (tables.human_bytes, 999, "999 B"),
-        (tables.human_bytes, 999.6e6, "1 GB"),
-        (tables.human_bytes, 1.234e9, "1.23 GB"),
-        (tables.human_flops, 45.6, "45.6"),
-        (tables.human_flops, 3.2e22, "3.2e+04 E"),
-        (tables.human_time, 9.46, "9.5 s"),
-        (tables.human_time, 59.99, "1 min 00 s"),
-        (tables.human_time, 3599.7, "1 h 00 min"),
-        (tables.human_time, 7625, "2 h 07 min"),
+        (cells.human_bytes, 0, "0 B"),
+        (cells.human_bytes, 999, "999 B"),
+        (cells.human_bytes, 999.6e6, "1 GB"),
+        (cells.human_bytes, 1.234e9, "1.23 GB"),
+        (cells.human_flops, 45.6, "45.6"),
+        (cells.human_flops, 3.2e22, "3.2e+04 E"),
+        (cells.human_time, 9.46, "9.5 s"),
+        (cells.human_time, 59.99, "1 min 00 s"),
+        (cells.human_time, 3599.7, "1 h 00 min"),
+        (cells.human_time, 7625, "2 h 07 min"),
     ],
 )
 def test_human_units(function, amount, text):
@@ -243,13 +299,13 @@ def test_best_rounds_and_amounts_by_hand(tmp_path):
     assert best_table(rows, LOCAL).markdown() == (
         "| method | seeds | best local % | best % | local density % | Gbit | MACs a client |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| spafl | 1 | 87.50 | – | 50.00 | 0.0001114 | 4.5 G |\n"
+        "| spafl | 1 | **87.50** | – | 50.00 | 0.0001114 | 4.5 G |\n"
         "| fedavg | 1 | 75.00 | 12.50 | – | 3.712e-05 | 1.5 G |\n"
     )
     assert best_csv(rows, LOCAL) == (
-        "method,seed,best_local_accuracy_mean,best_accuracy_mean,local_density_at_best,gbit,client_macs\n"
-        "spafl,0,0.875,,0.5,0.00011136,4500000000.0\n"
-        "fedavg,0,0.75,0.125,,3.712e-05,1500000000.0\n"
+        "method,title,seed,best_local_accuracy_mean,best_accuracy_mean,local_density_at_best,gbit,client_macs\n"
+        "spafl,spafl,0,0.875,,0.5,0.00011136,4500000000.0\n"
+        "fedavg,fedavg,0,0.75,0.125,,3.712e-05,1500000000.0\n"
     )
     # nothing is masked, and one has failed
     dense = best_table([rows[1], record("x", status="failed")])
@@ -300,16 +356,45 @@ def test_offers_are_means_over_seeds_of_one_point():
     assert offers(rows, "validation") == []
 
 
+def test_points_that_only_trained_worse_are_not_offered():
+    """But other networks are: a search over networks has many."""
+    other = NETWORKS | {"macs_1": 800, "macs_0.125": 100}
+    # half of a wider network's 2000 multiply-adds are masked: the network is the same as at another density
+    masked = [NETWORKS | {"macs_1": 1000, "macs_share_1": 0.5}, NETWORKS | {"macs_1": 500, "macs_share_1": 0.25}]
+    best = [record("a", 0, 0.75, **NETWORKS), record("m", 0, 0.5, **masked[0])]
+    trials = [
+        *best,
+        record("a", 0, 0.25, lr=1.0, **NETWORKS),
+        record("a", 0, 0.5, lr=2.0, **other),
+        record("m", 0, 0.25, lr=1.0, **masked[1]),
+        record("gone", 0, 0.25, **NETWORKS),
+    ]
+    assert candidates(best, trials) == [*best, trials[3]]
+
+
+def test_hopeless_networks_do_not_stretch_the_axes():
+    found = [offer(10, 0.8), offer(100, 0.9), offer(50, 0.75, "b"), offer(60, 0.1, "b")]
+    styles = {name: {"color": "#000000", "marker": "o", "linestyle": "-"} for name in ("A", "B")}
+    titles = {"a": "A", "b": "B"}
+    axes = pareto_front(found, front(found), "accuracy %", titles, styles).figure.axes[0]
+    low, high = axes.get_ylim()
+    assert 0.7 < low < 0.75 and 0.9 < high < 0.95
+    assert axes.get_xlabel() == "multiply-adds of one sample (1 worse networks are outside)"
+    assert [text.get_text() for text in axes.texts] == ["100 parameters", "1 k parameters"]
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not boxes[0].overlaps(boxes[1])
+
+
 def test_the_front_of_a_sweep_is_by_what_it_is_tuned_by(tmp_path, monkeypatch):
     labels = []
-    monkeypatch.setattr(Axes, "set_ylabel", lambda self, text: labels.append(text))
+    monkeypatch.setattr(Axis, "set_label_text", lambda self, text, *_, **look: labels.append(text))
     rows = [
         record("a", 0, 0.5, **NETWORKS, **{"validation_accuracy_1": 0.75, "validation_accuracy_0.125": 0.25}),
         record(
             "b", 0, 0.7, point="x=1", **NETWORKS, **{"validation_accuracy_1": 0.5, "validation_accuracy_0.125": 0.375}
         ),
     ]
-    write_pareto(tmp_path, rows, "validation_accuracy_mean")
+    write_pareto(tmp_path, rows, rows, "validation_accuracy_mean")
     assert (tmp_path / "pareto.csv").read_text() == (
         "method,point,capacity,parameters,macs,validation_accuracy,front\n"
         "b,x=1,0.125,12,130,0.375,1\n"
@@ -324,10 +409,13 @@ def test_the_front_of_a_sweep_is_by_what_it_is_tuned_by(tmp_path, monkeypatch):
         "| a | – | 1 | 100 | 1,000 | 75.00 |\n"
     )
     assert (tmp_path / "plots" / "pareto.png").read_bytes().startswith(b"\x89PNG")
-    assert labels == ["validation accuracy"]
+    assert labels == ["multiply-adds of one sample", "validation accuracy %"]
 
 
 def test_networks_of_one_cost_or_of_nobody_have_no_front(tmp_path):
-    write_pareto(tmp_path, [record("a", 0, 0.5, parameters_1=1, macs_1=10)])
-    write_pareto(tmp_path, [personal("alone", 0.5, **NETWORKS)], LOCAL)
+    for rows, metric in (
+        ([record("a", 0, 0.5, parameters_1=1, macs_1=10)], "accuracy_mean"),
+        ([personal("alone", 0.5, **NETWORKS)], LOCAL),
+    ):
+        write_pareto(tmp_path, rows, rows, metric)
     assert list(tmp_path.iterdir()) == []

@@ -13,13 +13,14 @@ from sweeps import LR, ROUNDS, refused, write
 from rayfl.config import ConfigError, parse
 from rayfl.engine.plugins import packed
 from rayfl.methods.dense import Dense
+from rayfl.plain import short
 from rayfl.results.console import SweepProgress
 from rayfl.tuning import check as checks
 from rayfl.tuning import sweep as sweeps
 from rayfl.tuning.load import load_sweep
 from rayfl.tuning.recorder import Recorder, folder_name
 from rayfl.tuning.search import scheduler_of, searcher_of, trial_config
-from rayfl.tuning.space import Search, short, text_of
+from rayfl.tuning.space import Search, text_of
 
 # what is searched
 

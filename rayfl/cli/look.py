@@ -44,19 +44,19 @@ def compare(
     studies = _studies(readers, names or [], tags)
     if metric is not None:
         choose({key: None for study in studies for run in study.runs for key in run}, metric, "--metric", "result")
-    best, judge = side_by_side(studies, metric)
+    best, judge, tuned = side_by_side(studies, metric)
     if not best:
         raise ConfigError("compare: no run is left that finished; allowed: sweeps that ran, and tags that runs have")
     params = studies[0].sweep["params"] if len(studies) == 1 else {}
     published, changed = beside.from_config(params)
     if format == "csv":
-        print(results_csv(best, judge), end="")
+        print(results_csv(best, judge, tuned), end="")
         return
     if format == "table":
-        show(best, judge, params.get("published"))
+        show(best, judge, params.get("published"), tuned)
     else:
         render = beside.markdown if format == "markdown" else beside.latex
-        print(getattr(results(best, judge), format)())
+        print(getattr(results(best, judge, tuned), format)())
         print(getattr(best_table(best, judge), format)())
         if published:
             print(render(published, changed, best))
@@ -90,23 +90,27 @@ def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) ->
         found += [(reader, sweep) for reader, sweep in newest if sweep]
     studies = []
     for reader, sweep in found:
-        runs = [run for run in reader.read(sweep=sweep["id"], tags=tags) if run["status"] == "finished"]
-        studies.append(Study(sweep, runs))
+        studies.append(Study(sweep, reader.read(sweep=sweep["id"], tags=tags)))
     return studies
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a sweep or of a run.")],
     metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
+    ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Plots as PDF and SVG too, which takes as long again.")
+    ] = False,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
     from rayfl.report import report_on
-    from rayfl.results.folder import RunFolder
+    from rayfl.results.drawing import FORMATS
 
-    best, judge = report_on(folder, metric, warn)
-    config = RunFolder.open(folder).config if RunFolder.exists(folder) else {}
-    show(best, judge, config.get("published"))
-    say(f"results.csv, results.md, results.tex and plots in {folder}")
+    found = report_on(folder, metric, warn, tuple(FORMATS) if paper else (), html)
+    show(found.best, found.judge, found.config.get("published"), found.tuned)
+    say(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
 
 
 def export(

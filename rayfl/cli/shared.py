@@ -1,7 +1,7 @@
 """What the commands share: options, where things are, and how they say something."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,9 @@ from rayfl.config import ConfigError, component, load_yaml
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
     from rayfl.results.mlflow import Copy, Sender
-    from rayfl.results.tables import Record
+    from rayfl.results.rows import Record
+    from rayfl.results.tables import OnTerminal
+    from rayfl.results.tuned import Best
 
 console = Console()
 errors = Console(stderr=True)
@@ -108,13 +110,18 @@ def uri_of(output: Path, uri: str | None) -> str:
     return uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri(output)
 
 
-def show(records: "Sequence[Record]", judge: str, published: str | None = None) -> None:
-    """The tables of a run or a sweep, and a paper's numbers if it has some. The best rounds are shown where clients'
-    own accuracies judge."""
+def show(
+    records: "Sequence[Record]",
+    judge: str,
+    published: str | None = None,
+    tuned: "Mapping[str, Best] | None" = None,
+) -> None:
+    """The tables of a run or a sweep, with what a search chose, and a paper's numbers if it has some. The best rounds
+    are shown where clients' own accuracies judge."""
     from rayfl.results import published as beside
     from rayfl.results.tables import best_table, table
 
-    print_table(table(records, judge).rich())
+    print_table(table(records, judge, tuned).rich())
     if judge.startswith("local_"):
         best = best_table(records, judge)
         print_table(best.rich(full=len(best.header)))
@@ -125,7 +132,7 @@ def show(records: "Sequence[Record]", judge: str, published: str | None = None) 
         print_table(numbers.rich(full=len(numbers.header)))
 
 
-def print_table(table: Table) -> None:
+def print_table(table: "Table | OnTerminal") -> None:
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
 
 

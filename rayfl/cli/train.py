@@ -46,6 +46,7 @@ def run(
     from rayfl import driver
     from rayfl.report import write_labels, write_report
     from rayfl.results.console import RunProgress, Shown
+    from rayfl.results.findings import findings
 
     config = find_config(config)
     experiment = experiment_of(config, settings, row)
@@ -58,7 +59,7 @@ def run(
         shown = Shown.on(progress, sender.add)
         result = driver.run(experiment, folder, resume=resume, address=address, listeners=[shown], arrays=arrays)
         rows = [result.folder.record()]
-        write_report(folder, rows, rows, progress.note)
+        write_report(findings(folder, rows, rows), progress.note)
         write_labels(folder / "plots" / "labels", experiment, arrays)
     show(rows, result.folder.facts.judge)
     say(f"results in {folder}")
@@ -102,7 +103,7 @@ def sweep(
         found = comparison.sweep(
             plan, folder, resume=resume, address=address, progress=progress, follow=sender.add, arrays=arrays
         )
-    show(found.best, found.folder.facts.judge, found.folder.config.get("published"))
+    show(found.best, found.folder.facts.judge, found.folder.config.get("published"), found.tuned)
     say(f"results.csv, results.md and plots in {folder}")
     if models:
         log_models(sender.copy, found.folder, lambda path: driver.deployments(path, arrays=arrays, say=warn))

@@ -92,14 +92,16 @@ def complete(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("round-*") if path.name[6:].isdecimal()), key=_round)
 
 
-def read(path: Path) -> Checkpoint:
-    """A checkpoint, after every checksum was verified. A DamagedCheckpoint, or a ConfigError for an older version."""
+def read(path: Path, carries: bool = True) -> Checkpoint:
+    """A checkpoint, after every checksum was verified; without `carries` those of what clients keep are not, and it has
+    none of them. A DamagedCheckpoint, or a ConfigError for an older version."""
     try:
         manifest = _manifest(path)
         for name, expected in manifest["sha256"].items():
             if sha256(path / name) != expected:
                 raise DamagedCheckpoint(f"{path / name}: its SHA-256 is not the manifest's")
-        rows = np.load(path / KEPT, allow_pickle=False) if KEPT in manifest["sha256"] else np.empty(0, ROWS)
+        wanted = carries and KEPT in manifest["sha256"]
+        rows = np.load(path / KEPT, allow_pickle=False) if wanted else np.empty(0, ROWS)
         kept = Kept(path.parent / STORE, manifest["round"], rows)
         for file, expected in zip(kept.files.values(), rows["sha256"], strict=True):
             if sha256(file) != expected.tobytes().hex():
@@ -147,8 +149,10 @@ def _round(path: Path) -> int:
     return int(path.name.removeprefix("round-"))
 
 
-def latest(folder: Path, config: dict[str, Any] | None, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest good checkpoint, None where there is none.
+def latest(
+    folder: Path, config: dict[str, Any] | None, say: Callable[[str], None], carries: bool = True
+) -> Checkpoint | None:
+    """The newest good checkpoint, None where there is none. `carries`: as for `read`.
 
     Damaged ones are passed over and said. One of another configuration than `config` is an error that lists the
     differences.
@@ -156,7 +160,7 @@ def latest(folder: Path, config: dict[str, Any] | None, say: Callable[[str], Non
     found, damages = complete(folder), []
     for path in reversed(found):
         try:
-            checkpoint = read(path)
+            checkpoint = read(path, carries)
         except DamagedCheckpoint as error:
             damages.append(str(error))
             continue

@@ -1,6 +1,7 @@
 """Plots of runs: each function draws a figure from lines or rows, or gives None where there is nothing to see.
 
-`curves` are the lines of every run by label; labels are drawn as means over their runs (seeds).
+`curves` are the lines of every run by the name of its row; rows are drawn as means over their runs (seeds), with bands
+of ± a standard deviation. Styles, colours and names are the same in all plots of the same rows.
 """
 
 import math
@@ -8,17 +9,22 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from rayfl.metrics import Line, label, named
-from rayfl.results.drawing import Plot, Style, legend, line_of, new_figure, panels, said, styles_of
+from rayfl.plain import short
+from rayfl.results.cells import percent, plain
+from rayfl.results.drawing import Plot, Style, legend, line_of, new_figure, panels, said, styles_of, title_axis
 from rayfl.results.folder import RunFolder
-from rayfl.results.tables import Record, by_label, capacities, facts_of, judge_of, values_of
+from rayfl.results.rows import Record, by_label, capacities, facts_of, judge_of, titles_of, values_of
+from rayfl.results.summary import Better, Facts
+from rayfl.results.tuned import Value, names_of, responses
 
 Curves = Mapping[str, Sequence[Sequence[Line]]]
 """Label -> its runs -> their lines."""
@@ -27,39 +33,51 @@ Curves = Mapping[str, Sequence[Sequence[Line]]]
 def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, Plot]:
     """Name -> plot of a comparison, of rows of runs on disk; `metric` in place of what judges them."""
     metric = metric or judge_of(records)
-    groups = by_label(records, metric)
+    groups, titles, styles = by_label(records, metric), titles_of(records), named_styles(records)
     facts = facts_of(records[0])
-    runs = {name: [RunFolder.open(row["path"]) for row in rows] for name, rows in groups.items()}
+    runs = {titles[name]: [RunFolder.open(row["path"]) for row in rows] for name, rows in groups.items()}
     curves = {name: [run.rounds() for run in some] for name, some in runs.items()}
     scores = {name: [found["score"] for run in some if len(found := run.client_scores)] for name, some in runs.items()}
-    score, split = facts.about(metric) or (metric, "test")
-    styles, axis = styles_of(curves), said(score, split) if split == "clients" else metric.replace("_", " ")
+    axis, of_clients = axis_of(facts, metric), named(facts.score, "mean", "clients")
     found = {
-        "learning_curves": learning_curves(curves, metric, axis),
-        "accuracy_by_traffic": by_traffic(curves, metric, axis) if len(curves) > 1 else None,
+        "learning_curves": learning_curves(curves, metric, axis, styles),
+        "accuracy_by_traffic": by_traffic(curves, metric, axis, styles) if len(curves) > 1 else None,
         "accuracy_by_capacity": by_capacity(records, styles),
         "curves_by_capacity": curves_by_capacity(curves, records, styles) if len(curves) > 1 else None,
-        "client_accuracy": client_histogram(scores, facts.score) if all(scores.values()) else None,
+        "client_accuracy": client_histogram(scores, axis_of(facts, of_clients), styles)
+        if all(scores.values())
+        else None,
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 
 
-def learning_curves(
-    curves: Curves,
-    metric: str,
-    axis: str,
-    styles: Mapping[str, Style] | None = None,
-    **look: Any,
-) -> Plot:
-    """`metric` over rounds: mean and ± standard deviation over the runs of each label. `axis`: its name; `styles` in
-    place of `styles_of`; `look` as yscale, ylim."""
+def axis_of(facts: Facts, metric: str) -> str:
+    """What an axis of a metric is called: with the unit that tables have."""
+    score, split = facts.about(metric) or (metric, "test")
+    name = said(score, split) if metric == named(score, "mean", split) else metric.replace("_", " ")
+    return with_unit(name, facts, score)
+
+
+def with_unit(name: str, facts: Facts, score: str) -> str:
+    return f"{name} %" if facts.scores.get(score) == "max" else name
+
+
+def named_styles(records: Iterable[Record]) -> dict[str, Style]:
+    """Name of a row -> its style, which follows from its label."""
+    titles = titles_of(records)
+    return {titles[of]: style for of, style in styles_of(titles).items()}
+
+
+def learning_curves(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style], **look: Any) -> Plot:
+    """`metric` over rounds: mean and ± standard deviation over the runs of each row. `axis`: its name; `look` as
+    yscale, ylim."""
     figure, axes = new_figure()
-    for name, style in (styles or styles_of(curves)).items():
-        _draw(axes, curves[name], metric, style, name)
-    axes.set(xlabel="round", ylabel=axis, **look)
+    for name, runs in curves.items():
+        _draw(axes, runs, metric, styles[name], name)
+    axes.set(xlabel="round", **look)
+    title_axis(axes.yaxis, axis)
     if axes.get_yscale() == "log":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
     legend(axes)
     return Plot(figure, *_over_rounds(curves, metric))
@@ -69,13 +87,14 @@ def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mappin
     """The score of the network of every capacity that clients have over rounds, a panel a capacity (FIARSE, arXiv
     2407.19389, figure 3); nothing for one capacity, and of labels without such a number. `styles` of these labels and
     perhaps others."""
-    score = facts_of(records[0]).score
-    known = [capacity for capacity in capacities(records) if capacity in trained(records)]
+    facts = facts_of(records[0])
+    score, known = facts.score, [capacity for capacity in capacities(records) if capacity in trained(records)]
     keys = [named(score, capacity) for capacity in known]
     curves = {name: runs for name, runs in curves.items() if any(key in line for key in keys for line in chain(*runs))}
     if len(known) < 2 or len(curves) < 2:
         return None
-    figure, grid = panels([f"capacity {label(capacity)}" for capacity in known], "round", score)
+    titles = [f"capacity {label(capacity)}" for capacity in known]
+    figure, grid = panels(titles, "round", with_unit(score, facts, score))
     rows: list[list[Any]] = []
     for axes, capacity, key in zip(grid, known, keys, strict=True):
         for name, runs in curves.items():
@@ -86,34 +105,36 @@ def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mappin
     return Plot(figure, ["capacity", *_over_rounds(curves, score)[0]], rows)
 
 
-def by_traffic(curves: Curves, metric: str, axis: str) -> Plot | None:
-    """`metric` over what was communicated by then, up and down (SpaFL, arXiv 2406.00431, figure 2): for each label
-    its runs' lines, means over the runs. On a log scale if the labels differ by ten times; one that sends nothing is
+def by_traffic(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style]) -> Plot | None:
+    """`metric` over what was communicated by then, up and down (SpaFL, arXiv 2406.00431, figure 2): means and ±
+    standard deviation over the runs of each row. On a log scale if rows differ by ten times; one that sends nothing is
     a dotted line at its last value. Nothing if all send as much."""
     found = {}
     for name, runs in curves.items():
-        sent = [_with_traffic(lines) for lines in runs]
-        rounds, gbit = _common([[line for line in lines if metric in line] for lines in sent], "gbit")
+        sent = [with_traffic(lines) for lines in runs]
+        rounds, gbit = common([[line for line in lines if metric in line] for lines in sent], "gbit")
         if rounds:
-            found[name] = rounds, gbit.mean(0), _common(sent, metric)[1].mean(0)
-    totals = [float(gbit[-1]) for _, gbit, _ in found.values()]
+            found[name] = rounds, gbit.mean(0), *mean_and_std(common(sent, metric)[1])
+    totals = [float(gbit[-1]) for _, gbit, *_ in found.values()]
     if not any(totals) or max(totals) - min(totals) < 0.01 * max(totals):
         return None
     figure, axes = new_figure()
-    styles = styles_of(curves)
-    for name, (_, gbit, values) in found.items():
+    for name, (_, gbit, values, std) in found.items():
         style = styles[name]
         if gbit[-1]:
             axes.plot(gbit, values, label=name, **line_of(style, len(gbit)))
+            _band(axes, gbit, values, std, style)
         else:
             axes.axhline(values[-1], label=f"{name}: sends nothing", color=style["color"], linestyle=":")
     if max(totals) > 10 * min(total for total in totals if total):
         axes.set_xscale("log")
     axes.set_xlabel("communicated by all clients, Gbit")
-    axes.set_ylabel(axis)
+    title_axis(axes.yaxis, axis)
     legend(axes)
     rows = [
-        [name, round, float(x), float(y)] for name, some in found.items() for round, x, y in zip(*some, strict=True)
+        [name, round, float(x), float(y)]
+        for name, (rounds, gbit, values, _) in found.items()
+        for round, x, y in zip(rounds, gbit, values, strict=True)
     ]
     return Plot(figure, ["method", "round", "gbit", metric], rows)
 
@@ -122,13 +143,14 @@ def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot 
     """The test score of the network of every capacity (log2), mean and standard deviation over seeds. Markers of
     capacities that no client has are hollow (FIARSE, arXiv 2407.19389, figure 4). `styles` of their labels and perhaps
     others. Nothing where no network is shared."""
-    score = facts_of(records[0]).score
-    known = capacities(records)
+    facts, titles = facts_of(records[0]), titles_of(records)
+    score, known = facts.score, capacities(records)
     if not known:
         return None
     figure, axes = new_figure()
     everywhere, rows = trained(records), []
-    for name, runs in by_label(records, named(score, "mean")).items():
+    for of, runs in by_label(records, named(score, "mean")).items():
+        name = titles[of]
         style = styles[name]
         values = {c: found for c in known if (found := values_of(runs, named(score, c)))}
         if not values:
@@ -146,9 +168,54 @@ def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot 
     axes.set_xticks(ticks, [label(c) for c in ticks])
     axes.minorticks_off()
     axes.set_xlabel("capacity of the client" + ("" if everywhere >= set(known) else "; hollow: no client has it"))
-    axes.set_ylabel(score)
+    title_axis(axes.yaxis, with_unit(score, facts, score))
     legend(axes)
     return Plot(figure, ["method", "capacity", score, "std", "trained"], rows)
+
+
+def tuning_plots(
+    trials: Sequence[Record], paths: Sequence[str], metric: str, mode: Better | Literal["auto"] = "auto"
+) -> dict[str, Plot]:
+    """Name -> plot of the metric that a search went by over each tuned setting, a line a row: the best of all points
+    with this value, on the seeds that all points ran on. A point that failed is a gap. Nothing of a single value."""
+    titles, styles, names = titles_of(trials), named_styles(trials), names_of(paths)
+    return {
+        f"tuned_{names[path]}": plot
+        for path in paths
+        if (plot := _tuning_plot(responses(trials, path, metric, mode), names[path], trials, metric, titles, styles))
+    }
+
+
+def _tuning_plot(
+    found: Mapping[str, Mapping[Value, float]],
+    setting: str,
+    trials: Sequence[Record],
+    metric: str,
+    titles: Mapping[str, str],
+    styles: Mapping[str, Style],
+) -> Plot | None:
+    values = list(dict.fromkeys(value for heights in found.values() for value in heights))
+    numbers = sorted(value for value in values if not isinstance(value, str))
+    ordered = len(numbers) == len(values)
+    if len(values) < 2:
+        return None
+    figure, axes = new_figure()
+    for of, heights in found.items():
+        places = list(heights) if ordered else [values.index(value) for value in heights]
+        look = styles[titles[of]] if ordered else {**styles[titles[of]], "linestyle": ""}
+        axes.plot(places, list(heights.values()), label=titles[of], linewidth=1.8, markersize=5, **look)
+    if not ordered:
+        axes.set_xticks(range(len(values)), [short(value) for value in values], rotation=0 if len(values) < 5 else 30)
+    elif numbers[0] > 0 and numbers[-1] >= 8 * numbers[0]:
+        axes.set_xscale("log")
+    if ordered and len(values) <= 10:
+        axes.set_xticks(numbers, [short(value) for value in numbers])
+        axes.minorticks_off()
+    axes.set_xlabel(setting)
+    title_axis(axes.yaxis, axis_of(facts_of(trials[0]), metric))
+    legend(axes)
+    rows = [[titles[of], value, height] for of, heights in found.items() for value, height in heights.items()]
+    return Plot(figure, ["method", setting, metric], rows)
 
 
 def trained(records: Iterable[Record]) -> set[float]:
@@ -156,20 +223,22 @@ def trained(records: Iterable[Record]) -> set[float]:
     return {capacity for record in records for capacity in record["facts"]["trained"]}
 
 
-def client_histogram(scores: Mapping[str, Sequence[np.ndarray]], score: str) -> Plot:
-    """How many clients reach which score (FIARSE, arXiv 2407.19389, figure 2): for each label, in a panel of its own,
-    the scores [clients] of its runs; counts are means over the runs, dashes are means of all scores. The axis goes from
-    0 to 1, or as far as scores do."""
+def client_histogram(scores: Mapping[str, Sequence[np.ndarray]], axis: str, styles: Mapping[str, Style]) -> Plot:
+    """How many clients reach which score (FIARSE, arXiv 2407.19389, figure 2): for each row, in a panel of its own,
+    the scores [clients] of its runs; counts are means over the runs, dashes are means of all scores. The axis, of this
+    name, goes from 0 to 1, or as far as scores do."""
     all = {name: np.concatenate(runs) for name, runs in scores.items()}
     ends = [0.0, 1.0, *(end for values in all.values() for end in (values.min(), values.max()))]
     edges, rows = np.linspace(min(ends), max(ends), 21), []
     means = {name: values.mean() for name, values in all.items()}
-    titles = [f"{name}: mean {mean:.3f}" for name, mean in means.items()]
+    shown = percent if axis.endswith("%") else plain
+    titles = [f"{name}: mean {shown([mean])}" for name, mean in means.items()]
     what = "clients, mean over seeds" if any(len(runs) > 1 for runs in scores.values()) else "clients"
-    figure, grid = panels(titles, f"{score} of a client on its own test data", what)
-    for axes, (name, style) in zip(grid, styles_of(scores).items(), strict=True):
+    figure, grid = panels(titles, axis, what)
+    for axes, name in zip(grid, scores, strict=True):
+        style = styles[name]
         counts = np.mean([np.histogram(values, edges)[0] for values in scores[name]], axis=0)
-        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         axes.stairs(counts, edges, color=style["color"], fill=True, alpha=0.3)
         axes.stairs(counts, edges, color=style["color"])
         axes.axvline(means[name], color=style["color"], linestyle="--", linewidth=1)
@@ -204,7 +273,7 @@ def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
     return chosen
 
 
-def _common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
+def common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
     """The rounds in which all runs have the metric [R], and its values [runs, R]."""
     series = [{line["round"]: line[metric] for line in lines if metric in line} for lines in runs]
     rounds = sorted(set.intersection(*map(set, series)))
@@ -215,7 +284,7 @@ def _over_rounds(curves: Curves, metric: str) -> tuple[list[str], list[list[Any]
     """A header and a row a round: of every label the mean over its runs and, of several, the standard deviation."""
     header, columns = ["round"], []
     for name, runs in curves.items():
-        rounds, values = _common(runs, metric)
+        rounds, values = common(runs, metric)
         header.append(name)
         columns.append(dict(zip(rounds, values.mean(0).tolist(), strict=True)) if rounds else {})
         if len(runs) > 1:
@@ -227,18 +296,27 @@ def _over_rounds(curves: Curves, metric: str) -> tuple[list[str], list[list[Any]
 
 def _draw(axes: Axes, runs: Sequence[Sequence[Line]], metric: str, style: Style, name: str) -> None:
     """`metric` over rounds: mean and standard deviation over the runs' lines."""
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-    rounds, values = _common(runs, metric)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    rounds, values = common(runs, metric)
     if not rounds:
         return
-    mean = values.mean(0)
+    mean, std = mean_and_std(values)
     axes.plot(rounds, mean, label=name, **line_of(style, len(rounds)))
-    if len(values) > 1:
-        std = values.std(0, ddof=1)
-        axes.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+    _band(axes, rounds, mean, std, style)
 
 
-def _with_traffic(lines: Iterable[Line]) -> list[Line]:
+def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Over runs: of [runs, R] two of [R]. One run has no spread: 0."""
+    return values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+
+
+def _band(axes: Axes, x: npt.ArrayLike, mean: np.ndarray, std: np.ndarray, style: Style) -> None:
+    """± a standard deviation."""
+    if std.any():
+        axes.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def with_traffic(lines: Iterable[Line]) -> list[Line]:
     """Lines with `gbit`: what all rounds up to theirs communicated, in 10^9 bits."""
     sent, found = 0.0, []
     for line in lines:
@@ -247,7 +325,9 @@ def _with_traffic(lines: Iterable[Line]) -> list[Line]:
     return found
 
 
-def write_plots(folder: Path, records: Sequence[Record], metric: str | None = None) -> None:
-    """`plots_of` these rows, each as .png and .csv."""
+def write_plots(
+    folder: Path, records: Sequence[Record], metric: str | None = None, formats: Sequence[str] = ()
+) -> None:
+    """`plots_of` these rows, each as .png and .csv, and in other formats."""
     for name, plot in plots_of(records, metric).items():
-        plot.write(folder / name)
+        plot.write(folder / name, formats)

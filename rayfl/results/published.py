@@ -13,8 +13,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rayfl.config import Config
+from rayfl.results.cells import percent
+from rayfl.results.rows import Record, by_label, facts_of, titles_of
 from rayfl.results.summary import AMOUNTS, amounts
-from rayfl.results.tables import Record, Table, by_label, facts_of, percent
+from rayfl.results.tables import Table
 
 Number = float | tuple[float, float]
 """Per cent, or an amount; with the published standard deviation, if there is one."""
@@ -51,7 +53,7 @@ def table(published: Published, records: Sequence[Record]) -> Table:
     """One line a row and metric: per cent; the difference in points, and in standard deviations of ours over
     the seeds (and the published one's, if it is known). Of amounts and losses the difference in per cent of the
     published one."""
-    metrics, groups = list(published.numbers), by_label(records)
+    metrics, groups, titles = list(published.numbers), by_label(records), titles_of(records)
     shares = {metric for metric in metrics if _is_share(metric, records)}
     mixed = len(shares) < len(metrics)
     named = mixed or len(metrics) > 1
@@ -68,10 +70,10 @@ def table(published: Published, records: Sequence[Record]) -> Table:
             found = [amounts(record) if metric in AMOUNTS else record for record in groups[row]]
             ours = [record[metric] for record in found if metric in record]
             rounds = max(record["rounds"] for record in groups[row])
-            name = [row, *([f"{metric} %" if mixed and metric in shares else metric] if named else [])]
+            name = [titles[row], *([f"{metric} %" if mixed and metric in shares else metric] if named else [])]
             cells = _shares(ours, theirs, spread) if metric in shares else _amounts(ours, theirs)
             rows.append([*name, *cells, str(len(ours)), str(rounds)])
-    return Table(header, rows)
+    return Table(header, rows, file="published.md")
 
 
 def _is_share(metric: str, records: Sequence[Record]) -> bool:

@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayfl.results.cells import as_csv, human_bytes, human_time
 from rayfl.results.drawing import COLORS, LINES, MARKERS, Plot, legend, new_figure
 from rayfl.results.files import write_json
-from rayfl.results.tables import Table, as_csv, human_bytes, human_time
+from rayfl.results.tables import Table
 
 Row = Mapping[str, Any]
 
@@ -59,7 +60,7 @@ def table(axis: str, rows: Sequence[Row]) -> Table:
     if axis in PARALLEL:
         header.append("efficiency")
         cells = [[*line, f"{share:.2f}"] for line, share in zip(cells, efficiency(rows), strict=True)]
-    return Table(header, cells)
+    return Table(header, cells, file="scale.csv")
 
 
 def efficiency(rows: Sequence[Row]) -> list[float]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rayfl.results.made import Made
+from rayfl.results.rows import Record, best_trials, by_label, facts_of, judge_of, point_of, titles_of
 from rayfl.results.spread import Difference, by_seed, difference
-from rayfl.results.tables import Record, best_trials, by_label, facts_of, judge_of, point_of
+from rayfl.results.tuned import Best, tuned
 
 HARDWARE = ("run.", "listeners.")
 """Settings that do not change what a run finds begin so."""
@@ -16,26 +17,38 @@ HARDWARE = ("run.", "listeners.")
 
 @dataclass(frozen=True)
 class Study:
-    """A sweep, and its runs that finished."""
+    """A sweep, and its trials."""
 
     sweep: Record
-    runs: Sequence[Record]
+    trials: Sequence[Record]
 
-    def best(self, metric: str | None) -> list[Record]:
-        """The rows of each label's best point, by `metric` or what it was tuned by."""
-        params = self.sweep["params"]
-        return best_trials(self.runs, metric or params.get("search.metric"), params.get("search.mode", "auto"))
+    @property
+    def runs(self) -> list[Record]:
+        """The trials that finished."""
+        return [trial for trial in self.trials if trial["status"] == "finished"]
+
+    def best(self, metric: str | None) -> tuple[list[Record], dict[str, Best]]:
+        """The rows of each label's best point, by `metric` or what it was tuned by, and what the search found."""
+        params, paths = self.sweep["params"], self.sweep["facts"]["tuned"]
+        search = metric or params.get("search.metric"), params.get("search.mode", "auto")
+        best = best_trials(self.runs, *search)
+        return best, tuned(best, self.trials, paths, *search)
 
 
-def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[list[Record], str]:
-    """The best rows of all studies, chosen by `metric` or what each study was tuned by, and what they are ranked by.
-    Labels of several studies begin with the study's."""
-    names, best = _names(studies), []
-    for name, study in zip(names, studies, strict=True):
+def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[list[Record], str, dict[str, Best]]:
+    """The best rows of all studies, chosen by `metric` or what each study was tuned by; what they are ranked by; and
+    what the searches found, if all tried the same settings. Labels of several studies begin with the study's."""
+    best: list[Record] = []
+    found: dict[str, Best] = {}
+    for name, study in zip(_names(studies), studies, strict=True):
         before = f"{name}/" if len(studies) > 1 else ""
-        best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in study.best(metric)]
+        rows, chosen = study.best(metric)
+        best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in rows]
+        found |= {before + label: point for label, point in chosen.items()}
     judges = {study.sweep["facts"]["judge"] for study in studies}
-    return best, metric or (judges.pop() if len(judges) == 1 or not best else judge_of(best))
+    paths = {tuple(study.sweep["facts"]["tuned"]) for study in studies}
+    judge = metric or (judges.pop() if len(judges) == 1 or not best else judge_of(best))
+    return best, judge, found if len(paths) == 1 else {}
 
 
 def _names(studies: Sequence[Study]) -> list[str]:
@@ -55,11 +68,11 @@ def differences_said(best: Sequence[Record], metric: str) -> list[str]:
     found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
     if not found:
         return []
-    labels, amount = list(found), _amount(best, metric)
+    labels, titles, amount = list(found), titles_of(best), _amount(best, metric)
     pairs = dict.fromkeys([*((labels[0], other) for other in labels[1:]), *pairwise(labels)])
     between = {(one, other): difference(found[one], found[other]) for one, other in pairs}
     said = [
-        f"{one} and {other} are not told apart: they differ by {_why(apart, amount)}"
+        f"{titles[one]} and {titles[other]} are not told apart: they differ by {_why(apart, amount)}"
         for (one, other), apart in between.items()
         if apart.is_clear is False
     ]

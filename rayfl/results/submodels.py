@@ -21,11 +21,11 @@ from pathlib import Path
 from rayfl.config import ConfigError
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line, label, named
-from rayfl.results.drawing import COLORS, MARKERS, Plot, new_figure, styles_of
+from rayfl.results.drawing import Plot, Style, new_figure, shades_of, styles_of, title_axis
 from rayfl.results.folder import RunFolder
-from rayfl.results.plots import learning_curves, trained
+from rayfl.results.plots import learning_curves, trained, with_unit
+from rayfl.results.rows import Record, by_label, capacities, facts_of
 from rayfl.results.summary import DENSITY
-from rayfl.results.tables import Record, by_label, capacities, facts_of
 
 Deployments = Mapping[float, Deployment]
 """Capacity -> what a device of this capacity runs, largest first."""
@@ -46,6 +46,7 @@ def write_submodels(
     deployments: Callable[[Path], Deployments],
     say: Callable[[str], None],
     metric: str = "accuracy_mean",
+    formats: Sequence[str] = (),
 ) -> None:
     """The figures of each label into `folder`/plots/<label>, or into `folder`/plots if it is that run's own.
 
@@ -57,7 +58,7 @@ def write_submodels(
         best = Path(max(rows, key=lambda row: sign * row.get(metric, -sign * math.inf))["path"])
         plots = folder / "plots" if best == folder else folder / "plots" / name
         for of, plot in over_rounds(rows).items():
-            plot.write(plots / of)
+            plot.write(plots / of, formats)
         try:
             deployed = deployments(best)
         except ConfigError as error:
@@ -67,7 +68,7 @@ def write_submodels(
             say(f"{best}: every client has a network of its own; no plots of its weights")
             continue
         for of, plot in of_networks(deployed).items():
-            plot.write(plots / of)
+            plot.write(plots / of, formats)
 
 
 def over_rounds(records: Sequence[Record]) -> dict[str, Plot]:
@@ -75,20 +76,24 @@ def over_rounds(records: Sequence[Record]) -> dict[str, Plot]:
     disk. What there is nothing of is left out."""
     runs = [RunFolder.open(row["path"]).rounds() for row in records]
     facts = facts_of(records[0])
+    shades = shades_of(facts.capacities)
     found = {
-        "submodels": submodel_curves(runs, facts.score, capacities(records)),
+        "submodels": submodel_curves(
+            runs, facts.score, capacities(records), shades, with_unit(facts.score, facts, facts.score)
+        ),
         "layers": layer_curves(runs),
-        "shares": share_curves(runs, sorted(trained(records), reverse=True)),
+        "shares": share_curves(runs, sorted(trained(records), reverse=True), shades),
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 
 
 def of_networks(deployed: Deployments) -> dict[str, Plot]:
     """Name -> plot of networks. What there is nothing of is left out."""
+    shades = shades_of(deployed)
     found = {
-        "weights": profile_plot(weights(deployed), "layer", "mean |weight|"),
-        "kept": profile_plot(kept(deployed), "layer", "share of the weights that is left"),
-        "steps": profile_plot(steps(deployed), "residual branch", "step size"),
+        "weights": profile_plot(weights(deployed), "layer", "mean |weight|", shades),
+        "kept": profile_plot(kept(deployed), "layer", "weights that are left %", shades),
+        "steps": profile_plot(steps(deployed), "residual branch", "step size", shades),
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 
@@ -118,22 +123,21 @@ def steps(deployed: Deployments) -> Profile:
     }
 
 
-def profile_plot(profile: Profile, what: str, value: str) -> Plot | None:
+def profile_plot(profile: Profile, what: str, value: str, shades: Mapping[float, Style]) -> Plot | None:
     """Numbers of modules, a line a capacity, a gap where its network has no such module; None without numbers. `what`
-    are the modules, `value` the numbers."""
+    are the modules, `value` the numbers; `shades` of these capacities and perhaps others."""
     names = list(dict.fromkeys(name for of_capacity in profile.values() for name in of_capacity))
     if not names:
         return None
     figure, axes = new_figure()
     figure.set_size_inches(min(14, 6 + 0.15 * len(names)), 4.8)
-    lines = {_legend(capacity): numbers for capacity, numbers in profile.items()}
-    for text, style in styles_of(lines).items():
-        heights = [lines[text].get(name, math.nan) for name in names]
-        axes.plot(range(len(names)), heights, label=text, linewidth=1.4, markersize=3.5, **style)
+    for capacity, numbers in profile.items():
+        heights, style = [numbers.get(name, math.nan) for name in names], shades[capacity]
+        axes.plot(range(len(names)), heights, label=_legend(capacity), linewidth=1.4, markersize=3.5, **style)
     every = math.ceil(len(names) / TICKS)
     axes.set_xticks(range(0, len(names), every), names[::every], rotation=90, fontsize=7)
     axes.set_xlabel(what)
-    axes.set_ylabel(value)
+    title_axis(axes.yaxis, value)
     axes.margins(x=0.02)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     rows = [[name, *(numbers.get(name, "") for numbers in profile.values())] for name in names]
@@ -151,10 +155,18 @@ def _mean_weight(deployed: Deployment, name: str) -> float:
 # over rounds
 
 
-def submodel_curves(runs: Sequence[Sequence[Line]], score: str, capacities: Sequence[float]) -> Plot | None:
-    """Test score of the network of every capacity over rounds: mean and ± standard deviation over the runs' lines."""
+def submodel_curves(
+    runs: Sequence[Sequence[Line]],
+    score: str,
+    capacities: Sequence[float],
+    shades: Mapping[float, Style],
+    axis: str,
+) -> Plot | None:
+    """Test score of the network of every capacity over rounds: mean and ± standard deviation over the runs' lines.
+    `shades` of these capacities and perhaps others; `axis`: the score's name."""
     keys = {_legend(capacity): named(score, capacity) for capacity in capacities}
-    return learning_curves(_curves(runs, keys, score), score, score) if keys else None
+    styles = {_legend(capacity): shades[capacity] for capacity in capacities}
+    return learning_curves(_curves(runs, keys, score), score, axis, styles) if keys else None
 
 
 def layer_curves(runs: Sequence[Sequence[Line]]) -> Plot | None:
@@ -164,21 +176,24 @@ def layer_curves(runs: Sequence[Sequence[Line]]) -> Plot | None:
     found = dict.fromkeys(key for lines in runs for line in lines for key in line if key.startswith(start))
     keys = {key.removeprefix(start): key for key in found} | {"mean of the layers": DENSITY}
     curves = _curves(runs, keys, "share kept")
-    return learning_curves(curves, "share kept", "share kept", ylim=SHARES) if found else None
+    return learning_curves(curves, "share kept", "weights kept %", styles_of(curves), ylim=SHARES) if found else None
 
 
-def share_curves(runs: Sequence[Sequence[Line]], capacities: Sequence[float]) -> Plot | None:
+def share_curves(
+    runs: Sequence[Sequence[Line]], capacities: Sequence[float], shades: Mapping[float, Style]
+) -> Plot | None:
     """Shares of the dense network's multiply-adds (lines) and parameters (dashes) that the masked networks of these
-    capacities have, over rounds. Nothing without such networks."""
+    capacities have, over rounds. `shades` of these capacities and perhaps others. Nothing without such networks."""
     found = {key for lines in runs for line in lines for key in line}
     keys, styles = {}, {}
-    for i, capacity in enumerate(c for c in capacities if named("density", c) in found):
-        for kind, name, line in (("macs_share", "multiply-adds", "-"), ("density", "parameters", "--")):
-            legend = f"{name} at {label(capacity)}"
-            keys[legend] = named(kind, capacity)
-            styles[legend] = {"color": COLORS[i % len(COLORS)], "linestyle": line, "marker": MARKERS[i % len(MARKERS)]}
+    for capacity in capacities:
+        if named("density", capacity) in found:
+            for kind, name, line in (("macs_share", "multiply-adds", "-"), ("density", "parameters", "--")):
+                legend = f"{name} at {label(capacity)}"
+                keys[legend] = named(kind, capacity)
+                styles[legend] = {**shades[capacity], "linestyle": line}
     share = "share of the dense network"
-    return learning_curves(_curves(runs, keys, share), share, share, styles, yscale="log") if keys else None
+    return learning_curves(_curves(runs, keys, share), share, f"{share} %", styles, yscale="log") if keys else None
 
 
 def _curves(runs: Sequence[Sequence[Line]], keys: Mapping[str, str], name: str) -> dict[str, list[list[Line]]]:

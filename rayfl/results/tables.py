@@ -1,109 +1,36 @@
-"""Which rows count, and tables of them.
+"""Tables of rows (`rayfl.results.rows`): one line a label, mean ± sample standard deviation over its seeds.
 
-A row (`RunFolder.record`, or the same read back from MLflow) is one run: `label`, `seed`, `params`, `facts`, and the
-numbers of its result.json. Rows of a label are seeds of one method; tables show mean ± sample standard deviation over
-them. A score of which more is better is taken for a share and shown in per cent; others are shown as they are.
+A score of which more is better is taken for a share and shown in per cent; others are shown as they are. In every
+column of scores the best mean stands out (bold), and those that do not differ from it as far as the seeds can tell
+(`rayfl.results.spread`; underlined, in Markdown italic).
 """
 
-import csv
-import io
-import math
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from rayfl.metrics import label, named
-from rayfl.results.summary import DENSITY_AT_BEST, Better, Facts, amounts
+from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, mean, percent, plain, tex
+from rayfl.results.rows import Record, by_label, capacities, facts_of, judged, titles_of, values_of
+from rayfl.results.spread import like_the_best
+from rayfl.results.summary import DENSITY_AT_BEST, Facts, amounts
+from rayfl.results.tuned import Best, names_of, notes
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+Mark = Literal["best", "like the best"]
 
-Record = Mapping[str, Any]
+MARKDOWN: Mapping[Mark | None, str] = {"best": "**{}**", "like the best": "*{}*", None: "{}"}
+LATEX: Mapping[Mark | None, str] = {"best": r"\textbf{{{}}}", "like the best": r"\underline{{{}}}", None: "{}"}
+TERMINAL: Mapping[Mark | None, str] = {"best": "bold", "like the best": "underline", None: ""}
 
-
-# which rows
-
-
-def facts_of(record: Record) -> Facts:
-    return Facts(**record["facts"])
-
-
-def judged(records: Iterable[Record]) -> list[Record]:
-    """The rows that have a number for the metric that they are judged by."""
-    return [record for record in records if record["facts"]["judge"] in record]
-
-
-def judge_of(records: Sequence[Record]) -> str:
-    """What these rows are compared by, where no sweep says it: the first of their judges that all of them have a number
-    for, so clients' own accuracy if only some are judged by that; else the first."""
-    judges = list(dict.fromkeys(record["facts"]["judge"] for record in records))
-    shared = (judge for judge in judges if all(judge in record for record in judged(records)))
-    return next(shared, judges[0])
-
-
-def best_trials(
-    records: Iterable[Record], metric: str | None = None, mode: Better | Literal["auto"] = "auto"
-) -> list[Record]:
-    """The rows of each label's best point: the parameters, but the seed, with the best mean of `metric`; unless given,
-    of what each row is judged by. `mode`: which end of it is best; auto: the good end, as rows state it.
-
-    Points that ran on more seeds come first: a sweep confirms only the best of its first seed on the others.
-    Rows without a finite `metric` (failed, stopped early) count for no point. Of equals, the first.
-    """
-    points: dict[str, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        if math.isfinite(record.get(metric or record["facts"]["judge"], math.nan)):
-            points[record["label"]][point_of(record)].append(record)
-
-    def rank(rows: list[Record]) -> tuple[int, float]:
-        judge = metric or rows[0]["facts"]["judge"]
-        better = facts_of(rows[0]).better(judge) if mode == "auto" else mode
-        return len(rows), (1 if better == "max" else -1) * mean_of(rows, judge)
-
-    return [record for of_label in points.values() for record in max(of_label.values(), key=rank)]
-
-
-def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:
-    """The rows of each label by seed; labels from the best mean of the metric to the worst, those without any last."""
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record["label"]].append(record)
-
-    def rank(name: str) -> tuple[bool, float, str]:
-        rows = groups[name]
-        sign = -1 if facts_of(rows[0]).better(metric) == "max" else 1
-        found = values_of(rows, metric)
-        return not found, sign * statistics.fmean(found) if found else 0.0, name
-
-    return {name: sorted(groups[name], key=lambda row: row["seed"]) for name in sorted(groups, key=rank)}
-
-
-def capacities(records: Iterable[Record]) -> list[float]:
-    """The capacities whose networks were judged on the global test set in some row, largest first."""
-    return sorted({c for row in records for c in row["facts"]["capacities"] if _capacity(row, c) in row}, reverse=True)
-
-
-def point_of(record: Record) -> tuple:
-    """What tells the points of a search apart: all parameters but the seed, as text, as MLflow keeps them."""
-    return tuple(sorted((k, str(v)) for k, v in record["params"].items() if k != "seed"))
-
-
-def values_of(records: Iterable[Record], key: str) -> list[float]:
-    return [record[key] for record in records if key in record]
-
-
-def mean_of(records: Iterable[Record], key: str) -> float:
-    return statistics.fmean(values_of(records, key))
-
-
-def _capacity(record: Record, capacity: float) -> str:
-    return named(facts_of(record).score, capacity)
-
-
-# tables
+FEWEST = 2
+"""Columns that a terminal always gets, however narrow it is."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +39,28 @@ class Table:
 
     header: list[str]
     rows: list[list[str]]
+    marks: Mapping[tuple[int, int], Mark] = field(default_factory=dict)
+    """(Row, column) -> what stands out."""
+    notes: Sequence[str] = ()
+    """Sentences below it."""
+    file: str = ""
+    """Which file has the columns that a narrow terminal leaves out."""
 
     def markdown(self) -> str:
         rule = ["---"] + ["---:"] * (len(self.header) - 1)
-        lines = [[cell.replace("|", r"\|") for cell in line] for line in (self.header, rule, *self.rows)]
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        escaped = [[cell.replace("|", r"\|") for cell in line] for line in (self.header, *self.rows)]
+        lines = [escaped[0], rule, *self._marked(escaped[1:], MARKDOWN)]
+        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        return table + "".join(f"\n{note}\n" for note in self.notes)
 
     def latex(self) -> str:
-        """A tabular in booktabs style."""
-        lines = [" & ".join(map(_tex, line)) + r" \\" for line in (self.header, *self.rows)]
+        """A tabular of the package booktabs; notes are comments above it."""
+        cells = [[tex(cell) for cell in line] for line in (self.header, *self.rows)]
+        lines = [" & ".join(line) + r" \\" for line in (cells[0], *self._marked(cells[1:], LATEX))]
         columns = "l" + "r" * (len(self.header) - 1)
         return "\n".join(
             [
+                *(f"% {note}" for note in self.notes),
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
                 lines[0],
@@ -135,21 +72,41 @@ class Table:
             ]
         )
 
-    def rich(self, full: int = 3) -> "RichTable":
-        """For the terminal: ± only in the first `full` columns; a narrow one cuts the last columns."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table as RichTable
-        from rich.text import Text
+    def rich(self, full: int = 3) -> "OnTerminal":
+        """For the terminal: ± only in the first `full` columns."""
+        return OnTerminal(self, full)
 
-        table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
-        shown = [self.header]
-        shown += [row[:full] + [cell.partition(" ±")[0] for cell in row[full:]] for row in self.rows]
-        for i, cells in enumerate(zip(*shown, strict=True)):
-            width = max(map(len, cells))
-            table.add_column(Text(cells[0]), justify="right" if i else "left", min_width=width)
-        for row in shown[1:]:
-            table.add_row(*map(Text, row))
-        return table
+    def _marked(self, rows: Sequence[Sequence[str]], forms: Mapping[Mark | None, str]) -> Iterator[list[str]]:
+        for i, row in enumerate(rows):
+            yield [forms[self.marks.get((i, j))].format(cell) for j, cell in enumerate(row)]
+
+
+@dataclass(frozen=True)
+class OnTerminal:
+    """A table as rich prints it: the columns that fit, from the first, whole; the others are named below it."""
+
+    table: Table
+    full: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(max_width=10_000)
+        count = len(self.table.header)
+        while count > FEWEST and Measurement.get(console, wide, self._first(count)).maximum > options.max_width:
+            count -= 1
+        yield self._first(count)
+        if left := self.table.header[count:]:
+            where = f", which {self.table.file} has" if self.table.file else ""
+            yield Text(f"without {', '.join(left)}{where}", "dim")
+        yield from map(Text, self.table.notes)
+
+    def _first(self, count: int) -> RichTable:
+        shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
+        for i, title in enumerate(self.table.header[:count]):
+            shown.add_column(Text(title), justify="right" if i else "left", overflow="fold", no_wrap=count > FEWEST)
+        for i, row in enumerate(self.table.rows):
+            cells = [cell if j < self.full else cell.partition(" ±")[0] for j, cell in enumerate(row[:count])]
+            shown.add_row(*(Text(cell, TERMINAL[self.table.marks.get((i, j))]) for j, cell in enumerate(cells)))
+        return shown
 
 
 @dataclass(frozen=True)
@@ -200,32 +157,50 @@ class _Columns:
         return percent(values) if self.is_share else plain(values)
 
 
-def table(records: Sequence[Record], metric: str = "accuracy_mean") -> Table:
-    """One line a label, the best by `metric` first: what evaluations found, then what the training cost. A dash stands
-    where there is no number: a network that every client has for itself was not judged on the global test set."""
-    columns = _Columns.of(records, metric)
-    titles = columns.front | columns.capacities | columns.known({columns.worst: "worst"})
+def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None) -> Table:
+    """One line a label, the best by `metric` first: what evaluations found, what a search chose (`tuned`) and its place
+    among what was tried, then what the training cost. A dash stands where there is no number: a network that every
+    client has for itself was not judged on the global test set."""
+    columns, tuned = _Columns.of(records, metric), tuned or {}
+    front, rest = columns.front, columns.capacities | columns.known({columns.worst: "worst"})
     costs: dict[str, tuple[str, Callable[[float], str]]] = {
         "bytes_down": ("down", human_bytes),
         "bytes_up": ("up", human_bytes),
         "train_flops": ("FLOPs", human_flops),
         "seconds": ("time", human_time),
     }
+    groups, titles, paths = by_label(records, metric), titles_of(records), _paths(tuned)
     rows = []
-    for name, runs in by_label(records, metric).items():
-        cells = [columns.cell(values_of(runs, column)) for column in titles]
-        if not any(values_of(runs, column) for column in titles):
-            cells[0] = runs[0]["status"]
-        cells += [_cost(values_of(runs, key), human) for key, (_, human) in costs.items()]
-        rows.append([name, str(len(runs)), *cells])
-    return Table(["method", "seeds", *titles.values(), *(title for title, _ in costs.values())], rows)
+    for name, runs in groups.items():
+        first = [columns.cell(values_of(runs, column)) for column in front]
+        if not any(values_of(runs, column) for column in (*front, *rest)):
+            first[0] = runs[0]["status"]
+        chosen = [str(tuned[name].settings[i]) if name in tuned else "–" for i in range(len(paths))]
+        others = [columns.cell(values_of(runs, column)) for column in rest]
+        spent = [mean(values_of(runs, key), human) for key, (_, human) in costs.items()]
+        rows.append([titles[name], str(len(runs)), *first, *chosen, *others, *spent])
+    header = ["method", "seeds", *front.values(), *names_of(paths).values(), *rest.values()]
+    places = {name: 2 + i + (len(paths) if name in rest else 0) for i, name in enumerate((*front, *rest))}
+    marks = _marks(records, list(groups), places)
+    return Table([*header, *(title for title, _ in costs.values())], rows, marks, notes(tuned, titles), "results.csv")
 
 
-def results_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str:
-    """Plain numbers, one line a row that was judged, in the order of `table` and by seed."""
-    columns = _Columns.of(records, metric)
+def results_csv(
+    records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None
+) -> str:
+    """Plain numbers, one line a row that was judged, in the order of `table` and by seed. `standing`: whether the row
+    is the best by `metric`, or like the best."""
+    columns, tuned = _Columns.of(records, metric), tuned or {}
     names = [*columns.front, *columns.known({columns.worst: ""}), *columns.capacities, *columns.others]
-    return _csv(["seed", *names, "bytes_down", "bytes_up", "train_flops", "seconds"], by_label(records, metric))
+    groups, paths = by_label(records, metric), _paths(tuned)
+    standing = {i: mark for (i, _), mark in _marks(records, list(groups), {metric: 0}).items()}
+    more = {
+        name: {"standing": standing.get(i, "")} | (_of_search(tuned[name]) if name in tuned else {})
+        for i, name in enumerate(groups)
+    }
+    search = [name for path in paths for name in (path, f"{path} place")] + (["doubts"] if paths else [])
+    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", "seconds", "standing", *search]
+    return _csv(header, {name: [{**row, **more[name]} for row in rows] for name, rows in groups.items()})
 
 
 def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Table:
@@ -234,15 +209,17 @@ def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Tabl
     with the best local accuracy; what training communicated, and its multiply-adds a client (`amounts`). That density
     is a mean over layers; those of capacities (`density_0.5`), which other masked methods have, are shares of all
     parameters, and in no column."""
-    columns, titles = _Columns.of(records, metric), _best(records, metric)
-    rows = []
-    for name, runs in by_label(records, f"best_{metric}").items():
+    columns, shown = _Columns.of(records, metric), _best(records, metric)
+    groups, titles, rows = by_label(records, f"best_{metric}"), titles_of(records), []
+    for name, runs in groups.items():
         spent = [amounts(run) for run in runs]
-        shares = {key: percent if key == DENSITY_AT_BEST else columns.cell for key in titles}
+        shares = {key: percent if key == DENSITY_AT_BEST else columns.cell for key in shown}
         cells = [cell(values_of(runs, key)) for key, cell in shares.items()]
-        cells += [_cost(values_of(spent, "gbit"), "{:.4g}".format), _cost(values_of(spent, "client_macs"), human_flops)]
-        rows.append([name, str(len(runs)), *cells])
-    return Table(["method", "seeds", *titles.values(), "Gbit", "MACs a client"], rows)
+        cells += [mean(values_of(spent, "gbit"), "{:.4g}".format), mean(values_of(spent, "client_macs"), human_flops)]
+        rows.append([titles[name], str(len(runs)), *cells])
+    places = {key: 2 + i for i, key in enumerate(shown) if key != DENSITY_AT_BEST}
+    header = ["method", "seeds", *shown.values(), "Gbit", "MACs a client"]
+    return Table(header, rows, _marks(records, list(groups), places), file="best.csv")
 
 
 def best_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str:
@@ -259,83 +236,51 @@ def _best(records: Sequence[Record], metric: str) -> dict[str, str]:
     return columns.known(titles | {DENSITY_AT_BEST: "local density %"})
 
 
-def _csv(columns: Sequence[str], groups: Mapping[str, Sequence[Record]]) -> str:
-    rows = [[n, *(row.get(column, "") for column in columns)] for n, runs in groups.items() for row in judged(runs)]
-    return as_csv(["method", *columns], rows)
+def _marks(records: Sequence[Record], lines: Sequence[str], places: Mapping[str, int]) -> dict[tuple[int, int], Mark]:
+    """(Line, column) -> what stands out among several labels. `lines`: labels as a table has them; `places`: the column
+    of each metric."""
+    marks: dict[tuple[int, int], Mark] = {}
+    for metric, column in places.items():
+        groups = {name: rows for name, rows in by_label(records, metric).items() if values_of(rows, metric)}
+        if len(groups) < 2:
+            continue
+        marks[lines.index(next(iter(groups))), column] = "best"
+        marks |= {(lines.index(name), column): "like the best" for name in like_the_best(groups, metric)}
+    return marks
 
 
-def write_tables(folder: Path, records: Sequence[Record], metric: str = "accuracy_mean") -> None:
+def _paths(tuned: Mapping[str, Best]) -> list[str]:
+    return [setting.path for best in list(tuned.values())[:1] for setting in best.settings]
+
+
+def _of_search(best: Best) -> dict[str, Any]:
+    values: dict[str, Any] = {"doubts": "; ".join(best.doubts())}
+    for setting in best.settings:
+        values |= {setting.path: setting.value, f"{setting.path} place": setting.place}
+    return values
+
+
+def _csv(columns: Sequence[str], groups: Mapping[str, Iterable[Record]]) -> str:
+    rows = [
+        [name, row["title"], *(row.get(column, "") for column in columns)]
+        for name, runs in groups.items()
+        for row in judged(runs)
+    ]
+    return as_csv(["method", "title", *columns], rows)
+
+
+def write_tables(
+    folder: Path,
+    records: Sequence[Record],
+    metric: str = "accuracy_mean",
+    tuned: Mapping[str, Best] | None = None,
+) -> None:
     """results and best, each as .csv, .md and .tex."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text, cells in (
-        ("results", results_csv(records, metric), table(records, metric)),
+        ("results", results_csv(records, metric, tuned), table(records, metric, tuned)),
         ("best", best_csv(records, metric), best_table(records, metric)),
     ):
         (folder / f"{name}.csv").write_text(text)
         (folder / f"{name}.md").write_text(cells.markdown())
         (folder / f"{name}.tex").write_text(cells.latex())
-
-
-# cells
-
-
-def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def percent(values: Sequence[float]) -> str:
-    """Shares as "81.20 ± 0.35", in per cent; one value has no ±, none is a dash."""
-    return _spread([100 * value for value in values], "{:.2f}".format)
-
-
-def plain(values: Sequence[float]) -> str:
-    """Numbers as "0.5312 ± 0.01": with four digits."""
-    return _spread(values, "{:.4g}".format)
-
-
-def human_bytes(amount: float) -> str:
-    """Decimal units: "1.23 GB"."""
-    return _scaled(amount, "B")
-
-
-def human_flops(amount: float) -> str:
-    """ "1.23 T" for 1.23e12."""
-    return _scaled(amount, "").rstrip()
-
-
-def human_time(seconds: float) -> str:
-    """ "9.5 s", "3 min 05 s" or "2 h 07 min"."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def _scaled(amount: float, unit: str) -> str:
-    prefixes = " kMGTPE"
-    while amount >= 999.5 and len(prefixes) > 1:
-        amount, prefixes = amount / 1000, prefixes[1:]
-    return f"{amount:.3g} {prefixes[0].strip()}{unit}"
-
-
-def _spread(values: Sequence[float], text: Callable[[float], str]) -> str:
-    if not values:
-        return "–"
-    mean = text(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ± {text(statistics.stdev(values))}"
-
-
-def _cost(values: Sequence[float], human: Callable[[float], str]) -> str:
-    return human(statistics.fmean(values)) if values else "–"
-
-
-def _tex(cell: str) -> str:
-    special = {letter: f"\\{letter}" for letter in "%_&#${}"} | {"±": r"$\pm$", "–": "--"}
-    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(special.get(letter, letter) for letter in cell)

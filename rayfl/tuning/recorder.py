@@ -12,10 +12,11 @@ from ray.exceptions import RayTaskError
 from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
 from rayfl.engine.cluster import require_ray
+from rayfl.plain import last, short
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import trial_of
-from rayfl.tuning.space import Point, last, short, text_of
+from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import ENDED
 

@@ -14,7 +14,7 @@ from rayfl.axes import size_at
 from rayfl.config import Config, ConfigError
 from rayfl.methods.base import Task
 from rayfl.net import Net
-from rayfl.plain import shown
+from rayfl.plain import short, shown
 from rayfl.seeds import numpy_generator
 
 MOST_POINTS = 10_000
@@ -243,14 +243,3 @@ class Search(Config):
 def text_of(point: Point) -> str:
     """ "training.lr=0.03, method.submodels.0.width=0.5": as tables and progress have it."""
     return ", ".join(f"{path}={short(value)}" for path, value in point.items())
-
-
-def last(path: str) -> str:
-    """The end of a path that tells entries of a list apart: lr, 0.width."""
-    *_, before, end = ["", *path.split(".")]
-    return f"{before}.{end}" if before.isdecimal() else end
-
-
-def short(value: Any) -> str:
-    """A value of a point in few characters: numbers with three digits."""
-    return f"{value:.3g}" if isinstance(value, float) else value if isinstance(value, str) else shown(value)

@@ -26,7 +26,7 @@ from rayfl.data.base import Arrays
 from rayfl.engine import cluster
 from rayfl.engine.plugins import packed
 from rayfl.results.folder import RunFolder, records
-from rayfl.results.tables import Record, best_trials
+from rayfl.results.rows import Record, best_trials
 from rayfl.termination import Terminated
 from rayfl.tuning import trust
 from rayfl.tuning.recorder import RayDied, Recorder

@@ -27,7 +27,7 @@ from rayfl.results.mlflow.study import (
     reproduced,
     row_description,
 )
-from rayfl.results.tables import Record
+from rayfl.results.rows import Record
 
 METRICS_A_BATCH, TEXTS_A_BATCH = 1000, 100
 PARAM_LENGTH, TAG_LENGTH = 6000, 8000

@@ -11,8 +11,10 @@ from typing import Any
 from rayfl.metrics import Line, named
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.made import Made
+from rayfl.results.rows import Record, best_trials, by_label, facts_of, titles_of, values_of
 from rayfl.results.spread import differences
-from rayfl.results.tables import Record, best_trials, by_label, facts_of, table, values_of
+from rayfl.results.tables import table
+from rayfl.results.tuned import Best, tuned
 
 ALL = "All"
 """The section of charts with a line a row. MLflow orders sections as text, where lower case comes later, and puts it
@@ -41,13 +43,17 @@ class Study:
 
     folder: RunFolder
     rows: Mapping[str, Sequence[Record]]
+    tuned: Mapping[str, Best]
+    """Label -> what the search found."""
 
     @classmethod
     def of(cls, folder: RunFolder) -> "Study":
         search = folder.config.get("search", {})
-        ended = [record for record in records(folder.path, folder.id) if record["status"] == "finished"]
-        best = best_trials(ended, search.get("metric"), search.get("mode", "auto"))
-        return cls(folder, by_label(best, folder.facts.judge))
+        judged_by = search.get("metric"), search.get("mode", "auto")
+        trials = records(folder.path, folder.id)
+        best = best_trials([trial for trial in trials if trial["status"] == "finished"], *judged_by)
+        found = tuned(best, trials, folder.facts.tuned, *judged_by)
+        return cls(folder, by_label(best, folder.facts.judge), found)
 
     @property
     def judge(self) -> str:
@@ -75,7 +81,7 @@ class Study:
         parts = [self.folder.config.get("question", "")]
         if best := [row for rows in self.rows.values() for row in rows]:
             # unless joined, MLflow makes a mention of "@1"
-            cells = table(best, self.judge).markdown().replace("@", "@\N{WORD JOINER}")
+            cells = table(best, self.judge, self.tuned).markdown().replace("@", "@\N{WORD JOINER}")
             parts += [cells, not_told_apart(self.rows, self.judge)]
         parts += [f"The charts of the experiment show every row at once, in their section {ALL}."]
         return "\n\n".join(filter(None, [*parts, reproduced(self.folder.made)]))
@@ -120,9 +126,9 @@ def row_description(rows: Sequence[Record]) -> str:
 
 def not_told_apart(groups: Mapping[str, Sequence[Record]], metric: str) -> str:
     """Which rows the seeds do not tell from the best; "" if there is only one row."""
-    found = differences(groups, metric)
-    alike = [label for label, difference in found.items() if difference.is_clear is False]
-    unknown = [label for label, difference in found.items() if difference.is_clear is None]
+    found, titles = differences(groups, metric), titles_of(row for rows in groups.values() for row in rows)
+    alike = [titles[label] for label, difference in found.items() if difference.is_clear is False]
+    unknown = [titles[label] for label, difference in found.items() if difference.is_clear is None]
     said = [f"Not told apart from the best by its seeds: {', '.join(alike)}."] if alike else []
     said += [f"With one seed nobody can tell whether it differs: {', '.join(unknown)}."] if unknown else []
     return " ".join(said)

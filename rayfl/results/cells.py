@@ -1,0 +1,74 @@
+"""Numbers as cells of tables have them, and text for files of tables."""
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+
+def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def percent(values: Sequence[float]) -> str:
+    """Shares as "81.20 ± 0.35", in per cent; one value has no ±, none is a dash."""
+    return _pm([100 * value for value in values], "{:.2f}".format)
+
+
+def plain(values: Sequence[float]) -> str:
+    """Numbers as "0.5312 ± 0.01": with four digits."""
+    return _pm(values, "{:.4g}".format)
+
+
+def human_bytes(amount: float) -> str:
+    """Decimal units: "1.23 GB"."""
+    return _scaled(amount, "B")
+
+
+def human_flops(amount: float) -> str:
+    """ "1.23 T" for 1.23e12."""
+    return _scaled(amount, "").rstrip()
+
+
+def human_time(seconds: float) -> str:
+    """ "9.5 s", "3 min 05 s" or "2 h 07 min"."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _scaled(amount: float, unit: str) -> str:
+    prefixes = " kMGTPE"
+    while amount >= 999.5 and len(prefixes) > 1:
+        amount, prefixes = amount / 1000, prefixes[1:]
+    return f"{amount:.3g} {prefixes[0].strip()}{unit}"
+
+
+def _pm(values: Sequence[float], text: Callable[[float], str]) -> str:
+    if not values:
+        return "–"
+    mean = text(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ± {text(statistics.stdev(values))}"
+
+
+def mean(values: Sequence[float], human: Callable[[float], str]) -> str:
+    return human(statistics.fmean(values)) if values else "–"
+
+
+def tex(cell: str) -> str:
+    special = {letter: f"\\{letter}" for letter in "%_&#${}"} | {
+        "±": r"$\pm$",
+        "–": "--",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+    }
+    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(letter, letter) for letter in cell)

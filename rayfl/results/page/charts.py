@@ -1,0 +1,250 @@
+"""The plots of the page, as plotly.js reads them: the plots of a report's folder, to point at.
+
+Colours, shades, names and units are those of `rayfl.results.drawing`. The script adds what depends on the reader: light
+or dark, and how wide the page is.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayfl.metrics import SPLITS, label, named
+from rayfl.results.drawing import Style
+from rayfl.results.findings import Findings
+from rayfl.results.folder import RunFolder
+from rayfl.results.page.series import COARSE, curves_of
+from rayfl.results.pareto import candidates, front, offers
+from rayfl.results.plots import axis_of, named_styles, with_unit
+from rayfl.results.rows import by_label, capacities, facts_of, titles_of, values_of
+from rayfl.results.tuned import names_of, responses
+
+DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
+SYMBOLS = dict(
+    zip(
+        "osD^vPX<>p",
+        "circle square diamond triangle-up triangle-down cross x triangle-left triangle-right pentagon".split(),
+        strict=True,
+    )
+)
+QUANTILES = 501
+"""That stand for a row's clients where there are more."""
+MOST_CELLS = 2_000_000
+"""Of a label map: larger ones are in plots/ alone."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot: what a reader is told of it, and what plotly.js, or the script, draws it from."""
+
+    id: str
+    section: str
+    title: str
+    text: str
+    data: Mapping[str, Any]
+    height: int = 420
+    controls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of the curves: what one can choose."""
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("id", "section", "title", "text", "height", "controls")}
+
+
+def charts_of(found: Findings) -> list[Chart]:
+    """All that these findings have something for."""
+    styles = named_styles(found.best)
+    makers = (_curves, _by_capacity, _pareto, _clients)
+    charts = [chart for make in makers for chart in [make(found, styles)] if chart is not None]
+    return [*charts, *_settings(found), *_labels(found.folder)]
+
+
+def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
+    curves = curves_of(found)
+    if not curves.best:
+        return None
+    others = [{"name": name, "point": point, **curve} for name, point, curve in curves.others]
+    data = {
+        "kind": "curves",
+        "metrics": {
+            title: [{"name": name, **_line(styles[name]), **curve} for name, curve in curves.best[metric].items()]
+            for metric, title in curves.titles.items()
+        },
+        "chosen": curves.titles.get(found.metric, ""),
+        "others": [{**_line(styles[other["name"]]), **other} for other in others if other["name"] in styles],
+    }
+    text = "Means over the seeds of every row's best point, with bands of ± a standard deviation."
+    if others:
+        text += f" The thin lines are all other trials of the search, in at most {COARSE} rounds each."
+    if curves.left_out:
+        text += f" Too many numbers for a page: {', '.join(curves.left_out)}. They are in every run's metrics.jsonl."
+    controls = {"metric": list(curves.titles.values()), "axis": ["rounds", "Gbit, up and down"]}
+    return Chart("plot-curves", "curves", "Over rounds", text, data, 480, controls)
+
+
+def _by_capacity(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
+    facts, titles, known = facts_of(found.best[0]), titles_of(found.best), capacities(found.best)
+    if len(known) < 2:
+        return None
+    unit = with_unit(facts.score, facts, facts.score)
+    factor = 100 if unit.endswith("%") else 1
+    traces = []
+    for of, rows in by_label(found.best, named(facts.score, "mean")).items():
+        values = {c: np.array(some) * factor for c in known if (some := values_of(rows, named(facts.score, c)))}
+        if values:
+            spread = [float(some.std(ddof=1)) if len(some) > 1 else 0.0 for some in values.values()]
+            traces.append(
+                _trace(titles[of], styles[titles[of]], list(values), [float(some.mean()) for some in values.values()])
+                | ({"error_y": {"array": spread, "thickness": 1}} if any(spread) else {})
+            )
+    axis = {"title": "capacity of the client", "type": "log", "tickvals": known, "ticktext": [*map(label, known)]}
+    text = "What a device of each capacity reaches on the global test set, mean and standard deviation over seeds."
+    return Chart("plot-capacities", "curves", "By capacity", text, _figure(traces, axis, {"title": unit}))
+
+
+def _pareto(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
+    facts = facts_of(found.best[0])
+    _, split = facts.about(found.metric) or ("", "test")
+    rows, better = candidates(found.best, found.finished), facts.scores[facts.score]
+    some = offers(rows, split)
+    if len({offer.macs for offer in some}) < 2:
+        return None
+    unit = with_unit(f"{SPLITS[split]}{facts.score}".replace("_", " "), facts, facts.score)
+    factor = 100 if unit.endswith("%") else 1
+    best, titles = front(some, better), titles_of(rows)
+    traces: list[dict[str, Any]] = [
+        {
+            "x": [offer.macs for offer in best],
+            "y": [factor * offer.value for offer in best],
+            "name": "front",
+            "mode": "lines",
+            "line": {"color": "#888888", "width": 1},
+            "hoverinfo": "skip",
+        }
+    ]
+    for of in dict.fromkeys(offer.label for offer in some):
+        own, style = [offer for offer in some if offer.label == of], styles[titles[of]]
+        trace = _trace(titles[of], style, [o.macs for o in own], [factor * o.value for o in own]) | {"mode": "markers"}
+        trace["marker"] |= {"size": 11, "opacity": [1.0 if offer in best else 0.45 for offer in own]}
+        trace["text"] = [f"{o.parameters:,} parameters, capacity {label(o.capacity)}, {o.point}" for o in own]
+        traces.append(trace | {"hovertemplate": "%{y:.4g} at %{x:.3s}<br>%{text}<extra>%{fullData.name}</extra>"})
+    axis = {"title": "multiply-adds of one sample", "type": "log", "tickformat": "~s", "dtick": "D2"}
+    text = "What a network costs, and what it reaches. The front joins those that no other one beats in both."
+    return Chart("plot-pareto", "curves", "For its cost", text, _figure(traces, axis, {"title": unit}))
+
+
+def _clients(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
+    """The scores of all clients and seeds of a row; of many clients their quantiles, which have the same shape."""
+    facts, titles = facts_of(found.best[0]), titles_of(found.best)
+    unit = axis_of(facts, named(facts.score, "mean", "clients"))
+    factor, traces = 100 if unit.endswith("%") else 1, []
+    for of, rows in by_label(found.best, found.judge).items():
+        runs = [scores["score"] for row in rows if len(scores := RunFolder.open(row["path"]).client_scores)]
+        if not runs:
+            continue
+        scores = factor * np.concatenate(runs)
+        shown = scores if len(scores) <= QUANTILES else np.quantile(scores, np.linspace(0, 1, QUANTILES))
+        color = styles[titles[of]]["color"]
+        traces.append(
+            {
+                "type": "violin",
+                "name": titles[of],
+                "x": shown.tolist(),
+                "orientation": "h",
+                "points": False,
+                "spanmode": "hard",
+                "box": {"visible": True},
+                "meanline": {"visible": True},
+                "line": {"color": color, "width": 1.5},
+                "fillcolor": f"{color}40",
+                "hoverinfo": "x+name",
+            }
+        )
+    if not traces:
+        return None
+    text = (
+        "Every client judged by its own test data, over all seeds: the box holds the middle half, the dashes the mean."
+    )
+    figure = _figure(traces, {"title": unit}, {"autorange": "reversed", "automargin": True}, showlegend=False)
+    return Chart("plot-clients", "clients", "Over clients", text, figure, 130 + 75 * len(traces))
+
+
+def _settings(found: Findings) -> Iterator[Chart]:
+    """The metric that chose, over each tuned setting."""
+    titles, styles, names = titles_of(found.trials), named_styles(found.trials), names_of(found.paths)
+    unit = axis_of(facts_of(found.best[0]), found.metric)
+    factor = 100 if unit.endswith("%") else 1
+    for path in found.paths:
+        heights = responses(found.finished, path, found.metric, found.mode)
+        values = list(dict.fromkeys(value for some in heights.values() for value in some))
+        if len(values) < 2:
+            continue
+        numbers = [value for value in values if not isinstance(value, str)]
+        wide = len(numbers) == len(values) and min(numbers) > 0 and max(numbers) >= 8 * min(numbers)
+        axis: dict[str, Any] = {"title": names[path], "type": "log" if wide else "-"}
+        if len(values) <= 10:
+            axis |= {"tickvals": values, "ticktext": [str(value) for value in values]}
+        traces = [
+            _trace(titles[of], styles[titles[of]], list(some), [factor * height for height in some.values()])
+            for of, some in heights.items()
+        ]
+        text = "What chose among the points, by this setting: the best of all points that have the value."
+        figure = _figure(traces, axis, {"title": unit})
+        yield Chart(f"plot-tuned-{path}", "search", f"Over {names[path]}", text, figure, 360)
+
+
+def _labels(folder: Path) -> Iterator[Chart]:
+    """Who holds which classes, from the numbers beside the plots that training left."""
+    for file in sorted((folder / "plots").glob("labels*.csv")):
+        with file.open(newline="") as text:
+            (_, *classes), *rows = csv.reader(text)
+        counts = [[int(cell) for cell in row[1:]] for row in rows]
+        if not counts or len(counts) * len(classes) > MOST_CELLS:
+            continue
+        trace = {
+            "type": "heatmap",
+            "x": [int(row[0]) for row in rows],
+            "y": classes,
+            "z": [list(column) for column in zip(*counts, strict=True)],
+            "colorscale": [[0, "rgba(0,114,178,0)"], [1, "rgb(0,114,178)"]],
+            "hovertemplate": "client %{x}, class %{y}: %{z} samples<extra></extra>",
+            "colorbar": {"title": "samples", "thickness": 12},
+        }
+        of = file.stem.removeprefix("labels").removeprefix("-")
+        title = f"Who holds which classes, {of}" if of else "Who holds which classes"
+        height = 200 + min(420, 18 * len(classes))
+        figure = _figure([trace], {"title": "client"}, {"title": "class", "type": "category"})
+        text = f"Training samples of each class at each of {len(counts):,} clients."
+        yield Chart(f"plot-{file.stem}", "clients", title, text, figure, height)
+
+
+def _trace(name: str, style: Style, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+    marker = {"symbol": SYMBOLS[style["marker"]], "color": style["color"], "size": 8}
+    line = {"color": style["color"], "dash": DASHES[style["linestyle"]], "width": 2}
+    hover = "%{y:.4g} at %{x}<extra>%{fullData.name}</extra>"
+    return {
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "mode": "lines+markers",
+        "marker": marker,
+        "line": line,
+        "hovertemplate": hover,
+    }
+
+
+def _line(style: Style) -> dict[str, str]:
+    return {"color": style["color"], "dash": DASHES[style["linestyle"]]}
+
+
+def _figure(
+    traces: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any
+) -> dict[str, Any]:
+    axes = {
+        "xaxis": {**x, "title": {"text": x.get("title", "")}},
+        "yaxis": {**y, "title": {"text": y.get("title", "")}},
+    }
+    return {"kind": "plotly", "traces": list(traces), "layout": axes | layout}

@@ -1,0 +1,167 @@
+"""What the page says beside its plots, as the template takes it: texts, tables, and lists of names with values."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from rayfl.methods import METHODS_KIND
+from rayfl.metrics import label, named
+from rayfl.results import published
+from rayfl.results.cells import human_flops, human_time, percent, plain
+from rayfl.results.findings import Findings
+from rayfl.results.folder import RunFolder
+from rayfl.results.made import Made
+from rayfl.results.rows import by_label, facts_of, mean_of, titles_of, values_of
+from rayfl.results.tables import Table, best_table, table
+
+Pairs = list[tuple[str, str]]
+
+
+def contents_of(found: Findings) -> dict[str, Any]:
+    """Name in the template -> value."""
+    runs = [RunFolder.open(record["path"]) for record in found.best]
+    section, changed = published.from_config(found.config)
+    is_local = found.judge.startswith("local_")
+    return {
+        "title": found.run.title or found.run.label if found.run else found.folder.name,
+        "question": found.config.get("question", ""),
+        "about": _about(found),
+        "results": table(found.best, found.judge, found.tuned),
+        "best": best_table(found.best, found.judge) if is_local else None,
+        "trials": _trials(found) if len(found.trials) > len(found.best) else None,
+        "costs": _costs(found),
+        "papers": _papers(found),
+        "changed": changed,
+        "published": published.table(section, found.best) if section else None,
+        "source": " ".join(published.caption(section, [])) if section else "",
+        "config": _yaml(found, runs),
+        "made": _made([*([found.run] if found.run else []), *runs]),
+    }
+
+
+def _about(found: Findings) -> Pairs:
+    """What was trained, in a line each."""
+    facts, params = facts_of(found.best[0]), found.best[0]["params"]
+    seeds = sorted({record["seed"] for record in found.best})
+    started = min(RunFolder.open(record["path"]).started for record in found.best)
+    about = {
+        "data": str(params.get("data.name", "")),
+        "partition": str(params.get("partition.name", "")),
+        "model": ", ".join(dict.fromkeys(str(record["params"].get("model.name", "")) for record in found.best)),
+        "clients": f"{facts.clients:,}",
+        "a round": f"{params['clients.cohort']:,} clients" if params.get("clients.cohort") else "",
+        "rounds": f"{facts.rounds:,}",
+        "capacities": ", ".join(map(label, facts.trained)),
+        "seeds": ", ".join(map(str, seeds)),
+        "runs": f"{len(found.trials):,}",
+        "compared by": found.judge.replace("_", " "),
+        "tuned by": found.metric.replace("_", " ") if found.paths else "",
+        "started": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+    return [(name, text) for name, text in about.items() if text]
+
+
+def _trials(found: Findings) -> Table:
+    """All runs, the best of each row first."""
+    titles, facts = titles_of(found.trials), facts_of(found.best[0])
+    score, _ = facts.about(found.metric) or ("", "")
+    cell = percent if facts.scores.get(score) == "max" else plain
+    best = {record["id"] for record in found.best}
+    rows = []
+    for name, runs in by_label(found.trials, found.metric).items():
+        for record in sorted(runs, key=lambda run: (run["id"] not in best, run["point"], run["seed"])):
+            values = [cell(values_of([record], found.metric)), cell(values_of([record], found.judge))]
+            place = [titles[name], record["point"] or "–", str(record["seed"]), record["status"]]
+            rows.append([*place, str(record.get("rounds", 0)), *values, human_time(record.get("seconds", 0))])
+    unit = " %" if cell is percent else ""
+    metrics = [f"{metric.replace('_', ' ')}{unit}" for metric in (found.metric, found.judge)]
+    if found.metric == found.judge:
+        metrics, rows = metrics[:1], [[*row[:6], *row[7:]] for row in rows]
+    return Table(["method", "point", "seed", "status", "rounds", *metrics, "time"], rows)
+
+
+def _costs(found: Findings) -> Table | None:
+    """What the network of every capacity costs; of masked ones what is left at the end, a mean over seeds."""
+    known = sorted({c for record in found.best for c in facts_of(record).capacities}, reverse=True)
+    known = [c for c in known if any(named("macs", c) in record for record in found.best)]
+    if not known:
+        return None
+    titles, rows = titles_of(found.best), []
+    for of, runs in by_label(found.best, found.judge).items():
+        cells = []
+        for capacity in known:
+            names = named("parameters", capacity), named("macs", capacity)
+            cells += [human_flops(mean_of(runs, name)) if values_of(runs, name) else "–" for name in names]
+        rows.append([titles[of], *cells])
+    return Table(["method", *(f"{what} @{label(c)}" for c in known for what in ("parameters", "MACs"))], rows)
+
+
+def _papers(found: Findings) -> list[dict[str, Any]]:
+    """Of every method: what it is, its paper, and where it departs from it, as its module's documentation says."""
+    names: dict[str, list[str]] = {}
+    titles = titles_of(found.best)
+    for record in found.best:
+        rows = names.setdefault(str(record["params"].get("method.name", "")), [])
+        rows += [titles[record["label"]]] if titles[record["label"]] not in rows else []
+    return [{"rows": rows, **said_of(document_of(name))} for name, rows in names.items() if name]
+
+
+def document_of(method: str) -> str:
+    """The documentation of a method's module, "" of a class that cannot be imported here."""
+    import sys
+
+    from rayfl.config import ConfigError
+
+    try:
+        cls = METHODS_KIND.find(method, "method")
+    except ConfigError:
+        return ""
+    return sys.modules[cls.__module__].__doc__ or ""
+
+
+def said_of(document: str) -> dict[str, Any]:
+    """First sentence, papers, and numbered departures of a method's documentation."""
+    first, *others = document.strip().split("\n\n")
+    paper = next((part for part in others if part.startswith("Paper")), "")
+    _, _, listed = document.partition("\nDepartures:\n")
+    items = re.split(r"(?m)^\d+\. ", listed.split("\n\n")[0])[1:]
+    return {
+        "what": " ".join(first.split()),
+        "paper": " ".join(paper.split()),
+        "departures": [" ".join(item.split()) for item in items],
+    }
+
+
+def _yaml(found: Findings, runs: Sequence[RunFolder]) -> str:
+    """The sweep's file, or a run's; the numbers of a paper stand in a table of their own."""
+    hidden = ("published", "question")
+    config = found.config or (runs[0].config if len(runs) == 1 else {})
+    return yaml.safe_dump({k: v for k, v in config.items() if k not in hidden and v != {}}, sort_keys=False, width=100)
+
+
+def _made(runs: Sequence[RunFolder]) -> list[Pairs]:
+    """What made these runs, one list for each that differs."""
+    found = dict.fromkeys(_described(made) for run in runs for made in run.made)
+    return [list(pairs) for pairs in found]
+
+
+def _described(made: Made) -> tuple[tuple[str, str], ...]:
+    gpus = ", ".join(f"{count} x {name}" for name, count in _counts(made.gpus).items())
+    pairs = {
+        "command": made.command,
+        "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
+        "commit of rayfl": made.rayfl_commit,
+        "commit of the working folder": made.commit,
+        "processor": f"{made.cpu}, {made.cores} cores",
+        "GPU": gpus or "none",
+        "system": made.system,
+        "machine": f"{made.host}, {made.user}",
+    }
+    return tuple(pairs.items())
+
+
+def _counts(names: Sequence[str]) -> Mapping[str, int]:
+    return {name: names.count(name) for name in dict.fromkeys(names)}

@@ -1,0 +1,99 @@
+"""The numbers of the page's curves.
+
+A row's curve has every evaluated round of its best point, the mean and the standard deviation over its seeds. Other
+trials have the number that chose among them alone, in at most `COARSE` rounds each. Where there are more numbers than
+`MOST`, the curves of the last metrics are left out, and the page says which.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rayfl.metrics import Line, label, named
+from rayfl.results.findings import Findings
+from rayfl.results.folder import RunFolder
+from rayfl.results.plots import axis_of, common, mean_and_std, with_traffic, with_unit
+from rayfl.results.rows import by_label, capacities, facts_of, titles_of
+
+COARSE = 40
+"""Rounds of a trial that is not of a best point."""
+MOST = 300_000
+"""Numbers of all curves: three megabytes."""
+
+Curve = dict[str, Any]
+"""x, gbit, y, and std where there are several seeds: lists of equal lengths."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Metric -> name of a row -> its curve."""
+
+    titles: Mapping[str, str]
+    """Metric -> its name on an axis, with its unit."""
+    best: Mapping[str, Mapping[str, Curve]]
+    others: Sequence[tuple[str, str, Curve]]
+    """Of the metric that chose: name of the row, point, curve."""
+    left_out: Sequence[str]
+    """Names of metrics without curves."""
+
+
+def curves_of(found: Findings) -> Curves:
+    """All curves of a page, from the folders of the runs."""
+    titles = titles_of(found.best)
+    lines = {
+        titles[of]: [with_traffic(RunFolder.open(row["path"]).rounds()) for row in rows]
+        for of, rows in by_label(found.best, found.judge).items()
+    }
+    best: dict[str, dict[str, Curve]] = {}
+    names, left_out, size = _metrics(found), [], 0
+    for metric, title in names.items():
+        of_metric = {name: curve for name, runs in lines.items() if (curve := _curve(runs, metric, title))}
+        size += sum(len(numbers) for curve in of_metric.values() for numbers in curve.values())
+        if not of_metric:
+            continue
+        if best and size > MOST:
+            left_out.append(title)
+        else:
+            best[metric] = of_metric
+    return Curves({metric: names[metric] for metric in best}, best, list(_others(found, names[found.metric])), left_out)
+
+
+def _metrics(found: Findings) -> dict[str, str]:
+    """Name -> title, in the order in which the page offers them: what judges, what chose, means, then capacities."""
+    facts = facts_of(found.best[0])
+    places = (("mean", "test"), ("server", "test"), ("worst", "test"), ("mean", "clients"), ("mean", "validation"))
+    titles = {metric: axis_of(facts, metric) for metric in (found.judge, found.metric)}
+    for score in facts.scores:
+        titles |= {(name := named(score, of, split)): axis_of(facts, name) for of, split in places}
+    for capacity in capacities(found.best):
+        name = f"{facts.score} at capacity {label(capacity)}"
+        titles[named(facts.score, capacity)] = with_unit(name, facts, facts.score)
+    return titles | {"train_loss": "loss of local training", "seconds": "seconds of a round"}
+
+
+def _curve(runs: Sequence[Sequence[Line]], metric: str, title: str) -> Curve | None:
+    """The mean over the runs in the rounds that all of them have; None where there is none."""
+    rounds, values = common(runs, metric)
+    if not rounds:
+        return None
+    _, sent = common([[line for line in lines if metric in line] for lines in runs], "gbit")
+    mean, std = mean_and_std(values * (100 if title.endswith("%") else 1))
+    curve = {"x": rounds, "gbit": sent.mean(0).tolist(), "y": mean.tolist()}
+    return curve | ({"std": std.tolist()} if len(runs) > 1 else {})
+
+
+def _others(found: Findings, title: str) -> list[tuple[str, str, Curve]]:
+    """Of finished trials."""
+    titles, best = titles_of(found.trials), {record["id"] for record in found.best}
+    curves = []
+    for record in found.finished:
+        if record["id"] in best:
+            continue
+        lines = [line for line in with_traffic(RunFolder.open(record["path"]).rounds()) if found.metric in line]
+        if lines:
+            kept = np.unique(np.linspace(0, len(lines) - 1, min(len(lines), COARSE)).round().astype(int))
+            if curve := _curve([[lines[i] for i in kept]], found.metric, title):
+                curves.append((titles[record["label"]], record["point"] or label(record["seed"]), curve))
+    return curves

@@ -1,0 +1,102 @@
+"""What a search chose: its place among what was tried, and when that leaves a doubt."""
+
+from rows import FACTS
+
+from rayfl.results.rows import best_trials
+from rayfl.results.tuned import Setting, notes, responses, tuned
+
+LR = "training.lr"
+
+
+def trial(lr, accuracy, seed=0, label="a", **params):
+    """One run; without an accuracy it has failed."""
+    row = {"label": label, "title": label, "seed": seed, "facts": FACTS, "params": {LR: lr, "seed": seed} | params}
+    return row | {"status": "failed"} if accuracy is None else row | {"status": "finished", "accuracy_mean": accuracy}
+
+
+def chosen(trials, paths=(LR,), **options):
+    best = best_trials(trials, options.get("metric"), options.get("mode", "auto"))
+    return tuned(best, trials, paths, **options)
+
+
+def test_the_place_in_a_grid():
+    """Whatever the order in which values were tried."""
+    [best] = chosen([trial(lr, 0.5 - abs(lr - 0.3)) for lr in (1.0, 0.1, 0.3, 3.0)]).values()
+    [setting] = best.settings
+    assert setting == Setting(LR, 0.3, (0.1, 0.3, 1.0, 3.0)) and setting.doubt is None
+    assert (setting.place, str(setting), best.point, best.doubts()) == ("2 of 4", "0.3 (2 of 4)", "lr 0.3", [])
+
+
+def test_the_best_at_an_end_of_the_grid_says_where_to_go_on():
+    grid = (0.1, 0.3, 1.0)
+    [low] = chosen([trial(lr, -lr) for lr in grid]).values()
+    [high] = chosen([trial(lr, lr) for lr in grid]).values()
+    assert low.doubts() == ["the best lr, 0.1, is the lowest of 3 values tried: try lower ones"]
+    assert high.doubts() == ["the best lr, 1, is the highest of 3 values tried: try higher ones"]
+    assert [str(best.settings[0]) for best in (low, high)] == ["0.1 (1 of 3) ↓", "1 (3 of 3) ↑"]
+    # a value that failed was tried
+    [best] = chosen([*(trial(lr, lr) for lr in grid), trial(3.0, None)]).values()
+    assert best.settings[0].place == "3 of 4" and best.doubts() == []
+    # what is a better end depends on the metric
+    [best] = chosen([trial(lr, 0.5) | {"loss_mean": lr} for lr in grid], metric="loss_mean").values()
+    assert best.settings[0].value == 0.1
+    # one value is no choice
+    [best] = chosen([trial(0.1, 0.5)]).values()
+    assert best.doubts() == [] and best.settings[0].place == "1 of 1"
+
+
+def test_values_without_an_order_have_no_ends():
+    trials = [trial(0.1, score, **{"method.mean": mean}) for mean, score in (("samples", 0.5), ("clients", 0.75))]
+    [best] = chosen(trials, ["method.mean"]).values()
+    assert (str(best.settings[0]), best.doubts()) == ("clients (of 2)", [])
+    # a truth value is one, and a section whose name chooses its class
+    flags = [trial(0.1, score, **{"method.scaler": flag}) for flag, score in ((True, 0.5), (False, 0.25))]
+    assert str(chosen(flags, ["method.scaler"])["a"].settings[0]) == "True (of 2)"
+    sections = [trial(0.1, 0.5, **{"method.name": "fedavg"})]
+    assert str(chosen(sections, ["method"])["a"].settings[0]) == "fedavg (of 1)"
+
+
+def test_a_tie_is_on_the_seeds_that_both_ran_on():
+    """The best point was confirmed on a second seed, where the others did not run."""
+    trials = [trial(0.1, 0.5), trial(0.3, 0.75), trial(0.3, 0.25, seed=1), trial(1.0, 0.75), trial(3.0, 0.5)]
+    [best] = chosen(trials).values()
+    assert best.tied == ("lr 1",) and best.doubts() == ["lr 0.3 is tied with lr 1"]
+    [best] = chosen([trial(0.1, 0.5), trial(0.3, 0.75), trial(1.0, 0.7499)]).values()
+    assert best.tied == ()
+
+
+def test_parameters_from_mlflow_are_text():
+    trials = [trial(lr, score) for lr, score in ((0.1, 0.5), (0.03, 0.75), (1e-05, 0.25))]
+    texts = [row | {"params": {key: str(value) for key, value in row["params"].items()}} for row in trials]
+    assert chosen(trials) == chosen(texts)
+    assert chosen(texts)["a"].settings[0].tried == (1e-05, 0.03, 0.1)
+
+
+def test_several_settings_and_rows():
+    trials = [
+        trial(lr, lr + decay, label=label, **{"training.decay": decay, "method.lr": 1})
+        for label in "ab"
+        for lr in (0.1, 0.2, 0.4)
+        for decay in (0.0, 1.0)
+    ]
+    paths = [LR, "training.decay", "method.lr"]
+    found = chosen(trials, paths)
+    assert [str(setting) for setting in found["b"].settings] == ["0.4 (3 of 3) ↑", "1 (2 of 2) ↑", "1 (1 of 1)"]
+    # two settings that end alike have their whole paths
+    assert found["a"].point == "training.lr 0.4, decay 1, method.lr 1"
+    assert notes(found, {"a": "A", "b": "B"}) == [
+        "A, B: the best training.lr, 0.4, is the highest of 3 values tried: try higher ones",
+        "A, B: the best decay, 1, is the highest of 2 values tried: try higher ones",
+    ]
+    assert chosen(trials, ()) == {}
+
+
+def test_the_metric_over_a_setting_is_of_the_best_of_its_points():
+    """On the seeds that all points ran on."""
+    trials = [
+        trial(lr, score, **{"training.decay": decay})
+        for lr, decay, score in ((0.1, 0, 0.5), (0.1, 1, 0.25), (0.3, 0, 0.125), (0.3, 1, 0.75))
+    ]
+    trials += [trial(0.3, 0.0, seed=1, **{"training.decay": 1}), trial(1.0, None), trial(0.1, 0.4, label="b")]
+    assert responses(trials, LR, "accuracy_mean") == {"a": {0.1: 0.5, 0.3: 0.75}, "b": {0.1: 0.4}}
+    assert responses(trials, LR, "accuracy_mean", "min")["a"] == {0.1: 0.25, 0.3: 0.125}
