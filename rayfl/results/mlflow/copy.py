@@ -11,7 +11,7 @@ from rayfl.engine.checkpoints import STORE
 from rayfl.plain import public
 from rayfl.results.files import read_lines
 from rayfl.results.folder import RunFolder, Status, flatten, runs
-from rayfl.results.made import Made
+from rayfl.results.made import NO_COMMIT, Made
 from rayfl.results.mlflow import sent as memory
 from rayfl.results.mlflow import system
 from rayfl.results.mlflow.sent import Sent, experiment_of
@@ -187,7 +187,8 @@ class Copy:
         if run.status == "running":
             self.store.call("update_run", run_id, status="RUNNING")
             return
-        self._tag(run_id, _long(RESULT, json.dumps(run.result)))
+        if run.result:
+            self._tag(run_id, _long(RESULT, json.dumps(run.result)))
         if run.error is not None:
             self._tag(run_id, {"error": run.error})
         if run.kind == "sweep":
@@ -307,8 +308,9 @@ def _source(made: Sequence[Made]) -> dict[str, str]:
         # MLflow shows what follows the last slash
         "mlflow.source.name": first.command.partition(" -")[0],
         "mlflow.source.type": "LOCAL",
-        "mlflow.source.git.commit": first.commit,
     }
+    if first.commit != NO_COMMIT:
+        tags["mlflow.source.git.commit"] = first.commit
     return tags | {f"version.{name}": version for name, version in first.versions.items()}
 
 

@@ -60,6 +60,8 @@ class Sender:
             self.copy.say_silent()
 
     def _work(self) -> None:
+        if self._sampler:
+            self._sampler.begin()
         if self.output is not None:
             self._paths += unsent(self.output)
         stopping = False

@@ -27,9 +27,6 @@ class Sampler:
     def __init__(self, monitors: list[Any]):
         self.monitors = monitors
         self._taken: dict[Path, int] = {}
-        for monitor in monitors:  # the first shares are since the last call
-            monitor.collect_metrics()
-            monitor.clear_metrics()
 
     @classmethod
     def wanted(cls, note: Callable[[str], None]) -> "Sampler | None":
@@ -48,6 +45,12 @@ class Sampler:
         with suppress(ImportError, RuntimeError):  # no GPU, or nothing that can ask one
             monitors.append(GPUMonitor())
         return cls(monitors)
+
+    def begin(self) -> None:
+        """In the thread that samples: shares are since its last call."""
+        for monitor in self.monitors:
+            monitor.collect_metrics()
+            monitor.clear_metrics()
 
     def sample(self, folder: Path) -> None:
         """Takes one; a disk that takes none loses it."""
