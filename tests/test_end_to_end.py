@@ -14,7 +14,7 @@ from rayfl.engine.checkpoints import complete, read
 from rayfl.engine.files import checksum
 from rayfl.experiment import load_experiment
 from rayfl.results.folder import RunFolder, runs
-from rayfl.results.mlflow import Mlflow, default_uri
+from rayfl.results.mlflow import Store, default_uri
 from rayfl.tuning.load import load_sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -140,10 +140,9 @@ def assert_terminated(command, folder):
 
 def histories(output):
     """(label, point) of each of MLflow's runs -> the steps of its training loss."""
-    client = Mlflow(default_uri(output), "rayfl", note=pytest.fail)._client
-    [experiment] = [e for e in client.search_experiments() if e.name == "rayfl"]
-    found = {}
-    for run in client.search_runs([experiment.experiment_id]):
+    store = Store(default_uri(output))
+    client, found = store.client, {}
+    for run in store.search([e.experiment_id for e in store.experiments()], "tags.`rayfl.kind` != 'row'"):
         assert run.info.status == "FINISHED"
         name = (run.data.tags["label"], run.data.tags.get("point"))
         history = client.get_metric_history(run.info.run_id, "train_loss")
