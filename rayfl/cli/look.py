@@ -1,7 +1,7 @@
 """rayfl compare | report | export: what is made of runs that ended."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ def compare(
     output: Output = Path("runs"),
     tracking_uri: TrackingUri = None,
     metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
-    format: Annotated[str, typer.Option(help="table, markdown, csv or latex.")] = "table",
+    format: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option(help="What to print.")] = "table",
 ) -> None:
     """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
     from rayfl.results import published as beside
@@ -23,7 +23,6 @@ def compare(
     from rayfl.results.tables import table as results
     from rayfl.results.tuned import tuned
 
-    choose(dict.fromkeys(["table", "markdown", "csv", "latex"]), format, "--format", "format")
     client = client_of(output, tracking_uri, warn)
     if output.is_dir():
         client.sync_all(output)
@@ -79,10 +78,13 @@ def export(
     capacity: Annotated[float, typer.Option(help="Which submodel.")],
     to: Annotated[Path, typer.Option(help="Folder to write.")],
     client: Annotated[int | None, typer.Option(help="That client's own, if it keeps something.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="After the best round in place of the last (run.checkpoint: best).")
+    ] = False,
 ) -> None:
     """The submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load. The filters and
     neurons that a mask removed for good are left out."""
     from rayfl.driver import export as exported
 
-    exported(run, capacity, to, client, say=warn)
+    exported(run, capacity, to, client, best=best, say=warn)
     say(f"model.safetensors, config.json and model.pt2 in {to}")
