@@ -82,7 +82,12 @@ def candidates(best: Sequence[Record], trials: Iterable[Record]) -> list[Record]
 def _alike(one: Record, other: Record) -> bool:
     """Whether their networks cost the same before anything is masked."""
     costs = [[_dense(record, c) for c in facts_of(record).capacities] for record in (one, other)]
-    return len(costs[0]) == len(costs[1]) and all(map(lambda a, b: math.isclose(a, b, rel_tol=1e-3), *costs))
+    return len(costs[0]) == len(costs[1]) and all(map(_near, *costs))
+
+
+def _near(one: float, other: float) -> bool:
+    """Equal, but for what rounding to whole numbers did to what a mask left."""
+    return math.isclose(one, other, rel_tol=1e-3)
 
 
 def _dense(record: Record, capacity: float) -> float:

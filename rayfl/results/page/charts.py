@@ -65,7 +65,6 @@ def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
     curves = curves_of(found)
     if not curves.best:
         return None
-    others = [{"name": name, "point": point, **curve} for name, point, curve in curves.others]
     data = {
         "kind": "curves",
         "metrics": {
@@ -73,10 +72,10 @@ def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
             for metric, title in curves.titles.items()
         },
         "chosen": curves.titles.get(found.metric, ""),
-        "others": [{**_line(styles[other["name"]]), **other} for other in others if other["name"] in styles],
+        "others": [{"name": name, "point": point, **_line(styles[name]), **c} for name, point, c in curves.others],
     }
     text = "Means over the seeds of every row's best point, with bands of ± a standard deviation."
-    if others:
+    if curves.others:
         text += f" With {data['chosen']}, thin lines are all other trials of the search, in {COARSE} rounds at most."
     if curves.left_out:
         text += f" Too many numbers for a page: {', '.join(curves.left_out)}. They are in every run's metrics.jsonl."
@@ -180,7 +179,7 @@ def _clients(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
 
 def _settings(found: Findings) -> Iterator[Chart]:
     """The metric that chose, over each tuned setting."""
-    titles, styles, names = titles_of(found.trials), named_styles(found.trials), names_of(found.paths)
+    titles, styles, names = titles_of(found.finished), named_styles(found.finished), names_of(found.paths)
     unit = axis_of(facts_of(found.best[0]), found.metric)
     factor = 100 if unit.endswith("%") else 1
     for path in found.paths:

@@ -86,10 +86,10 @@ def _curve(runs: Sequence[Sequence[Line]], metric: str, title: str) -> Curve | N
 
 def _others(found: Findings, title: str) -> list[tuple[str, str, Curve]]:
     """Of finished trials."""
-    titles, best = titles_of(found.trials), {record["id"] for record in found.best}
+    titles, best = titles_of(found.best), {record["id"] for record in found.best}
     curves = []
     for record in found.finished:
-        if record["id"] in best:
+        if record["id"] in best or record["label"] not in titles:
             continue
         lines = [line for line in with_traffic(RunFolder.open(record["path"]).rounds()) if found.metric in line]
         if lines:
