@@ -77,7 +77,9 @@ def sweep(
     address: Address = None,
     tracking_uri: TrackingUri = None,
     experiment_name: ToExperiment = None,
-    models: Annotated[bool, typer.Option(help="Log the tuned rows' submodels as MLflow's models.")] = True,
+    no_models: Annotated[
+        bool, typer.Option("--no-models", help="Do not log the tuned rows' submodels as MLflow's models.")
+    ] = False,
 ) -> None:
     """Tunes every row of a comparison with the same budget and ranks the tuned methods."""
     from rayfl import comparison, driver
@@ -105,7 +107,7 @@ def sweep(
         )
     show(found.best, found.folder.facts.judge, found.folder.config.get("published"), found.tuned)
     say(f"results.csv, results.md and plots in {folder}")
-    if models:
+    if not no_models:
         log_models(sender.copy, found.folder, lambda path: driver.deployments(path, arrays=arrays, say=warn))
     say_mlflow(output, tracking_uri, sender.page(folder))
 
