@@ -53,10 +53,10 @@ def _entry(place: str, name: str, cls: type[Named]) -> Entry:
     hidden = ("name", *FILLED.get(place, ()))
     fields = {key: field for key, field in cls.model_fields.items() if key not in hidden and not field.exclude}
     options = [key if field.is_required() else f"{key}={field.get_default()!r}" for key, field in fields.items()]
-    return name, _first_sentence(cls), ", ".join(options)
+    return name, first_sentence(cls), ", ".join(options)
 
 
-def _first_sentence(cls: type) -> str:
+def first_sentence(cls: type) -> str:
     """Of its docstring, or of the file that it stands for."""
     text = cls.__doc__ or sys.modules[cls.__module__].__doc__ or ""
     return re.split(r"\. (?=[A-Z`])", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".")

@@ -18,7 +18,7 @@ MOST_CLIENTS = 10**8
 
 
 class Population(Config):
-    """The `clients:` section."""
+    """The `clients:` section: how many, how able, and who takes part in a round."""
 
     count: int = Field(default=100, ge=1, le=MOST_CLIENTS)
     """Clients in the population; at most 10**8, because a partition holds an index of all of them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import claimed, load_data
+from rayfl.driver import LOADING, WRITING, claimed, load_data
 from rayfl.engine.cluster import cluster
 from rayfl.experiment import Experiment
 from rayfl.report import figures, write_labels, write_report
@@ -72,18 +72,23 @@ def sweep(
         plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)
     folder = Path(folder).resolve()
     with claimed(folder, plan.plain(), resume):
-        arrays = load_data(plan.first) if arrays is None else arrays
-        splits = _splits(plan, arrays)
         progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
+        if arrays is None:
+            progress.phase(LOADING)
+            arrays = load_data(plan.first)
+        splits = _splits(plan, arrays)
         # before Ray starts, and again with what a running cluster has
         check_room(plan, address)
+        progress.phase("starting Ray")
         with cluster(address):
             check_room(plan, address)
             record = _open_sweep(folder, plan)
             follow(record.path)
+            progress.begin(plan.name, record.path)
             status, error = "stopped", None
             try:
                 best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow))
+                progress.phase(WRITING)
                 found = findings(folder, best, records(folder, record.id))
                 write_report(found, progress.note)
                 for name, experiment in splits.items():
@@ -96,6 +101,7 @@ def sweep(
                 raise
             finally:
                 record.finish(status, error)
+                progress.end(status)
     return Comparison(record, best, found.tuned)
 
 

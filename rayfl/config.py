@@ -397,16 +397,16 @@ def _owner(cls: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel]:
     for part in loc:
         field = cls.model_fields.get(str(part))
         if field is not None:
-            cls = next((kind for kind in _kinds(field.annotation) if issubclass(kind, BaseModel)), cls)
+            cls = next((kind for kind in kinds_of(field.annotation) if issubclass(kind, BaseModel)), cls)
     return cls
 
 
-def _kinds(annotation: Any) -> Iterator[type]:
+def kinds_of(annotation: Any) -> Iterator[type]:
     """The classes that a type names, inside unions and lists as well."""
     if isinstance(annotation, type) and not get_args(annotation):
         yield annotation
     for inner in get_args(annotation):
-        yield from _kinds(inner)
+        yield from kinds_of(inner)
 
 
 def _names(names: Iterable[str]) -> str:

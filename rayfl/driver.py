@@ -23,7 +23,7 @@ import numpy as np
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
-from rayfl.engine.checkpoints import complete, forget_after, same_config
+from rayfl.engine.checkpoints import BEST, Best, complete, forget_after, same_config
 from rayfl.engine.locks import Temporary, clear_temporary, held
 from rayfl.engine.simulation import STEP_SECONDS, Simulation
 from rayfl.experiment import Experiment, read_experiment
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINTS = "checkpoints"
+LOADING, WRITING = "loading the data", "writing tables and plots"
+STARTING = {"ray": "starting Ray and the client actors", "serial": "preparing the first round"}
+"""Executor -> what a run is busy with before its first round."""
 FREE = ("rounds", "run", "listeners", "published", "question", "titles")
 """Sections that a resumed run or sweep may change."""
 
@@ -81,10 +84,13 @@ def run(
     temporary = Temporary() if folder is None else None
     # a server actor may have another working folder
     path = temporary.path / "run" if temporary else Path(str(folder)).resolve()
+    listeners = [*experiment.heard(), *listeners]
     with claimed(path, experiment.plain(), resume):
-        arrays = load_data(experiment) if arrays is None else arrays
-        listeners = [*experiment.listeners, *listeners]
+        if arrays is None:
+            _in_phase(listeners, LOADING)
+            arrays = load_data(experiment)
         said = _with_metrics(path) if resume else []
+        _in_phase(listeners, STARTING[experiment.run.executor])
         # what Ray refuses leaves no folder behind
         with opened(experiment, arrays, path, address) as simulation:
             record = _open_folder(path, experiment)
@@ -96,7 +102,7 @@ def run(
                     listener.on_start(experiment.plain(), path, round)
                     for text in [*said, *more]:
                         listener.on_note(text)
-                _loop(simulation, record, experiment, listeners)
+                _loop(simulation, record, experiment, listeners, _has_ended(record.rounds(), listeners))
                 status = "finished"
             except Exception as failure:
                 status, error = "failed", str(failure)
@@ -108,21 +114,43 @@ def run(
     return Result(experiment, record, temporary)
 
 
-def _loop(simulation: Verbs, record: RunFolder, experiment: Experiment, listeners: Sequence[Listener]) -> None:
-    """Rounds to the end or to a SIGTERM, with a checkpoint every so often and at the end."""
-    saved, ended = time.monotonic(), False
+def _in_phase(listeners: Sequence[Listener], phase: str) -> None:
+    for listener in listeners:
+        listener.on_phase(phase)
+
+
+def _has_ended(past: list[Line], listeners: Sequence[Listener]) -> bool:
+    """Whether one of the listeners ends a run that goes on after these rounds."""
+    return bool(past) and any([listener.on_past(past) for listener in listeners])
+
+
+def _loop(
+    simulation: Verbs, record: RunFolder, experiment: Experiment, listeners: Sequence[Listener], ended: bool
+) -> None:
+    """Rounds to the end or to a SIGTERM, with a checkpoint every so often and at the end. `ended`: a listener ends the
+    run with the next round that is evaluated, which may have been made."""
+    folder, past = record.path / CHECKPOINTS, record.rounds()
+    best = (
+        Best(folder, experiment.chosen_by, experiment.scores[0].better) if experiment.run.checkpoint == BEST else None
+    )
+    over = ended and EVALUATED in past[-1]
+    saved = time.monotonic()
     with heeded() as notice:
-        while not notice.given and (lines := simulation.step()):
+        while not over and not notice.given and (lines := simulation.step()):
             record.append(lines)
-            if EVALUATED in lines[-1] and experiment.evaluation.clients:
+            is_evaluated = EVALUATED in lines[-1]
+            if is_evaluated and experiment.evaluation.clients:
                 record.save_clients(simulation.client_scores)
             ended |= tell(listeners, lines)
-            if ended and EVALUATED in lines[-1]:
-                break
-            if time.monotonic() - saved > experiment.run.checkpoint_seconds:
-                simulation.save(record.path / CHECKPOINTS)
+            over = ended and is_evaluated
+            if is_evaluated and best is not None and best.is_better(lines[-1]):
+                simulation.save(folder)
+                best.keep(lines[-1])
                 saved = time.monotonic()
-        simulation.save(record.path / CHECKPOINTS)
+            elif time.monotonic() - saved > experiment.run.checkpoint_seconds:
+                simulation.save(folder)
+                saved = time.monotonic()
+        simulation.save(folder)
 
 
 @dataclass(frozen=True)
@@ -155,11 +183,13 @@ class Result:
 
         return figures([self.folder.record()], self.experiment)
 
-    def submodel(self, capacity: float, client: int | None = None) -> "nn.Module":
-        """What a device of this capacity runs, or the client's own network: [B, ...] -> logits [B, C]."""
+    def submodel(self, capacity: float, client: int | None = None, *, best: bool = False) -> "nn.Module":
+        """What a device of this capacity runs, or the client's own network: [B, ...] -> logits [B, C]. `best`: after
+        the best round in place of the last, if `run.checkpoint` was best."""
         from rayfl.exporting import as_module
 
-        return as_module(_at_checkpoint(self.experiment, self.folder.path, capacity, client, print)[1])
+        place = _place(self.folder.path, best)
+        return as_module(_at_checkpoint(self.experiment, place, capacity, client, print)[1])
 
 
 # round by round
@@ -212,13 +242,14 @@ def export(
     to: str | Path,
     client: int | None = None,
     *,
+    best: bool = False,
     data: InMemory | None = None,
     say: Callable[[str], None] = print,
 ) -> "nn.Module":
     """Writes what a device of this capacity runs, or a client's own network, for the world outside; returns it.
 
-    `folder` is a run's, with a checkpoint; `data`: its arrays, if they were in memory. Which files there are says
-    `rayfl.exporting.export_submodel`.
+    `folder` is a run's, with a checkpoint; `best`: after its best round in place of the last, if `run.checkpoint` was
+    best; `data`: its arrays, if they were in memory. Which files there are says `rayfl.exporting.export_submodel`.
     """
     from rayfl.exporting import export_submodel
 
@@ -228,12 +259,11 @@ def export(
     experiment = read_experiment(record.config, str(folder / "config.json"))
     if isinstance(experiment.data, InMemory) and data is not None:
         experiment = experiment.with_(data=experiment.data.holding(data))
-    if not complete(folder / CHECKPOINTS):
-        raise ConfigError(f"{folder}: has no checkpoint; allowed: the folder of a run, below trials/ in a sweep's")
+    place = _place(folder, best)
     _check_place(to)
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"{to}: given a folder that is not empty; allowed: a new folder")
-    round, deployed = _at_checkpoint(experiment, folder, capacity, client, say)
+    round, deployed = _at_checkpoint(experiment, place, capacity, client, say)
     if deployed.is_start:
         who = "no client" if client is None else f"client {client}, who has not taken part yet"
         say(
@@ -252,27 +282,37 @@ def deployments(
     record = RunFolder.open(folder)
     record.require_version()
     experiment = read_experiment(record.config, str(record.path / "config.json"))
-    with _restored(experiment, record.path, say, arrays) as (_, simulation):
+    with _restored(experiment, record.path / CHECKPOINTS, say, arrays) as (_, simulation):
         return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
 
 
+def _place(folder: Path, best: bool) -> Path:
+    """Where a run's checkpoints are, or the best one."""
+    checkpoints = folder / CHECKPOINTS
+    if not complete(checkpoints):
+        raise ConfigError(f"{folder}: has no checkpoint; allowed: the folder of a run, below trials/ in a sweep's")
+    if best and not complete(checkpoints / BEST):
+        raise ConfigError(f"{folder}: has no best checkpoint; allowed: a run of `run.checkpoint: best`")
+    return checkpoints / BEST if best else checkpoints
+
+
 def _at_checkpoint(
-    experiment: Experiment, folder: Path, capacity: float, client: int | None, say: Callable[[str], None]
+    experiment: Experiment, place: Path, capacity: float, client: int | None, say: Callable[[str], None]
 ) -> tuple[int, Deployment]:
-    """The round of a run's newest whole checkpoint, and what a device of a capacity, or a client, runs there."""
+    """The round of the newest whole checkpoint in a folder, and what a device of a capacity, or a client, runs then."""
     _check_device(experiment, capacity, client)
-    with _restored(experiment, folder, say) as (round, simulation):
+    with _restored(experiment, place, say) as (round, simulation):
         return round, simulation.deployment(capacity, client)
 
 
 @contextmanager
 def _restored(
-    experiment: Experiment, folder: Path, say: Callable[[str], None], arrays: Arrays | None = None
+    experiment: Experiment, place: Path, say: Callable[[str], None], arrays: Arrays | None = None
 ) -> Iterator[tuple[int, Simulation]]:
-    """The round of a run's newest whole checkpoint, and the run as it stood there."""
+    """The round of the newest whole checkpoint in a folder, and the run as it stood there."""
     with Temporary() as scratch:
         simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
-        round, said = simulation.restore(folder / CHECKPOINTS)
+        round, said = simulation.restore(place)
         for text in said:
             say(text)
         yield round, simulation

@@ -3,8 +3,8 @@
 seed, rounds                                            what is run
 data, partition, clients, model, training, method       the learning problem, and the method
 evaluation, updates, server                             what is measured, what is refused, how the server steps
-run                                                     where and on what: changes nothing but the speed,
-                                                        but for `threads`
+run                                                     where and on what, and when it ends: changes nothing but the
+                                                        speed, but for `threads` and `patience`
 
 A file, a search and a notebook make the same object: `Experiment(model="digits_cnn", method={"name": "heterofl"})`, or
 `Experiment(model=MyModel(), data=rayfl.InMemory(x, y))`. Whatever is wrong is a ConfigError at once.
@@ -25,7 +25,7 @@ from rayfl.data.federation import Federation, federate
 from rayfl.data.goal import Score
 from rayfl.data.partition.base import Partition
 from rayfl.evaluation import Evaluation
-from rayfl.listeners import LISTENERS_KIND, Listener
+from rayfl.listeners import LISTENERS_KIND, EarlyStopping, Listener
 from rayfl.methods import METHODS_KIND
 from rayfl.methods.base import Affordable, Method, Task
 from rayfl.metrics import label, named
@@ -48,7 +48,7 @@ DEFAULTS = {"data": "digits", "partition": "iid", "method": "fedavg"}
 
 
 class Resources(Config):
-    """The `run:` section: on what it runs."""
+    """The `run:` section: on what it runs, when it ends before its last round, and what it keeps."""
 
     executor: Literal["ray", "serial"] = "ray"
     """ray: a server actor and client actors. serial: one process, in order; the same bits."""
@@ -66,6 +66,13 @@ class Resources(Config):
     """Clients a job at most; auto: by the work of a client, and by the number of actors."""
     checkpoint_seconds: float = Field(default=30.0, ge=0)
     """Seconds between checkpoints; there is one at the end too."""
+    checkpoint: Literal["last", "best"] = "last"
+    """best: beside the newest checkpoints, that of the best evaluated round, for `rayfl export --best`. The round is
+    chosen on held-out data (validation_*, or local_validation_* where clients' own test splits judge), else by what
+    judges."""
+    patience: int = Field(default=0, ge=0)
+    """Ends a run after so many evaluations without a better value of what `checkpoint: best` goes by. 0: it runs all
+    its rounds."""
 
 
 class Found(NamedTuple):
@@ -157,6 +164,26 @@ class Experiment(Config):
         own = self.data.goal.scores
         return own + tuple(score for score in self.evaluation.scores if score not in own)
 
+    @property
+    def chosen_by(self) -> str:
+        """The metric that chooses among a run's rounds: on what is held out of the data that judge, else what judges
+        itself. Which end of it is best says the first of the `scores`."""
+        of_clients, evaluation = self._judged_on == "clients", self.evaluation
+        held_out = evaluation.local_holdout if of_clients else evaluation.holdout
+        validation = "client_validation" if of_clients else "validation"
+        return named(self.scores[0].label, "mean", validation if held_out else self._judged_on)
+
+    @property
+    def _judged_on(self) -> str:
+        return self.method.judged_on if self.evaluation.clients else "test"
+
+    def heard(self) -> tuple[Listener, ...]:
+        """All that is told of a run: its listeners, and what ends it if `run.patience` is up."""
+        if not self.run.patience:
+            return self.listeners
+        mode = self.scores[0].better
+        return *self.listeners, EarlyStopping(metric=self.chosen_by, patience=self.run.patience, mode=mode)
+
     def federate(self, arrays: Arrays) -> Federation:
         """Which rows are whose."""
         evaluation = self.evaluation
@@ -194,7 +221,7 @@ class Experiment(Config):
     def facts(self) -> dict[str, Any]:
         """What a run's folder states of it, so that nobody has to ask the code that made it."""
         return {
-            "judge": named(self.scores[0].label, "mean", self.method.judged_on if self.evaluation.clients else "test"),
+            "judge": named(self.scores[0].label, "mean", self._judged_on),
             "capacities": self.clients.all_capacities,
             "trained": sorted((c for c, weight in self.clients.levels if weight), reverse=True),
             "scores": {score.label: score.better for score in self.scores},

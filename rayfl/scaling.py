@@ -27,6 +27,7 @@ from rayfl.engine import nodes as ray_nodes
 from rayfl.engine.cluster import cluster, is_own, require_room, room
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.experiment import Experiment, lay_over, read_experiment
+from rayfl.results.console import ScaleProgress
 from rayfl.results.folder import RunFolder
 from rayfl.results.scaling import Row, write_scaling
 
@@ -44,8 +45,6 @@ PROCESS_BYTES = 400 * 10**6
 """What a process of a run takes at least: Python, torch and Ray."""
 SHARES = 10**4
 """Of a CPU: Ray knows no smaller ones."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def scale(
     *,
     rounds: int = ROUNDS,
     address: str | None = None,
-    say: Say = print,
+    progress: ScaleProgress | None = None,
     follow: Callable[[Path], None] = lambda path: None,
 ) -> dict[str, list[Row]]:
     """Measures an experiment along the axes; leaves tables, plots and scale.json in a folder that holds no run. Returns
@@ -89,11 +88,12 @@ def scale(
     """
     _check(experiment, axes, rounds, address)
     folder = Path(folder).resolve()
+    progress = progress or ScaleProgress()
     config = experiment.plain() | {"scale": {"rounds": rounds} | {axis: list(values) for axis, values in axes.items()}}
     with claimed(folder, config, resume=False), nullcontext() if is_own(address) else cluster(address):
         plan = planned(experiment, axes, address)
         for text in plan.said:
-            say(text)
+            progress.note(text)
         rows: dict[Point, Row] = {}
         found: dict[str, list[Row]] = {}
         record, status, error = None, "stopped", None
@@ -101,10 +101,13 @@ def scale(
             for count, some in itertools.groupby(sorted(plan.experiments, key=_order), key=lambda point: point.nodes):
                 some = list(some)
                 with _nodes(count, plan.experiments[some[0]], address):
-                    record = record or _open(folder, config, experiment)
+                    if record is None:
+                        record = _open(folder, config, experiment)
+                        progress.begin(record.path, len(plan.experiments))
                     for point in some:
+                        progress.phase(f"measuring {point}")
                         rows[point] = measured(plan.experiments[point], point, rounds, address)
-                        say(f"{point}: {rows[point]['seconds']:.3g} s a round")
+                        progress.update(f"{point}: {rows[point]['seconds']:.3g} s a round", rows[point])
             status = "finished"
         except Exception as failure:
             status, error = "failed", str(failure)
@@ -114,6 +117,7 @@ def scale(
                 found = {axis: [rows[p] for p in points if p in rows] for axis, points in plan.axes.items()}
                 _write(record, found)
                 record.finish(status, error)
+                progress.end(status)
                 follow(record.path)
     return found
 

@@ -29,7 +29,7 @@ MOMENTS = "server "
 
 
 class Server(Config):
-    """The `server:` section."""
+    """The `server:` section: how the server steps from what a round's clients found."""
 
     optimizer: Literal["mean", "sgd", "adagrad", "adam", "yogi"] = "mean"
     """mean: the server takes the holder mean, as FedAvg. The others step along it."""

@@ -159,6 +159,10 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
     ("arguments", "message"),
     [
         (["run", "nothere.yaml"], "nothere.yaml: cannot be read"),
+        (
+            ["run", "quickstat"],
+            "quickstat: no such file, and none of this name comes with rayfl; did you mean 'quickstart'?",
+        ),
         (["run", "exp.yaml", "--set", "training.lr"], "allowed: path=value"),
         (["run", "exp.yaml", "--set", "training.lrr=1"], "did you mean 'lr'?"),
         (["run", "exp.yaml", "--resume"], "holds no run"),
@@ -176,7 +180,10 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["sweep", "exp.yaml"], "experiment: missing"),
         (["describe"], "either a CONFIG or --model NAME"),
         (["describe", "--model", "lenet"], "did you mean 'lenet5_caffe'?"),
-        (["describe", "--model", "resnet18", "--convention", "mac"], "did you mean 'macs'?"),
+        (
+            ["describe", "--model", "resnet18", "--convention", "mac"],
+            "Invalid value for '--convention': 'mac' is not one of",
+        ),
         (["describe", "--model", "resnet18", "--capacities", "x,y"], "letters a to e with a whole weight"),
         (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: given '1;0.5'"),
         (["describe", "--model", "resnet18", "--row", "x"], "--row: allowed: with a sweep's CONFIG"),
@@ -188,7 +195,7 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["list", "os:path"], "os:path: given what cannot be chosen anywhere; allowed: a subclass of rayfl.DataSet,"),
         (["list", "nowhere:Thing"], "given 'nowhere:Thing', which cannot be imported (ModuleNotFoundError: No module"),
         (["report", "."], ".: holds no run that was evaluated; allowed: the folder of a sweep or a run"),
-        (["compare", "--format", "html"], "no format is called 'html'"),
+        (["compare", "--format", "html"], "Invalid value for '--format': 'html' is not one of 'table'"),
         (["compare"], "run a sweep first"),
         (["export", ".", "--capacity", "1", "--to", "x"], "holds no run"),
         (["walk"], "walk"),

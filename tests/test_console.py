@@ -36,7 +36,7 @@ def test_a_pipe_gets_a_line_every_tenth_of_a_run(pipe):
     lines = text(pipe).splitlines()
     assert len(lines) == 10
     assert lines[0].startswith("heterofl: round 4/40, loss 0.5000, 1.50 s/round, 0:00 elapsed")
-    assert lines[6].startswith("heterofl: round 28/40, loss 0.5000, accuracy 0.2000, 1.50 s/round")
+    assert lines[6].startswith("heterofl: round 28/40, loss 0.5000, accuracy 0.2000 after round 20, 1.50 s/round")
     assert lines[9].endswith("accuracy 0.4000, 1.50 s/round, 0:00 elapsed")
     assert "\x1b" not in text(pipe)
 
@@ -58,9 +58,54 @@ def test_a_terminal_shows_the_run(terminal):
     with RunProgress("fedavg", 8, first=4, console=terminal) as progress:
         progress.update(6, {"seconds": 2.0, "train_loss": 0.25, "accuracy_mean": 0.75})
         progress.note("MLflow is away [again]")
+        progress.update(7, {"seconds": 2.0})
     shown = text(terminal)
-    assert "round 6/8, loss 0.2500, accuracy 0.7500, 2.00 s/round" in shown
+    assert "fedavg: round 7/8, 0:00 elapsed, 0:00 left" in shown
+    assert "loss 0.2500, accuracy 0.7500 after round 6, 2.00 s/round" in shown
     assert "MLflow is away [again]" in shown
+
+
+def test_a_phase_is_shown_until_there_is_a_round(terminal, pipe):
+    with RunProgress("fedavg", 8, console=pipe) as progress:
+        progress.phase("starting Ray")
+        assert "starting Ray, 0:00" in picture(progress) and "round" not in picture(progress)
+        progress.phase("starting Ray")
+        progress.update(1, {"seconds": 2.0})
+        assert "starting Ray" not in picture(progress) and "round 1/8" in picture(progress)
+        progress.phase("writing tables")
+        assert "round 1/8" in picture(progress) and "writing tables, 0:00" in picture(progress)
+    assert text(pipe).splitlines()[0] == "starting Ray ..." and text(pipe).count("starting Ray") == 1
+    with RunProgress("fedavg", 8, console=terminal) as progress:
+        progress.phase("starting Ray")
+    # nothing came of it, and nothing of it stays
+    assert "\n" not in text(terminal)
+
+
+def test_the_time_that_is_left_is_that_of_the_rounds(pipe, monkeypatch):
+    """Ray took 100 s to start, and a round takes 10: after 3 of 10 rounds 70 s are left, and not 300."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = RunProgress("fedavg", 10, console=pipe)
+    for round in (1, 2, 3):
+        now[0] = 100 + 10.0 * round
+        progress.update(round, {"seconds": 10.0})
+    assert text(pipe).splitlines()[-1].endswith("2:10 elapsed, 1:10 left")
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_live_area_fits_its_terminal(columns):
+    console = Console(file=io.StringIO(), force_terminal=True, width=columns, height=40, color_system=None)
+    progress = SweepProgress(200, 500, "validation_accuracy_mean", console=console)
+    for i in range(4):
+        progress.start(str(i), "fedavg-smallest", f"training.lr=0.0{i}, method.submodels.0.width=0.5")
+        progress.update(str(i), 400, {"validation_accuracy_mean": i / 7})
+    progress.done("0", "finished")
+    progress.phase("searching on seed 0")
+    console.print(progress.picture())
+    lines = text(console).splitlines()
+    assert max(map(len, lines)) <= columns and len(lines) == 1 + 1 + 2 + 4 + 1
+    assert all("400/500" in line and line.split()[-1] in ("running", "finished") for line in lines[4:8])
+    assert ("…" in lines[4]) == (columns == 80) and "fedavg-smallest" in lines[4]
 
 
 def test_a_path_is_shown_as_it_is(terminal):
@@ -91,12 +136,13 @@ def test_the_picture_of_a_sweep(pipe):
     shown = [" ".join(line.split()) for line in picture(sweep(pipe)).splitlines()]
     assert "trials 2/6, rounds 23/60, 0:00 elapsed" in shown[0]
     assert shown[1:] == [
-        "best heterofl: 0.7500 (lr=0.1)",
-        "best fedavg: 0.6250 (lr=0.03)",
-        "method point round accuracy_mean state",
-        "fedavg lr=0.1 10/10 0.5000 finished",
-        "heterofl lr=0.1 4/10 0.7500 stopped",
-        "fedavg lr=0.03 9/10 0.6250 running",
+        "best heterofl: 0.7500 after round 4 (lr=0.1)",
+        "best fedavg: 0.6250 after round 8 (lr=0.03)",
+        "of",
+        "method point round accuracy round state",
+        "fedavg lr=0.1 10/10 0.5000 10 finished",
+        "heterofl lr=0.1 4/10 0.7500 4 stopped",
+        "fedavg lr=0.03 9/10 0.6250 8 running",
         "fjord lr=0.1 0/10 running",
     ]
 
@@ -104,16 +150,17 @@ def test_the_picture_of_a_sweep(pipe):
 def test_a_pipe_gets_a_line_for_every_ended_trial(pipe):
     sweep(pipe)
     first, second = text(pipe).splitlines()
-    assert first.startswith("[1/6] fedavg lr=0.1: finished, round 10/10, accuracy_mean 0.5000; 0:00 elapsed")
-    assert second.startswith("[2/6] heterofl lr=0.1: stopped, round 4/10, accuracy_mean 0.7500; 0:00 elapsed")
+    assert first.startswith("[1/6] fedavg lr=0.1: finished, round 10/10, accuracy 0.5000; 0:00 elapsed")
+    assert second.startswith("[2/6] heterofl lr=0.1: stopped, round 4/10, accuracy 0.7500; 0:00 elapsed")
 
 
 def test_of_many_ended_trials_the_last_three_are_in_view(pipe):
-    progress = SweepProgress(50, 1, console=pipe)
+    progress = SweepProgress(51, 1, console=pipe)
     for i in range(50):
         progress.start(str(i), "fedavg", f"lr={i}")
         progress.update(str(i), 1, {"accuracy_mean": i / 100})
         progress.done(str(i), "finished")
+    progress.start("50", "fedavg", "lr=50")
     rows = [line for line in picture(progress).splitlines() if "finished" in line]
     assert [row.split()[1] for row in rows] == ["lr=47", "lr=48", "lr=49"]
 
@@ -124,7 +171,7 @@ def test_of_a_loss_the_smallest_is_the_best(pipe):
         progress.start(str(i), "fedavg[1]", f"lr={i}")
         progress.update(str(i), 1, {"loss_mean": value})
         progress.done(str(i), "finished")
-    assert "best fedavg[1]: 1.5000 (lr=1)" in picture(progress)
+    assert "best fedavg[1]: 1.5000 after round 1 (lr=1)" in picture(progress)
 
 
 def test_a_trial_that_runs_again_counts_once(pipe):

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import rayfl
-from rayfl.engine.checkpoints import complete
+from rayfl.engine.checkpoints import complete, read
 from rayfl.engine.locks import held
 from rayfl.listeners import EarlyStopping, Listener
 from rayfl.metrics import EVALUATED
@@ -230,6 +230,79 @@ def test_a_listener_ends_a_run_with_an_evaluated_round(tmp_path):
     first, second = rayfl.run(stopping), rayfl.run(stopping)
     assert len(first.lines) < 9 and without_seconds(first).equals(without_seconds(second))
     assert isinstance(stopping.listeners[0], EarlyStopping)
+
+
+ENDING = {
+    "rounds": 40,
+    "evaluation": {"every": 1},
+    "run": {"executor": "serial", "checkpoint_seconds": 0, "patience": 2},
+}
+
+
+def test_patience_ends_a_run_where_it_would_have_ended_without_a_stop(tmp_path):
+    """Two evaluations in a row were not better than the best before them, and no two before these."""
+    whole = rayfl.run(tiny(**ENDING), tmp_path / "whole")
+    found = list(whole.metrics["validation_accuracy_mean"])
+    late = [i for i in range(2, 40) if i < len(found) and max(found[i - 1 : i + 1]) <= max(found[: i - 1])]
+    assert late == [len(found) - 1] and len(found) < 40
+    stop = Told(until=len(found) - 1).remember()
+    rayfl.run(tiny(**ENDING), tmp_path / "parts", listeners=[stop])
+    told = Told().remember()
+    for _ in range(2):
+        parts = rayfl.run(tiny(**ENDING), tmp_path / "parts", resume=True, listeners=[told])
+        assert without_seconds(parts).equals(without_seconds(whole))
+    assert [line for line in told.told if line[0] == "round"] == [("round", len(found))]
+    more = rayfl.run(tiny(**ENDING | {"run": {"executor": "serial"}}), tmp_path / "parts", resume=True)
+    assert len(more.lines) == 40
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_the_best_round_is_kept_beside_the_newest(tmp_path, method):
+    """With the bits of a run that ended there, what clients keep included, and after a stop too."""
+    serial = {"executor": "serial", "checkpoint_seconds": 1000, "checkpoint": "best"}
+    best = tiny(method=method, rounds=9, evaluation={"every": 2, "local_holdout": 0.2}, run=serial)
+    whole = rayfl.run(best, tmp_path / "whole")
+    values = whole.metrics[best.chosen_by].dropna()
+    round = int(values.idxmax())
+    assert round < 9 and best.chosen_by == "validation_accuracy_mean"
+    short = rayfl.run(best.with_(rounds=round), tmp_path / "short")
+    for folder in (tmp_path / "whole", tmp_path / "parts"):
+        if not folder.exists():
+            rayfl.run(best.with_(rounds=4), folder)
+            rayfl.run(best, folder, resume=True)
+        [path] = complete(folder / "checkpoints" / "best")
+        assert path.name == f"round-{round:06d}"
+        assert json.loads((path.parent / "best.json").read_text())["value"] == values[round]
+        kept, ended = read(path), read(complete(tmp_path / "short" / "checkpoints")[-1])
+        assert_same(kept.state, ended.state)
+        assert {c: file.read_bytes() for c, file in kept.carries.files.items()} == {
+            c: file.read_bytes() for c, file in ended.carries.files.items()
+        }
+        assert complete(folder / "checkpoints")[-1].name == "round-000009"
+    assert_same(whole.submodel(0.3, best=True).state_dict(), short.submodel(0.3).state_dict())
+    rayfl.export(tmp_path / "whole", 0.3, tmp_path / "exported", best=True)
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["round"] == round
+    rayfl.run(tiny(rounds=1), tmp_path / "last")
+    assert message(rayfl.export, tmp_path / "last", 0.3, tmp_path / "x", best=True) == (
+        f"{tmp_path / 'last'}: has no best checkpoint; allowed: a run of `run.checkpoint: best`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "metric"),
+    [
+        ({}, "validation_accuracy_mean"),
+        ({"evaluation": {"holdout": 0}}, "accuracy_mean"),
+        ({"method": "standalone"}, "local_accuracy_mean"),
+        ({"method": "standalone", "evaluation": {"local_holdout": 0.2}}, "local_validation_accuracy_mean"),
+        ({"method": "standalone", "evaluation": {"clients": False}}, "validation_accuracy_mean"),
+    ],
+    ids=str,
+)
+def test_rounds_are_chosen_on_what_is_held_out(sections, metric):
+    experiment = tiny(**sections)
+    assert experiment.chosen_by == metric and metric in experiment.metrics()
+    assert experiment.with_(run={"patience": 3}).heard() == (EarlyStopping(metric=metric, patience=3),)
 
 
 def test_round_by_round():

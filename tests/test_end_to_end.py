@@ -230,7 +230,8 @@ def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsy
         rows = list(csv.DictReader(file))
     accuracies = ["accuracy_mean", "accuracy_worst", *(f"accuracy_{c:g}" for c in TINY["clients"]["capacities"])]
     costs = ["bytes_down", "bytes_up", "train_flops", "seconds"]
-    assert list(rows[0]) == ["method", "seed", *accuracies, "loss_mean", *costs]
+    search = ["training.lr", "training.lr place", "doubts"]
+    assert list(rows[0]) == ["method", "title", "seed", *accuracies, "loss_mean", *costs, "standing", *search]
     assert sorted((row["method"], row["seed"]) for row in rows) == [
         (label, seed) for label in ("heterofl", "smallest") for seed in "01"
     ]
@@ -243,6 +244,7 @@ def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsy
             and t.config["training"]["lr"] == confirmed[t.label]
         ]
         assert float(row["accuracy_mean"]) == trial.result["accuracy_mean"]
+        assert float(row["training.lr"]) == confirmed[row["method"]] and row["training.lr place"].endswith(" of 2")
 
     # MLflow: one parent, and every trial once with all its rounds
     found = histories(output)

@@ -35,8 +35,10 @@ LAYERS = (
     ("report",),
     ("tuning",),
     ("driver",),
-    ("comparison", "scaling"),
+    ("comparison", "scaling", "reference"),
+    ("schema", "template"),
     ("cli", "testing"),
+    ("__main__",),
 )
 """A module imports from the layers above its own. Within a layer only modules of one folder import each other, and not
 in a circle. A name stands for all that is below it which is not named itself."""

@@ -37,7 +37,8 @@ def test_the_top_readme_is_read_in_two_minutes():
 
 
 def test_its_table_has_every_command():
-    assert set(re.findall(r"^\| `rayfl (\w+)", Path("README.md").read_text(), re.M)) == set(COMMANDS)
+    rows = "".join(re.findall(r"^\| (`rayfl .+?) \|", Path("README.md").read_text(), re.M))
+    assert set(re.findall(r"`rayfl (\w+)", rows)) == set(COMMANDS)
 
 
 def test_its_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):

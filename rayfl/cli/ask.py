@@ -1,30 +1,36 @@
-"""rayfl describe | check | list: what is answered without training."""
+"""rayfl describe | check: what an experiment is, before it trains."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from rayfl.cli.shared import find_config, given_of, print_table, say
-from rayfl.config import ConfigError, choose, load_yaml
+from rayfl.cli.files import configs, find_config, rows
+from rayfl.cli.shared import given_of, print_table, say
+from rayfl.config import ConfigError, load_yaml
 
 
 def describe(
-    config: Annotated[Path | None, typer.Argument(help="A YAML file, in place of --model.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="A YAML file, in place of --model.", autocompletion=configs)
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model by name, with the images that it was published for.")
     ] = None,
     capacities: Annotated[str | None, typer.Option(help="Shares, or HeteroFL's letters; 1,0.5,...,0.0625.")] = None,
-    convention: Annotated[str, typer.Option(help="heterofl_official, macs or flops2.")] = "macs",
-    metric: Annotated[str | None, typer.Option(help="What a capacity is a share of: width, params, flops.")] = None,
+    convention: Annotated[
+        Literal["heterofl_official", "macs", "flops2"], typer.Option(help="How operations are counted.")
+    ] = "macs",
+    metric: Annotated[
+        Literal["width", "params", "flops"] | None, typer.Option(help="What a capacity is a share of.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="The method that decides what a capacity runs.")] = None,
-    row: Annotated[str | None, typer.Option(help="Of a sweep's CONFIG: that row.")] = None,
+    row: Annotated[str | None, typer.Option(help="Of a sweep's CONFIG: that row.", autocompletion=rows)] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Number of classes, with --model.")] = None,
     coverage: Annotated[
-        int, typer.Option(min=0, help="Rounds: the share of the server's parameters that a client ever holds in them.")
+        int, typer.Option(min=0, help="Rounds: the share of the server that a client ever holds in them.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of records.")] = False,
 ) -> None:
@@ -33,9 +39,7 @@ def describe(
     from rayfl.describe import changed, native
     from rayfl.describe import describe as described
     from rayfl.experiment import read_experiment
-    from rayfl.operations import CONVENTIONS
 
-    counted: Any = choose({name: name for name in CONVENTIONS}, convention, "--convention", "convention")
     if config is not None and model is None:
         if classes is not None:
             raise ConfigError("--classes: allowed: with --model; a CONFIG's data say their classes")
@@ -48,7 +52,7 @@ def describe(
     else:
         raise ConfigError("describe: allowed: either a CONFIG or --model NAME")
     experiment = read_experiment(changed(given, capacities, metric, method), str(config or "describe"))
-    found = described(experiment, counted, coverage)
+    found = described(experiment, convention, coverage)
     if as_json:
         print(json.dumps(found, indent=1))
         return
@@ -61,31 +65,16 @@ def describe(
     print_table(table)
 
 
-def check(configs: Annotated[list[Path], typer.Argument(help="YAML files.")]) -> None:
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML files.", autocompletion=configs)],
+) -> None:
     """Validates files without starting Ray: keys, types, ranges, models at every capacity, search spaces."""
     from rayfl.experiment import load_experiment
     from rayfl.tuning.load import load_sweep
 
-    for path in map(find_config, configs):
+    for path in map(find_config, files):
         if "experiment" in load_yaml(path):
             plan = load_sweep(path)
             say(f"{path}: a sweep of {len(plan.rows)} rows: {', '.join(plan.rows)}")
         else:
             say(f"{path}: a run of {load_experiment(path).method.name}")
-
-
-def list_(
-    names: Annotated[
-        list[str] | None, typer.Argument(help='Classes of your own too, as "package.module:Class".')
-    ] = None,
-) -> None:
-    """The methods, models, data sets, partitions, scores and listeners with their options, those of installed packages
-    included."""
-    from rayfl.catalogue import catalogue
-
-    for section, entries in catalogue(names or []).items():
-        table = Table(title=f"{section}: name", title_justify="left", show_header=False, box=None)
-        for name, sentence, options in entries:
-            table.add_row(Text(name, "bold"), Text(sentence), Text(options))
-        print_table(table)
-        say("")

@@ -1,7 +1,7 @@
 """rayfl compare | report | export: what is made of runs that ended."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,7 +25,7 @@ def compare(
     metric: Annotated[
         str | None, typer.Option(help="What best trials are chosen by, and rows are ranked by; the sweep's own.")
     ] = None,
-    format: Annotated[str, typer.Option(help="table, markdown, csv or latex.")] = "table",
+    format: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option(help="What to print.")] = "table",
 ) -> None:
     """The best trial of every method, from MLflow: mean and standard deviation over seeds, and which rows these do not
     tell apart."""
@@ -35,7 +35,6 @@ def compare(
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
 
-    choose(dict.fromkeys(["table", "markdown", "csv", "latex"]), format, "--format", "format")
     tags = _tags(tag or [])
     uris = tracking_uri or [uri_of(output, None)]
     if output.is_dir():
@@ -100,9 +99,7 @@ def report(
     html: Annotated[
         bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
     ] = False,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Plots as PDF and SVG too, which takes as long again.")
-    ] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Plots as PDF and SVG too.")] = False,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
     from rayfl.report import report_on
@@ -118,10 +115,13 @@ def export(
     capacity: Annotated[float, typer.Option(help="Which submodel.")],
     to: Annotated[Path, typer.Option(help="Folder to write.")],
     client: Annotated[int | None, typer.Option(help="That client's own, if it keeps something.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="After the best round in place of the last (run.checkpoint: best).")
+    ] = False,
 ) -> None:
     """The submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load. The filters and
     neurons that a mask removed for good are left out."""
     from rayfl.driver import export as exported
 
-    exported(run, capacity, to, client, say=warn)
+    exported(run, capacity, to, client, best=best, say=warn)
     say(f"model.safetensors, config.json and model.pt2 in {to}")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
+from rayfl.cli.files import configs, rows
 from rayfl.config import ConfigError, component, load_yaml
 
 if TYPE_CHECKING:
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from rayfl.results.tables import OnTerminal
     from rayfl.results.tuned import Best
 
-console = Console()
-errors = Console(stderr=True)
+COLORS = None if os.environ.get("NO_COLOR") else "auto"
+"""rich takes NO_COLOR for colours alone, and would still write bold."""
+console = Console(color_system=COLORS)
+errors = Console(stderr=True, color_system=COLORS)
 
 WIDTH = 140
 """Columns of a table that goes into a file or a pipe."""
 
-ConfigPath = Annotated[Path, typer.Argument(help="A YAML file of tune_configs/, or your own.")]
+ConfigPath = Annotated[
+    Path, typer.Argument(help="A YAML file, or the name of a shipped one: quickstart.", autocompletion=configs)
+]
+Row = Annotated[
+    str | None, typer.Option(help="Of a sweep's CONFIG: this row, at its first point.", autocompletion=rows)
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change the experiment: training.lr=0.1"),
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: training.lr=0.1. May be repeated."),
 ]
-Output = Annotated[Path, typer.Option(resolve_path=True, help="Folder of all runs, of mlflow.db and its artifacts.")]
+Output = Annotated[Path, typer.Option(resolve_path=True, help="The folder of all runs and of mlflow.db.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")]
 Address = Annotated[
     str | None,
-    typer.Option(help="A running Ray cluster; unless given RAY_ADDRESS, else a local one of its own."),
+    typer.Option(help="A running Ray cluster, HOST:PORT; else RAY_ADDRESS, else one of its own."),
 ]
 TrackingUri = Annotated[
     str | None,
-    typer.Option(help="An MLflow server; unless given MLFLOW_TRACKING_URI, else sqlite in --output."),
+    typer.Option(help="An MLflow server; else MLFLOW_TRACKING_URI, else sqlite in --output."),
 ]
 ToExperiment = Annotated[
-    str | None, typer.Option("--experiment", help="The MLflow experiment that it goes into; unless given, its name.")
+    str | None, typer.Option("--experiment", help="The MLflow experiment that it goes into; else its name.")
 ]
-Name = Annotated[str | None, typer.Option(help="Name of its folder below --output; unless given the file's.")]
-
-
-def find_config(path: Path) -> Path:
-    """The file, or the one of this name that travels inside the package: quickstart, tune_configs/quickstart.yaml."""
-    shipped = [above / "tune_configs" for above in Path(__file__).parents[1:3]]
-    named = [folder / f"{path.stem}.yaml" for folder in shipped if path.parent in (Path(), Path("tune_configs"))]
-    return next((place for place in (path, *named) if place.is_file()), path)
+Name = Annotated[str | None, typer.Option(help="Its folder below --output; else the file's name.")]
 
 
 def given_of(config: Path, row: str | None) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def show(
         print_table(numbers.rich(full=len(numbers.header)))
 
 
-def print_table(table: "Table | OnTerminal") -> None:
-    (console if console.is_terminal else Console(width=WIDTH)).print(table)
+def print_table(table: "RenderableType | OnTerminal") -> None:
+    (console if console.is_terminal else Console(width=WIDTH, color_system=COLORS)).print(table)
 
 
 def say(text: str) -> None:
@@ -141,7 +141,8 @@ def say(text: str) -> None:
 
 
 def warn(text: str, style: str = "") -> None:
-    errors.print(_plain(text, style), soft_wrap=True)
+    # a sentence breaks between words where somebody reads it, and nowhere in a pipe
+    errors.print(_plain(text, style), soft_wrap=not errors.is_terminal)
 
 
 def _plain(text: str, style: str = "") -> Text:

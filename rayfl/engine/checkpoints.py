@@ -7,23 +7,28 @@ is whole, or it was damaged later; a damaged one is passed over for the one befo
 What clients keep is in the folder `kept/` beside all checkpoints, one file a client and round (`rayfl.engine.carries`).
 A checkpoint's `kept.npy` names those that it goes with, and their SHA-256. They are hard links to the files that the
 run works with: one that did not change since the last checkpoint is neither read nor written nor linked again.
+
+The folder `best/` beside them has the checkpoint of the best round, with what clients kept then, as links, where a run
+keeps it (`Best`).
 """
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from safetensors import SafetensorError
 
 from rayfl.config import ConfigError, differences
-from rayfl.engine.carries import ROWS, Carries, Kept
+from rayfl.engine.carries import ROWS, Carries, Kept, files_of
 from rayfl.engine.files import PARTIAL, beside, link, load_tensors, opened, remove, save_tensors, sha256, sync
 from rayfl.fold import State
+from rayfl.metrics import Line
 
 VERSION = 3
 MANIFEST = "manifest.json"
@@ -32,6 +37,8 @@ UNSUMMED = {"round", "config", "sha256"}
 STATE = "state.safetensors"
 KEPT = "kept.npy"
 STORE = "kept"
+BEST = "best"
+VALUE = "best.json"
 
 
 class DamagedCheckpoint(ConfigError):
@@ -200,10 +207,57 @@ def _is_whole(path: Path) -> bool:
 
 
 def copy(folder: Path, to: Path) -> None:
-    """All checkpoints of a folder, as links, into another."""
+    """All checkpoints of a folder, the best one too, as links, into another."""
     for part in (*complete(folder), folder / STORE):
         if part.is_dir():
             shutil.copytree(part, to / part.name, copy_function=link, dirs_exist_ok=True)
+    copy_best(folder, to)
+
+
+def copy_best(folder: Path, to: Path) -> None:
+    """The best checkpoint of a folder, if it has one, in place of that of another."""
+    remove(to / BEST)
+    if (folder / BEST).is_dir():
+        shutil.copytree(folder / BEST, to / BEST, copy_function=link)
+
+
+class Best:
+    """The best evaluated round so far, and its checkpoint in the folder `best/` below `folder`, the first of equal
+    ones. What it goes by is in that folder too, so that a run that goes on knows it."""
+
+    def __init__(self, folder: Path, metric: str, better: Literal["max", "min"]):
+        self.folder, self.metric, self.better = folder / BEST, metric, better
+
+    @property
+    def value(self) -> float:
+        """Of the metric; NaN before there is one."""
+        try:
+            return float(json.loads((self.folder / VALUE).read_text())["value"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return math.nan
+
+    def is_better(self, line: Line) -> bool:
+        """Whether an evaluated round is better than all before."""
+        value, before = line[self.metric], self.value
+        return math.isnan(before) or (value > before if self.better == "max" else value < before)
+
+    def keep(self, line: Line) -> None:
+        """Keeps the newest checkpoint, which is of this evaluated round, in place of the best before."""
+        folder = self.folder.parent
+        newest = complete(folder)[-1]
+        with beside(self.folder, f"the best checkpoint, of round {line['round']}") as partial:
+            remove(partial)
+            shutil.copytree(newest, partial / newest.name, copy_function=link)
+            if (newest / KEPT).exists():
+                (partial / STORE).mkdir()
+                for file in files_of(folder / STORE, np.load(newest / KEPT)).values():
+                    link(file, partial / STORE / file.name)
+            said = {"round": line["round"], "metric": self.metric, "value": line[self.metric]}
+            (partial / VALUE).write_text(json.dumps(said, indent=1))
+            sync(partial / VALUE)
+            sync(partial)
+            remove(self.folder)
+        sync(folder)
 
 
 def same_config(path: Path, saved: dict[str, Any], config: dict[str, Any]) -> None:

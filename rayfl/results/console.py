@@ -1,8 +1,9 @@
-"""Live progress on the terminal; plain lines where there is none (a pipe, CI)."""
+"""Live progress on the terminal; plain lines where there is none (a pipe, CI); events for machines where they are asked
+for (`rayfl.results.events`)."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,51 +12,93 @@ from pydantic import PrivateAttr
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from rayfl.listeners import Listener
-from rayfl.metrics import Line
+from rayfl.metrics import EVALUATED, Line
+from rayfl.results.events import Tell, nobody
 
 ENDED_IN_VIEW = 3
+BAR = 24
+"""Columns of a bar, where the terminal has room."""
 COLORS = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
 class Progress(ABC):
-    """A live area, notes above it, and the time that is left."""
+    """A live area, notes above it, and the time that is left. `tell` hears of events too."""
 
-    def __init__(self, console: Console | None = None):
-        self.console = console or Console()
+    def __init__(self, console: Console | None = None, tell: Tell = nobody):
+        self.console, self.tell = console or Console(), tell
         self._live: Live | None = None
         self._began = time.monotonic()
+        self._worked: tuple[float, float] | None = None
+        """When work was first seen to be done, and the share that was done then."""
+        self._phase = ""
+        self._spinner = Spinner("dots", style="cyan")
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.quiet:
             self._live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=4)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._phase = ""
         if self._live is not None:
+            # of what has not begun nothing stays in view
+            self._live.transient = self._worked is None
             self._live.stop()
 
     @abstractmethod
     def picture(self) -> RenderableType:
         """What the live area shows now."""
 
+    def phase(self, text: str) -> None:
+        """What it is busy with from now on: "starting Ray"."""
+        if text != self._phase:
+            self._phase = text
+            self.tell("phase", phase=text)
+            self._plain(f"{text} ...")
+
     def note(self, text: str) -> None:
         """A message above the live area; from any thread. What cannot be encoded, as in a path, becomes "?"."""
-        self.console.print(Text(text.encode(errors="replace").decode()), soft_wrap=True)
+        text = text.encode(errors="replace").decode()
+        self.tell("note", text=text)
+        self._print(text)
 
     def _plain(self, text: str) -> None:
         if not self.console.is_terminal:
-            self.note(text)
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
 
     def _times(self, share: float) -> str:
-        """ "1:02 elapsed, 3:04 left" when a share of the work was done in this time."""
-        elapsed = time.monotonic() - self._began
-        left = f", {clock(elapsed * (1 - share) / share)} left" if 0 < share < 1 else ""
-        return f"{clock(elapsed)} elapsed{left}"
+        """ "1:02 elapsed, 3:04 left" when a share of this process's work was done in this time. What went by before
+        work was first seen to be done, as Ray started, says nothing of what is left."""
+        now = time.monotonic()
+        if self._worked is None and share > 0:
+            self._worked = (now, share)
+        since, before = self._worked or (now, 0.0)
+        if before == share:
+            since, before = self._began, 0.0
+        left = f", {clock((now - since) * (1 - share) / (share - before))} left" if 0 < share < 1 else ""
+        return f"{clock(now - self._began)} elapsed{left}"
+
+    def _below(self, more: str = "") -> list[RenderableType]:
+        """The phase, as the last line."""
+        if not self._phase:
+            return []
+        self._spinner.update(text=Text(f"{self._phase}{more}, {clock(time.monotonic() - self._began)}", "dim"))
+        return [self._spinner]
+
+    def _bar(self, share: float, text: str) -> Table:
+        row = Table.grid(padding=(0, 1))
+        width = max(4, min(BAR, self.console.width - len(text) - 2))
+        row.add_row(ProgressBar(1.0, share, width=width), Text(text))
+        return row
 
 
 class RunProgress(Progress):
@@ -69,36 +112,62 @@ class RunProgress(Progress):
         metric: str = "accuracy_mean",
         first: int = 0,
         console: Console | None = None,
+        tell: Tell = nobody,
     ):
-        super().__init__(console)
+        super().__init__(console, tell)
         self.label, self.rounds, self.metric = label, rounds, metric
         self.first, self.round = first, first
         self.shown: dict[str, float] = {}
+        self.judged = 0
+        """The round that the accuracy is of."""
+
+    def begin(self, folder: Path | None, round: int) -> None:
+        """Rounds are made from now on, after `round` of an earlier process."""
+        self.first = self.round = round
+        self.tell("started", label=self.label, folder=folder, round=round, rounds=self.rounds, metric=self.metric)
 
     def update(self, round: int, metrics: Mapping[str, Any]) -> None:
         """After a round, with its line; an accuracy stays in view until the next evaluation."""
-        before, self.round = self.round, round
+        before, self.round, self._phase = self.round, round, ""
         for key in ("train_loss", self.metric, "seconds"):
             if key in metrics:
                 self.shown[key] = metrics[key]
+        if self.metric in metrics:
+            self.judged = round
+        self.tell("evaluated" if EVALUATED in metrics else "round", **metrics)
         tenth = max(1, self.rounds // 10)
         if before // tenth < round // tenth or round == self.rounds:
-            self._plain(f"{self.label}: {self._text()}")
+            self._plain(f"{self.label}: {', '.join([self._where, *self._found(), self._clock])}")
+
+    def end(self, status: str) -> None:
+        """finished, failed or stopped."""
+        self.tell("ended", status=status, round=self.round)
 
     def picture(self) -> RenderableType:
-        return _bar(self.round / self.rounds, f"{self.label}: {self._text()}")
+        if self.round == self.first:
+            return Group(*self._below())
+        bar = self._bar(self.round / self.rounds, f"{self.label}: {self._where}, {self._clock}")
+        return Group(bar, Text("  " + ", ".join(self._found()), "dim"), *self._below())
 
-    def _text(self) -> str:
-        parts = [f"round {self.round}/{self.rounds}"]
+    @property
+    def _where(self) -> str:
+        return f"round {self.round}/{self.rounds}"
+
+    def _found(self) -> list[str]:
+        parts = []
         if "train_loss" in self.shown:
             parts.append(f"loss {self.shown['train_loss']:.4f}")
         if self.metric in self.shown:
-            name = self.metric.removesuffix("_mean").replace("_", " ")
-            parts.append(f"{name} {self.shown[self.metric]:.4f}")
+            of = "" if self.judged == self.round else f" after round {self.judged}"
+            parts.append(f"{spoken(self.metric)} {self.shown[self.metric]:.4f}{of}")
         if "seconds" in self.shown:
             parts.append(f"{self.shown['seconds']:.2f} s/round")
+        return parts
+
+    @property
+    def _clock(self) -> str:
         made, all = self.round - self.first, self.rounds - self.first
-        return ", ".join([*parts, self._times(made / all if all else 1.0)])
+        return self._times(made / all if all else 1.0)
 
 
 class Shown(Listener):
@@ -113,8 +182,11 @@ class Shown(Listener):
         shown._progress, shown._follow = progress, follow
         return shown
 
+    def on_phase(self, phase: str) -> None:
+        self._progress.phase(phase)
+
     def on_start(self, config: dict[str, Any], folder: Path | None, round: int) -> None:
-        self._progress.first = self._progress.round = round
+        self._progress.begin(folder, round)
         if folder is not None:
             self._follow(folder)
 
@@ -124,6 +196,9 @@ class Shown(Listener):
     def on_note(self, text: str) -> None:
         self._progress.note(text)
 
+    def on_end(self, status: str) -> None:
+        self._progress.end(status)
+
 
 @dataclass(eq=False)
 class _Trial:
@@ -132,11 +207,22 @@ class _Trial:
     rounds: int
     round: int = 0
     value: float | None = None
+    judged: int = 0
+    """The round that the value is of."""
     status: str = "running"
+
+    def learn(self, round: int, value: float | None) -> None:
+        self.round = round
+        if value is not None:
+            self.value, self.judged = value, round
 
     @property
     def score(self) -> str:
         return "" if self.value is None else f"{self.value:.4f}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.round}/{self.rounds}"
 
 
 class SweepProgress(Progress):
@@ -149,38 +235,58 @@ class SweepProgress(Progress):
         metric: str = "accuracy_mean",
         mode: Literal["max", "min"] = "max",
         console: Console | None = None,
+        tell: Tell = nobody,
     ):
-        super().__init__(console)
+        super().__init__(console, tell)
         self.total_trials, self.rounds, self.metric, self.mode = total_trials, rounds, metric, mode
         self.trials: dict[str, _Trial] = {}
         self.ended: list[_Trial] = []
         self.before = 0.0
 
+    def begin(self, label: str, folder: Path) -> None:
+        """Trials run from now on."""
+        self.tell("started", label=label, folder=folder, trials=self.total_trials, metric=self.metric, mode=self.mode)
+
+    def end(self, status: str) -> None:
+        """finished, failed or stopped."""
+        self.tell("ended", status=status)
+
     def resumed(self) -> None:
         """What is done by now was done by an earlier process: it says nothing of the time that is left."""
         self.before = self._made
 
-    def start(self, trial_id: str, label: str, point: str, rounds: int | None = None) -> None:
-        """A trial runs, perhaps again: the method's label, what the search chose, "lr=0.03", and its rounds if they
-        are not everybody's."""
+    def start(
+        self, trial_id: str, label: str, point: str, rounds: int | None = None, made: Sequence[Line] = ()
+    ) -> None:
+        """A trial runs, perhaps again: the method's label, what the search chose, "lr=0.03", its rounds if they are not
+        everybody's, and those that it has made."""
         before = self.trials.get(trial_id)
         self.ended = [trial for trial in self.ended if trial is not before]
-        self.trials[trial_id] = _Trial(label, point, rounds or self.rounds)
+        trial = self.trials[trial_id] = _Trial(label, point, rounds or self.rounds)
+        for line in made:
+            trial.learn(line["round"], line.get(self.metric))
+        self._tell_of(trial_id)
 
     def update(self, trial_id: str, round: int, metrics: Mapping[str, Any]) -> None:
         """After a trial's round, with its line."""
         trial = self.trials[trial_id]
-        trial.round = round
-        trial.value = metrics.get(self.metric, trial.value)
+        trial.learn(round, metrics.get(self.metric))
+        self.tell("evaluated" if EVALUATED in metrics else "round", trial=trial_id, label=trial.label, **metrics)
 
     def done(self, trial_id: str, status: str) -> None:
         """A trial ended: finished, stopped (by the scheduler or the user) or failed."""
         trial = self.trials[trial_id]
         trial.status = status
         self.ended.append(trial)
-        what = f"{trial.label} {trial.point}: {status}, round {trial.round}/{trial.rounds}"
-        score = f", {self.metric} {trial.score}" if trial.score else ""
+        self._tell_of(trial_id)
+        what = f"{trial.label} {trial.point}: {status}, round {trial.place}"
+        score = f", {spoken(self.metric)} {trial.score}" if trial.score else ""
         self._plain(f"[{len(self.ended)}/{self.total_trials}] {what}{score}; {self._times(self._share)}")
+
+    def _tell_of(self, trial_id: str) -> None:
+        trial = self.trials[trial_id]
+        about = {"label": trial.label, "point": trial.point, "status": trial.status, "round": trial.round}
+        self.tell("trial", trial=trial_id, **about, rounds=trial.rounds, value=trial.value, value_round=trial.judged)
 
     @property
     def best(self) -> dict[str, _Trial]:
@@ -199,22 +305,38 @@ class SweepProgress(Progress):
         return value if self.mode == "max" else -value
 
     def picture(self) -> RenderableType:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for name in ("method", "point", "round", self.metric, "state"):
-            table.add_column(Text(name), header_style="bold", no_wrap=True)
+        if not self.trials:
+            return Group(*self._below(": the first trials start"))
         trials = list(self.trials.values())
-        running = [trial for trial in trials if trial.status == "running"]
-        for trial in self.ended[-ENDED_IN_VIEW:] + running:
-            state = Text(trial.status, COLORS[trial.status])
-            place = f"{trial.round}/{trial.rounds}"
-            table.add_row(Text(trial.label), Text(trial.point), place, trial.score, state)
         made = sum(trial.round for trial in trials)
         rounds = sum(trial.rounds for trial in trials) + (self.total_trials - len(trials)) * self.rounds
         total = f"trials {len(self.ended)}/{self.total_trials}, rounds {made}/{rounds}, {self._times(self._share)}"
         ranked = sorted(self.best.items(), key=lambda item: -self._score(item[1]))
-        best = [Text(f"best {label}: {t.score} ({t.point})", "dim") for label, t in ranked]
+        best = [
+            Text(
+                f"best {label}: {t.score} after round {t.judged} ({t.point})", "dim", no_wrap=True, overflow="ellipsis"
+            )
+            for label, t in ranked
+        ]
         # a terminal that is too low cuts the end
-        return Group(_bar(self._made, total), *best, table)
+        running = [trial for trial in trials if trial.status == "running"]
+        table = [self._table(running)] if running else []
+        return Group(
+            self._bar(self._made, total), *best, *table, *self._below("" if made else ": the first trials start")
+        )
+
+    def _table(self, running: Sequence[_Trial]) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in ("method", "point", "round", spoken(self.metric).replace(" ", "\n"), "of\nround", "state"):
+            # on a narrow terminal the point gives way
+            table.add_column(Text(name), header_style="bold", no_wrap=name != "point", vertical="bottom")
+        for trial in [*self.ended[-ENDED_IN_VIEW:], *running]:
+            point, state = (
+                Text(trial.point, no_wrap=True, overflow="ellipsis"),
+                Text(trial.status, COLORS[trial.status]),
+            )
+            table.add_row(Text(trial.label), point, trial.place, trial.score, str(trial.judged or ""), state)
+        return table
 
     @property
     def _share(self) -> float:
@@ -228,10 +350,37 @@ class SweepProgress(Progress):
         return (len(self.ended) + running) / self.total_trials
 
 
-def _bar(share: float, text: str) -> Table:
-    row = Table.grid(padding=(0, 1))
-    row.add_row(ProgressBar(1.0, share, width=24), Text(text))
-    return row
+class ScaleProgress(Progress):
+    """A scale study: a bar over its points, and a line for each."""
+
+    made = points = 0
+
+    def begin(self, folder: Path, points: int) -> None:
+        """So many points are measured from now on."""
+        self.points = points
+        self.tell("started", label="scale", folder=folder, points=points)
+
+    def update(self, text: str, row: Mapping[str, Any]) -> None:
+        """After a point, with its numbers, and with a sentence on it."""
+        self.made += 1
+        self.tell("point", **row)
+        self._print(text)
+
+    def end(self, status: str) -> None:
+        """finished, failed or stopped."""
+        self.tell("ended", status=status)
+
+    def picture(self) -> RenderableType:
+        if not self.points:
+            return Group(*self._below())
+        share = self.made / self.points
+        bar = self._bar(share, f"points {self.made}/{self.points}, {self._times(share)}")
+        return Group(bar, *self._below())
+
+
+def spoken(metric: str) -> str:
+    """A metric in words: "validation accuracy"."""
+    return metric.removesuffix("_mean").replace("_", " ")
 
 
 def clock(seconds: float) -> str:

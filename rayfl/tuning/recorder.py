@@ -149,10 +149,8 @@ class Recorder(tune.Callback):
         return self.trials.get(trial.trial_id) or self._open(trial)
 
     def _show(self, trial_id: str, record: RunFolder) -> None:
-        self.progress.start(trial_id, record.label, record.tags["point"], record.config["rounds"])
-        if lines := record.rounds():
-            latest = {key: value for line in lines for key, value in line.items()}
-            self.progress.update(trial_id, latest["round"], latest)
+        point, rounds = record.tags["point"], record.config["rounds"]
+        self.progress.start(trial_id, record.label, point, rounds, record.rounds())
 
     def _end(self, trial, status: Status, error: str | None = None) -> None:
         self.trials[trial.trial_id].finish(status, error)

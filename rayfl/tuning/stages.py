@@ -57,7 +57,7 @@ def run_sweep(sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder) 
     search, first = sweep.search, sweep.search.seeds[0]
     if search.is_fair:
         tried = zip_longest(*(sweep.points[row] for row in sweep.rows))
-        stages.listed("search", _configs(sweep.rows, first, tried))
+        stages.listed("search", _configs(sweep.rows, first, tried), f"searching on seed {first}")
     else:
         for row in sweep.rows:
             stages.of_row(f"search-{row}", row)
@@ -69,7 +69,7 @@ def run_sweep(sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder) 
         for record in best
     ]
     if confirm:
-        stages.listed("confirm", confirm)
+        stages.listed("confirm", confirm, "running every row's best point on the other seeds")
         best = best_trials(_finished(run), search.metric, sweep.mode)
     return best
 
@@ -96,13 +96,15 @@ class _Stages:
     arrays: ray.ObjectRef
     recorder: Recorder
 
-    def listed(self, name: str, trials: list[dict[str, Any]]) -> None:
+    def listed(self, name: str, trials: list[dict[str, Any]], phase: str) -> None:
         """These trials, each to its end."""
+        self.recorder.progress.phase(phase)
         self._run(name, {"trial": tune.grid_search(trials)})
 
     def of_row(self, name: str, row: str) -> None:
         """What a searcher or a scheduler makes of a row's trials."""
         sweep, search = self.sweep, self.sweep.search
+        self.recorder.progress.phase(f"searching for {row} on seed {search.seeds[0]}")
         scheduler = scheduler_of(search, sweep.example(row).rounds, sweep.where)
         if search.searcher == "random":
             trials = [trial_config(row, search.seeds[0], point) for point in sweep.points[row]]

@@ -6,7 +6,7 @@ import pickle
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import ray
@@ -17,13 +17,14 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfl.engine.actors import Crew
-from rayfl.engine.checkpoints import DamagedCheckpoint
+from rayfl.engine.checkpoints import BEST, Best, DamagedCheckpoint, copy_best
+from rayfl.engine.files import remove
 from rayfl.engine.locks import Temporary
 from rayfl.engine.plugins import install
 from rayfl.engine.server import ServerActor
 from rayfl.experiment import Experiment, Resources
 from rayfl.listeners import tell
-from rayfl.metrics import EVALUATED
+from rayfl.metrics import EVALUATED, Line
 from rayfl.tuning.search import trial_of
 from rayfl.tuning.sweep import Sweep
 
@@ -69,6 +70,7 @@ class FederatedTrial(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self.experiment, self.round = None, 0
+        remove(self.checkpoints)
         return True
 
     def _load(self) -> Experiment:
@@ -78,13 +80,14 @@ class FederatedTrial(tune.Trainable):
             experiment = self.sweep.experiment(row, point, seed)
             ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder.path)))
             self.experiment, self.started, self.ended, self.saved = experiment, False, False, time.monotonic()
+            self.listeners = experiment.heard()
         return self.experiment
 
     def step(self) -> dict[str, Any]:
         experiment = self._load()
         if not self.started:
             self.started = True
-            for listener in experiment.listeners:
+            for listener in self.listeners:
                 listener.on_start(experiment.plain(), None, self.round)
         lines = ray.get(self.server.step.remote())
         if not lines:
@@ -95,25 +98,40 @@ class FederatedTrial(tune.Trainable):
             lines += ray.get(self.server.step.remote())
         self.round = lines[-1]["round"]
         result = {key: v for key, v in lines[-1].items() if isinstance(v, int | float)} | {"lines": lines}
-        self.ended |= tell(experiment.listeners, lines)
+        self.ended |= tell(self.listeners, lines)
         if self.ended and EVALUATED in lines[-1] and self.round < experiment.rounds:
             result[ENDED] = self.round
         result["done"] = ENDED in result or self.round >= experiment.rounds
         if result["done"]:
             result["client_scores"] = ray.get(self.server.client_scores.remote())
-            for listener in experiment.listeners:
+            for listener in self.listeners:
                 listener.on_end("finished")
+        if experiment.run.checkpoint == BEST and EVALUATED in lines[-1]:
+            self._keep_if_best(experiment, lines[-1])
         if time.monotonic() - self.saved > experiment.run.checkpoint_seconds:
             self.saved = time.monotonic()
             result["should_checkpoint"] = True
         return result
 
+    def _keep_if_best(self, experiment: Experiment, line: Line) -> None:
+        """In a folder of the trial's own, which travels with its checkpoints."""
+        best = Best(self.checkpoints, experiment.chosen_by, experiment.scores[0].better)
+        if best.is_better(line):
+            ray.get(self.server.save.remote(str(self.checkpoints)))
+            best.keep(line)
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         ray.get(self.server.save.remote(checkpoint_dir))
+        copy_best(self.checkpoints, Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: str) -> None:
         self._load()
         self.round, _ = ray.get(self.server.restore.remote(checkpoint))
+        copy_best(Path(checkpoint), self.checkpoints)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder.path / "checkpoints"
 
     def restore(self, result) -> None:  # pyright: ignore
         """From the trial's newest whole checkpoint, or from the start if there is none.

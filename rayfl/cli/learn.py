@@ -1,0 +1,195 @@
+"""rayfl init | explain | list | schema: what a file may say."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rayfl.cli.files import find_config, shipped
+from rayfl.cli.shared import print_table, say
+from rayfl.config import ConfigError, load_yaml
+
+if TYPE_CHECKING:
+    from rayfl.config import Config
+    from rayfl.reference import Place
+
+PLACES = {
+    "methods": "method",
+    "models": "model",
+    "data": "data",
+    "partitions": "partition",
+    "scores": "evaluation.scores",
+    "transforms": "updates.transforms",
+    "listeners": "listeners",
+}
+"""What `rayfl list` may be asked for -> where a file names it."""
+FILES = "configs"
+MOST_FILES = 5
+"""Shipped files that `rayfl explain` names."""
+
+
+def _listed(incomplete: str) -> list[str]:
+    return [name for name in (*PLACES, FILES) if name.startswith(incomplete)]
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="A new file.")] = Path("experiment.yaml"),
+    sweep: Annotated[bool, typer.Option("--sweep", help="A comparison of several methods, for rayfl sweep.")] = False,
+) -> None:
+    """Writes a file to begin with: a small experiment on real digits, and every setting with its meaning and its
+    default."""
+    if file.exists():
+        raise ConfigError(f"{file}: is there already; allowed: a new file")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file}: {file.parent} is no folder; allowed: a file in a folder that is there")
+    from rayfl import template
+
+    given = load_yaml(find_config(Path("quickstart")))
+    if not sweep:
+        # the comparison's second row stands for all
+        given = given["experiment"] | list(given["rows"].values())[1]
+    file.write_text(template.of_sweep(given) if sweep else template.of_run(given))
+    say(f"{file}: change what you like; then rayfl check {file}, and rayfl {'sweep' if sweep else 'run'} {file}")
+
+
+def explain(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Settings of a file: training.lr, method.")],
+) -> None:
+    """What a setting is: its meaning, what it may be, its default, who uses it, and where it is set in shipped files.
+    Of a section, all its settings; where a name chooses, the names."""
+    from rayfl.reference import SECTIONS, SWEEP, find
+
+    for path in paths:
+        if path in SWEEP:
+            print_table(_titled(path, SWEEP[path]))
+            if path in SECTIONS:
+                print_table(_fields(SECTIONS[path]))
+            continue
+        print_table(_explained(find(path)))
+        if files := _setting(path):
+            more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
+            print_table(_indented(f"set in {', '.join(files[:MOST_FILES])}{more}", "dim"))
+
+
+def _explained(place: "Place") -> RenderableType:
+    from rayfl.catalogue import KINDS, catalogue
+    from rayfl.experiment import DEFAULTS, NAMED
+    from rayfl.reference import sentence_of
+
+    if place.path in KINDS:
+        default = f"{DEFAULTS[place.path]} unless given" if place.path in DEFAULTS else ""
+        each = "" if place.path in NAMED else "a list, each "
+        lines = [_indented(f"{each}a name, or a section with a name and options; {default}".rstrip("; "))]
+        texts = [setting.text for setting in place.settings.values()]
+        return Group(_titled(place.path, texts[0] or "Chosen by its name."), *lines, _entries(catalogue()[place.path]))
+    section = place.below.get("")
+    parts: list[RenderableType] = []
+    groups: dict[tuple[str, str], list[str]] = {}
+    for owner, setting in place.settings.items():
+        groups.setdefault((setting.text, setting.line), []).append(owner)
+    for (text, line), owners in groups.items():
+        parts.append(_titled(place.path, text or (f"{sentence_of(section)}." if section else "")))
+        if section is None or text:
+            parts.append(_indented(line))
+        if used := place.used_by(owners):
+            parts.append(_indented(f"of {used}", "dim"))
+    return Group(*parts, *([_fields(section)] if section else []))
+
+
+def _indented(text: str, style: str = "") -> Padding:
+    return Padding(Text(text, style), (0, 0, 0, 2))
+
+
+def _titled(path: str, text: str) -> RenderableType:
+    return Text.assemble((path, "bold"), f": {text}" if text else "")
+
+
+def _fields(cls: "type[Config]") -> Table:
+    """Of a section."""
+    from rayfl.reference import settings
+
+    return _entries([(name, setting.text, setting.line) for name, setting in settings(cls).items()])
+
+
+def _entries(entries: Sequence[tuple[str, str, str]]) -> Table:
+    """Name, sentence, and below it what else there is to know."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, sentence, more in entries:
+        lines = [Text(sentence)] * bool(sentence) + [Text(more, "dim")] * bool(more)
+        table.add_row(Text(f"  {name}", "bold"), Group(*lines))
+    return table
+
+
+def _setting(path: str) -> list[str]:
+    """The shipped files that set a path, by name."""
+    found = []
+    for name, file in shipped().items():
+        given = load_yaml(file)
+        experiments = [given.get("experiment", given), *(given.get("rows") or {}).values()]
+        searched = (given.get("search") or {}).get("space", {})
+        if path in searched or any(_holds(some or {}, path.split(".")) for some in [given, *experiments]):
+            found.append(name)
+    return found
+
+
+def _holds(given: object, path: Sequence[str]) -> bool:
+    if not path:
+        return True
+    return isinstance(given, dict) and path[0] in given and _holds(given[path[0]], path[1:])
+
+
+def list_(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WHAT...",
+            help=f"{', '.join(PLACES)}, {FILES} (the shipped files); or a class of your own, package.module:Class.",
+            autocompletion=_listed,
+        ),
+    ] = None,
+) -> None:
+    """What there is to choose from, each with its options and their defaults: methods, models, data sets, partitions,
+    scores, transforms, listeners, those of installed packages included."""
+    asked = [name for name in names or [] if name in (*PLACES, FILES)]
+    own = [name for name in names or [] if name not in asked]
+    if wrong := [name for name in own if ":" not in name]:
+        known = ", ".join([*PLACES, FILES])
+        raise ConfigError(f"list: given {wrong[0]!r}; allowed: {known}, or a class of your own as package.module:Class")
+    if FILES not in asked or len(asked) > 1 or own:
+        from rayfl.catalogue import catalogue
+
+        found = catalogue(own)
+        for name, place in PLACES.items():
+            entries = [entry for entry in found[place] if not own or asked or entry[0] in own]
+            if entries and (name in asked or not asked):
+                say(f"{name} (`{place}:` in a file)")
+                print_table(_entries(entries))
+                say("")
+    if FILES in asked:
+        say(f"{FILES} (`rayfl sweep NAME`)")
+        print_table(_entries(list(_files())))
+
+
+def _files() -> Iterator[tuple[str, str, str]]:
+    """The shipped files: name, the first sentence of the comment that begins it, its rows."""
+    for name, file in shipped().items():
+        words = [line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")]
+        rows = load_yaml(file).get("rows") or {}
+        yield name, " ".join(words).partition(". ")[0].rstrip("."), ", ".join(rows)
+
+
+def schema(
+    kind: Annotated[Literal["run", "sweep"], typer.Argument(help="Of which files.")] = "sweep",
+) -> None:
+    """A JSON schema of a sweep's or a run's file, by which an editor completes and checks it."""
+    from rayfl.schema import schema as made
+
+    print(json.dumps(made(kind), indent=1))

@@ -1,0 +1,49 @@
+"""A run's metrics as TensorBoard's event files: `listeners: [tensorboard]`, then `tensorboard --logdir runs`."""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import PrivateAttr, model_validator
+
+from rayfl.config import ConfigError
+from rayfl.listeners.base import Listener
+from rayfl.listeners.tracking import name_of, numbers, require
+from rayfl.metrics import Line
+
+
+class TensorBoard(Listener):
+    """Writes every number of a round for TensorBoard (`pip install 'rayfl[tensorboard]'`)."""
+
+    name: Literal["tensorboard"] = "tensorboard"
+    folder: str | None = None
+    """Where: every run gets a folder of its own below it. null: `tensorboard/` in the run's folder. The trials of a
+    sweep have no folder, so a sweep has to give one, with its whole path."""
+    _writer: Any = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _installed(self) -> Self:
+        require("tensorboard", "tensorboard")
+        return self
+
+    def on_start(self, config: dict[str, Any], folder: Path | None, round: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self.folder is not None:
+            place = Path(self.folder).expanduser() / name_of(config, folder)
+        elif folder is not None:
+            place = folder / "tensorboard"
+        else:
+            raise ConfigError(
+                "listeners: tensorboard.folder: given nothing; allowed: a folder, because the trials of a sweep have "
+                "none of their own"
+            )
+        # what an earlier process wrote of the rounds that are made again does not count
+        self._writer = SummaryWriter(str(place), purge_step=round + 1 if round else None)
+
+    def on_round(self, line: Line) -> None:
+        for key, value in numbers(line).items():
+            self._writer.add_scalar(key, value, line["round"])
+
+    def on_end(self, status: str) -> None:
+        if self._writer is not None:
+            self._writer.close()
