@@ -274,16 +274,6 @@ def export(
     return export_submodel(deployed, to, about | {"samples": experiment.data.prepare.plain()}, say)
 
 
-def _place(folder: Path, best: bool) -> Path:
-    """Where a run's checkpoints are, or the best one."""
-    checkpoints = folder / CHECKPOINTS
-    if not complete(checkpoints):
-        raise ConfigError(f"{folder}: has no checkpoint; allowed: the folder of a run, below trials/ in a sweep's")
-    if best and not complete(checkpoints / BEST):
-        raise ConfigError(f"{folder}: has no best checkpoint; allowed: a run of `run.checkpoint: best`")
-    return checkpoints / BEST if best else checkpoints
-
-
 def deployments(
     folder: str | Path, *, arrays: Arrays | None = None, say: Callable[[str], None] = print
 ) -> dict[float, Deployment]:
@@ -294,6 +284,16 @@ def deployments(
     experiment = read_experiment(record.config, str(record.path / "config.json"))
     with _restored(experiment, record.path / CHECKPOINTS, say, arrays) as (_, simulation):
         return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
+
+
+def _place(folder: Path, best: bool) -> Path:
+    """Where a run's checkpoints are, or the best one."""
+    checkpoints = folder / CHECKPOINTS
+    if not complete(checkpoints):
+        raise ConfigError(f"{folder}: has no checkpoint; allowed: the folder of a run, below trials/ in a sweep's")
+    if best and not complete(checkpoints / BEST):
+        raise ConfigError(f"{folder}: has no best checkpoint; allowed: a run of `run.checkpoint: best`")
+    return checkpoints / BEST if best else checkpoints
 
 
 def _at_checkpoint(

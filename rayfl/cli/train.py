@@ -1,5 +1,6 @@
 """rayfl run | sweep | scale: what trains."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,6 @@ from rayfl.cli.shared import (
     located,
     print_table,
     sending_to,
-    warn,
 )
 from rayfl.config import load_yaml
 
@@ -86,7 +86,9 @@ def sweep(
     address: Address = None,
     tracking_uri: TrackingUri = None,
     experiment_name: ToExperiment = None,
-    models: Annotated[bool, typer.Option(help="Log the tuned rows' submodels as MLflow's models.")] = True,
+    no_models: Annotated[
+        bool, typer.Option("--no-models", help="Do not log the tuned rows' submodels in MLflow.")
+    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -119,9 +121,10 @@ def sweep(
         progress.phase(SENDING)
     published = found.folder.config.get("published")
     shows.results(found.best, found.folder.facts.judge, published, found.tuned)
-    if models:
-        with shows.busy("logging submodels as MLflow's models"):
-            log_models(sender.copy, found.folder, lambda path: driver.deployments(path, arrays=arrays, say=warn))
+    if not no_models:
+        with shows.busy("logging the rows' submodels in MLflow"):
+            networks = partial(driver.deployments, arrays=arrays, say=progress.note)
+            log_models(sender.copy, found.folder, networks)
     shows.places("results.csv, results.md and plots", folder, output, tracking_uri, sender.page(folder))
 
 

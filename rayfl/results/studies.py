@@ -29,7 +29,7 @@ class Study:
 
     def best(self, metric: str | None) -> tuple[list[Record], dict[str, Best]]:
         """The rows of each label's best point, by `metric` or what it was tuned by, and what the search found."""
-        params, paths = self.sweep["params"], self.sweep["facts"]["tuned"]
+        params, paths = self.sweep["params"], facts_of(self.sweep).tuned
         search = metric or params.get("search.metric"), params.get("search.mode", "auto")
         best = best_trials(self.runs, *search)
         return best, tuned(best, self.trials, paths, *search)
@@ -46,7 +46,7 @@ def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[l
         best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in rows]
         found |= {before + label: point for label, point in chosen.items()}
     judges = {study.sweep["facts"]["judge"] for study in studies}
-    paths = {tuple(study.sweep["facts"]["tuned"]) for study in studies}
+    paths = {facts_of(study.sweep).tuned for study in studies}
     judge = metric or (judges.pop() if len(judges) == 1 or not best else judge_of(best))
     return best, judge, found if len(paths) == 1 else {}
 
