@@ -192,7 +192,7 @@ def failing(tmp_path, *fails):
 
 @pytest.mark.slow
 def test_a_trial_keeps_its_best_round_and_ends_when_patience_is_up(swept, tmp_path):
-    """With the bits of a serial run. The second trial takes over the processes of the first, and nothing of its best."""
+    """With the bits of a serial run. The second trial takes over the processes of the first, and not its best round."""
     run = {"chunk": 1, "actors": 2, "checkpoint": "best", "patience": 1, "checkpoint_seconds": 0}
     experiment = {"run": run, "evaluation": {"every": 1}}
     path = write(tmp_path, ["heterofl"], experiment, space={"training.lr": {"grid": [0.2, 0.05]}})
