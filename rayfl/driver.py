@@ -284,17 +284,38 @@ def _place(folder: Path, best: bool) -> Path:
     return checkpoints / BEST if best else checkpoints
 
 
+def deployments(
+    folder: str | Path, *, arrays: Arrays | None = None, say: Callable[[str], None] = print
+) -> dict[float, Deployment]:
+    """What a device of every capacity runs after a run's newest whole checkpoint, with its norms' statistics, largest
+    capacity first. `arrays`: the data, where they are loaded already."""
+    record = RunFolder.open(folder)
+    record.require_version()
+    experiment = read_experiment(record.config, str(record.path / "config.json"))
+    with _restored(experiment, record.path / CHECKPOINTS, say, arrays) as (_, simulation):
+        return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
+
+
 def _at_checkpoint(
     experiment: Experiment, place: Path, capacity: float, client: int | None, say: Callable[[str], None]
 ) -> tuple[int, Deployment]:
     """The round of the newest whole checkpoint in a folder, and what a device of a capacity, or a client, runs then."""
     _check_device(experiment, capacity, client)
+    with _restored(experiment, place, say) as (round, simulation):
+        return round, simulation.deployment(capacity, client)
+
+
+@contextmanager
+def _restored(
+    experiment: Experiment, place: Path, say: Callable[[str], None], arrays: Arrays | None = None
+) -> Iterator[tuple[int, Simulation]]:
+    """The round of the newest whole checkpoint in a folder, and the run as it stood there."""
     with Temporary() as scratch:
-        simulation = Simulation(experiment, load_data(experiment), scratch)
+        simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
         round, said = simulation.restore(place)
         for text in said:
             say(text)
-        return round, simulation.deployment(capacity, client)
+        yield round, simulation
 
 
 # what all of these need

@@ -13,7 +13,7 @@ from rayfl.results import published
 from rayfl.results.findings import Findings, found_in
 from rayfl.results.folder import RunFolder
 from rayfl.results.pareto import write_pareto
-from rayfl.results.plots import label_distribution, plots_of, tuning_plots, write_plots
+from rayfl.results.plots import counts_in, label_distribution, plots_of, tuning_plots, write_plots
 from rayfl.results.rows import Record
 from rayfl.results.submodels import Deployments, of_networks, over_rounds, write_submodels
 from rayfl.results.tables import write_tables
@@ -36,6 +36,8 @@ def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None
     if finished:
         write_pareto(folder, best, finished, found.metric, formats)
     write_submodels(folder, best, lambda path: deployments(path, say), say, judge, formats)
+    for name, counts in counts_in(folder / "plots").items():
+        label_distribution(counts).write(folder / "plots" / name, formats)
     section, changed = published.from_config(found.config)
     if section:
         (folder / "published.md").write_text(published.markdown(section, changed, best))

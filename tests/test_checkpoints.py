@@ -171,6 +171,22 @@ def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
     assert line.endswith("; going back to the checkpoint before it")
 
 
+def test_who_wants_the_state_alone_reads_nothing_that_clients_keep(tmp_path):
+    """A report, of a run in which thousands of clients keep a network each."""
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 1, {"w": torch.ones(2)})
+    newest = write(tmp_path, 1, CONFIG, state(1), carries)
+    assert list(read(newest).carries.files) == [3]
+    flip_a_bit(kept(newest))
+    found = latest(tmp_path, CONFIG, pytest.fail, carries=False)
+    assert_same(found.state, state(1))
+    assert found.carries.files == {}
+    # but what is read is verified
+    flip_a_bit(newest / "state.safetensors")
+    with pytest.raises(DamagedCheckpoint):
+        latest(tmp_path, CONFIG, print, carries=False)
+
+
 def test_checkpoints_that_a_user_moved_are_read_and_their_links_removed(tmp_path):
     """But not what the links name."""
     (tmp_path / "elsewhere").mkdir()

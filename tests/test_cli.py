@@ -303,7 +303,9 @@ def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path
 
 
 def without_mlflow(monkeypatch):
-    monkeypatch.setattr(train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    monkeypatch.setattr(
+        train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None, page=lambda path: ""))
+    )
 
 
 def test_exported_into_a_file(rayfl, config, tmp_path, monkeypatch):

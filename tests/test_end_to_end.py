@@ -14,7 +14,7 @@ from rayfl.engine.checkpoints import complete, read
 from rayfl.engine.files import checksum
 from rayfl.experiment import load_experiment
 from rayfl.results.folder import RunFolder, runs
-from rayfl.results.mlflow import Mlflow, default_uri
+from rayfl.results.mlflow import Store, default_uri
 from rayfl.tuning.load import load_sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -140,10 +140,9 @@ def assert_terminated(command, folder):
 
 def histories(output):
     """(label, point) of each of MLflow's runs -> the steps of its training loss."""
-    client = Mlflow(default_uri(output), "rayfl", note=pytest.fail)._client
-    [experiment] = [e for e in client.search_experiments() if e.name == "rayfl"]
-    found = {}
-    for run in client.search_runs([experiment.experiment_id]):
+    store = Store(default_uri(output))
+    client, found = store.client, {}
+    for run in store.search([e.experiment_id for e in store.experiments()], "tags.`rayfl.kind` != 'row'"):
         assert run.info.status == "FINISHED"
         name = (run.data.tags["label"], run.data.tags.get("point"))
         history = client.get_metric_history(run.info.run_id, "train_loss")
@@ -231,7 +230,8 @@ def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsy
         rows = list(csv.DictReader(file))
     accuracies = ["accuracy_mean", "accuracy_worst", *(f"accuracy_{c:g}" for c in TINY["clients"]["capacities"])]
     costs = ["bytes_down", "bytes_up", "train_flops", "seconds"]
-    assert list(rows[0]) == ["method", "seed", *accuracies, "loss_mean", *costs]
+    search = ["training.lr", "training.lr place", "doubts"]
+    assert list(rows[0]) == ["method", "title", "seed", *accuracies, "loss_mean", *costs, "standing", *search]
     assert sorted((row["method"], row["seed"]) for row in rows) == [
         (label, seed) for label in ("heterofl", "smallest") for seed in "01"
     ]
@@ -244,6 +244,7 @@ def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsy
             and t.config["training"]["lr"] == confirmed[t.label]
         ]
         assert float(row["accuracy_mean"]) == trial.result["accuracy_mean"]
+        assert float(row["training.lr"]) == confirmed[row["method"]] and row["training.lr place"].endswith(" of 2")
 
     # MLflow: one parent, and every trial once with all its rounds
     found = histories(output)

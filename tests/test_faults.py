@@ -16,7 +16,7 @@ from rayfl.engine.checkpoints import complete, read
 from rayfl.engine.files import NotWritten, load_tensors
 from rayfl.listeners import Listener
 from rayfl.results.folder import RunFolder
-from rayfl.results.mlflow import Mlflow, default_uri, unsent
+from rayfl.results.mlflow import Reader, Store, default_uri, unsent
 
 ROUNDS = 6
 
@@ -114,5 +114,5 @@ def test_a_run_whose_mlflow_is_not_well(start, tmp_path, answer):
     assert unsent(output) == [output / "tiny"]
     code, printed = start("run", config, "--output", output, "--name", "next").finish()
     assert code == 0, printed
-    rows = Mlflow(default_uri(output), "rayfl").read()
+    rows = Reader(Store(default_uri(output))).read()
     assert sorted(row["id"] for row in rows) == sorted(RunFolder.open(output / name).id for name in ("tiny", "next"))

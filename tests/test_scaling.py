@@ -11,12 +11,11 @@ from helpers import simulate, tiny
 
 import rayfl
 from rayfl import scaling
-from rayfl.cli.shared import MLFLOW_EXPERIMENT
 from rayfl.config import ConfigError
 from rayfl.fold import Fold, Update
 from rayfl.results import scaling as results
 from rayfl.results.folder import RunFolder
-from rayfl.results.mlflow import Mlflow, default_uri
+from rayfl.results.mlflow import Reader, Store, default_uri
 from rayfl.scaling import Point
 
 FEW, MANY = 1_000, 100_000
@@ -286,10 +285,13 @@ def test_the_command_measures_all_axes(start, tmp_path, monkeypatch):
         assert min(row["seconds"], row["server_peak"], row["actor_peak"], row["driver_peak"], row["store_bytes"]) > 0
         assert row["bytes_down"] == row["bytes_up"] > 0
     assert RunFolder.open(tmp_path / "scale").status == "finished"
-    mlflow = Mlflow(default_uri(tmp_path), MLFLOW_EXPERIMENT)
-    [sent] = mlflow.read(kind="scale")
-    history = mlflow._client.get_metric_history(mlflow._id(sent["id"]), "clients/seconds")
+    store = Store(default_uri(tmp_path))
+    [sent] = Reader(store).read("scale")
+    [found_run] = store.search(
+        [store.experiments("name = 'scale'")[0].experiment_id], f"tags.`rayfl.run_id` = '{sent['id']}'"
+    )
+    history = store.client.get_metric_history(found_run.info.run_id, "clients/seconds")
     assert sorted((point.step, point.value) for point in history) == [
         (r["clients"], r["seconds"]) for r in found["clients"]
     ]
-    assert mlflow.read() == []
+    assert Reader(store).read() == []

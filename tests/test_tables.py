@@ -379,7 +379,7 @@ def test_hopeless_networks_do_not_stretch_the_axes():
     axes = pareto_front(found, front(found), "accuracy %", titles, styles).figure.axes[0]
     low, high = axes.get_ylim()
     assert 0.7 < low < 0.75 and 0.9 < high < 0.95
-    assert axes.get_xlabel() == "multiply-adds of one sample (1 worse networks are outside)"
+    assert axes.get_xlabel() == "multiply-adds of one sample (worse ones outside: 1)"
     assert [text.get_text() for text in axes.texts] == ["100 parameters", "1 k parameters"]
     boxes = [text.get_window_extent() for text in axes.texts]
     assert not boxes[0].overlaps(boxes[1])

@@ -85,8 +85,8 @@ def test_several_settings_and_rows():
     # two settings that end alike have their whole paths
     assert found["a"].point == "training.lr 0.4, decay 1, method.lr 1"
     assert notes(found, {"a": "A", "b": "B"}) == [
-        "A, B: the best training.lr, 0.4, is the highest of 3 values tried: try higher ones",
-        "A, B: the best decay, 1, is the highest of 2 values tried: try higher ones",
+        "A; B: the best training.lr, 0.4, is the highest of 3 values tried: try higher ones",
+        "A; B: the best decay, 1, is the highest of 2 values tried: try higher ones",
     ]
     assert chosen(trials, ()) == {}
 

@@ -1,59 +1,96 @@
 """rayfl compare | report | export: what is made of runs that ended."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rayfl.cli.shared import Output, TrackingUri, client_of, say, show, warn
+from rayfl.cli.shared import Output, copy_to, say, show, uri_of, warn
 from rayfl.config import ConfigError, choose, nearest
+
+if TYPE_CHECKING:
+    from rayfl.results.mlflow import Reader
+    from rayfl.results.studies import Study
 
 
 def compare(
-    name: Annotated[str | None, typer.Argument(help="A sweep's name; unless given the newest sweep.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Sweeps; unless given the newest.")] = None,
     output: Output = Path("runs"),
-    tracking_uri: TrackingUri = None,
-    metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
+    tracking_uri: Annotated[
+        list[str] | None,
+        typer.Option(help="An MLflow server, or several; unless given MLFLOW_TRACKING_URI, else sqlite in --output."),
+    ] = None,
+    experiment: Annotated[str | None, typer.Option(help="Only sweeps of this MLflow experiment.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only runs with this tag.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What best trials are chosen by, and rows are ranked by; the sweep's own.")
+    ] = None,
     format: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option(help="What to print.")] = "table",
 ) -> None:
-    """The best trial of every method, from MLflow: mean and standard deviation over seeds."""
+    """The best trial of every method, from MLflow: mean and standard deviation over seeds, and which rows these do not
+    tell apart."""
     from rayfl.results import published as beside
-    from rayfl.results.rows import best_trials
+    from rayfl.results.mlflow import Reader, Store
+    from rayfl.results.studies import differences_said, machines_said, side_by_side
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
-    from rayfl.results.tuned import tuned
 
-    client = client_of(output, tracking_uri, warn)
+    tags = _tags(tag or [])
+    uris = tracking_uri or [uri_of(output, None)]
     if output.is_dir():
-        client.sync_all(output)
-    sweep = _newest(client.read(kind="sweep"), name)
-    params, judge = sweep["params"], sweep["facts"]["judge"]
-    trials = client.read(sweep=sweep["id"])
-    found = [record for record in trials if record["status"] == "finished"]
-    metric = metric or params.get("search.metric")
-    choose({key: None for record in found for key in record}, metric, "--metric", "result")
-    best = best_trials(found, metric, params.get("search.mode", "auto"))
-    chosen = tuned(best, trials, sweep["facts"]["tuned"], metric, params.get("search.mode", "auto"))
+        copy_to(output, uris[0], warn).sync_all(output)
+    readers = [Reader(Store(uri), experiment) for uri in uris]
+    studies = _studies(readers, names or [], tags)
+    if metric is not None:
+        choose({key: None for study in studies for run in study.runs for key in run}, metric, "--metric", "result")
+    best, judge, tuned = side_by_side(studies, metric)
+    if not best:
+        raise ConfigError("compare: no run is left that finished; allowed: sweeps that ran, and tags that runs have")
+    params = studies[0].sweep["params"] if len(studies) == 1 else {}
     published, changed = beside.from_config(params)
     if format == "csv":
-        print(results_csv(best, judge, chosen), end="")
-    elif format == "table":
-        show(best, judge, params.get("published"), chosen)
+        print(results_csv(best, judge, tuned), end="")
+        return
+    if format == "table":
+        show(best, judge, params.get("published"), tuned)
     else:
         render = beside.markdown if format == "markdown" else beside.latex
-        print(getattr(results(best, judge, chosen), format)())
+        print(getattr(results(best, judge, tuned), format)())
         print(getattr(best_table(best, judge), format)())
         if published:
             print(render(published, changed, best))
+    if format != "latex":
+        everything = [run for study in studies for run in study.runs]
+        for text in [*differences_said(best, judge), *machines_said(everything, judge)]:
+            say(text)
 
 
-def _newest(sweeps: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
-    """The newest sweep, or the newest of this name."""
-    named = [sweep for sweep in sweeps if name in (None, sweep["label"])]
-    if not named:
-        known = nearest(name, {sweep["label"] for sweep in sweeps})
-        raise ConfigError(f"compare: no sweep is called {name!r}; {known}")
-    return named[0]
+def _tags(given: list[str]) -> dict[str, str]:
+    for text in given:
+        if "=" not in text or "'" in text or "`" in text:
+            raise ConfigError(f"--tag: given {text!r}; allowed: NAME=VALUE without quotes, e.g. data=digits")
+    return {name: value for name, _, value in (text.partition("=") for text in given)}
+
+
+def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) -> "list[Study]":
+    """The newest sweep of every name, or the newest of all, on every server that has it."""
+    from rayfl.results.studies import Study
+
+    sweeps = [(reader, reader.read("sweep")) for reader in readers]
+    known = {sweep[key] for _, some in sweeps for sweep in some for key in ("label", "experiment")}
+    found = []
+    for name in names or [None]:
+        newest = [
+            (reader, next((s for s in some if name in (None, s["label"], s["experiment"])), None))
+            for reader, some in sweeps
+        ]
+        if not any(sweep for _, sweep in newest):
+            raise ConfigError(f"compare: no sweep is called {name!r}; {nearest(name, known)}")
+        found += [(reader, sweep) for reader, sweep in newest if sweep]
+    studies = []
+    for reader, sweep in found:
+        studies.append(Study(sweep, reader.read(sweep=sweep["id"], tags=tags)))
+    return studies
 
 
 def report(
@@ -62,9 +99,7 @@ def report(
     html: Annotated[
         bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
     ] = False,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Plots as PDF and SVG too, which takes as long again.")
-    ] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Plots as PDF and SVG too.")] = False,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
     from rayfl.report import report_on

@@ -75,11 +75,11 @@ class Shows:
         for row in rows:
             self.tell("result", **{key: value for key, value in row.items() if key not in hidden})
 
-    def places(self, what: str, folder: Path, output: Path, uri: str | None) -> None:
-        """Where the rest of it is."""
+    def places(self, what: str, folder: Path, output: Path, uri: str | None, page: str) -> None:
+        """Where the rest of it is; `page`: of MLflow."""
         if self.for_people:
             say(f"{what} in {folder}")
-            say_mlflow(output, uri)
+            say_mlflow(output, uri, page)
 
 
 def _print_event(event: str, **facts: Any) -> None:

@@ -14,7 +14,7 @@ from rayfl.config import ConfigError, component, load_yaml
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
-    from rayfl.results.mlflow import Mlflow, Sender
+    from rayfl.results.mlflow import Copy, Sender
     from rayfl.results.rows import Record
     from rayfl.results.tables import OnTerminal
     from rayfl.results.tuned import Best
@@ -24,7 +24,6 @@ COLORS = None if os.environ.get("NO_COLOR") else "auto"
 console = Console(color_system=COLORS)
 errors = Console(stderr=True, color_system=COLORS)
 
-MLFLOW_EXPERIMENT = "rayfl"
 WIDTH = 140
 """Columns of a table that goes into a file or a pipe."""
 
@@ -47,6 +46,9 @@ Address = Annotated[
 TrackingUri = Annotated[
     str | None,
     typer.Option(help="An MLflow server; else MLFLOW_TRACKING_URI, else sqlite in --output."),
+]
+ToExperiment = Annotated[
+    str | None, typer.Option("--experiment", help="The MLflow experiment that it goes into; else its name.")
 ]
 Name = Annotated[str | None, typer.Option(help="Its folder below --output; else the file's name.")]
 
@@ -88,17 +90,18 @@ def located(config: Path, load: Callable[[], Any]) -> Any:
         raise ConfigError(f"{config}: {error}") from None
 
 
-def sending_to(output: Path, uri: str | None, note: Callable[[str], None]) -> "Sender":
-    """Sends to MLflow, in a thread, the runs that it is told of, and those of earlier commands that it has not got."""
+def sending_to(output: Path, uri: str | None, note: Callable[[str], None], experiment: str | None = None) -> "Sender":
+    """Sends to MLflow, in a thread, the runs that it is told of, and those of earlier commands that it has not got.
+    `experiment`: where the former go, in place of one with their study's name."""
     from rayfl.results.mlflow import Sender
 
-    return Sender(client_of(output, uri, note), output)
+    return Sender(copy_to(output, uri, note), output, experiment)
 
 
-def client_of(output: Path, uri: str | None, note: Callable[[str], None]) -> "Mlflow":
-    from rayfl.results.mlflow import Mlflow
+def copy_to(output: Path, uri: str | None, note: Callable[[str], None]) -> "Copy":
+    from rayfl.results.mlflow import Copy, Store
 
-    return Mlflow(uri_of(output, uri), MLFLOW_EXPERIMENT, note)
+    return Copy(Store(uri_of(output, uri)), note)
 
 
 def uri_of(output: Path, uri: str | None) -> str:
@@ -147,5 +150,12 @@ def _plain(text: str, style: str = "") -> Text:
     return Text(text.encode(errors="replace").decode(), style)
 
 
-def say_mlflow(output: Path, uri: str | None) -> None:
-    say(f"open MLflow: mlflow ui --backend-store-uri {uri_of(output, uri)}")
+def say_mlflow(output: Path, uri: str | None, page: str = "") -> None:
+    """How to open MLflow, at a page of it."""
+    where = uri_of(output, uri)
+    if where.startswith("http"):
+        say(f"open MLflow: {where.rstrip('/')}/{page}")
+        return
+    say(f"open MLflow: mlflow ui --backend-store-uri {where}")
+    if page:
+        say(f"its charts: http://127.0.0.1:5000/{page}")

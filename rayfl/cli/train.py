@@ -15,12 +15,14 @@ from rayfl.cli.shared import (
     Resume,
     Row,
     Settings,
+    ToExperiment,
     TrackingUri,
     experiment_of,
     folder_of,
     located,
     print_table,
     sending_to,
+    warn,
 )
 from rayfl.config import load_yaml
 
@@ -38,6 +40,7 @@ def run(
     resume: Resume = False,
     address: Address = None,
     tracking_uri: TrackingUri = None,
+    experiment_name: ToExperiment = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -55,7 +58,7 @@ def run(
         driver.check_folder(folder, experiment.plain(), resume)
         judge = experiment.facts()["judge"]
         progress = RunProgress(experiment.method.name, experiment.rounds, judge, **shows.options)
-        sending = sending_to(output, tracking_uri, progress.note)
+        sending = sending_to(output, tracking_uri, progress.note, experiment_name)
         phase(driver.LOADING)
         arrays = located(config, lambda: driver.load_data(experiment))
     with progress, sending as sender:
@@ -67,7 +70,7 @@ def run(
         write_labels(folder / "plots" / "labels", experiment, arrays)
         progress.phase(SENDING)
     shows.results(rows, result.folder.facts.judge)
-    shows.places("results", folder, output, tracking_uri)
+    shows.places("results", folder, output, tracking_uri, sender.page(folder))
 
 
 def sweep(
@@ -82,6 +85,8 @@ def sweep(
     resume: Resume = False,
     address: Address = None,
     tracking_uri: TrackingUri = None,
+    experiment_name: ToExperiment = None,
+    models: Annotated[bool, typer.Option(help="Log the tuned rows' submodels as MLflow's models.")] = True,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -90,6 +95,7 @@ def sweep(
     with shows.busy(LOADING) as phase:
         from rayfl import comparison, driver
         from rayfl.results.console import SweepProgress
+        from rayfl.results.mlflow.models import log_models
         from rayfl.tuning.load import load_sweep
 
         phase(f"reading {config}")
@@ -99,7 +105,7 @@ def sweep(
         driver.check_folder(folder, plan.plain(), resume)
         rounds = plan.first.rounds
         progress = SweepProgress(plan.trials, rounds, plan.search.metric, plan.mode, **shows.options)
-        sending = sending_to(output, tracking_uri, progress.note)
+        sending = sending_to(output, tracking_uri, progress.note, experiment_name)
         phase(driver.LOADING)
         arrays = located(config, lambda: driver.load_data(plan.first))
     clients, data = plan.first.clients.count, plan.first.data.name
@@ -113,7 +119,10 @@ def sweep(
         progress.phase(SENDING)
     published = found.folder.config.get("published")
     shows.results(found.best, found.folder.facts.judge, published, found.tuned)
-    shows.places("results.csv, results.md and plots", folder, output, tracking_uri)
+    if models:
+        with shows.busy("logging submodels as MLflow's models"):
+            log_models(sender.copy, found.folder, lambda path: driver.deployments(path, arrays=arrays, say=warn))
+    shows.places("results.csv, results.md and plots", folder, output, tracking_uri, sender.page(folder))
 
 
 def scale(
@@ -129,6 +138,7 @@ def scale(
     name: Name = None,
     address: Address = None,
     tracking_uri: TrackingUri = None,
+    experiment_name: ToExperiment = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -148,7 +158,7 @@ def scale(
         axes = scaling.axes_of(asked, address)
         folder = folder_of(output, name or "scale")
         progress = ScaleProgress(**shows.options)
-        sending = sending_to(output, tracking_uri, progress.note)
+        sending = sending_to(output, tracking_uri, progress.note, experiment_name)
     with progress, sending as sender:
         found = scaling.scale(
             experiment, folder, axes, rounds=rounds, address=address, progress=progress, follow=sender.add
@@ -160,4 +170,4 @@ def scale(
                 print_table(table(axis, rows).rich())
         for text in findings(found):
             shows.say(text)
-    shows.places("scale.json, scale.csv, scale.md and plots", folder, output, tracking_uri)
+    shows.places("scale.json, scale.csv, scale.md and plots", folder, output, tracking_uri, sender.page(folder))

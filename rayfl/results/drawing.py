@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 
 from rayfl.metrics import SPLITS
 from rayfl.results.cells import as_csv
@@ -174,13 +175,17 @@ def legend(axes: Axes) -> None:
 
 
 def name_points(axes: Axes, points: Iterable[tuple[float, float, str]]) -> None:
-    """Writes (x, y, text) beside points, first come first served: a name that would cover another one, or leave the
-    axes, is left out. Call it when all else is drawn."""
+    """Writes (x, y, text) beside points, first come first served: a name that would cover another one, or a point,
+    or leave the axes, is left out. Call it when all else is drawn."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
-    taken, inside = [], axes.get_window_extent(renderer)
+    inside, points = axes.get_window_extent(renderer), list(points)
+    # a marker's radius
+    radius = 3 * figure.dpi / 72
+    marks = [axes.transData.transform((x, y)) for x, y, _ in points]
+    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in marks]
     for x, y, text in points:
         for dx, dy, ha, va in PLACES:
             name = axes.annotate(

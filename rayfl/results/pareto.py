@@ -153,7 +153,7 @@ def pareto_front(
     axes.minorticks_off()
     axes.margins(0.08)
     hidden = len(found) - len(seen)
-    axes.set_xlabel("multiply-adds of one sample" + (f" ({hidden} worse networks are outside)" if hidden else ""))
+    axes.set_xlabel("multiply-adds of one sample" + (f" (worse ones outside: {hidden})" if hidden else ""))
     title_axis(axes.yaxis, axis)
     legend(axes)
     name_points(axes, [(o.macs, o.value, f"{human_flops(o.parameters)} parameters") for o in best])

@@ -263,6 +263,12 @@ def label_distribution(counts: np.ndarray) -> Plot:
     return Plot(figure, ["client", *map(str, range(classes))], [[id, *row] for id, row in enumerate(counts.tolist())])
 
 
+def counts_in(plots: Path) -> dict[str, np.ndarray]:
+    """Name of a plot of labels in a folder -> the counts [clients, classes] that are beside it."""
+    files = sorted(plots.glob("labels*.csv"))
+    return {file.stem: np.loadtxt(file, np.int64, delimiter=",", skiprows=1, ndmin=2)[:, 1:] for file in files}
+
+
 def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
     """Of these capacities those that a log axis can name: the first, and all that are far enough from those before."""
     span = math.log(max(known) / min(known)) or 1.0

@@ -139,7 +139,7 @@ def notes(found: Mapping[str, Best], titles: Mapping[str, str]) -> list[str]:
     for label, best in found.items():
         for doubt in best.doubts():
             said.setdefault(doubt, []).append(titles[label])
-    return [f"{', '.join(of)}: {doubt}" for doubt, of in said.items()]
+    return [f"{'; '.join(of)}: {doubt}" for doubt, of in said.items()]
 
 
 def names_of(paths: Iterable[str]) -> dict[str, str]:

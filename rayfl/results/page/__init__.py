@@ -29,7 +29,8 @@ def page(found: Findings) -> str:
     from plotly.offline import get_plotlyjs
 
     texts = {
-        name: files(__package__).joinpath(name).read_text("utf-8") for name in ("page.html", "style.css", "script.js")
+        name: files("rayfl.results.page").joinpath(name).read_text("utf-8")
+        for name in ("page.html", "style.css", "script.js")
     }
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     charts = charts_of(found)

@@ -4,7 +4,6 @@ Colours, shades, names and units are those of `rayfl.results.drawing`. The scrip
 or dark, and how wide the page is.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from rayfl.results.findings import Findings
 from rayfl.results.folder import RunFolder
 from rayfl.results.page.series import COARSE, curves_of
 from rayfl.results.pareto import candidates, front, offers
-from rayfl.results.plots import axis_of, named_styles, with_unit
+from rayfl.results.plots import axis_of, counts_in, named_styles, with_unit
 from rayfl.results.rows import by_label, capacities, facts_of, titles_of, values_of
 from rayfl.results.tuned import names_of, responses
 
@@ -78,7 +77,7 @@ def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
     }
     text = "Means over the seeds of every row's best point, with bands of ± a standard deviation."
     if others:
-        text += f" The thin lines are all other trials of the search, in at most {COARSE} rounds each."
+        text += f" With {data['chosen']}, thin lines are all other trials of the search, in {COARSE} rounds at most."
     if curves.left_out:
         text += f" Too many numbers for a page: {', '.join(curves.left_out)}. They are in every run's metrics.jsonl."
     controls = {"metric": list(curves.titles.values()), "axis": ["rounds", "Gbit, up and down"]}
@@ -126,11 +125,18 @@ def _pareto(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         }
     ]
     for of in dict.fromkeys(offer.label for offer in some):
-        own, style = [offer for offer in some if offer.label == of], styles[titles[of]]
-        trace = _trace(titles[of], style, [o.macs for o in own], [factor * o.value for o in own]) | {"mode": "markers"}
-        trace["marker"] |= {"size": 11, "opacity": [1.0 if offer in best else 0.45 for offer in own]}
-        trace["text"] = [f"{o.parameters:,} parameters, capacity {label(o.capacity)}, {o.point}" for o in own]
-        traces.append(trace | {"hovertemplate": "%{y:.4g} at %{x:.3s}<br>%{text}<extra>%{fullData.name}</extra>"})
+        # a legend has the look of the first
+        own = sorted((offer for offer in some if offer.label == of), key=lambda offer: offer not in best)
+        style = styles[titles[of]]
+        trace = _trace(titles[of], style, [o.macs for o in own], [factor * o.value for o in own])
+        marker = {"size": 11, "opacity": [1.0 if offer in best else 0.45 for offer in own]}
+        named = {
+            "mode": "markers",
+            "marker": trace["marker"] | marker,
+            "text": [f"{o.parameters:,} parameters, capacity {label(o.capacity)}, {o.point}" for o in own],
+            "hovertemplate": "%{y:.4g} at %{x:.3s}<br>%{text}<extra>%{fullData.name}</extra>",
+        }
+        traces.append(trace | named)
     axis = {"title": "multiply-adds of one sample", "type": "log", "tickformat": "~s", "dtick": "D2"}
     text = "What a network costs, and what it reaches. The front joins those that no other one beats in both."
     return Chart("plot-pareto", "curves", "For its cost", text, _figure(traces, axis, {"title": unit}))
@@ -198,27 +204,25 @@ def _settings(found: Findings) -> Iterator[Chart]:
 
 def _labels(folder: Path) -> Iterator[Chart]:
     """Who holds which classes, from the numbers beside the plots that training left."""
-    for file in sorted((folder / "plots").glob("labels*.csv")):
-        with file.open(newline="") as text:
-            (_, *classes), *rows = csv.reader(text)
-        counts = [[int(cell) for cell in row[1:]] for row in rows]
-        if not counts or len(counts) * len(classes) > MOST_CELLS:
+    for name, counts in counts_in(folder / "plots").items():
+        clients, classes = counts.shape
+        if counts.size > MOST_CELLS:
             continue
         trace = {
             "type": "heatmap",
-            "x": [int(row[0]) for row in rows],
-            "y": classes,
-            "z": [list(column) for column in zip(*counts, strict=True)],
+            "x": list(range(clients)),
+            "y": [str(i) for i in range(classes)],
+            "z": counts.T.tolist(),
             "colorscale": [[0, "rgba(0,114,178,0)"], [1, "rgb(0,114,178)"]],
             "hovertemplate": "client %{x}, class %{y}: %{z} samples<extra></extra>",
             "colorbar": {"title": "samples", "thickness": 12},
         }
-        of = file.stem.removeprefix("labels").removeprefix("-")
+        of = name.removeprefix("labels").removeprefix("-")
         title = f"Who holds which classes, {of}" if of else "Who holds which classes"
-        height = 200 + min(420, 18 * len(classes))
+        height = 200 + min(420, 18 * classes)
         figure = _figure([trace], {"title": "client"}, {"title": "class", "type": "category"})
-        text = f"Training samples of each class at each of {len(counts):,} clients."
-        yield Chart(f"plot-{file.stem}", "clients", title, text, figure, height)
+        text = f"Training samples of each class at each of {clients:,} clients."
+        yield Chart(f"plot-{name}", "clients", title, text, figure, height)
 
 
 def _trace(name: str, style: Style, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:

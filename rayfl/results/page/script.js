@@ -13,12 +13,12 @@ function layoutOf(given, height) {
     height,
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 56, r: 12, t: 28, b: 48 },
+    margin: { l: 56, r: 12, t: 28, b: given.showlegend === false ? 48 : narrow.matches ? 120 : 84 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
-    legend: { orientation: "h", y: narrow.matches ? -0.25 : -0.18, x: 0 },
+    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 },
     hovermode: "closest",
     ...given,
-    xaxis: { ...axis, ...given.xaxis },
+    xaxis: { ...axis, ...given.xaxis, title: { standoff: 8, ...given.xaxis.title } },
     yaxis: { ...axis, ...given.yaxis },
   };
 }

@@ -1,0 +1,150 @@
+"""A tracking server, or the embedded store of an output folder, and how long it is waited for."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote, unquote, urlsplit
+
+from rayfl.config import ConfigError
+from rayfl.plain import public
+
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Set before mlflow is imported, where the user did not. The next sync is what retries a request."""
+
+STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc", "file", "")
+"""Schemes of MLflow's own stores; the last is a plain path. Plugins of MLflow bring others."""
+
+T = TypeVar("T")
+
+
+def default_uri(output: str | Path) -> str:
+    """The embedded store of an output folder; its artifacts lie in `artifacts/` beside it."""
+    path = str(Path(output).resolve() / "mlflow.db")
+    return f"sqlite:///{path.replace('%', quote('%')).replace('?', quote('?'))}"
+
+
+def imported() -> Any:
+    """mlflow, quiet and in its ENVIRONMENT."""
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    import mlflow
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return mlflow
+
+
+class Store:
+    """A tracking server. Nothing is imported or connected before the first call. Use it from one thread at a time. A
+    ConfigError for an address that no store of MLflow has."""
+
+    SILENT_SECONDS: ClassVar[float] = 15.0
+    """How long a command waits for an answer of MLflow where it waits at all. A request that MLflow itself gives up
+    takes 10."""
+
+    def __init__(self, uri: str):
+        _require_known(uri)
+        self.uri = uri
+        self.answers = 0
+        """How many calls were answered."""
+
+    def __str__(self) -> str:
+        return public(self.uri)
+
+    @property
+    def database(self) -> Path | None:
+        """The file of an sqlite store."""
+        path, _, _ = self.uri.removeprefix("sqlite:///").partition("?")
+        return Path(unquote(path)) if self.uri.startswith("sqlite:") else None
+
+    @cached_property
+    def client(self) -> Any:
+        """MLflow's own; it raises what mlflow raises."""
+        client = imported().MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+        if self.database is not None:
+            # MLflow also makes a folder of the path as it is quoted
+            quoted = Path(self.uri.removeprefix("sqlite:///")).parent
+            if quoted != self.database.parent:
+                with suppress(OSError):
+                    os.removedirs(quoted)
+        return client
+
+    def call(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        """What MLflow's client answers."""
+        found = getattr(self.client, verb)(*arguments, **options)
+        self.answers += 1
+        return found
+
+    def search(self, experiments: Sequence[str], wanted: str, view: str = "active_only") -> Iterator[Any]:
+        """MLflow's runs in these experiments (ids), newest first."""
+        from mlflow.entities import ViewType
+
+        token = None
+        while True:
+            page = self.call("search_runs", list(experiments), wanted, ViewType.from_string(view), page_token=token)
+            yield from page
+            if not (token := page.token):
+                return
+
+    def experiments(self, wanted: str | None = None) -> list[Any]:
+        """MLflow's experiments."""
+        found, token = [], None
+        while True:
+            page = self.call("search_experiments", filter_string=wanted, page_token=token)
+            found += page
+            if not (token := page.token):
+                return found
+
+    def patiently(self, work: Callable[[], T]) -> T:
+        """What `work` gives. A ConfigError if MLflow stops to answer meanwhile: a byte now and then keeps every timeout
+        of a request from passing."""
+        imported()
+        ended: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                ended.set_result(work())
+            except BaseException as error:
+                ended.set_exception(error)
+
+        # not of a pool: the end of the process would wait for it
+        thread = threading.Thread(target=settle, name="mlflow", daemon=True)
+        thread.start()
+        if not self.is_over(thread):
+            raise ConfigError(f"{self}: MLflow has not answered for {self.SILENT_SECONDS:g} s; try again later")
+        return ended.result()
+
+    def is_over(self, thread: threading.Thread) -> bool:
+        """Waits for a thread that works with this as long as MLflow answers; whether the thread ended."""
+        answers = -1
+        while thread.is_alive() and answers != self.answers:
+            answers = self.answers
+            thread.join(self.SILENT_SECONDS)
+        return not thread.is_alive()
+
+
+def first_line(error: Exception) -> str:
+    return f"{error}".partition("\n")[0][:200]
+
+
+def _require_known(uri: str) -> None:
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if scheme not in STORES and not entry_points(group="mlflow.tracking_store", name=scheme):
+        raise ConfigError(
+            f"--tracking-uri: given {public(uri)!r}; allowed: sqlite:///FILE, http://HOST:PORT, https://HOST:PORT, or "
+            f"another address of {', '.join(STORES[3:-1])}"
+        )

@@ -1,0 +1,171 @@
+"""What people see of a sweep and of its rows: pure functions of their folders."""
+
+import hashlib
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfl.metrics import Line, named
+from rayfl.results.folder import RunFolder, records
+from rayfl.results.made import Made
+from rayfl.results.rows import Record, best_trials, by_label, facts_of, titles_of, values_of
+from rayfl.results.spread import differences
+from rayfl.results.tables import table
+from rayfl.results.tuned import Best, tuned
+
+ALL = "All"
+"""The section of charts with a line a row. MLflow orders sections as text, where lower case comes later, and puts it
+before the name of a chart."""
+
+Curves = Mapping[str, Sequence[tuple[int, float]]]
+"""Name of a metric -> (round, value)."""
+
+
+@dataclass(frozen=True)
+class DataUsed:
+    """A data set, or its partition, as MLflow names what a run has used."""
+
+    name: str
+    context: str
+    """data or partition."""
+    digest: str
+    """Of all settings that decide it: equal digests mean equal data."""
+    settings: str
+    """These settings, as JSON."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A sweep that ended: its folder, and the rows of each label's best point, the best label first."""
+
+    folder: RunFolder
+    rows: Mapping[str, Sequence[Record]]
+    tuned: Mapping[str, Best]
+    """Label -> what the search found."""
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> "Study":
+        search = folder.config.get("search", {})
+        judged_by = search.get("metric"), search.get("mode", "auto")
+        trials = records(folder.path, folder.id)
+        best = best_trials([trial for trial in trials if trial["status"] == "finished"], *judged_by)
+        found = tuned(best, trials, folder.facts.tuned, *judged_by)
+        return cls(folder, by_label(best, folder.facts.judge), found)
+
+    @property
+    def judge(self) -> str:
+        return self.folder.facts.judge
+
+    def best_runs(self) -> dict[str, Record]:
+        """Label -> the run of its best point with the best seed."""
+        found = {label: [row for row in rows if self.judge in row] for label, rows in self.rows.items()}
+        best = max if self.folder.facts.better(self.judge) == "max" else min
+        return {label: best(rows, key=lambda row: row[self.judge]) for label, rows in found.items() if rows}
+
+    def summary(self) -> Curves:
+        """What judges over rounds, whose last values are the ranked table: the mean over seeds, as
+        `heterofl/accuracy_mean`, and the standard deviation of several, as `heterofl/accuracy_mean_std`."""
+        found = {}
+        for label, rows in self.rows.items():
+            name, series = metric_name(f"{label}/{self.judge}"), _series(_lines(rows), self.judge)
+            found[name] = [(round, statistics.fmean(values)) for round, values in series]
+            if len(rows) > 1:
+                found[f"{name}_std"] = [(round, statistics.stdev(values)) for round, values in series]
+        return found
+
+    def description(self) -> str:
+        """Markdown: the question, the ranked table and what it does not tell apart, how to make it again."""
+        parts = [self.folder.config.get("question", "")]
+        if best := [row for rows in self.rows.values() for row in rows]:
+            # unless joined, MLflow makes a mention of "@1"
+            cells = table(best, self.judge, self.tuned).markdown().replace("@", "@\N{WORD JOINER}")
+            parts += [cells, not_told_apart(self.rows, self.judge)]
+        parts += [f"The charts of the experiment show every row at once, in their section {ALL}."]
+        return "\n\n".join(filter(None, [*parts, reproduced(self.folder.made)]))
+
+
+def means(rows: Sequence[Record]) -> Curves:
+    """The mean over the rows (seeds) of what judges, of their first score on the test set, and of the training loss."""
+    facts, lines = facts_of(rows[0]), _lines(rows)
+    known = {name for line in lines[0] for name in line}
+    wanted = [facts.judge, *(named(facts.score, of) for of in (*facts.capacities, "mean", "worst")), "train_loss"]
+    names = [name for name in dict.fromkeys(wanted) if name in known]
+    return {name: [(round, statistics.fmean(values)) for round, values in _series(lines, name)] for name in names}
+
+
+def over_rounds(found: Curves, started: float) -> list[tuple[str, float, float, int]]:
+    """The same as (name, value, time, step): a second a round."""
+    return [(name, value, started + round, round) for name, points in found.items() for round, value in points]
+
+
+def _lines(rows: Sequence[Record]) -> list[list[Line]]:
+    return [RunFolder.open(row["path"]).rounds() for row in rows]
+
+
+def _series(runs: Sequence[Sequence[Line]], name: str) -> list[tuple[int, list[float]]]:
+    """(round, the values of all runs) of the rounds in which all runs have this metric."""
+    series = [{line["round"]: line[name] for line in lines if name in line} for lines in runs]
+    common = set.intersection(*map(set, series))
+    return [(round, [one[round] for one in series]) for round in sorted(common)]
+
+
+def row_description(rows: Sequence[Record]) -> str:
+    """Markdown of a row's run."""
+    one, seeds = rows[0], ", ".join(str(row["seed"]) for row in rows)
+    return "\n\n".join(
+        [
+            f"**{one['title']}**: the means over its best point's runs (seeds {seeds}).",
+            f"Point: {one['point'] or 'the only one'}.",
+            facts_of(one).judge + ": " + ", ".join(f"{value:.4g}" for value in values_of(rows, facts_of(one).judge)),
+        ]
+    )
+
+
+def not_told_apart(groups: Mapping[str, Sequence[Record]], metric: str) -> str:
+    """Which rows the seeds do not tell from the best; "" if there is only one row."""
+    found, titles = differences(groups, metric), titles_of(row for rows in groups.values() for row in rows)
+    alike = [titles[label] for label, difference in found.items() if difference.is_clear is False]
+    unknown = [titles[label] for label, difference in found.items() if difference.is_clear is None]
+    said = [f"Not told apart from the best by its seeds: {', '.join(alike)}."] if alike else []
+    said += [f"With one seed nobody can tell whether it differs: {', '.join(unknown)}."] if unknown else []
+    return " ".join(said)
+
+
+def reproduced(made: Sequence[Made]) -> str:
+    """Markdown: the commands, the versions, the commits and the machine of the processes that made a run."""
+    parts = []
+    for one in made:
+        versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
+        machine = ", ".join([f"{one.cores} cores of {one.cpu}", *one.gpus, one.system])
+        commits = f"commit {one.commit}; rayfl's own {one.rayfl_commit}"
+        parts.append(f"```sh\n{one.command}\n```\n\n{versions}; {commits}; {machine}.")
+    return "\n\n".join(parts)
+
+
+def data_used(config: Mapping[str, Any]) -> list[DataUsed]:
+    """The data set and the partition of an experiment."""
+    data = config.get("data", {})
+    split = {name: config[name] for name in ("data", "partition", "seed") if name in config}
+    split["clients"] = config.get("clients", {}).get("count")
+    kept = ("holdout", "local_holdout")
+    split["evaluation"] = {name: value for name, value in config.get("evaluation", {}).items() if name in kept}
+    found = [(data.get("name"), "data", data), (config.get("partition", {}).get("name"), "partition", split)]
+    return [_used(name, context, settings) for name, context, settings in found if name]
+
+
+def data_of(runs: Iterable[Record]) -> list[DataUsed]:
+    """What several runs have used, each once."""
+    return list(dict.fromkeys(used for run in runs for used in data_used(RunFolder.open(run["path"]).config)))
+
+
+def _used(name: str, context: str, settings: Mapping[str, Any]) -> DataUsed:
+    text = json.dumps(settings, sort_keys=True)
+    return DataUsed(name, context, hashlib.sha256(text.encode()).hexdigest()[:16], text)
+
+
+def metric_name(text: str) -> str:
+    """As MLflow allows it: other letters become "_"."""
+    return re.sub(r"[^\w./: -]", "_", text)

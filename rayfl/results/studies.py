@@ -1,0 +1,134 @@
+"""Studies side by side, as `rayfl compare` shows them: their tuned rows, and what can be said of the differences."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rayfl.results.made import Made
+from rayfl.results.rows import Record, best_trials, by_label, facts_of, judge_of, point_of, titles_of
+from rayfl.results.spread import Difference, by_seed, difference
+from rayfl.results.tuned import Best, tuned
+
+HARDWARE = ("run.", "listeners.")
+"""Settings that do not change what a run finds begin so."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A sweep, and its trials."""
+
+    sweep: Record
+    trials: Sequence[Record]
+
+    @property
+    def runs(self) -> list[Record]:
+        """The trials that finished."""
+        return [trial for trial in self.trials if trial["status"] == "finished"]
+
+    def best(self, metric: str | None) -> tuple[list[Record], dict[str, Best]]:
+        """The rows of each label's best point, by `metric` or what it was tuned by, and what the search found."""
+        params, paths = self.sweep["params"], self.sweep["facts"]["tuned"]
+        search = metric or params.get("search.metric"), params.get("search.mode", "auto")
+        best = best_trials(self.runs, *search)
+        return best, tuned(best, self.trials, paths, *search)
+
+
+def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[list[Record], str, dict[str, Best]]:
+    """The best rows of all studies, chosen by `metric` or what each study was tuned by; what they are ranked by; and
+    what the searches found, if all tried the same settings. Labels of several studies begin with the study's."""
+    best: list[Record] = []
+    found: dict[str, Best] = {}
+    for name, study in zip(_names(studies), studies, strict=True):
+        before = f"{name}/" if len(studies) > 1 else ""
+        rows, chosen = study.best(metric)
+        best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in rows]
+        found |= {before + label: point for label, point in chosen.items()}
+    judges = {study.sweep["facts"]["judge"] for study in studies}
+    paths = {tuple(study.sweep["facts"]["tuned"]) for study in studies}
+    judge = metric or (judges.pop() if len(judges) == 1 or not best else judge_of(best))
+    return best, judge, found if len(paths) == 1 else {}
+
+
+def _names(studies: Sequence[Study]) -> list[str]:
+    """Of equal names the second is "quickstart (2)"."""
+    names: list[str] = []
+    for study in studies:
+        name = study.sweep["label"]
+        before = sum(known.partition(" (")[0] == name for known in names)
+        names.append(f"{name} ({before + 1})" if before else name)
+    return names
+
+
+def differences_said(best: Sequence[Record], metric: str) -> list[str]:
+    """A sentence for each two rows that their seeds do not tell apart: the best and any other, and neighbours in
+    rank."""
+    groups = by_label(best, metric)
+    found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
+    if not found:
+        return []
+    labels, titles, amount = list(found), titles_of(best), _amount(best, metric)
+    pairs = dict.fromkeys([*((labels[0], other) for other in labels[1:]), *pairwise(labels)])
+    between = {(one, other): difference(found[one], found[other]) for one, other in pairs}
+    said = [
+        f"{titles[one]} and {titles[other]} are not told apart: they differ by {_why(apart, amount)}"
+        for (one, other), apart in between.items()
+        if apart.is_clear is False
+    ]
+    if any(apart.is_clear is None for apart in between.values()):
+        said.append("rows of one seed each: whether they differ is not known; give search.seeds more")
+    return said
+
+
+def _why(apart: Difference, amount: Callable[[float], str]) -> str:
+    if apart.p is not None:
+        return f"{amount(abs(apart.by))} over {apart.seeds} seeds, p = {apart.p:.2g} (paired t-test)"
+    assert apart.spread is not None
+    return f"{amount(abs(apart.by))}, and runs of one row by {amount(apart.spread)}"
+
+
+def _amount(rows: Sequence[Record], metric: str) -> Callable[[float], str]:
+    """How a difference is written: of scores that are shares in points, as tables have per cent."""
+    facts = facts_of(rows[0])
+    is_share = facts.about(metric) is not None and facts.better(metric) == "max"
+    return (lambda value: f"{100 * value:.2f} points") if is_share else "{:.4g}".format
+
+
+def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
+    """What different types of machines do to these runs: whether their bits may differ, and by how much `metric` did
+    where a run was repeated, with the same configuration and seed."""
+    made = [(run, Made(**run["made"][0])) for run in runs if run["made"]]
+    kinds: list[Made] = []
+    for _, one in made:
+        if not any(one.same_bits(kind) for kind in kinds):
+            kinds.append(one)
+    if len(kinds) < 2:
+        return []
+    runs = [run for run, _ in made]
+    said = [f"made on {len(kinds)} types of machines, where bits may differ: {'; '.join(map(_machine, kinds))}"]
+    same: dict[tuple, list[tuple[Record, Made]]] = defaultdict(list)
+    for run, one in made:
+        if math.isfinite(run.get(metric, math.nan)):
+            same[_configuration(run)].append((run, one))
+    apart = [
+        abs(run[metric] - other[metric])
+        for group in same.values()
+        for i, (run, one) in enumerate(group)
+        for other, there in group[:i]
+        if not one.same_bits(there)
+    ]
+    if apart:
+        most = _amount(runs, metric)(max(apart))
+        said.append(f"{metric} of runs that were repeated on another type differs by at most {most}")
+    return said
+
+
+def _configuration(run: Record) -> tuple:
+    return run["seed"], *((name, value) for name, value in point_of(run) if not name.startswith(HARDWARE))
+
+
+def _machine(made: Made) -> str:
+    return ", ".join(
+        [made.cpu, *made.gpus, f"torch {made.versions.get('torch')}", f"numpy {made.versions.get('numpy')}"]
+    )

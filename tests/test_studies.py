@@ -1,0 +1,74 @@
+"""Studies side by side: their rows, what seeds do not tell apart, and what other machines do to bits."""
+
+import pytest
+from rows import FACTS, PERSONAL
+
+from rayfl.results.made import here
+from rayfl.results.studies import Study, differences_said, machines_said, side_by_side
+
+
+def row(label, value, seed=0, lr=0.1, made=(), **more):
+    params = {"method.name": label, "training.lr": str(lr), "seed": str(seed)} | more
+    facts, made = FACTS, [one.model_dump(mode="json") for one in made]
+    return {"label": label, "title": label, "seed": seed, "params": params, "facts": facts, "made": made} | {
+        "status": "finished",
+        "accuracy_mean": value,
+        "loss_mean": 1 - value,
+    }
+
+
+def sweep(label, *runs, facts=FACTS):
+    return Study(
+        {"label": label, "params": {"search.metric": "accuracy_mean"}, "facts": facts | {"tuned": ["training.lr"]}},
+        runs,
+    )
+
+
+def test_labels_of_several_studies_begin_with_the_studys():
+    one = sweep("one", row("a", 0.8), row("a", 0.9, lr=0.2), row("b", 0.5))
+    best, judge, _ = side_by_side([one])
+    assert [(run["label"], run["accuracy_mean"]) for run in best] == [
+        ("a", 0.9),
+        ("b", 0.5),
+    ] and judge == "accuracy_mean"
+    best, _, _ = side_by_side([one, sweep("one", row("a", 0.7)), sweep("two", row("a", 0.6))])
+    assert [run["label"] for run in best] == ["one/a", "one/b", "one (2)/a", "two/a"]
+    assert side_by_side([one], "loss_mean")[1] == "loss_mean"
+    assert str(side_by_side([one])[2]["a"].settings[0]) == "0.2 (2 of 2) ↑"
+    # judged by different numbers: the first that all rows have
+    assert side_by_side([sweep("x", row("a", 0.1), facts=PERSONAL), one])[1] == "accuracy_mean"
+
+
+def test_what_seeds_do_not_tell_apart_is_said_in_points():
+    def seeds(label, *values):
+        return [row(label, value, seed) for seed, value in enumerate(values)]
+
+    rows = [*seeds("a", 0.90, 0.92, 0.94), *seeds("b", 0.91, 0.90, 0.92), *seeds("c", 0.70, 0.72, 0.73)]
+    # differences -1, 2, 2 points: their mean over their deviation is 1 / sqrt(3), so t = 1
+    assert differences_said(rows, "accuracy_mean") == [
+        "a and b are not told apart: they differ by 1.00 points over 3 seeds, p = 0.42 (paired t-test)"
+    ]
+    assert differences_said([*seeds("a", 0.90, 0.94), *seeds("b", 0.91, 0.92)], "accuracy_mean") == [
+        "a and b are not told apart: they differ by 0.50 points, and runs of one row by 2.92 points"
+    ]
+    [said] = differences_said([*seeds("a", 0.90), *seeds("b", 0.1)], "accuracy_mean")
+    assert said.startswith("rows of one seed each")
+    assert "differ by 0.01 over 3 seeds" in differences_said(rows, "loss_mean")[-1]
+    assert differences_said([], "accuracy_mean") == []
+
+
+def test_other_machines_are_named_and_what_they_did():
+    home, away = here(), here().model_copy(update={"cpu": "Another 9000"})
+    assert machines_said([row("a", 0.9, made=[home]), row("b", 0.8, made=[home])], "accuracy_mean") == []
+    runs = [row("a", 0.90, made=[home]), row("b", 0.80, made=[away]), row("c", 0.1)]
+    [said] = machines_said(runs, "accuracy_mean")
+    assert said.startswith("made on 2 types of machines, where bits may differ: ") and "Another 9000" in said
+    # the same run there, with other actors, and with other settings
+    repeated = [row("a", 0.91, made=[away], **{"run.actors": "4"}), row("a", 0.5, lr=0.2, made=[away])]
+    said = machines_said([*runs, *repeated], "accuracy_mean")[1]
+    assert said == "accuracy_mean of runs that were repeated on another type differs by at most 1.00 points"
+
+
+@pytest.mark.parametrize("metric", ["accuracy_mean", "loss_mean"])
+def test_one_row_has_nothing_to_differ_from(metric):
+    assert differences_said([row("a", 0.9), row("a", 0.8, seed=1)], metric) == []
