@@ -22,7 +22,9 @@ from rayfl.results.folder import RunFolder
 def rayfl(monkeypatch, tmp_path):
     """Runs a command in an empty folder, without MLflow: what it answered."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None)))
+    monkeypatch.setattr(
+        train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None, page=lambda path: ""))
+    )
     given = TINY | {"rounds": 3, "evaluation": {"every": 2}}
     (tmp_path / "exp.yaml").write_text(yaml.safe_dump(given))
     return lambda *arguments: CliRunner().invoke(cli.app, list(map(str, arguments)), prog_name="rayfl")
@@ -118,4 +120,5 @@ def test_json_of_a_sweep(tmp_path):
     assert len(results) == 2
     for path, event in results.items():
         assert RunFolder.open(path).result.items() - {("method", "a")} <= event.items()
-    assert events[-1]["event"] == "result" and [e["status"] for e in events if e["event"] == "ended"] == ["finished"]
+    assert [e["status"] for e in of["ended"]] == ["finished"]
+    assert events.index(of["result"][0]) > events.index(of["ended"][0])
