@@ -102,6 +102,10 @@ class TestEarlyStopping(ListenerContract):
     listener: ClassVar = {"name": "early_stopping", "metric": "train_loss", "mode": "min", "patience": 1}
 
 
+class TestTensorBoard(ListenerContract):
+    listener = "tensorboard"
+
+
 @pytest.fixture(autouse=True)
 def one_width(request, monkeypatch):
     """FjORD's clients train their largest width at every step, where a test asks what a step costs and does."""

@@ -110,9 +110,7 @@ def test_json_of_a_sweep(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    of = {
-        kind: [e for e in events if e["event"] == kind] for kind in ("started", "trial", "round", "evaluated", "result")
-    }
+    of = {kind: [e for e in events if e["event"] == kind] for kind in {e["event"] for e in events}}
     assert of["started"][0]["trials"] == 3
     assert sorted(e["status"] for e in of["trial"]) == ["finished"] * 3 + ["running"] * 3
     assert len(of.get("round", []) + of["evaluated"]) == 6
@@ -120,4 +118,5 @@ def test_json_of_a_sweep(tmp_path):
     assert len(results) == 2
     for path, event in results.items():
         assert RunFolder.open(path).result.items() - {("method", "a")} <= event.items()
-    assert events[-1]["event"] == "result" and [e["status"] for e in events if e["event"] == "ended"] == ["finished"]
+    assert [e["status"] for e in of["ended"]] == ["finished"]
+    assert events.index(of["result"][0]) > events.index(of["ended"][0])

@@ -138,7 +138,12 @@ def parsed(line: str) -> tuple[str, list[str], dict[str, list[str]]]:
     """Command, arguments, and options with their values, of what follows `rayfl`."""
     name, *words = shlex.split(line)
     assert name in COMMANDS or name.startswith("-"), line
-    flags = {opt: param.is_flag for param in COMMANDS[name].params for opt in param.opts if opt[0] == "-"}
+    flags = {
+        opt: param.is_flag
+        for param in COMMANDS[name].params
+        for opt in param.opts + param.secondary_opts
+        if opt[0] == "-"
+    }
     arguments, options = [], {}
     while words:
         word = words.pop(0)

@@ -15,6 +15,7 @@ from test_budget import WIDTHS, searched, shares
 from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import complete, read
 from rayfl.engine.files import checksum
+from rayfl.experiment import read_experiment
 from rayfl.listeners import Listener
 from rayfl.methods.dense import Dense
 from rayfl.results.console import SweepProgress
@@ -187,6 +188,26 @@ def failing(tmp_path, *fails):
     rows = {how.replace(" ", "-"): {"method": {"name": f"{__name__}:Failing", "fails": how}} for how in fails}
     space = {"method.until": {"grid": [str(tmp_path / "mended")]}}
     return write(tmp_path, rows, {"rounds": 3}, space=space, max_failures=0)
+
+
+@pytest.mark.slow
+def test_a_trial_keeps_its_best_round_and_ends_when_patience_is_up(swept, tmp_path):
+    """With the bits of a serial run. The second trial takes over the processes of the first, and not its best round."""
+    run = {"chunk": 1, "actors": 2, "checkpoint": "best", "patience": 1, "checkpoint_seconds": 0}
+    experiment = {"run": run, "evaluation": {"every": 1}}
+    path = write(tmp_path, ["heterofl"], experiment, space={"training.lr": {"grid": [0.2, 0.05]}})
+    plan, _, trials, _ = swept(path)
+    assert len(trials) == 2 and min(len(trial.rounds()) for trial in trials) < ROUNDS
+    for trial in trials:
+        values = [line["validation_accuracy_mean"] for line in trial.rounds()]
+        ends = [i for i in range(1, len(values)) if values[i] <= max(values[:i])]
+        assert ends in ([], [len(values) - 1]) and trial.status == "finished"
+        [best] = complete(trial.path / "checkpoints" / "best")
+        simulation = simulate(read_experiment(trial.config, "trial"), tmp_path / trial.id)
+        for _ in range(1 + values.index(max(values))):
+            simulation.run_round()
+        found = read(best)
+        assert found.round == simulation.round and checksum(found.state) == checksum(simulation.state)
 
 
 @pytest.mark.slow

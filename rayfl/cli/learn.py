@@ -72,7 +72,7 @@ def explain(
                 print_table(_fields(SECTIONS[path]))
             continue
         print_table(_explained(find(path)))
-        if files := _setting(path):
+        if files := _that_set(path):
             more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
             print_table(_indented(f"set in {', '.join(files[:MOST_FILES])}{more}", "dim"))
 
@@ -128,7 +128,7 @@ def _entries(entries: Sequence[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _setting(path: str) -> list[str]:
+def _that_set(path: str) -> list[str]:
     """The shipped files that set a path, by name."""
     found = []
     for name, file in shipped().items():

@@ -57,9 +57,11 @@ def run_sweep(sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder) 
     search, first = sweep.search, sweep.search.seeds[0]
     if search.is_fair:
         tried = zip_longest(*(sweep.points[row] for row in sweep.rows))
-        stages.listed("search", _configs(sweep.rows, first, tried), f"searching on seed {first}")
+        recorder.progress.phase(f"searching on seed {first}")
+        stages.listed("search", _configs(sweep.rows, first, tried))
     else:
         for row in sweep.rows:
+            recorder.progress.phase(f"searching for {row} on seed {first}")
             stages.of_row(f"search-{row}", row)
     tuned = [record for record in _finished(run) if record["seed"] == first]
     best = best_trials(tuned, search.metric, sweep.mode)
@@ -69,7 +71,8 @@ def run_sweep(sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder) 
         for record in best
     ]
     if confirm:
-        stages.listed("confirm", confirm, "running every row's best point on the other seeds")
+        recorder.progress.phase("running every row's best point on the other seeds")
+        stages.listed("confirm", confirm)
         best = best_trials(_finished(run), search.metric, sweep.mode)
     return best
 
@@ -96,15 +99,13 @@ class _Stages:
     arrays: ray.ObjectRef
     recorder: Recorder
 
-    def listed(self, name: str, trials: list[dict[str, Any]], phase: str) -> None:
+    def listed(self, name: str, trials: list[dict[str, Any]]) -> None:
         """These trials, each to its end."""
-        self.recorder.progress.phase(phase)
         self._run(name, {"trial": tune.grid_search(trials)})
 
     def of_row(self, name: str, row: str) -> None:
         """What a searcher or a scheduler makes of a row's trials."""
         sweep, search = self.sweep, self.sweep.search
-        self.recorder.progress.phase(f"searching for {row} on seed {search.seeds[0]}")
         scheduler = scheduler_of(search, sweep.example(row).rounds, sweep.where)
         if search.searcher == "random":
             trials = [trial_config(row, search.seeds[0], point) for point in sweep.points[row]]
