@@ -184,7 +184,7 @@ MISTAKES = {
     "a listener that nobody knows": (
         {"listeners": ["early_stop"]},
         "test: listeners.0: name: no listener is called 'early_stop'; did you mean 'early_stopping'? "
-        "known: early_stopping",
+        "known: early_stopping, tensorboard, wandb",
     ),
     "a score that nobody knows": (
         {"evaluation": {"scores": ["f1"]}},
