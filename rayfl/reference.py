@@ -150,7 +150,7 @@ def settings(cls: type[Config]) -> dict[str, Setting]:
     filled = {name for place, names in FILLED.items() if issubclass(cls, KINDS[place].base) for name in names}
     texts = documented(cls)
     return {
-        name: Setting(name, texts.get(name, ""), _allowed(name, field), _default(field), field)
+        name: Setting(name, texts.get(name, field.description or ""), _allowed(name, field), _default(field), field)
         for name, field in cls.model_fields.items()
         if not field.exclude and name not in filled and not (name == "name" and issubclass(cls, Named))
     }

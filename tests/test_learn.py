@@ -128,7 +128,8 @@ def test_every_setting_is_explained():
     silent = {"data", "partition", "model", "method"}
     roots = {section: find(section).below for section in settings(Experiment)}
     classes = {section: some[""] for section, some in roots.items() if "" in some}
-    for section, cls in (classes | dict(SECTIONS)).items():
+    named = {f"{kind} {name}": cls for kind in KINDS for name, cls in KINDS[kind].known().items()}
+    for section, cls in (classes | dict(SECTIONS) | named).items():
         assert [f"{section}.{name}" for name, s in settings(cls).items() if not s.text] == [], section
     assert [s.name for s in settings(Experiment).values() if not s.text and s.name not in {*classes, *silent}] == []
 

@@ -2,17 +2,24 @@
 
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from rayfl.axes import Axis, declare, linear
 from rayfl.config import nearest
 from rayfl.net import Net
 
-NormKind = Literal["static_bn", "group", "instance", "layer", "none"]
-"""As in HeteroFL's Table 4; see `rayfl.axes.norm`."""
+NormKind = Annotated[
+    Literal["static_bn", "group", "instance", "layer", "none"],
+    Field(
+        description="The norms behind its convolutions (HeteroFL's Table 4). static_bn: of the batch in training, of "
+        "statistics that are made for an evaluation; group: four groups; instance: a group a channel; layer: one group."
+    ),
+]
+"""See `rayfl.axes.norm`."""
 
 
 class Scaler(nn.Module):

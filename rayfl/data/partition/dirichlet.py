@@ -24,9 +24,15 @@ TINY = 1e-300
 
 
 class Dirichlet(Partition):
-    """Label skew of strength alpha: the smaller, the fewer classes a client sees.
+    """Label skew of strength alpha: the smaller, the fewer classes a client sees. The test split has the proportions of
+    the training split."""
 
-    `balance` says how sizes come out:
+    name: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(default=0.3, gt=0)
+    """Concentration: 0.1 is strong skew, 100 nearly none."""
+    balance: Literal["none", "cap", "equal"] = "none"
+    """How sizes come out.
+
     none: each class goes out in proportions Dir(alpha, ..., alpha) over the clients.
     cap: the same, class after class, but a client that already holds N / clients samples gets nothing of
     the next classes (NeFL, FIARSE's AG News, SpaFL's CIFAR-100).
@@ -34,14 +40,8 @@ class Dirichlet(Partition):
     a time, until all hold floor(N / clients) (FIARSE's CIFAR).
 
     `none` and `cap` use every sample and are drawn again until no client is too small; `equal` leaves out
-    the remainder. The test split has the proportions of the training split.
+    the remainder.
     """
-
-    name: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(default=0.3, gt=0)
-    """Concentration: 0.1 is strong skew, 100 nearly none."""
-    balance: Literal["none", "cap", "equal"] = "none"
-    """How sizes come out, see above."""
     min_samples: int = Field(default=2, ge=1)
     """Training samples of the smallest client, at least (NeFL: 10)."""
 
