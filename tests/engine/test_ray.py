@@ -22,6 +22,8 @@ from rayfl.methods import METHODS
 
 pytestmark = pytest.mark.ray
 ACTORS = 4
+SILENT = 4.0
+"""Seconds that a job may take where one hangs: the pool looks every five, and no other job takes as long."""
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +200,7 @@ def test_an_exception_that_does_not_come_again_changes_nothing(pool, tmp_path, u
 
 
 def test_a_job_that_hangs_is_given_to_another(pool, tmp_path, undisturbed):
-    pool.deadline = 0.1
+    pool.deadline = SILENT
     assert result(on_ray(pool, faulty(tmp_path, "hang"), tmp_path)) == undisturbed
     assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
 
@@ -206,8 +208,8 @@ def test_a_job_that_hangs_is_given_to_another(pool, tmp_path, undisturbed):
 def test_the_very_first_job_hangs(actors, group, tmp_path, monkeypatch):
     """Nothing is known of how long such jobs take."""
     pool = resized(actors, group, 1)
-    monkeypatch.setattr(executor, "FIRST_SECONDS", 0.1)
-    pool.deadline = 0.1
+    monkeypatch.setattr(executor, "FIRST_SECONDS", SILENT)
+    pool.deadline = SILENT
     hangs, well = (
         tiny(method=method, clients={"capacities": [0.3], "cohort": 6}, run={"chunk": 6})
         for method in (faulty(tmp_path, "hang").method, PersonalHead())
