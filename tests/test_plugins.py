@@ -91,7 +91,7 @@ def test_a_package_of_every_kind_runs_on_ray(outside):
     assert COMMANDS
     said = [outside.run(*command.split()) for command in COMMANDS[1].splitlines()]
     assert re.search(r"my_pkg.methods:FedPer +FedPer \(Arivazhagan et al., arXiv 1912.00818\)", said[0])
-    assert re.search(r"my_pkg.gated:Gated +A perceptron with gates +hidden=64", said[0])
+    assert re.search(r"my_pkg.gated:Gated +A perceptron with gates\s+hidden=64", said[0])
     assert said[1] == "my_experiment.yaml: a run of my_pkg.methods:FedPer\n"
     assert "my_pkg.methods:FedPer" in said[2]
     ran = outside.folder / "runs" / "my_experiment"
@@ -173,7 +173,7 @@ def test_entry_points_give_short_names(outside, tmp_path):
     uv("pip", "install", "--no-deps", "--python", outside.environment, outside.folder)
     try:
         (tmp_path / "exp.yaml").write_text(FILES["my_experiment.yaml"].replace('"my_pkg.methods:FedPer"', "fedper"))
-        assert re.search(r"\n fedper +FedPer \(Arivazhagan", outside.run("rayfl", "list", folder=tmp_path))
+        assert re.search(r"\n  fedper +FedPer \(Arivazhagan", outside.run("rayfl", "list", folder=tmp_path))
         outside.run("rayfl", "run", "exp.yaml", folder=tmp_path)
         lines = numbers(tmp_path / "runs" / "exp")
         assert lines[-1]["round"] == 4 and "local_WorstClass_mean" in lines[-1]
