@@ -22,6 +22,7 @@ from rayfl import cli, driver
 from rayfl.config import ConfigError
 from rayfl.engine.carries import Carries
 from rayfl.engine.checkpoints import write
+from rayfl.results.drawing import styles_of
 from rayfl.results.files import write_json
 from rayfl.results.folder import RunFolder
 from rayfl.results.made import Made
@@ -490,6 +491,8 @@ def test_a_sweeps_page_says_what_came_out(mlflow, tmp_path):
     # a run a row stands beside the parent, not below it
     rows = [run for run in found.values() if run.data.tags["rayfl.kind"] == "row"]
     assert [run.info.run_name for run in rows] == ["Heterofl, mean of 3", "Fjord, mean of 3"]
+    styles = styles_of(["heterofl", "fjord"])
+    assert all(run.data.tags["mlflow.runColor"] == styles[run.data.tags["label"]]["color"] for run in rows)
     assert all("mlflow.parentRunId" not in run.data.tags for run in rows)
     assert rows[0].data.params == {"training.lr": "0.1"}
     assert history(mlflow, rows[0], "All/accuracy_mean") == history(mlflow, parent, "heterofl/accuracy_mean")

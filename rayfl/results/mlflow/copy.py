@@ -202,17 +202,21 @@ class Copy:
         self._tag(run_id, {"mlflow.note.content": study.description()})
         self._log(run_id, over_rounds(study.summary(), folder.started))
         self._log_data(run_id, data_of(row for rows in study.rows.values() for row in rows))
+        from rayfl.results.drawing import styles_of
+
+        styles = styles_of(study.rows)
         # MLflow shows the newest runs first
         for label, rows in reversed(list(study.rows.items())):
-            self._send_row(folder, label, rows, experiment)
+            self._send_row(folder, label, rows, experiment, styles[label]["color"])
 
-    def _send_row(self, sweep: RunFolder, label: str, rows: Sequence[Record], experiment: str) -> None:
+    def _send_row(self, sweep: RunFolder, label: str, rows: Sequence[Record], experiment: str, color: str) -> None:
         run_id = self.id_of(f"{sweep.id}/{quote(label, safe='')}", experiment)
         tags = {
             "label": label,
             "rayfl.kind": "row",
             "rayfl.sweep": sweep.id,
             "mlflow.note.content": row_description(rows),
+            "mlflow.runColor": color,
         }
         tuned = {name: rows[0]["params"][name] for name in sweep.facts.tuned if name in rows[0]["params"]}
         self._log_texts(run_id, f"{rows[0]['title']}, mean of {len(rows)}", tags | _source(sweep.made), tuned)
