@@ -95,6 +95,8 @@ class Run:
     seen: int = 0
     has_begun: bool = False
     """Whether the command made a round."""
+    was_left_running: bool = False
+    """Whether the folder said so before the command, as kill -9 leaves it."""
 
     @property
     def folder(self) -> Path:
@@ -114,6 +116,7 @@ class Run:
         arguments = ["run", file, "--output", self.output]
         arguments += ["--resume"] if RunFolder.exists(self.folder) else []
         arguments += ["--address", self.cluster.address] if self.cluster else []
+        self.was_left_running = self.says_running()
         self.command, self.grown, self.stopped = Command(*arguments), time.monotonic(), {}
         self.has_begun = False
 
@@ -121,6 +124,10 @@ class Run:
     def driver(self) -> int:
         assert self.command is not None
         return self.command.process.pid
+
+    def says_running(self) -> bool:
+        """Whether the folder does."""
+        return RunFolder.exists(self.folder) and RunFolder.open(self.folder).status == "running"
 
     def is_running(self) -> bool:
         return self.command is not None and self.command.process.poll() is None
@@ -341,7 +348,8 @@ def disturb(run: Run, ends: float, tally: Tally, say: Callable[[str], None]) -> 
         code, printed = run.command.finish()
         if code not in (0, *(fault.codes if hit else ())):
             raise Wrong(f"it ended with {code}; allowed: {fault.codes if hit else 0}; it printed:\n{printed}")
-        if code > 0 and RunFolder.exists(run.folder) and RunFolder.open(run.folder).status == "running":
+        # a command that ends before it takes the run up leaves the folder as it was
+        if code > 0 and run.says_running() and (run.has_begun or not run.was_left_running):
             raise Wrong(f"it ended with {code}, and its folder says that it is running; it printed:\n{printed}")
         if code == 0:
             if hit:
