@@ -17,6 +17,7 @@ from rayfl.models.resnet import (
     WideResNet101,
 )
 from rayfl.models.spafl import SpaFLCNN, SpaFLResNet18
+from rayfl.models.transformer import FedRolexTransformer, HeteroFLTransformer
 from rayfl.models.vit import ViTB16
 
 MODELS: dict[str, type[Model]] = {
@@ -38,6 +39,8 @@ MODELS: dict[str, type[Model]] = {
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
+    "heterofl_transformer": HeteroFLTransformer,
+    "fedrolex_transformer": FedRolexTransformer,
 }
 
 MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")
