@@ -45,7 +45,7 @@ class Transformer(TokenModel, ABC):
     """Places in a sequence that have an embedding; the data's longest sequence must fit."""
     exits: tuple[str, ...] = ()
     """Blocks ("layers.1") behind which an early exit stands, in the order of the network."""
-    smallest: ClassVar = {"layers": 2, "heads": 2, "head_width": 10, "mlp": 20, "dropout": 0.1}
+    smallest: ClassVar = {"layers": 2, "heads": 2, "head_width": 10, "mlp": 200, "length": 12, "positions": 12}
 
     @model_validator(mode="after")
     def _blocks_in_order(self) -> Self:
@@ -105,15 +105,14 @@ class Transformer(TokenModel, ABC):
         up, down = heterofl_linear(stream, hidden), heterofl_linear(hidden, stream)
         for layer in (up, down):
             nn.init.normal_(layer.weight, std=0.02)
-        mlp = sequential(
-            up=up,
-            up_scaler=scaler(net.scale),
-            gelu=nn.GELU(),
-            dropout=nn.Dropout(self.dropout),
-            down=down,
-            down_scaler=scaler(net.scale),
-        )
-        return Block(Attention(stream, inner, net.scale), mlp, stream, self.dropout, net.steps)
+        attention = Attention(stream, inner, self._end(net, heterofl_linear(inner, stream)), net.scale)
+        mlp = dict(hidden=up, hidden_scaler=scaler(net.scale), gelu=nn.GELU(), hidden_dropout=nn.Dropout(self.dropout))
+        return Block(attention, sequential(**mlp, **self._end(net, down)), stream)
+
+    def _end(self, net: Net, layer: nn.Linear) -> dict[str, nn.Module]:
+        """Of a residual branch, whose last layer this is."""
+        step = Step() if net.steps else nn.Identity()
+        return dict(linear=layer, scaler=scaler(net.scale), dropout=nn.Dropout(self.dropout), step=step)
 
     def _head(self, net: Net, name: str, stream: Axis) -> nn.Module:
         hidden = net.axis(f"{name}.hidden", self.heads * self.head_width)
@@ -124,12 +123,33 @@ class HeteroFLTransformer(Transformer):
     """HeteroFL's, for WikiText-2 (section 4 and the authors' code): 19,263,999 parameters with its 33,279 tokens."""
 
     name: Literal["heterofl_transformer"] = "heterofl_transformer"
+    task: Literal["classes", "next_token", "masked_lm"] = "masked_lm"
+    """What it answers. Taken from the data set unless given."""
+    ids: int = 33_280
+    """Tokens that it may be given, a mask's included. Taken from the data set unless given."""
+    classes: int = 33_279
+    """Classes, or tokens that it may answer. Taken from the data set unless given."""
+    smallest: ClassVar = {
+        **Transformer.smallest,
+        "task": "masked_lm",
+        "layers": 3,
+        "exits": ("layers.0", "layers.1"),
+    }
 
 
 class FedRolexTransformer(Transformer):
     """FedRolex's, for the next word of Stack Overflow (the authors' code): 4,374,416 parameters with 10,000 words."""
 
     name: Literal["fedrolex_transformer"] = "fedrolex_transformer"
+    task: Literal["classes", "next_token", "masked_lm"] = "next_token"
+    """What it answers. Taken from the data set unless given."""
+    ids: int = 10_000
+    """Tokens that it may be given. Taken from the data set unless given."""
+    classes: int = 10_000
+    """Classes, or tokens that it may answer. Taken from the data set unless given."""
+    length: int = 20
+    """Tokens of the longest sequence. Taken from the data set unless given."""
+    smallest: ClassVar = {**Transformer.smallest, "task": "next_token"}
     layers: int = Field(default=3, ge=1)
     """Blocks, which start equal."""
     head_width: int = Field(default=16, ge=1)
@@ -182,39 +202,38 @@ class Embedded(nn.Module):
     def __init__(self, vocabulary: Axis, positions: Axis, stream: Axis, scale: float, dropout: float):
         super().__init__()
         self.tokens, self.positions = embedding(vocabulary, stream), embedding(positions, stream)
-        self.scaler, self.norm, self.dropout = scaler(scale), layer_norm(stream), nn.Dropout(dropout)
+        self.sum = sequential(scaler=scaler(scale), norm=layer_norm(stream), dropout=nn.Dropout(dropout))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # what stands for padding counts nowhere
         tokens = self.tokens(x.clamp(min=0))
-        return self.dropout(self.norm(self.scaler(tokens + self.positions.weight[: x.shape[1]])))
+        return self.sum(tokens + self.positions.weight[: x.shape[1]])
 
 
 class Block(nn.Module):
     """norm(x + attention(x)), then norm(x + mlp(x)): [B, T, C] -> [B, T, C]."""
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, stream: Axis, dropout: float, has_steps: bool):
+    def __init__(self, attention: nn.Module, mlp: nn.Module, stream: Axis):
         super().__init__()
         self.attention, self.norm1 = attention, layer_norm(stream)
         self.mlp, self.norm2 = mlp, layer_norm(stream)
-        self.step1, self.step2 = (Step() if has_steps else nn.Identity() for _ in range(2))
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
-        x = self.norm1(x + self.step1(self.dropout(self.attention(x, seen))))
-        return self.norm2(x + self.step2(self.dropout(self.mlp(x))))
+        x = self.norm1(x + self.attention(x, seen))
+        return self.norm2(x + self.mlp(x))
 
 
 class Attention(nn.Module):
     """Every head's softmax(q k^T / sqrt(D)) v over what is `seen` [B, 1, 1, T], or, without, over what stands before:
     [B, T, C] -> [B, T, C]. D is what a head keeps."""
 
-    def __init__(self, stream: Axis, inner: Axis, scale: float):
+    def __init__(self, stream: Axis, inner: Axis, out: Mapping[str, nn.Module], scale: float):
+        """`out`: the layers that put the heads together."""
         super().__init__()
         self.q, self.k, self.v = (
             sequential(linear=heterofl_linear(stream, inner), scaler=scaler(scale)) for _ in range(3)
         )
-        self.out = sequential(linear=heterofl_linear(inner, stream), scaler=scaler(scale))
+        self.out = sequential(**out)
         self.heads = inner.groups
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
