@@ -17,7 +17,7 @@ from rayfl.tensors import leaves
 from rayfl.testing.tiny import run, simulate, tiny
 
 VIT = MODELS["vit_b_16"](**MODELS["vit_b_16"].smallest)
-LORA = MODELS["lora"](base=VIT, targets=("q.linear", "v.linear"), rank=8, alpha=4)
+LORA = MODELS["lora"](base=VIT, rank=8, alpha=4)
 PATH = "encoder.0.attention.attend.q.linear"
 
 

@@ -23,9 +23,13 @@ from rayfl import frozen
 from rayfl.axes import Axis, axes_of, declare
 from rayfl.config import ConfigError
 from rayfl.models.base import MODELS_KIND, Model
+from rayfl.models.vit import ViTB16
 from rayfl.net import Net, load
 from rayfl.seeds import stream, torch_scope
 from rayfl.tensors import Params
+
+QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
+"""What queries and values are called in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and here."""
 
 
 class Lora(Model):
@@ -36,10 +40,11 @@ class Lora(Model):
     """
 
     name: Literal["lora"] = "lora"
-    base: SerializeAsAny[Model]
+    base: SerializeAsAny[Model] = Field(default="vit_b_16", validate_default=True)  # pyright: ignore
     """The network that is adapted: any model's section."""
-    targets: tuple[str, ...] = ("query", "value")
-    """Linear layers that get an adapter, by the end of their paths."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that get an adapter, by the end of their paths. Unless given, the queries and values of attention,
+    as transformers call them."""
     rank: int = Field(default=8, ge=1)
     """Of the server's adapters: the largest."""
     scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
@@ -56,7 +61,7 @@ class Lora(Model):
     merged: bool = False
     """Every target has a third parameter, "<path>.lora.W" [out, in], that is added to W0: what methods fold into the
     base. No method trains it by gradients."""
-    smallest: ClassVar = {"targets": ("q.linear", "v.linear"), "rank": 10, "base": {"name": "vit_b_16"}}
+    smallest: ClassVar = {"rank": 10, "base": {"name": "vit_b_16"} | ViTB16.smallest}
 
     @field_validator("base", mode="before")
     @classmethod
@@ -104,7 +109,9 @@ class Lora(Model):
     def target_paths(self) -> tuple[str, ...]:
         """The layers that have an adapter. A ConfigError if a target is none."""
         layers = list(Net(self.base).layers)
-        for target in self.targets:
+        if not self.targets and (found := tuple(p for p in layers if any(_ends(p, end) for end in QUERIES_VALUES))):
+            return found
+        for target in self.targets or ("query", "value"):
             if not any(_ends(path, target) for path in layers):
                 ends = sorted({path.rpartition(".")[2] for path in layers})
                 raise ConfigError(
