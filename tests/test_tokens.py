@@ -147,13 +147,13 @@ def test_berts_rule_hides_by_mask_any_token_or_nothing():
     assert 0.76 < float(masks) < 0.84 and 0.07 < float(same) < 0.14 and 0.46 < float(hidden.float().mean()) < 0.54
 
 
-def test_special_tokens_and_padding_are_never_hidden():
+def test_padding_is_never_hidden():
     x = padded([0, 5, 6, 1], [0, 7, 1], width=5)
-    prepare = Hidden("stored", 50, 50, rate=1.0, shown=(0, 1))
+    prepare = Hidden("stored", 50, 50, rate=1.0)
     data = client(prepare, MaskedTokens(50), x=x, hidden=torch.ones_like(x, dtype=torch.uint8))
     for [(seen, y)] in (list(data.in_order(2)), list(data.batches(1, 2, draw()))):
-        assert seen.tolist() == [[0, 50, 50, 1], [0, 50, 1, PAD]]
-        assert y.tolist() == [[0, 55, 56, 1], [0, 57, 1, NOTHING]]
+        assert seen.tolist() == [[50, 50, 50, 50], [50, 50, 50, PAD]]
+        assert y.tolist() == [[50, 55, 56, 51], [50, 57, 51, NOTHING]]
 
 
 # what follows from a task

@@ -67,8 +67,6 @@ class Hidden(Sequences):
     rule: Literal["mask", "bert"] = "mask"
     """What hides a token in training. mask: the mask (HeteroFL). bert: with probability 0.8 the mask, 0.1 any token,
     0.1 nothing (Devlin et al. 2019)."""
-    shown: tuple[int, ...] = ()
-    """Tokens that are never hidden, such as those that a tokenizer puts around a text."""
 
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         x = _trimmed(samples)
@@ -79,8 +77,6 @@ class Hidden(Sequences):
             hidden = (torch.rand(x.shape, generator=generator) < self.rate).to(x.device)
             instead = self.mask if self.rule == "mask" else self._instead(x, generator)
         hidden &= there
-        if self.shown:
-            hidden &= ~torch.isin(x, torch.tensor(self.shown, device=x.device))
         y = torch.where(there, x + self.classes * hidden, NOTHING)
         return torch.where(hidden, instead, x), y
 
@@ -124,7 +120,7 @@ class TokenTask:
     classes: int = 0
     """Classes of sequences, where these are learned."""
     special: tuple[int, ...] = ()
-    """Tokens that are no words: the part "words" of a score leaves them out, and they are never hidden."""
+    """Tokens that are no words: the part "words" of a score leaves them out."""
     mask: int | None = None
     """The mask's token; None: one more than there are."""
     order: Order = "lengths"
@@ -162,7 +158,7 @@ class TokenTask:
         if self.name == "next_token":
             return Following(self.order)
         mask = self.ids if self.mask is None else self.mask
-        return Hidden(self.order, self.ids, mask, self.rate, self.rule, self.special)
+        return Hidden(self.order, self.ids, mask, self.rate, self.rule)
 
     @property
     def goal(self) -> Goal:
