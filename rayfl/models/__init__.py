@@ -4,6 +4,7 @@ from rayfl.config import Kind
 from rayfl.models.base import ImageModel as ImageModel
 from rayfl.models.base import Model as Model
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
+from rayfl.models.huggingface import GPT2, Bert, DistilBert, Llama, Roberta
 from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.resnet import (
     DepthFLResNet18,
@@ -38,6 +39,11 @@ MODELS: dict[str, type[Model]] = {
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
+    "roberta": Roberta,
+    "bert": Bert,
+    "distilbert": DistilBert,
+    "gpt2": GPT2,
+    "llama": Llama,
 }
 
 MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")
