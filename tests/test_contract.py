@@ -26,9 +26,9 @@ from rayfl.testing import (
 )
 from rayfl.testing.tiny import model_of
 
-EVERY_METHOD = ("digits_cnn", "resnet18", "vit_b_16")
-"""Layers after one another, residual blocks, attention: every method that can is tested on these, and on the other
-models under the marker `slow`."""
+EVERY_METHOD = ("digits_cnn", "resnet18", "vit_b_16", "heterofl_transformer")
+"""Layers after one another, residual blocks, attention, text: every method that can is tested on these, and on the
+other models under the marker `slow`."""
 EVERY_MODEL = ("heterofl", "fedrolex", "feddropout", "fiarse", "lg_fedavg")
 """A method of each kind of selection, which is tested on every model: the first positions, a window, random ones,
 single weights, some layers."""

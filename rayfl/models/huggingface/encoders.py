@@ -54,6 +54,12 @@ class Encoder(HuggingFace, ABC):
     def exit_count(self) -> int:
         return len(self.exits) + 1
 
+    @property
+    def head_paths(self) -> tuple[str, ...]:
+        trunk, *_ = self.stack.split(".")
+        found = {path.split(".")[0] for path in self.head} - {trunk}
+        return tuple(sorted(found)) if self.task == "classes" else ()
+
     def kept(self, net: Net) -> list[str]:
         [paths] = self.blocks
         last = self.exits[net.exits - 1] if 0 < net.exits < self.exit_count else len(paths)
