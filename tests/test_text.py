@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from rayfl.config import ConfigError
 from rayfl.data import DATASETS_KIND
 from rayfl.data.goal import Classes, MaskedTokens, NextToken
-from rayfl.data.partition.users import Users
 from rayfl.data.text import base, cache
 from rayfl.data.text.base import chunked, padded
 from rayfl.data.text.encoders import Tokens, characters, frequent_words, words_and_marks
@@ -459,22 +458,6 @@ def test_padding_counts_only_where_there_is_a_token_for_it(folder):
     assert raised(lambda: read("shakespeare", tokenizer="gpt", padding="token").offers, ConfigError) == (
         "data.padding: given 'token'; allowed: ignored, because the tokenizer has none for padding"
     )
-
-
-# users
-
-
-def test_users_are_tested_on_their_own_part_of_the_test_set():
-    from rayfl.data.partition.base import Labels, partition
-
-    users, test_users = np.array([7, 7, 9, 9, 9, 4, 4]), np.array([9, 8, 7, 9])
-    zeros = np.zeros(7, np.int64)
-    train, test = partition(Users(), Labels(zeros, zeros[:4], users, 1, test_users), 2, seed=0)
-    assert [train[c].tolist() for c in range(2)] == [[5, 6], [2, 3, 4]] or [train[c].tolist() for c in range(2)] == [
-        [0, 1],
-        [2, 3, 4],
-    ]
-    assert test[1].tolist() == [0, 3]
 
 
 # what is kept on disk
