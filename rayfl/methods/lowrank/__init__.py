@@ -1,0 +1,1 @@
+"""Low-rank adapters over a frozen base: one published method a file, on `base.py: LowRank`."""
