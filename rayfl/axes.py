@@ -111,11 +111,14 @@ def layer_norm(features: Axis) -> nn.LayerNorm:
 
 
 def axes_of(network: nn.Module) -> dict[str, Dims]:
-    """The axes of every parameter. A parameter whose module declares none is an error that names it."""
-    found = {}
+    """The axes of every parameter, by its first name if it has several. A parameter whose module declares none is an
+    error that names it."""
+    found, names = {}, {name for name, _ in network.named_parameters()}
     for path, module in network.named_modules():
         declared: Mapping[str, Dims] = getattr(module, "axes", {})
         for name, tensor in module.named_parameters(prefix=path, recurse=False):
+            if name not in names:
+                continue
             dims = declared.get(name.rpartition(".")[2])
             if dims is None:
                 raise ValueError(

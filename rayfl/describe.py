@@ -96,7 +96,7 @@ def _worked(
 
 def _made_up(column: Column) -> torch.Tensor:
     """Two samples of zeros."""
-    return torch.zeros(2, *column.shape, dtype=torch.uint8 if column.below is None else torch.int64)
+    return torch.zeros(2, *column.shape, dtype=torch.uint8 if column.below is None else getattr(torch, column.stored))
 
 
 def native(name: str, classes: int | None = None) -> dict[str, Any]:

@@ -100,9 +100,11 @@ def judge(
         if present is not None:
             given = tuple(mask_logits(logits, present, fill) for logits in given)
         if len(given) > 1:
-            _add(exits, {i: scores[0].counts(logits, y) for i, logits in enumerate(given)})
+            first = scores[0]
+            _add(exits, {i: first.counts(*data.goal.rows(z, y, first.part)) for i, z in enumerate(given)})
         logits = answered(given, answer)
-        _add(sums, {score.label: score.counts(logits, y) for score in scores})
+        rows = {part: data.goal.rows(logits, y, part) for part in {score.part for score in scores}}
+        _add(sums, {score.label: score.counts(*rows[score.part]) for score in scores})
     return Judged(len(data), {name: t.cpu() for name, t in sums.items()}, tuple(t.cpu() for t in exits.values()))
 
 

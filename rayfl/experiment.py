@@ -273,20 +273,9 @@ def _sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             sections[section] = parse(kind, value, place)
         else:
             sections[section] = value
-    sections["model"] = _fitted(sections["model"], sections["data"], f"{where}: model")
+    data = sections["data"]
+    sections["model"] = sections["model"].fitted(data.name, data.offers, f"{where}: model")
     return sections
-
-
-def _fitted(model: Model, data: DataSet, where: str) -> Model:
-    """The model with what the data set offers; what is given has to agree with it."""
-    offers = {name: value for name, value in data.offers.items() if name in type(model).model_fields}
-    for name, value in offers.items():
-        if name in model.model_fields_set and getattr(model, name) != value:
-            raise ConfigError(
-                f"{where}.{name}: given {getattr(model, name)!r}; allowed: {value!r}, as data set {data.name} has it, "
-                "or nothing, to take it from there"
-            )
-    return model.model_copy(update=offers)
 
 
 def _check(experiment: Experiment) -> None:

@@ -120,7 +120,7 @@ Answer = Literal["last", "mean"]
 
 
 Logits = torch.Tensor | tuple[torch.Tensor, ...]
-"""What a network answers: logits [B, C], or those of all its early exits, the first exit's first."""
+"""What a network answers: logits [B, ..., C], or those of all its early exits, the first exit's first."""
 
 
 def every_exit(logits: Logits) -> tuple[torch.Tensor, ...]:
@@ -129,7 +129,7 @@ def every_exit(logits: Logits) -> tuple[torch.Tensor, ...]:
 
 
 def answered(logits: Logits, answer: Answer) -> torch.Tensor:
-    """The one answer [B, C] of a network: its last exit's, or the mean over its exits."""
+    """The one answer [B, ..., C] of a network: its last exit's, or the mean over its exits."""
     exits = every_exit(logits)
     return exits[-1] if answer == "last" or len(exits) == 1 else torch.stack(exits).mean(0)
 
@@ -140,7 +140,7 @@ Fill = Literal["none", "zero", "neg_inf"]
 
 
 def mask_logits(logits: torch.Tensor, present: torch.Tensor, fill: Fill) -> torch.Tensor:
-    """logits [B, C] with those of absent classes (`present` [C] bool) replaced (HeteroFL section 4):
+    """logits [B, ..., C] with those of absent classes (`present` [C] bool) replaced (HeteroFL section 4):
     by 0 as its authors do, or by -inf; `none` leaves them."""
     if fill == "none":
         return logits
@@ -148,7 +148,7 @@ def mask_logits(logits: torch.Tensor, present: torch.Tensor, fill: Fill) -> torc
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:
-    """KL(softmax(teacher / T) || softmax(student / T)) of logits [B, C], the mean over the batch."""
+    """KL(softmax(teacher / T) || softmax(student / T)) of logits [n, C], the mean over the rows."""
     target, given = (F.log_softmax(logits / temperature, 1) for logits in (teacher, student))
     return F.kl_div(given, target, reduction="batchmean", log_target=True)
 

@@ -188,7 +188,7 @@ MISTAKES = {
     ),
     "a score that nobody knows": (
         {"evaluation": {"scores": ["f1"]}},
-        "test: evaluation: scores.0: name: no score is called 'f1'; known: accuracy, loss, macro_f1, top_k",
+        "test: evaluation: scores.0: name: no score is called 'f1'; known: accuracy, loss, macro_f1, perplexity, top_k",
     ),
 }
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from rayfl.config import ConfigError
 from rayfl.data import SCORES, SCORES_KIND, Classes, Score
-from rayfl.data.goal import Accuracy, CrossEntropy, MacroF1, TopK, present
+from rayfl.data.goal import Accuracy, CrossEntropy, MacroF1, TopK, found_in
 from rayfl.seeds import torch_generator
 
 
@@ -85,12 +85,12 @@ def test_every_score_adds_up_over_batches(name):
     parts = sum(found.counts(a, b) for a, b in zip(logits.split(6), y.split(6), strict=True))
     assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)
     assert parts.tolist() == pytest.approx(whole.tolist())
-    assert found.better == ("min" if name == "loss" else "max")
+    assert found.better == ("min" if name in ("loss", "perplexity") else "max")
 
 
 def test_labels_name_the_numbers():
     labels = [SCORES_KIND.read(name, "").label for name in SCORES]
-    assert labels == ["accuracy", "loss", "top5", "macro_f1"]
+    assert labels == ["accuracy", "loss", "perplexity", "top5", "macro_f1"]
     assert TopK(k=3).label == "top3"
 
 
@@ -126,4 +126,4 @@ def test_the_goal_of_classes():
 
 
 def test_present_classes():
-    assert present(torch.tensor([3, 1, 1]), 5).tolist() == [False, True, False, True, False]
+    assert found_in(torch.tensor([3, 1, 1]), 5).tolist() == [False, True, False, True, False]

@@ -29,6 +29,7 @@ from rayfl.data.samples import ClientData as ClientData
 from rayfl.data.samples import Prepare as Prepare
 from rayfl.data.svhn import SVHN
 from rayfl.data.synthetic import Synthetic
+from rayfl.data.synthetic_text import SyntheticText
 
 DATASETS: dict[str, type[DataSet]] = {
     "digits": Digits,
@@ -38,6 +39,7 @@ DATASETS: dict[str, type[DataSet]] = {
     "cifar100": CIFAR100,
     "svhn": SVHN,
     "synthetic": Synthetic,
+    "synthetic_text": SyntheticText,
     "arrays": InMemory,
     "folder": Folder,
     "function": Function,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ class Arrays:
     users: np.ndarray | None = None
     """The natural user (writer, device) of each training sample [N], integers or text, where the data set knows it."""
 
+    @property
+    def test_samples(self) -> int:
+        return len(next(iter(self.test.values())))
+
 
 @dataclass(frozen=True)
 class Column:
@@ -30,11 +34,15 @@ class Column:
     shape: tuple[int, ...]
     """Of one sample: () for a label."""
     below: int | None = None
-    """The values are integers from 0 to below - 1. Unless given they are any numbers."""
+    """The values are integers from `least` to below - 1. Unless given they are any numbers."""
+    least: int = 0
+    stored: Literal["int64", "int32", "uint8"] = "int64"
+    """How integers are kept."""
 
 
 def validate(arrays: Any, columns: Mapping[str, Column], where: str = "data") -> Arrays:
-    """The arrays as workers rely on them: C-contiguous numpy arrays, integers int64, other numbers uint8 or float32.
+    """The arrays as workers rely on them: C-contiguous numpy arrays, integers as their column is stored, other numbers
+    uint8 or float32.
 
     Takes torch tensors, lists and other types of numbers too; what is right already is not copied. Raises ConfigError
     for everything else that is not as `columns` (name -> what it holds) says.
@@ -93,11 +101,11 @@ def _column(value: Any, column: Column, place: str) -> np.ndarray:
     if column.below is None:
         return _numbers(array, place)
     array = as_integers(array, place)
-    if array.size and not 0 <= array.min() <= array.max() < column.below:
+    if array.size and not column.least <= array.min() <= array.max() < column.below:
         raise ConfigError(
-            f"{place}: given values from {array.min()} to {array.max()}; allowed: 0 to {column.below - 1}"
+            f"{place}: given values from {array.min()} to {array.max()}; allowed: {column.least} to {column.below - 1}"
         )
-    return np.ascontiguousarray(array, np.int64)
+    return np.ascontiguousarray(array, column.stored)
 
 
 def _numbers(array: np.ndarray, place: str) -> np.ndarray:

@@ -15,6 +15,9 @@ from pydantic import Field
 
 from rayfl.config import Kind, Named
 
+MOST = 1e4
+"""A perplexity that is larger is said to be this."""
+
 
 class Score(Named, ABC):
     """One number of an evaluation. A subclass adds its fields, and says `counts` and `value`."""
@@ -23,13 +26,18 @@ class Score(Named, ABC):
     """Which end is the good one."""
 
     @property
+    def part(self) -> str:
+        """Which rows of an answer count, by the names of `Goal.rows`."""
+        return "all"
+
+    @property
     def label(self) -> str:
         """What the number is called in metrics: the name; of a class of your own package, the class's."""
         return self.name.rpartition(":")[2]
 
     @abstractmethod
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Of a batch: logits [B, C], labels y [B] -> [k] int64 or float64, to be added up over all batches."""
+        """Of a batch's rows: logits [n, C], labels y [n] -> [k] int64 or float64, to be added up over all batches."""
 
     @abstractmethod
     def value(self, sums: torch.Tensor) -> float:
@@ -41,15 +49,15 @@ class Score(Named, ABC):
 
 
 class Mean(Score):
-    """A score whose counts are a sum over samples, and their number."""
+    """A score whose counts are a sum over rows, and their number. Over no rows it is 0."""
 
     def value(self, sums: torch.Tensor) -> float:
         total, count = sums.tolist()
-        return total / count
+        return total / (count or 1)
 
     def values(self, sums: torch.Tensor) -> np.ndarray:
         totals, counts = sums.double().numpy().T
-        return totals / counts
+        return totals / np.maximum(counts, 1)
 
 
 class Accuracy(Mean):
@@ -69,9 +77,35 @@ class CrossEntropy(Mean):
     better: ClassVar = "min"
 
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The batch's float32 sum, and its samples, in float64."""
-        total = F.cross_entropy(logits, y, reduction="sum").double()
-        return torch.stack([total, total.new_full((), len(y))])
+        """The batch's float32 sum, and its rows, in float64."""
+        return _cross_entropy(logits, y)
+
+
+class Perplexity(Mean):
+    """exp of the mean of -log softmax(logits)[y] over all rows, at most `MOST`."""
+
+    name: Literal["perplexity"] = "perplexity"
+    better: ClassVar = "min"
+    of: Literal["all", "masked"] = "all"
+    """Which positions count: all, or those that a masked language model does not see."""
+
+    @property
+    def label(self) -> str:
+        return "perplexity" if self.of == "all" else f"perplexity_{self.of}"
+
+    @property
+    def part(self) -> str:
+        return self.of
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """As `CrossEntropy`."""
+        return _cross_entropy(logits, y)
+
+    def value(self, sums: torch.Tensor) -> float:
+        return float(np.exp(min(super().value(sums), np.log(MOST))))
+
+    def values(self, sums: torch.Tensor) -> np.ndarray:
+        return np.exp(np.minimum(super().values(sums), np.log(MOST)))
 
 
 class TopK(Mean):
@@ -109,6 +143,11 @@ class MacroF1(Score):
         return float((2 * right[seen] / (predicted + labelled)[seen]).mean())
 
 
+def _cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    total = F.cross_entropy(logits, y, reduction="sum").double()
+    return torch.stack([total, total.new_full((), len(y))])
+
+
 def _shares(right: torch.Tensor) -> torch.Tensor:
     """How many are true of `right` [B], and B: [2] int64."""
     total = right.sum()
@@ -118,11 +157,16 @@ def _shares(right: torch.Tensor) -> torch.Tensor:
 SCORES: dict[str, type[Score]] = {
     "accuracy": Accuracy,
     "loss": CrossEntropy,
+    "perplexity": Perplexity,
     "top_k": TopK,
     "macro_f1": MacroF1,
 }
 
 SCORES_KIND = Kind("score", Score, SCORES, "rayfl.scores")
+
+
+NOTHING = -100
+"""The label of what counts for nothing: padding."""
 
 
 class Goal(ABC):
@@ -137,11 +181,19 @@ class Goal(ABC):
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The mean over a batch, to be minimised: a scalar of logits [B, C] and y [B]."""
+        """The mean over a batch, to be minimised: a scalar of logits [B, ..., C] and y [B, ...]."""
 
     @abstractmethod
     def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
         """One label of each sample of a split [N] int64: what partition rules look at."""
+
+    @abstractmethod
+    def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The label set of stored samples, [classes] bool."""
+
+    def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
+        """What scores count of a batch, one row each: logits [n, C] and labels [n]. A goal may name parts of it."""
+        return logits, y
 
 
 @dataclass(frozen=True)
@@ -150,7 +202,7 @@ class Classes(Goal):
 
     classes: int
     scores: tuple[Score, ...] = (Accuracy(), CrossEntropy())
-    padding: ClassVar[int | None] = -100
+    padding: ClassVar[int | None] = NOTHING
 
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, y)
@@ -158,7 +210,65 @@ class Classes(Goal):
     def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
         return split["y"]
 
+    def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return found_in(samples["y"], self.classes)
 
-def present(labels: torch.Tensor, classes: int) -> torch.Tensor:
+
+@dataclass(frozen=True)
+class NextToken(Goal):
+    """The token that follows, at every position: y [B, T], `NOTHING` where none counts. Samples are `x` [N, T + 1]."""
+
+    classes: int
+    scores: tuple[Score, ...] = (Accuracy(), Perplexity(), CrossEntropy())
+    special: tuple[int, ...] = ()
+    """Tokens that are no words. The part "words" leaves them out."""
+    padding: ClassVar[int | None] = NOTHING
+
+    def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=NOTHING)
+
+    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
+        """A stream has no classes."""
+        return np.zeros(len(split["x"]), np.int64)
+
+    def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        x = samples["x"]
+        return found_in(x[x >= 0], self.classes)
+
+    def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
+        counted = y != NOTHING
+        if part == "words":
+            counted &= ~torch.isin(y, torch.tensor(self.special, device=y.device))
+        return _picked(logits, y, counted)
+
+
+@dataclass(frozen=True)
+class MaskedTokens(NextToken):
+    """The token that stands at a position, of which some are hidden from the network: y [B, T] is the token, and the
+    token + `classes` where it is hidden. Parts: "masked", what is hidden."""
+
+    scores: tuple[Score, ...] = (Perplexity(), Perplexity(of="masked"), Accuracy(), CrossEntropy())
+    loss_on: Literal["all", "masked"] = "all"
+    """Positions that the loss is over (HeteroFL: all, BERT: masked)."""
+
+    def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self.loss_on == "masked":
+            y = torch.where(y >= self.classes, y, NOTHING)
+        return super().loss(logits, torch.where(y >= 0, y % self.classes, y))
+
+    def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
+        counted = y >= (self.classes if part == "masked" else 0)
+        logits, labels = _picked(logits, y, counted)
+        return logits, labels % self.classes
+
+
+def _picked(logits: torch.Tensor, y: torch.Tensor, counted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of logits [B, T, C] and y [B, T] that count; no copy where all do."""
+    if counted.all():
+        return logits.flatten(0, -2), y.flatten()
+    return logits[counted], y[counted]
+
+
+def found_in(labels: torch.Tensor, classes: int) -> torch.Tensor:
     """Which classes there are among labels [n]: [classes] bool."""
-    return torch.bincount(labels, minlength=classes) > 0
+    return torch.bincount(labels.flatten(), minlength=classes)[:classes] > 0

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from rayfl.data.goal import Goal, present
+from rayfl.data.goal import Goal
 
 Samples = dict[str, torch.Tensor]
 """Tensors by name ("x", "y", ...). Their first dimension is the sample."""
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""What a network sees and what it should say: (x [B, ...], y [B])."""
+"""What a network sees and what it should say: (x [B, ...], y [B, ...])."""
 
 
 class Prepare(ABC):
@@ -41,16 +41,16 @@ class ClientData:
     goal: Goal
 
     def __len__(self) -> int:
-        return len(self.samples["y"])
+        return len(next(iter(self.samples.values())))
 
     @property
     def device(self) -> torch.device:
-        return self.samples["y"].device
+        return next(iter(self.samples.values())).device
 
     @property
     def present(self) -> torch.Tensor:
         """The client's label set as [classes] bool."""
-        return present(self.samples["y"], self.goal.classes)
+        return self.goal.present(self.samples)
 
     def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """So many shuffled, augmented training batches; the last batch of an epoch may be smaller."""

@@ -77,7 +77,7 @@ class Simulation:
             experiment.evaluation.statistics,
         )
         self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays)
-        self._test_samples = len(arrays.test["y"])
+        self._test_samples = arrays.test_samples
         self.carries = Carries(folder / "carries")
         self.state = self.method.init()
         self.round = 0

@@ -1,10 +1,12 @@
 """One network family a file. To add one: its file, and its line here."""
 
-from rayfl.config import Kind
+from rayfl.models.base import MODELS
+from rayfl.models.base import MODELS_KIND as MODELS_KIND
 from rayfl.models.base import ImageModel as ImageModel
 from rayfl.models.base import Model as Model
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
 from rayfl.models.liang import LiangCNN, LiangMLP
+from rayfl.models.lora import Lora
 from rayfl.models.resnet import (
     DepthFLResNet18,
     PreActResNet18,
@@ -19,7 +21,7 @@ from rayfl.models.resnet import (
 from rayfl.models.spafl import SpaFLCNN, SpaFLResNet18
 from rayfl.models.vit import ViTB16
 
-MODELS: dict[str, type[Model]] = {
+MODELS |= {
     "digits_cnn": DigitsCNN,
     "mcmahan_cnn": McMahanCNN,
     "lenet5_caffe": LeNet5Caffe,
@@ -38,6 +40,5 @@ MODELS: dict[str, type[Model]] = {
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
+    "lora": Lora,
 }
-
-MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")

@@ -1,14 +1,14 @@
 """A model family: one description from which the network of any width and depth is built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
 
 from rayfl.axes import CLASSES, Axis
-from rayfl.config import Named
+from rayfl.config import ConfigError, Kind, Named
 from rayfl.net import Net, params_of
 from rayfl.norms import fresh
 from rayfl.tensors import Params
@@ -39,6 +39,17 @@ class Model(Named, ABC):
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
         """Made-up samples of the shape and type that a network takes."""
 
+    def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
+        """The model with what a data set of this name offers; a ConfigError if it was given something else."""
+        taken = {name: value for name, value in offers.items() if name in type(self).model_fields}
+        for name, value in taken.items():
+            if name in self.model_fields_set and getattr(self, name) != value:
+                raise ConfigError(
+                    f"{where}.{name}: given {getattr(self, name)!r}; allowed: {value!r}, as data set {data} has it, "
+                    "or nothing, to take it from there"
+                )
+        return self.model_copy(update=taken)
+
     def prepare(self) -> None:
         """Fetches what `initial` reads, or a ConfigError that says what to put where. Called before Ray starts."""
 
@@ -55,6 +66,20 @@ class Model(Named, ABC):
     def statistics(self, net: Net) -> Params:
         """The running statistics that its static norms start from, by the names of `norms.fresh`."""
         return fresh(net.blank())
+
+    @property
+    def frozen_key(self) -> Hashable:
+        """Models of equal keys have the same `frozen` tensors."""
+        return self
+
+    def frozen(self) -> Params:
+        """What its networks have that nobody trains, by name: it goes to every node once (`rayfl.frozen`)."""
+        return {}
+
+    @property
+    def head_paths(self) -> tuple[str, ...]:
+        """The modules that turn features into classes, by path: what is trained beside adapters."""
+        return tuple(sorted({name.partition(".")[0] for name in Net(self).layout.classifier}))
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
@@ -88,3 +113,37 @@ class ImageModel(Model):
     def labels(self) -> Axis:
         """The classes: never cut."""
         return Axis.fixed(CLASSES, self.classes)
+
+
+class TokenModel(Model):
+    """A network of sequences of tokens: x [B, T] int64, -1 where nothing is, T at most `length` -> logits [B, C] of
+    sequences (task: classes), or [B, T, C] of tokens."""
+
+    task: Literal["classes", "next_token", "masked_lm"] = "classes"
+    """What it answers. Taken from the data set unless given."""
+    ids: int = 1000
+    """Tokens that it may be given, a mask's included. Taken from the data set unless given."""
+    classes: int = 10
+    """Classes, or tokens that it may answer. Taken from the data set unless given."""
+    length: int = 64
+    """Tokens of the longest sequence. Taken from the data set unless given."""
+    smallest: ClassVar[Mapping[str, Any]] = {}
+
+    def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
+        return torch.zeros(batch, self.length, dtype=torch.int64, device=device)
+
+    @property
+    def head_paths(self) -> tuple[str, ...]:
+        # a language model's rows of tokens are most of it
+        return super().head_paths if self.task == "classes" else ()
+
+    @property
+    def labels(self) -> Axis:
+        """The classes: never cut."""
+        return Axis.fixed(CLASSES, self.classes)
+
+
+MODELS: dict[str, type[Model]] = {}
+"""Name -> family; `rayfl.models` fills it."""
+
+MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")

@@ -16,7 +16,7 @@ from rayfl.experiment import Experiment, read_experiment
 from rayfl.fold import Fold, Update
 from rayfl.metrics import Line
 from rayfl.models import MODELS_KIND
-from rayfl.models.base import ImageModel, Model
+from rayfl.models.base import ImageModel, Model, TokenModel
 from rayfl.seeds import numpy_generator, torch_generator
 from rayfl.submodel import Selection
 from rayfl.tensors import Params, Tensors, leaves, pack, unpack
@@ -87,7 +87,9 @@ def small(cls: type[Model]) -> Model:
 
 
 def made_up_for(model: Model) -> dict[str, Any]:
-    """The `data:` section of made-up images that a model fits; of another kind of model nothing."""
+    """The `data:` section of made-up images, or sequences, that a model fits; of another kind of model nothing."""
+    if isinstance(model, TokenModel):
+        return {"name": "synthetic_text", "task": model.task}
     if not isinstance(model, ImageModel):
         return {}
     # a model takes the number of classes from the data, unless it was given

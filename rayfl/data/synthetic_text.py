@@ -1,0 +1,79 @@
+"""Sequences of tokens made up on the spot, for each task on text: for tests and scale studies."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.arrays import Arrays, Column, Split
+from rayfl.data.base import DataSet
+from rayfl.data.goal import Classes, Goal, MaskedTokens, NextToken
+from rayfl.data.samples import Prepare
+from rayfl.data.tokens import PAD, Following, Hidden, Sequences
+from rayfl.seeds import numpy_generator
+
+
+class SyntheticText(DataSet):
+    """Every class prefers tokens of its own: a bag of words learns it. Sequences are half of `length` and longer.
+
+    The same arrays in every run: they depend on the fields below only, not on the run's seed.
+    """
+
+    name: Literal["synthetic_text"] = "synthetic_text"
+    task: Literal["classes", "next_token", "masked_lm"] = "classes"
+    """What is learned: the class of a sequence, the next token, or hidden tokens."""
+    samples: int = Field(default=2000, ge=1)
+    """Training sequences; the classes come round in turn."""
+    test_samples: int = Field(default=500, ge=1)
+    """Test sequences."""
+    classes: int = Field(default=4, ge=1)
+    """Number of classes of sequences."""
+    tokens: int = Field(default=50, ge=2)
+    """Number of different tokens."""
+    length: int = Field(default=12, ge=2)
+    """Tokens of the longest sequence that a network sees."""
+
+    def load(self) -> Arrays:
+        return Arrays(self._split("train", self.samples), self._split("test", self.test_samples))
+
+    def _split(self, part: str, count: int) -> Split:
+        draw = numpy_generator(0, "synthetic", "text", part)
+        stored = self.length + (self.task == "next_token")
+        y = np.arange(count) % self.classes
+        # half of the tokens are a class's own
+        anything = draw.integers(self.tokens, size=(count, stored))
+        own = (anything // self.classes * self.classes + y[:, None]) % self.tokens
+        x = np.where(draw.random((count, stored)) < 0.5, own, anything).astype(np.int32)
+        ends = draw.integers(stored // 2 + 1, stored + 1, size=count)
+        x[np.arange(stored) >= ends[:, None]] = PAD
+        if self.task == "classes":
+            return {"x": x, "y": y}
+        if self.task == "next_token":
+            return {"x": x}
+        return {"x": x, "hidden": (draw.random(x.shape) < 0.15).astype(np.uint8)}
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        stored = self.length + (self.task == "next_token")
+        x = {"x": Column((stored,), below=self.tokens, least=PAD, stored="int32")}
+        if self.task == "classes":
+            return x | {"y": Column((), below=self.classes)}
+        return x | ({"hidden": Column((stored,), below=2, stored="uint8")} if self.task == "masked_lm" else {})
+
+    @property
+    def prepare(self) -> Prepare:
+        if self.task == "classes":
+            return Sequences()
+        return Following() if self.task == "next_token" else Hidden(self.tokens, self.tokens)
+
+    @property
+    def goal(self) -> Goal:
+        if self.task == "classes":
+            return Classes(self.classes)
+        return NextToken(self.tokens) if self.task == "next_token" else MaskedTokens(self.tokens)
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        ids = self.tokens + (self.task == "masked_lm")
+        return {"task": self.task, "ids": ids, "classes": self.goal.classes, "length": self.length}
