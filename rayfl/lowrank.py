@@ -1,7 +1,8 @@
 """Products of low rank: what servers of low-rank adapters compute of factors, without the large matrix.
 
-A product P = L R has factors L [m, q] and R [q, n]; an adapter is P = s B A with B [m, r] and A [r, n]. Everything is
-worked out in float64 on the CPU, whatever comes in, so that a result does not depend on where it was asked for.
+A product P = L R has factors L [m, q] and R [q, n]; where R is None, L is the product itself. An adapter is P = s B A
+with B [m, r] and A [r, n]. Everything is worked out in float64 on the CPU, whatever comes in, so that a result does not
+depend on where it was asked for.
 """
 
 from typing import NamedTuple, Self
@@ -35,17 +36,16 @@ class SVD(NamedTuple):
         return int((shares < energy * shares[-1:] * (1 - 1e-12)).sum()) + 1 if self.rank else 0
 
 
-def svd(left: torch.Tensor, right: torch.Tensor) -> SVD:
-    """Of left [m, q] @ right [q, n], exactly: by the QR decompositions of both factors, or of the product itself where
-    that is no larger."""
-    left, right = _double(left), _double(right)
-    (m, q), n = left.shape, right.shape[1]
-    if q < min(m, n):
+def svd(left: torch.Tensor, right: torch.Tensor | None) -> SVD:
+    """Of the product [m, n], exactly: by the QR decompositions of both factors, or of the product itself where that is
+    no larger."""
+    left, right = _double(left), None if right is None else _double(right)
+    if right is not None and left.shape[1] < min(len(left), right.shape[1]):
         (of_left, small_left), (of_right, small_right) = torch.linalg.qr(left), torch.linalg.qr(right.T)
         u, s, vt = torch.linalg.svd(small_left @ small_right.T)
         u, vt = of_left @ u, vt @ of_right.T
     else:
-        u, s, vt = torch.linalg.svd(left @ right, full_matrices=False)
+        u, s, vt = torch.linalg.svd(left if right is None else left @ right, full_matrices=False)
     largest = u.gather(0, u.abs().argmax(0, keepdim=True))
     signs = torch.where(largest < 0, -1.0, 1.0)
     return SVD(u * signs, s, vt * signs.T)
@@ -61,9 +61,12 @@ def refactored(found: SVD, a: torch.Tensor, scale: float) -> tuple[torch.Tensor,
     return b.to(a.dtype), torch.cat([vt.to(a.dtype), a[rank:]])
 
 
-def norm(left: torch.Tensor, right: torch.Tensor) -> float:
-    """The Frobenius norm of left [m, q] @ right [q, n]."""
-    left, right = _double(left), _double(right)
+def norm(left: torch.Tensor, right: torch.Tensor | None) -> float:
+    """The Frobenius norm of the product."""
+    left = _double(left)
+    if right is None:
+        return float(left.norm())
+    right = _double(right)
     return float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
 
 
@@ -73,24 +76,30 @@ def importance(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 def ridge(
-    left: torch.Tensor, right: torch.Tensor, b: torch.Tensor, a: torch.Tensor, strength: float
+    left: torch.Tensor, right: torch.Tensor | None, b: torch.Tensor, a: torch.Tensor, strength: float
 ) -> torch.Tensor:
-    """The D [m, r] that minimises ||left @ right - (B + D) A||_F^2 + strength ||D||_F^2 (LoRA-FAIR by least squares):
+    """The D [m, r] that minimises ||P - (B + D) A||_F^2 + strength ||D||_F^2 (LoRA-FAIR by least squares):
     (P - B A) A^T (A A^T + strength I)^-1."""
-    left, right, b, a = map(_double, (left, right, b, a))
-    error = left @ (right @ a.T) - b @ (a @ a.T)
+    b, a = _double(b), _double(a)
+    error = _along(left, right, a) - b @ (a @ a.T)
     gram = a @ a.T + strength * torch.eye(len(a), dtype=a.dtype)
     return torch.linalg.solve(gram, error, left=False)
 
 
 def by_cosine(
-    left: torch.Tensor, right: torch.Tensor, b: torch.Tensor, a: torch.Tensor, strength: float, lr: float, steps: int
+    left: torch.Tensor,
+    right: torch.Tensor | None,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    strength: float,
+    lr: float,
+    steps: int,
 ) -> torch.Tensor:
-    """The D [m, r] to which so many steps of gradient descent from 0 bring 1 - cos(left @ right, (B + D) A) +
-    strength ||D||_F (LoRA-FAIR)."""
-    left, right, b, a = map(_double, (left, right, b, a))
-    # <P, X A> = <L R A^T, X>, and ||X A||^2 = <X, X A A^T>: nothing of the product's size
-    toward, gram, length = left @ (right @ a.T), a @ a.T, norm(left, right)
+    """The D [m, r] to which so many steps of gradient descent from 0 bring 1 - cos(P, (B + D) A) + strength ||D||_F
+    (LoRA-FAIR)."""
+    b, a = _double(b), _double(a)
+    # <P, X A> = <P A^T, X>, and ||X A||^2 = <X, X A A^T>: nothing of the product's size
+    toward, gram, length = _along(left, right, a), a @ a.T, norm(left, right)
     d = torch.zeros_like(b)
     if not length or not toward.any():
         return d
@@ -103,6 +112,11 @@ def by_cosine(
         pull = (along * ((toward * x).sum() / size**2) - toward) / (length * size)
         d = d - lr * (pull + strength * d / d.norm().clamp(min=torch.finfo(d.dtype).tiny))
     return d
+
+
+def _along(left: torch.Tensor, right: torch.Tensor | None, a: torch.Tensor) -> torch.Tensor:
+    """P A^T [m, r]."""
+    return _double(left) @ (a.T if right is None else _double(right) @ a.T)
 
 
 def _double(t: torch.Tensor) -> torch.Tensor:

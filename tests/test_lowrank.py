@@ -30,8 +30,8 @@ def test_signs_are_fixed_by_the_largest_entry():
     left, right = drawn((9, 4), (4, 7))
     found = lowrank.svd(left, right)
     assert (found.u.gather(0, found.u.abs().argmax(0, keepdim=True)) > 0).all()
-    for l, r in ((-left, -right), (left / 3, 3 * right), (left @ right, torch.eye(7, dtype=torch.float64))):
-        other = lowrank.svd(l, r).truncated(4)
+    for factors in ((-left, -right), (left / 3, 3 * right), (left @ right, None)):
+        other = lowrank.svd(*factors).truncated(4)
         for one, two in zip(found, other, strict=True):
             torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
@@ -68,7 +68,8 @@ def test_new_factors_have_the_product_and_keep_what_it_does_not_reach():
 
 def test_the_norm_of_a_product():
     left, right = drawn((30, 4), (4, 20))
-    assert lowrank.norm(left, right) == pytest.approx(float((left @ right).norm()), rel=1e-12)
+    for factors in ((left, right), (left @ right, None)):
+        assert lowrank.norm(*factors) == pytest.approx(float((left @ right).norm()), rel=1e-12)
     assert lowrank.norm(torch.zeros(3, 0), torch.zeros(0, 2)) == 0
 
 
@@ -87,6 +88,7 @@ def test_ridge_is_where_the_gradient_vanishes():
     d = lowrank.ridge(left, right, b, a, 0.1).requires_grad_()
     [gradient] = torch.autograd.grad(objective(d), d)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-10)
+    torch.testing.assert_close(lowrank.ridge(left @ right, None, b, a, 0.1), d.detach())
     assert objective(d) < objective(d + 1e-3 * other) and objective(d) < objective(torch.zeros_like(d))
 
 
@@ -117,7 +119,7 @@ def test_without_a_direction_there_is_no_correction():
 
 def test_averaging_factors_is_not_averaging_products():
     """Four clients of ranks 2, 2, 4 and 8 with random factors: the mean of the factors, over all or over the holders,
-    is far from the mean of the products, and more so where one client has the same function in other factors."""
+    is far from the mean of the products."""
     ranks, errors = (2, 2, 4, 8), {}
     factors = [tuple(drawn((40, r), (r, 30), purpose=f"client {k}")) for k, r in enumerate(ranks)]
     mean = sum(b @ a for b, a in factors) / 4

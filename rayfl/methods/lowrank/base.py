@@ -53,7 +53,7 @@ class LowRank(Method):
     def check(self, rounds: int, clients: Population) -> None:
         """A ConfigError if a client had nothing to train."""
         for capacity, net in self.task.nets.items():
-            if not any(part_of(name) in ("", *self.trains(0)) for name in net.layout.shapes):
+            if not any(math.prod(shape) and self.is_trained(name, 0) for name, shape in net.layout.shapes.items()):
                 raise ConfigError(
                     f"clients.capacities: given {capacity:g}, which is rank 0 of {self.rank}, and a frozen head; "
                     f"allowed with model.head: frozen: at least {1 / self.rank:.3g}"
@@ -150,12 +150,8 @@ class LowRank(Method):
         return state | {"params": fold.mean("params", over=self.over)}
 
     def mean_products(self, fold: Fold) -> dict[str, Factors]:
-        """P* of every layer of which somebody sent a product."""
-        found = {}
-        for path in self.layers:
-            if (total := fold.product(path)) is not None and fold.weight:
-                found[path] = Factors(total.left / fold.weight, total.right)
-        return found
+        """P* of every layer of which somebody sent a product, in float64."""
+        return {path: mean(total, fold.weight) for path, total in fold.products.items()}
 
     # what a device runs
 
@@ -228,6 +224,30 @@ def at_rest(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
+
+
+# products
+
+
+def mean(total: Factors, weight: float) -> Factors:
+    """total / weight, in float64."""
+    return Factors(total.left.double() / weight, None if total.right is None else total.right.double())
+
+
+def rank_sent(product: Factors) -> torch.Tensor:
+    """The rank [] that a product of a round is sent with; of a matrix, which nothing smaller replaces, its own."""
+    return torch.tensor(min(product.left.shape) if product.right is None else product.left.shape[1])
+
+
+def rescaled(method: LowRank, params: Params, net: Net) -> Params:
+    """The first singular directions of the server's products, in a network whose s may be another one: B makes up for
+    that."""
+    found = dict(params)
+    for path in method.layers:
+        factor = method.scale(method.rank) / method.scale(rank_of(net, path))
+        if factor != 1:
+            found[f"{path}.lora.B"] = params[f"{path}.lora.B"] * factor
+    return found
 
 
 # adapters that start anew, and what is merged of them

@@ -61,8 +61,7 @@ class Components(LowRank):
         for path in self.layers:
             a, b = whole[f"{path}.lora.A"], whole[f"{path}.lora.B"]
             rest = torch.ones(len(a), dtype=torch.bool)
-            if (held := selection.positions.get(f"{path}.rank")) is not None:
-                rest[list(held.positions)] = False
+            rest[list(selection.positions[f"{path}.rank"].positions)] = False
             if rest.any():
                 found[f"{path}.lora.W"] = part[f"{path}.lora.W"] + self.scale(self.rank) * b[:, rest] @ a[rest]
         return found

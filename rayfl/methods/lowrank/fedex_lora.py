@@ -33,7 +33,7 @@ import torch
 from rayfl.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, adapters, merged
+from rayfl.methods.lowrank.base import LowRank, adapters, merged, rank_sent
 from rayfl.net import Net
 from rayfl.submodel import Selection
 
@@ -62,6 +62,6 @@ class FedExLoRA(LowRank):
         ranks = {path: torch.tensor(0) for path in self.layers}
         for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"].double(), params[f"{path}.lora.A"].double()
-            residuals[path] = mean.left.double() @ mean.right.double() - self.scale(self.rank) * b @ a
-            ranks[path] = torch.tensor(mean.left.shape[1])
+            residuals[path] = mean.dense() - self.scale(self.rank) * b @ a
+            ranks[path] = rank_sent(mean)
         return {"params": merged(params, residuals), "merged": ranks}

@@ -20,12 +20,15 @@ Departures:
 4. It wants a larger rate than methods that train both factors.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
+from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, Part
 
 
 class FFALoRA(LowRank):
+    contract: ClassVar = Contract(wants="adapters", fedavg=None)
+
     name: Literal["ffa_lora"] = "ffa_lora"
 
     def trains(self, round: int) -> tuple[Part, ...]:

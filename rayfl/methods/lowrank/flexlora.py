@@ -48,9 +48,6 @@ class FlexLoRA(LowRank):
         trained, metrics = self.train(payload["params"], visit)
         return self.answer(trained, payload, visit, metrics, products=True, factors=False)
 
-    def changed(self, round: int):
-        return ("A", "B")
-
     def step(self, state: State, round: int, fold: Fold) -> State:
         params = dict(fold.mean("params"))
         for path, mean in self.mean_products(fold).items():

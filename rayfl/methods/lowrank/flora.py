@@ -32,7 +32,7 @@ import torch
 from rayfl.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged
+from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged, rank_sent
 from rayfl.net import Net
 from rayfl.submodel import Selection
 
@@ -61,6 +61,6 @@ class FLoRA(LowRank):
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         means = self.mean_products(fold)
-        params = merged(fold.mean("params"), {path: mean.left @ mean.right for path, mean in means.items()})
-        ranks = {path: torch.tensor(means[path].left.shape[1] if path in means else 0) for path in self.layers}
+        params = merged(fold.mean("params"), {path: mean.dense() for path, mean in means.items()})
+        ranks = {path: rank_sent(means[path]) if path in means else torch.tensor(0) for path in self.layers}
         return {"params": params, "merged": ranks}

@@ -22,8 +22,8 @@ Departures:
    is not that.
 3. Which rank a client has left is known to the client alone, who keeps it: it is sent the components of its capacity,
    sets those above its rank to 0, and trains the rest. Its traffic is counted by the rank that it has.
-4. Products that are all 0 weigh alike. The head has the weights p_k too. Components that nobody of a cohort holds keep
-   their values.
+4. Products that are all 0 weigh alike. The head has the weights p_k too. Components that nobody of a cohort holds
+   become 0, as the formula says.
 """
 
 import math

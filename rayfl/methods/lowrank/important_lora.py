@@ -45,7 +45,7 @@ class ImportantLoRA(Components):
             rank, size = rank_of(net, path), rank_of(self.task.server, path)
             if rank == size:
                 positions[f"{path}.rank"] = Window(0, size, size)
-            elif rank:
+            else:
                 found = lowrank.importance(params[f"{path}.lora.B"], params[f"{path}.lora.A"])
                 largest = torch.sort(found, descending=True, stable=True).indices[:rank]
                 positions[f"{path}.rank"] = Picks(tuple(sorted(largest.tolist())), size)

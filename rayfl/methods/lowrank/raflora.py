@@ -22,6 +22,8 @@ Departures:
 3. Signs, missing directions, head and server optimizers are as for FlexLoRA.
 """
 
+import functools
+import operator
 from typing import ClassVar, Literal
 
 import torch
@@ -30,7 +32,7 @@ from rayfl import lowrank
 from rayfl.fold import Factors, Fold, State, Update
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, rank_of, rescaled
+from rayfl.methods.lowrank.base import LowRank, mean, rank_of, rescaled
 from rayfl.submodel import Selection
 from rayfl.tensors import Params
 
@@ -43,9 +45,6 @@ class RaFLoRA(LowRank):
     def part(self, state: State, selection: Selection) -> Params:
         return rescaled(self, selection.take(state["params"]), selection.net)
 
-    def changed(self, round: int):
-        return ("A", "B")
-
     def segments(self, path: str) -> list[slice]:
         """The components of a layer between the ranks of the population."""
         ranks = sorted({0, *(rank_of(net, path) for net in self.task.nets.values())})
@@ -56,6 +55,7 @@ class RaFLoRA(LowRank):
         update = self.answer(trained, payload, visit, metrics, products=True, factors=False)
         whole, update.products, held = update.products, {}, {}
         for path, product in whole.items():
+            assert product.right is not None
             for h, part in enumerate(self.segments(path)):
                 if part.stop <= len(product.right):
                     update.products[f"{path} {h}"] = Factors(product.left[:, part], product.right[part])
@@ -67,15 +67,14 @@ class RaFLoRA(LowRank):
         params, holders = dict(fold.mean("params")), fold.sum("holders")
         for path in self.layers:
             a, b = f"{path}.lora.A", f"{path}.lora.B"
-            lefts, rights = [], []
+            means = []
             for h, part in enumerate(self.segments(path)):
-                total = fold.product(f"{path} {h}")
-                if total is None:
-                    lefts.append(params[b][:, part] * self.scale(self.rank))
-                    rights.append(params[a][part])
+                if (total := fold.products.get(f"{path} {h}")) is not None:
+                    means.append(mean(total, float(holders[f"{path} {h}"])))
                 else:
-                    lefts.append(total.left / holders[f"{path} {h}"])
-                    rights.append(total.right)
-            found = lowrank.svd(torch.cat(lefts, 1), torch.cat(rights))
+                    kept = Factors(params[b][:, part] * self.scale(self.rank), params[a][part])
+                    means.append(mean(kept, 1.0))
+            whole = functools.reduce(operator.add, means)
+            found = lowrank.svd(whole.left, whole.right)
             params[b], params[a] = lowrank.refactored(found, params[a], self.scale(self.rank))
         return {"params": params}

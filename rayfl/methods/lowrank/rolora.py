@@ -22,12 +22,15 @@ Departures:
 3. A trained head is trained in all rounds.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
+from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, Part
 
 
 class RoLoRA(LowRank):
+    contract: ClassVar = Contract(wants="adapters", fedavg=None)
+
     name: Literal["rolora"] = "rolora"
 
     def trains(self, round: int) -> tuple[Part, ...]:

@@ -18,7 +18,8 @@ ranks 2, 2, 4, 8 the last four components are a quarter after a round, their pro
 
 Departures:
 1. A trained head, which everybody holds, is averaged as usual.
-2. Components that nobody of a cohort holds keep their values, as everywhere in rayfl. The formula makes them 0.
+2. Components that nobody of a cohort holds become 0, as the formula says, and never come back: A and B have no
+   gradient there.
 """
 
 from typing import ClassVar, Literal
