@@ -12,7 +12,9 @@ round goes down, whatever the simulation moves. The base, and what is drawn from
 not counted.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -112,18 +114,26 @@ class LowRank(Method):
         metrics: dict[str, float],
         *,
         weight: float | None = None,
-        products: bool = False,
         factors: bool = True,
+        products: Literal["none", "whole", "segments"] = "none",
     ) -> Update:
         """What was trained, weighted by `weight`, the client's own unless given: the head, with `factors` the parts of
-        the adapters, with `products` w_k P_k of every layer."""
+        the adapters, and `products` of every layer: w_k P_k whole, or in the segments that a mean over the holders of a
+        component wants."""
         weight = self.weight_of(visit.data) if weight is None else weight
         mine = {name: t for name, t in trained.items() if self.is_trained(name, visit.round)}
         sums = copied({name: t for name, t in mine.items() if factors or not part_of(name)}, weight)
         metrics["bytes_up"] = nbytes(mine)
         metrics["bytes_down"] = self.down(payload, visit.round)
-        added = self.products(trained, visit.net, weight) if products else {}
-        return Update({"params": sums}, weight, products=added, metrics=metrics)
+        update = Update({"params": sums}, weight, metrics=metrics)
+        if products == "whole":
+            update.products = self.products(trained, visit.net, weight)
+        elif products == "segments":
+            for path, product in self.products(trained, visit.net, weight).items():
+                for segment, held in self.segments(path, rank_of(visit.net, path)).items():
+                    update.products[segment] = Factors(product.left[:, held], product.right[held])  # type: ignore
+            update.whole["holders"] = {segment: torch.tensor(weight) for segment in update.products}
+        return update
 
     def down(self, payload: Payload, round: int) -> int:
         """Bytes that a client is sent: what has changed, and in place of what is merged the smaller of the factors that
@@ -152,6 +162,27 @@ class LowRank(Method):
     def mean_products(self, fold: Fold) -> dict[str, Factors]:
         """P* of every layer of which somebody sent a product, in float64."""
         return {path: mean(total, fold.weight) for path, total in fold.products.items()}
+
+    def mean_segments(self, fold: Fold) -> dict[str, Factors]:
+        """The sum of P* over the segments of every layer, each the mean over those who hold it, in float64. What nobody
+        of the cohort holds is as the server has it."""
+        found, holders, params = {}, fold.sum("holders"), fold.state["params"]
+        for path in self.layers:
+            parts = []
+            for segment, held in self.segments(path, self.rank).items():
+                if (total := fold.products.get(segment)) is not None:
+                    parts.append(mean(total, float(holders[segment])))
+                else:
+                    b, a = params[f"{path}.lora.B"][:, held], params[f"{path}.lora.A"][held]
+                    parts.append(mean(Factors(b * self.scale(self.rank), a), 1.0))
+            found[path] = functools.reduce(operator.add, parts)
+        return found
+
+    def segments(self, path: str, rank: int) -> dict[str, slice]:
+        """The components of a layer between one rank of the population and the next, up to a rank."""
+        ends = sorted({0, *(rank_of(net, path) for net in self.task.nets.values())})
+        pairs = zip(ends, ends[1:], strict=False)
+        return {f"{path} {low}": slice(low, high) for low, high in pairs if high <= rank}
 
     # what a device runs
 

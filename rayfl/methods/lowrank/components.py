@@ -1,7 +1,7 @@
 """What the methods share whose clients train some components of every adapter, which need not be the first.
 
-What a client does not train it folds into its frozen base, W = s sum of b_j a_j over the others: then nothing is cut off
-the function that it trains, and any device runs the server's. Or it has none of the others, and trains, as a device
+What a client does not train it folds into its frozen base, W = s sum of b_j a_j over the others: then nothing is cut
+off the function that it trains, and any device runs the server's. Or it has none of the others, and trains, as a device
 runs, the part.
 """
 

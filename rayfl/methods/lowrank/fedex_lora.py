@@ -9,16 +9,17 @@ Symbols: as in `base`; W what has been merged into the base so far.
     A  <-  sum_k w_k A_k,   B  <-  sum_k w_k B_k
     W  <-  W + P* - s B A: with it the round is exact
     up             r (in + out) a layer
-    down           r (in + out) a layer, and the residual, whose rank is at most sum_k r_k: so many (in + out), or in out
-                   if that is less
+    down           r (in + out) a layer, and the residual, of a rank of at most sum_k r_k: so many (in + out), or
+                   in out if that is less
 
     >>> from rayfl.methods import METHODS
     >>> METHODS["fedex_lora"]().changed(4)
     ('A', 'B')
 
 Departures:
-1. The paper has one rank. Of unequal ones factors are averaged over those who hold a component, and the residual makes
-   up for that too: the server's network is exact, and a narrow client's is its first components on the same base.
+1. The paper has one rank. Of unequal ones factors, and the products in P*, are averaged over those who hold a
+   component, as by raFLoRA. With the plain P* a round without any training would take from W what narrow clients do not
+   have, and the next round again.
 2. The code adds the residual transposed, which is right for GPT-2's layers and wrong for linear ones.
 3. The residual is worked out in float64 and kept in float32 beside the base.
 4. A client who was not there in a round lacks its residual, which is sent and not counted.
@@ -55,12 +56,12 @@ class FedExLoRA(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics, products=True)
+        return self.answer(trained, payload, visit, metrics, products="segments")
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params, residuals = fold.mean("params"), {}
         ranks = {path: torch.tensor(0) for path in self.layers}
-        for path, mean in self.mean_products(fold).items():
+        for path, mean in self.mean_segments(fold).items():
             b, a = params[f"{path}.lora.B"].double(), params[f"{path}.lora.A"].double()
             residuals[path] = mean.dense() - self.scale(self.rank) * b @ a
             ranks[path] = rank_sent(mean)

@@ -10,8 +10,8 @@ Symbols: as in `base`; a layer is W0 x + s B M A x, with M [r, r].
     M  <-  sum_k w_k M_k;   P* = s B M A, exactly, where all ranks are equal
     down and up    r_k^2 a layer, whatever in and out are
 
-`start: gradient`: round 0 trains nothing. Every client of the cohort sends G_k, the mean gradient of its loss by W0 over
-the batches of a round, cut to its first R singular directions; the server takes U S V^T of sum_k w_k G_k, and
+`start: gradient`: round 0 trains nothing. Every client of the cohort sends G_k, the mean gradient of its loss by W0
+over the batches of a round, cut to its first R singular directions; the server takes U S V^T of sum_k w_k G_k, and
 
     A  <-  V[:, :R]^T,   B  <-  U[:, :R],   M  <-  - eta S[:R] / s
 

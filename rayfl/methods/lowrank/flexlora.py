@@ -46,7 +46,7 @@ class FlexLoRA(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics, products=True, factors=False)
+        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params = dict(fold.mean("params"))

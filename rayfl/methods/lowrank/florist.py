@@ -61,7 +61,7 @@ class FLoRIST(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"] | fresh(visit.net, visit.seed), visit)
-        return self.answer(trained, payload, visit, metrics, products=True, factors=False)
+        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         added, ranks = {}, {path: torch.tensor(0) for path in self.layers}

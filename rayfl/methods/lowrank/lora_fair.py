@@ -23,7 +23,8 @@ Departures:
 1. `by: ridge` is ours. The cosine sees no length, and least squares do.
 2. The paper descends at 0.01 and does not say for how many steps: `steps`. It is run on the server, in float64, without
    batches, so that it is exact.
-3. The paper has one rank. Of unequal ones factors are averaged over those who hold a component.
+3. The paper has one rank. Of unequal ones factors, and the products in P*, are averaged over those who hold a
+   component.
 4. `server:` optimizers step on the factors before the correction.
 """
 
@@ -53,11 +54,11 @@ class LoRAFAIR(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics, products=True)
+        return self.answer(trained, payload, visit, metrics, products="segments")
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params = dict(fold.mean("params"))
-        for path, mean in self.mean_products(fold).items():
+        for path, mean in self.mean_segments(fold).items():
             b, a = params[f"{path}.lora.B"], params[f"{path}.lora.A"]
             given = mean.left / self.scale(self.rank), mean.right, b, a
             if self.by == "ridge":

@@ -22,17 +22,13 @@ Departures:
 3. Signs, missing directions, head and server optimizers are as for FlexLoRA.
 """
 
-import functools
-import operator
 from typing import ClassVar, Literal
 
-import torch
-
 from rayfl import lowrank
-from rayfl.fold import Factors, Fold, State, Update
+from rayfl.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, mean, rank_of, rescaled
+from rayfl.methods.lowrank.base import LowRank, rescaled
 from rayfl.submodel import Selection
 from rayfl.tensors import Params
 
@@ -45,36 +41,14 @@ class RaFLoRA(LowRank):
     def part(self, state: State, selection: Selection) -> Params:
         return rescaled(self, selection.take(state["params"]), selection.net)
 
-    def segments(self, path: str) -> list[slice]:
-        """The components of a layer between the ranks of the population."""
-        ranks = sorted({0, *(rank_of(net, path) for net in self.task.nets.values())})
-        return [slice(low, high) for low, high in zip(ranks, ranks[1:], strict=False)]
-
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        update = self.answer(trained, payload, visit, metrics, products=True, factors=False)
-        whole, update.products, held = update.products, {}, {}
-        for path, product in whole.items():
-            assert product.right is not None
-            for h, part in enumerate(self.segments(path)):
-                if part.stop <= len(product.right):
-                    update.products[f"{path} {h}"] = Factors(product.left[:, part], product.right[part])
-                    held[f"{path} {h}"] = torch.tensor(update.weight)
-        update.whole["holders"] = held
-        return update
+        return self.answer(trained, payload, visit, metrics, products="segments", factors=False)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        params, holders = dict(fold.mean("params")), fold.sum("holders")
-        for path in self.layers:
+        params = dict(fold.mean("params"))
+        for path, mean in self.mean_segments(fold).items():
             a, b = f"{path}.lora.A", f"{path}.lora.B"
-            means = []
-            for h, part in enumerate(self.segments(path)):
-                if (total := fold.products.get(f"{path} {h}")) is not None:
-                    means.append(mean(total, float(holders[f"{path} {h}"])))
-                else:
-                    kept = Factors(params[b][:, part] * self.scale(self.rank), params[a][part])
-                    means.append(mean(kept, 1.0))
-            whole = functools.reduce(operator.add, means)
-            found = lowrank.svd(whole.left, whole.right)
+            found = lowrank.svd(mean.left, mean.right)
             params[b], params[a] = lowrank.refactored(found, params[a], self.scale(self.rank))
         return {"params": params}

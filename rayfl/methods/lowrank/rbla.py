@@ -11,8 +11,8 @@ Symbols: as in `base`.
 
 A round without any training changes nothing. It is also *replication padding* (Byun, Lee, "Towards Federated Low-Rank
 Adaptation of Language Models with Rank Heterogeneity", NAACL 2025, https://arxiv.org/abs/2406.17477), where the server
-fills what a client lacks with the mean m of those who hold it, and then averages over everybody: with h the share of the
-weights of those who hold it, h m + (1 - h) m = m.
+fills what a client lacks with the mean m of those who hold it, and then averages over everybody: with h the share of
+the weights of those who hold it, h m + (1 - h) m = m.
 
     >>> from rayfl.methods import METHODS
     >>> METHODS["rbla"]().over

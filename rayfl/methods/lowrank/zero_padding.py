@@ -9,8 +9,8 @@ Symbols: as in `base`.
     A[j]  <-  sum over k with r_k > j of w_k A_k[j]  /  sum over all k of w_k;   B[:, j] likewise
     down and up    r_k (in + out) a layer
 
-A round without any training shrinks component j, of both factors, by the share of the weights of those who hold it: with
-ranks 2, 2, 4, 8 the last four components are a quarter after a round, their product a sixteenth.
+A round without any training shrinks component j, of both factors, by the share of the weights of those who hold it:
+with ranks 2, 2, 4, 8 the last four components are a quarter after a round, their product a sixteenth.
 
     >>> from rayfl.methods import METHODS
     >>> METHODS["zero_padding"]().over
