@@ -95,8 +95,8 @@ def by_cosine(
     lr: float,
     steps: int,
 ) -> torch.Tensor:
-    """The D [m, r] to which so many steps of gradient descent from 0 bring 1 - cos(P, (B + D) A) + strength ||D||_F
-    (LoRA-FAIR)."""
+    """The D [m, r] to which so many steps from 0 bring 1 - cos(P, (B + D) A) + strength ||D||_F (LoRA-FAIR): each goes
+    down the cosine's gradient and then shortens D by lr * strength, down to 0, which is the proximal step of a norm."""
     b, a = _double(b), _double(a)
     # <P, X A> = <P A^T, X>, and ||X A||^2 = <X, X A A^T>: nothing of the product's size
     toward, gram, length = _along(left, right, a), a @ a.T, norm(left, right)
@@ -110,7 +110,8 @@ def by_cosine(
         if not size:
             return torch.zeros_like(b)
         pull = (along * ((toward * x).sum() / size**2) - toward) / (length * size)
-        d = d - lr * (pull + strength * d / d.norm().clamp(min=torch.finfo(d.dtype).tiny))
+        d = d - lr * pull
+        d *= (1 - lr * strength / d.norm().clamp(min=torch.finfo(d.dtype).tiny)).clamp(min=0)
     return d
 
 

@@ -21,8 +21,8 @@ It takes away a part of the error alone: what lies outside of the rows of A stay
 
 Departures:
 1. `by: ridge` is ours. The cosine sees no length, and least squares do.
-2. The paper descends at 0.01 and does not say for how many steps: `steps`. It is run on the server, in float64, without
-   batches, so that it is exact.
+2. The paper descends at 0.01 and does not say for how many steps: `steps`. A norm has no gradient at 0, where the
+   descent starts, and so its steps are proximal ones: they shorten D, and keep it 0 where the cosine is 1.
 3. The paper has one rank. Of unequal ones factors, and the products in P*, are averaged over those who hold a
    component.
 4. `server:` optimizers step on the factors before the correction.
