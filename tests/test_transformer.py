@@ -1,4 +1,4 @@
-"""HeteroFL's and FedRolex's transformers: their counts, their forward pass at every width, padding, and the vocabulary."""
+"""HeteroFL's and FedRolex's transformers: counts, the forward pass at every width, padding, depth, the vocabulary."""
 
 import math
 
@@ -156,8 +156,8 @@ def selections(whole, net):
 @pytest.mark.parametrize("width", [*LEVELS.values(), 0.3, 0.1])
 @pytest.mark.parametrize("model", [MASKED, NEXT], ids=["both sides", "causal"])
 def test_a_narrow_network_is_the_full_one_with_the_rest_at_zero(model, width):
-    """At widths too where the heads keep more in all than the stream does, and for windows that wrap. Its norms are over
-    what is held."""
+    """At widths too where the heads keep more in all than the stream does, and for windows that wrap. Norms are over what
+    is held."""
     params, x = drawn(model), tokens(model)
     whole, net = Net(model), Net(model, width, scale=width)
     for selection in selections(whole, net):
