@@ -8,19 +8,55 @@ these into a `Fold`, selection by selection.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
 
 from rayfl.server import MOMENTS, Server, is_statistic
 from rayfl.submodel import Selection
-from rayfl.tensors import Params, Tensors
+from rayfl.tensors import Params, Tensors, nbytes
 
 Carry = Mapping[str, Tensors]
 """What a client keeps: groups of tensors."""
 
+Over = Literal["holders", "all"]
+"""Whose weights a mean is divided by."""
+
 State = dict
 """Group ("params", ...) -> name -> tensor: what the server holds, checkpointed as it is."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A sum of products of low rank. It adds up by lengthening its factors, and is a matrix where that is smaller."""
+
+    left: torch.Tensor
+    """[out, q]; the sum itself, [out, in], where `right` is None."""
+    right: torch.Tensor | None
+    """[q, in]."""
+
+    def __add__(self, other: "Factors") -> "Factors":
+        if self.right is None or other.right is None:
+            return Factors(self.dense() + other.dense(), None)
+        joined = Factors(torch.cat([self.left, other.left], 1), torch.cat([self.right, other.right]))
+        return (
+            joined
+            if joined.nbytes < self.left.shape[0] * self.right.shape[1] * self.left.element_size()
+            else (Factors(joined.dense(), None))
+        )
+
+    def dense(self) -> torch.Tensor:
+        """The sum [out, in]."""
+        return self.left if self.right is None else self.left @ self.right
+
+    @property
+    def tensors(self) -> Params:
+        """What travels."""
+        return {"left": self.left} | ({} if self.right is None else {"right": self.right})
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.tensors)
 
 
 @dataclass
@@ -37,6 +73,8 @@ class Update:
     row_weights: Params = field(default_factory=dict)
     """Parameter -> the divisor of each coordinate, where it is not `weight` everywhere (label rows): the sum of the
     weights of those who hold it, broadcastable to the submodel's tensor. Of the group "params"."""
+    products: dict[str, Factors] = field(default_factory=dict)
+    """Name -> sum_k w_k B_k A_k, of clients whose answer is a product of low rank."""
     metrics: dict[str, float] = field(default_factory=dict)
     """By the names of `rayfl.metrics`; what is not listed there is a sum over clients. bytes_down, bytes_up and
     train_flops, where a method gives them, stand in place of what the worker counts."""
@@ -51,6 +89,7 @@ class Update:
             self.weight + other.weight,
             _plus(self.whole, other.whole),
             _plus({"": self.row_weights}, {"": other.row_weights})[""],
+            _longer(self.products, other.products),
             carries=self.carries | other.carries,
         )
 
@@ -112,6 +151,8 @@ class Fold:
         self.moments: State = {}
         """The optimizer's moments after the round, of the groups whose mean was asked for."""
         self._groups: dict[str, HolderMean] = {}
+        self.products: dict[str, Factors] = {}
+        """Name -> sum_k w_k B_k A_k over all clients who sent it."""
 
     def add(self, selection: Selection, update: Update) -> None:
         self.weight += update.weight
@@ -120,13 +161,18 @@ class Fold:
             self._of(group, sums).add(selection, sums, update.weight, rows)
         for group, sums in update.whole.items():
             self._of(group, sums).add(None, sums, update.weight)
+        self.products = _longer(self.products, update.products)
 
-    def mean(self, group: str) -> Params:
-        """Where the server's optimizer goes from a group of the state towards its holder mean, which is the holder mean
-        itself unless an optimizer was chosen. In fresh tensors where somebody answered the group. Once a group."""
+    def mean(self, group: str, over: Over = "holders") -> Params:
+        """Where the server's optimizer goes from a group of the state towards its mean, which is the mean itself unless
+        an optimizer was chosen. In fresh tensors where somebody answered the group. Once a group.
+
+        `over`: whose weights divide: a coordinate's holders', or all clients', so that who does not hold it counts as 0
+        (padding with zeros; then what nobody held is 0).
+        """
         if group not in self._groups:
             return self.state[group]
-        found = self._groups[group].mean()
+        found = self._groups[group].mean(self.weight if over == "all" else None)
         if self.server.optimizer == "mean":
             return {name: mean for name, (mean, _) in found.items()}
         old, new = self.state[group], {}
@@ -195,10 +241,14 @@ class HolderMean:
                 found[name] = found.get(name, 0.0) + weight
         return found
 
-    def mean(self) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-        """Name -> x_new in a fresh tensor, and the coordinates that somebody held (bool; None: all). Uses up the
-        totals."""
-        return {name: self._mean(name) for name in self.old}
+    def mean(self, weight: float | None = None) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+        """Name -> x_new in a fresh tensor, and the coordinates that somebody held (bool; None: all). `weight` divides
+        in place of that of a coordinate's holders, and then all coordinates of what was answered count as held. Uses up
+        the totals."""
+        if weight is None:
+            return {name: self._mean(name) for name in self.old}
+        answered = self.weights.keys() | self._covers.keys()
+        return {n: (t.div_(weight) if n in answered else self.old[n], None) for n, t in self.totals.items()}
 
     def _mean(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         old, total = self.old[name], self.totals[name]
@@ -219,6 +269,11 @@ def _mark(selection: Selection | None, name: str, value: float | torch.Tensor, w
         whole.add_(value)
     else:
         selection.mark(name, value, whole)
+
+
+def _longer(one: dict[str, Factors], other: dict[str, Factors]) -> dict[str, Factors]:
+    """Name by name, in the order of the arguments."""
+    return one | other | {name: one[name] + other[name] for name in one if name in other}
 
 
 def _plus(one: dict[str, Params], other: dict[str, Params]) -> dict[str, Params]:

@@ -86,7 +86,8 @@ class Net:
 
     @property
     def layers(self) -> Mapping[str, tuple[str, ...]]:
-        """Path of a convolution or linear layer -> the names of its weight and bias, in the network's order."""
+        """Path of a convolution or linear layer -> the names of its parameters, in the network's order. A layer of a
+        frozen base has none and is left out."""
         return _layers(self)
 
     @property
@@ -132,7 +133,8 @@ def _full_layout(net: Net) -> Layout:
 @functools.lru_cache(maxsize=512)
 def _layers(net: Net) -> Mapping[str, tuple[str, ...]]:
     layers = {p: m for p, m in net.blank().named_modules() if isinstance(m, operations.LAYERS)}
-    return {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
+    names = {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
+    return {path: some for path, some in names.items() if some}
 
 
 @functools.lru_cache(maxsize=512)
@@ -191,7 +193,8 @@ def check_axes(net: Net, narrow: float = 0.5) -> None:
                 raise ValueError(f"{name}: the fixed axis {a.name!r} is {a.size}, then {b.size}")
             if replace(a, size=0) != replace(b, size=0):
                 raise ValueError(f"{name}: the axis {a.name!r} becomes {b.name!r} at another width")
-            if not a.is_fixed and b.size != size_at(narrow / net.width, a.size, net.rounding):
+            # an axis may vanish, as a rank does
+            if not a.is_fixed and b.size not in (0, size_at(narrow / net.width, a.size, net.rounding)):
                 raise ValueError(
                     f"{name}: the axis {a.name!r} has {a.size} positions at width {net.width} and "
                     f"{b.size} at {narrow}; take its size from `net.axis(name, full)`"

@@ -41,7 +41,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
         def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             for convention, operations in _COUNT.items():
                 totals[convention] += operations(module, inputs[0], output)
-            if isinstance(module, LAYERS):
+            if isinstance(module, LAYERS) or hasattr(module, "multiply_adds"):
                 layers[path] = layers.get(path, 0) + _macs(module, inputs[0], output)
 
         return add
@@ -49,7 +49,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
     handles = [
         part.register_forward_hook(hook(path))
         for path, part in module.named_modules()
-        if not any(True for _ in part.children())
+        if isinstance(part, LAYERS) or not any(True for _ in part.children())
     ]
     with torch.no_grad():
         module.eval()(x)
@@ -63,7 +63,9 @@ def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
         return module.weight.numel() * y[0, 0].numel()
     if isinstance(module, nn.Linear):
         return module.weight.numel() * (y.numel() // module.out_features)
-    return 0
+    # a layer that torch does not have says itself
+    own = getattr(module, "multiply_adds", None)
+    return 0 if own is None else own(y)
 
 
 def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:

@@ -29,7 +29,8 @@ Hook = Callable[[nn.Module], None]
 @dataclass(frozen=True, eq=False)
 class Objective:
     """A task's own loss, with the logits of classes that a client does not have masked: (logits [B, ..., C],
-    y [B, ...]) -> the mean over the batch. It says what it is made of, so that static steps can take over another client's."""
+    y [B, ...]) -> the mean over the batch. It says what it is made of, so that static steps can take over another
+    client's."""
 
     goal: Goal
     fill: Fill

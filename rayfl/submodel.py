@@ -214,7 +214,7 @@ def _is_cut(axis: Axis | None) -> bool:
 
 def _index(axis: Axis, positions: Positions) -> torch.Tensor:
     """The indices of `positions` along a tensor dimension of this axis."""
-    inside = torch.tensor(positions.positions)[:, None] * axis.copies + torch.arange(axis.copies)
+    inside = torch.tensor(positions.positions, dtype=torch.int64)[:, None] * axis.copies + torch.arange(axis.copies)
     groups = torch.arange(axis.groups)[:, None] * (axis.size * axis.copies)
     return (groups + inside.flatten()).flatten()
 

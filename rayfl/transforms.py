@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.bitcodes import encode_places
-from rayfl.config import Kind, Named
+from rayfl.config import ConfigError, Kind, Named
 from rayfl.fold import Update
 from rayfl.tensors import Params
 
@@ -135,6 +135,11 @@ def transformed(transforms: Sequence[Transform], payload: Mapping[str, Params], 
     `payload` is what the client was sent, `seed` its own in this round. Rows of a classifier that it does not hold stay
     as they are: no part of its change.
     """
+    if update.products:
+        raise ConfigError(
+            f"updates.transforms: given {', '.join(t.name for t in transforms)} with a method whose clients send "
+            "products of low rank; allowed: none, or a method that averages factors"
+        )
     generator = torch.Generator().manual_seed(seed)
     weight = update.weight or 1.0
     groups = [*update.sums.items(), *update.whole.items()]

@@ -33,7 +33,8 @@ class Updates(Config):
     def unfit(self, update: Update, before: float) -> str | None:
         """Why one client's update must not be averaged in, or None. `before`: the norm of what the client started from;
         0 where it drew that itself, because then nothing says what it may have grown to."""
-        answered = norm([*update.sums.values(), *update.whole.values()]) / (update.weight or 1.0)
+        products = {name: factors.tensors for name, factors in update.products.items()}
+        answered = norm([*update.sums.values(), *update.whole.values(), products]) / (update.weight or 1.0)
         norms = [answered, *(norm([carry]) for carry in update.carries.values())]
         if not all(map(math.isfinite, norms)):
             return "not finite"

@@ -21,7 +21,7 @@ LAYERS = (
     ("norms", "joined", "graphs", "clients", "listeners", "engine.files", "engine.locks", "engine.plugins"),
     ("axes", "operations", "server", "data", "training"),
     ("net", "steps"),
-    ("submodel",),
+    ("submodel", "frozen"),
     ("models", "fold"),
     ("costs", "transforms", "engine.carries"),
     ("updates", "engine.checkpoints"),

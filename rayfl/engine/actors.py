@@ -30,8 +30,8 @@ class ClientActor:
         self.host = Host(threads, bool(ray.get_gpu_ids()))
 
     def load(self, refs: list[ray.ObjectRef]) -> str:
-        """Takes up a run: `refs` to the data set's arrays, and to the worker's `Recipe`. They travel in a list, so that
-        they stay references. Answers the id of the actor's node."""
+        """Takes up a run: `refs` to the data set's arrays, to the worker's `Recipe`, and to what networks have that
+        nobody trains. They travel in a list, so that they stay references. Answers the id of the actor's node."""
         self.host.load(*ray.get(refs))
         return ray.get_runtime_context().get_node_id()
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from rayfl import frozen
 from rayfl.data.base import Arrays
 from rayfl.engine.jobs import Verb
 from rayfl.engine.memory import keep_freed_memory
@@ -22,8 +23,10 @@ class Host:
         self.threads = threads
         self.device = "cuda" if has_gpu and torch.cuda.is_available() else "cpu"
 
-    def load(self, arrays: Arrays, recipe: Recipe) -> None:
-        """Takes up a run."""
+    def load(self, arrays: Arrays, recipe: Recipe, tensors: Packed | None = None) -> None:
+        """Takes up a run. `tensors`: what `frozen.keep` is given, where networks have parts that nobody trains."""
+        if tensors is not None:
+            frozen.keep(unpack(tensors))
         self.worker = Worker(recipe, arrays, self.device)
 
     def run(self, verb: Verb, shared: Packed, job: Packed) -> Packed:

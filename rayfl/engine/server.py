@@ -42,12 +42,15 @@ class ServerActor:
     def load(self, experiment: "Experiment", refs: list[ray.ObjectRef], folder: str) -> None:
         """Takes up a run, in the same client actors as the last one. `refs` holds the data set's arrays, `folder` is
         for what clients keep."""
+        from rayfl import frozen
         from rayfl.engine.memory import give_back_freed_memory
         from rayfl.engine.pool import RayPool
         from rayfl.engine.simulation import Simulation
+        from rayfl.tensors import pack
 
         def executor(recipe: "Recipe") -> RayPool:
-            parts = [refs[0], ray.put(recipe)]
+            models = dict.fromkeys(net.model for net in recipe.method.task.nets.values())
+            parts = [refs[0], ray.put(recipe), ray.put(pack(frozen.all_of(models)))]
             if self.pool is None:
                 self.pool = RayPool(parts, self.crew, self.actors)
             else:

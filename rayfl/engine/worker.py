@@ -164,6 +164,6 @@ def _cost(parcel: Parcel, update: Update) -> dict[str, float]:
     samples = int(update.metrics["train_samples"])
     return {
         "bytes_down": nbytes(parcel.payload) + parcel.selection.nbytes,
-        "bytes_up": nbytes(update.sums) + nbytes(update.whole),
+        "bytes_up": nbytes(update.sums) + nbytes(update.whole) + sum(f.nbytes for f in update.products.values()),
         "train_flops": costs.training_flops(parcel.selection.net, samples),
     }

@@ -1,10 +1,12 @@
 """One network family a file. To add one: its file, and its line here."""
 
-from rayfl.config import Kind
+from rayfl.models.base import MODELS
+from rayfl.models.base import MODELS_KIND as MODELS_KIND
 from rayfl.models.base import ImageModel as ImageModel
 from rayfl.models.base import Model as Model
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
 from rayfl.models.liang import LiangCNN, LiangMLP
+from rayfl.models.lora import Lora
 from rayfl.models.resnet import (
     DepthFLResNet18,
     PreActResNet18,
@@ -20,7 +22,7 @@ from rayfl.models.spafl import SpaFLCNN, SpaFLResNet18
 from rayfl.models.transformer import FedRolexTransformer, HeteroFLTransformer
 from rayfl.models.vit import ViTB16
 
-MODELS: dict[str, type[Model]] = {
+MODELS |= {
     "digits_cnn": DigitsCNN,
     "mcmahan_cnn": McMahanCNN,
     "lenet5_caffe": LeNet5Caffe,
@@ -41,6 +43,5 @@ MODELS: dict[str, type[Model]] = {
     "vit_b_16": ViTB16,
     "heterofl_transformer": HeteroFLTransformer,
     "fedrolex_transformer": FedRolexTransformer,
+    "lora": Lora,
 }
-
-MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")

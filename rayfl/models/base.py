@@ -1,14 +1,14 @@
 """A model family: one description from which the network of any width and depth is built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
 
 from rayfl.axes import CLASSES, Axis
-from rayfl.config import ConfigError, Named
+from rayfl.config import ConfigError, Kind, Named
 from rayfl.net import Net, params_of
 from rayfl.norms import fresh
 from rayfl.tensors import Params
@@ -67,9 +67,19 @@ class Model(Named, ABC):
         """The running statistics that its static norms start from, by the names of `norms.fresh`."""
         return fresh(net.blank())
 
+    @property
+    def frozen_key(self) -> Hashable:
+        """Models of equal keys have the same `frozen` tensors."""
+        return self
+
     def frozen(self) -> Params:
         """What its networks have that nobody trains, by name: it goes to every node once (`rayfl.frozen`)."""
         return {}
+
+    @property
+    def head_paths(self) -> tuple[str, ...]:
+        """The modules that turn features into classes, by path: what is trained beside adapters."""
+        return tuple(sorted({name.partition(".")[0] for name in Net(self).layout.classifier}))
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
@@ -123,6 +133,17 @@ class TokenModel(Model):
         return torch.zeros(batch, self.length, dtype=torch.int64, device=device)
 
     @property
+    def head_paths(self) -> tuple[str, ...]:
+        # a language model's rows of tokens are most of it
+        return super().head_paths if self.task == "classes" else ()
+
+    @property
     def labels(self) -> Axis:
         """The classes: never cut."""
         return Axis.fixed(CLASSES, self.classes)
+
+
+MODELS: dict[str, type[Model]] = {}
+"""Name -> family; `rayfl.models` fills it."""
+
+MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")

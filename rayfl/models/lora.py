@@ -1,0 +1,217 @@
+"""Low-rank adapters over a frozen network (Hu et al., "LoRA", ICLR 2022, arXiv 2106.09685).
+
+At every target, a linear layer x -> W0 x of the base network, stand two small matrices:
+
+    y = W0 x + s B A drop(x),   A [r, in] ~ U(-1 / sqrt(in), 1 / sqrt(in)),   B [out, r] = 0
+
+The base is frozen: it is in no layout, payload or sum (`rayfl.frozen`). Trained are A, B, and the base's head. The rank
+is an ordinary axis, one a target, so a client of a smaller capacity has a prefix of every A and B. That prefix is a
+valid start, because A's distribution does not depend on the rank.
+"""
+
+import math
+from collections.abc import Hashable, Mapping
+from itertools import chain
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, SerializeAsAny, field_validator
+from torch import nn
+
+from rayfl import frozen
+from rayfl.axes import Axis, axes_of, declare
+from rayfl.config import ConfigError
+from rayfl.models.base import MODELS_KIND, Model
+from rayfl.models.vit import ViTB16
+from rayfl.net import Net, load
+from rayfl.seeds import stream, torch_scope
+from rayfl.tensors import Params
+
+QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
+"""What queries and values are called in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and here."""
+
+
+class Lora(Model):
+    """Adapters of at most `rank` at the targets of a base network.
+
+    A capacity c has rank ceil(c `rank`); one below 1 / `rank` has rank 0, the head alone. Layers keep the base's paths:
+    parameters are "<path>.lora.A" and "<path>.lora.B", and those of the base's head.
+    """
+
+    name: Literal["lora"] = "lora"
+    base: SerializeAsAny[Model] = Field(default="vit_b_16", validate_default=True)  # pyright: ignore
+    """The network that is adapted: any model's section."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that get an adapter, by the end of their paths. Unless given, the queries and values of attention,
+    as transformers call them."""
+    rank: int = Field(default=8, ge=1)
+    """Of the server's adapters: the largest."""
+    scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
+    """s of a client of rank r: alpha / rank for everybody, so that a prefix is a truncation of the same function;
+    alpha / r as in most published code; alpha / sqrt(r) (rsLoRA)."""
+    alpha: float = Field(default=16.0, gt=0)
+    """Numerator of s."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of an adapter's input, in training."""
+    head: Literal["train", "frozen"] = "train"
+    """Whether the base's head is trained beside the adapters."""
+    base_seed: int = Field(default=0, ge=0)
+    """What a base without weights of its own is drawn from; a frozen head too."""
+    merged: bool = False
+    """Every target has a third parameter, "<path>.lora.W" [out, in], that is added to W0: what methods fold into the
+    base. No method trains it by gradients."""
+    smallest: ClassVar = {"rank": 10, "base": {"name": "vit_b_16"} | ViTB16.smallest}
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Model:
+        return MODELS_KIND.read(given, "base")
+
+    def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
+        return self.model_copy(update={"base": self.base.fitted(data, offers, f"{where}.base")})
+
+    def prepare(self) -> None:
+        self.base.prepare()
+        frozen.tensors_of(self)
+
+    @property
+    def blank(self) -> Self:
+        return self.model_copy(update={"base": self.base.blank})
+
+    def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
+        return self.base.example(batch, device)
+
+    # the frozen part
+
+    @property
+    def frozen_key(self) -> Hashable:
+        return self.base, self.base_seed
+
+    def frozen(self) -> Params:
+        """Parameters and buffers of the base. A head that is trained starts from these too."""
+        with torch_scope(stream(self.base_seed, "frozen")):
+            net = Net(self.base)
+            module = net.build()
+            load(module, net.initial())
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        return {name: t.detach() for name, t in tensors.items()}
+
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        """The parameters of the base that are trained beside the adapters."""
+        if self.head == "frozen":
+            return ()
+        below = tuple(f"{path}." for path in self.base.head_paths)
+        return tuple(name for name in Net(self.base).layout.shapes if name.startswith(below))
+
+    @property
+    def target_paths(self) -> tuple[str, ...]:
+        """The layers that have an adapter. A ConfigError if a target is none."""
+        layers = list(Net(self.base).layers)
+        if not self.targets and (found := tuple(p for p in layers if any(_ends(p, end) for end in QUERIES_VALUES))):
+            return found
+        for target in self.targets or ("query", "value"):
+            if not any(_ends(path, target) for path in layers):
+                ends = sorted({path.rpartition(".")[2] for path in layers})
+                raise ConfigError(
+                    f"model.targets: given {target!r}, which no linear layer of {self.base.name} ends with; allowed: "
+                    f"{', '.join(ends)}, or more of a path, such as {layers[0]}"
+                )
+        return tuple(path for path in layers if any(_ends(path, target) for target in self.targets))
+
+    # networks
+
+    def scale(self, rank: int) -> float:
+        """s of an adapter of a rank."""
+        if self.scaling == "constant":
+            return self.alpha / self.rank
+        return self.alpha / (max(rank, 1) if self.scaling == "alpha_over_r" else math.sqrt(max(rank, 1)))
+
+    def build(self, net: Net) -> nn.Module:
+        # its own parameters would be drawn for nothing
+        with torch.device("meta"):
+            module = Net(self.base).build()
+        is_meta = torch.get_default_device().type == "meta"
+        trained, paths = set(self.head_names), self.target_paths
+        _take_axes(module, trained)
+        _take_base(module, trained, None if is_meta else frozen.tensors_of(self))
+        for path in paths:
+            layer = module.get_submodule(path)
+            layer.add_module("lora", self._adapter(net, path, layer))
+            layer.register_forward_hook(_add)
+        return module
+
+    def _adapter(self, net: Net, path: str, layer: nn.Module) -> "Adapter":
+        out, cin = self._shape(path, layer)
+        if self.rank > min(out, cin):
+            raise ConfigError(
+                f"model.rank: given {self.rank} for the layer {path} of {out} x {cin}; allowed: at most {min(out, cin)}"
+            )
+        name = f"{path}.rank"
+        size = 0 if net.width * self.rank < 1 - 1e-9 and not net.sizes else net.axis(name, self.rank).size
+        return Adapter(out, cin, Axis(name, size), self.scale(size), self.dropout, self.merged)
+
+    def _shape(self, path: str, layer: nn.Module) -> tuple[int, int]:
+        """Outputs and inputs of a linear layer, however its weight lies."""
+        if isinstance(layer, nn.Linear):
+            return layer.out_features, layer.in_features
+        weight = layer.weight
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+            raise ConfigError(f"model.targets: given {path!r}, a {type(layer).__name__}; allowed: linear layers")
+        # transformers' Conv1D keeps its weight as [in, out]
+        return weight.shape[1], weight.shape[0]
+
+
+def _ends(path: str, target: str) -> bool:
+    return path == target or path.endswith(f".{target}")
+
+
+def _take_axes(module: nn.Module, trained: set[str]) -> None:
+    """Of a base's axes the fixed ones stay, because it is never cut."""
+    for name, dims in axes_of(module).items():
+        path, _, own = name.rpartition(".")
+        if name in trained:
+            layer = module.get_submodule(path)
+            layer.axes = {**layer.axes, own: tuple(a if a and a.is_fixed else None for a in dims)}  # type: ignore
+
+
+def _take_base(module: nn.Module, trained: set[str], tensors: Params | None) -> None:
+    """What is not trained becomes buffers, which are these tensors; on the meta device without them. A tensor that has
+    several names is known by its first."""
+    first = {id(t): name for name, t in chain(module.named_buffers(), module.named_parameters())}
+    for path, layer in list(module.named_modules()):
+        for own, t in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
+            name = first[id(t)]
+            given = (t if tensors is None else tensors[name]).detach()
+            if f"{path}.{own}".lstrip(".") in trained:
+                layer.register_parameter(own, nn.Parameter(given.clone()))
+            else:
+                layer._parameters.pop(own, None)
+                layer.register_buffer(own, given, persistent=False)
+
+
+class Adapter(nn.Module):
+    """s B A drop(x), and W x where it has one: [..., in] -> [..., out]."""
+
+    def __init__(self, out: int, cin: int, rank: Axis, scale: float, dropout: float, merged: bool):
+        super().__init__()
+        self.scale, self.dropout = scale, dropout
+        bound = 1 / math.sqrt(cin)
+        self.A = nn.Parameter(torch.empty(rank.size, cin).uniform_(-bound, bound))
+        self.B = nn.Parameter(torch.zeros(out, rank.size))
+        self.W = nn.Parameter(torch.zeros(out, cin)) if merged else None
+        declare(self, A=(rank, None), B=(None, rank), W=(None, None))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = F.linear(F.dropout(x, self.dropout, self.training), self.A)
+        y = F.linear(low * self.scale, self.B)
+        return y if self.W is None else y + F.linear(x, self.W)
+
+    def multiply_adds(self, y: torch.Tensor) -> int:
+        """Of the forward pass that gave y [..., out]; W is counted with the layer that it is a part of."""
+        return (self.A.numel() + self.B.numel()) * (y.numel() // y.shape[-1])
+
+
+def _add(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    return output + layer.get_submodule("lora")(inputs[0])
