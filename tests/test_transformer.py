@@ -1,6 +1,7 @@
 """HeteroFL's and FedRolex's transformers: counts, the forward pass at every width, padding, depth, the vocabulary."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -403,3 +404,81 @@ def test_distillation_is_over_tokens_and_not_over_padding(name, options, goal):
     torch.testing.assert_close(value, expected)
     for gradient in torch.autograd.grad(value, exits, allow_unused=True):
         assert gradient is None or not gradient[y < 0].any()
+
+
+# --- only its own tokens ---
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex", "feddropout"])
+@pytest.mark.parametrize("mask", ["zero", "neg_inf"])
+@pytest.mark.parametrize("task", ["masked_lm", "next_token"])
+def test_clients_who_hold_their_own_tokens_alone_come_to_the_same(name, mask, task, tmp_path):
+    """And they are sent less, and compute less."""
+    data = {"name": "synthetic_text", "task": task, "tokens": 120, "samples": 24, "test_samples": 4}
+    model = {"name": "heterofl_transformer", "layers": 1, "heads": 2, "head_width": 10, "mlp": 8, "length": 12}
+    training = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3, "clip": 1.0, "batch_size": 2, "steps": 3}
+    states, lines = [], []
+    for vocab in ("full", "own"):
+        experiment = tiny(
+            data=data,
+            model=model,
+            method={"name": name, "vocab": vocab, "mask": mask},
+            training=training,
+            partition="iid",
+            evaluation={"holdout": 0},
+        )
+        simulation = simulate(experiment, tmp_path / vocab)
+        before = simulation.state["params"]
+        lines.append([simulation.train(), simulation.evaluate()])
+        states.append(simulation.state["params"])
+    full, own = states
+    for parameter, t in full.items():
+        torch.testing.assert_close(own[parameter], t, rtol=1e-4, atol=1e-5)
+    assert any(not torch.equal(t, before[parameter]) for parameter, t in own.items())
+    assert all(lines[1][0][cost] < lines[0][0][cost] for cost in ("bytes_down", "bytes_up", "train_flops"))
+    assert math.isclose(lines[1][0]["train_loss"], lines[0][0]["train_loss"], rel_tol=1e-5)
+
+
+def test_a_client_of_two_tokens():
+    """Its network has two tokens and the mask; unknown label sets mean all tokens."""
+    method = METHODS["heterofl"](vocab="own").bind(
+        Task(MASKED, Training(), {1.0: Net(MASKED), 0.5: Net(MASKED, 0.5)}, 1.0, 4)
+    )
+    state, present = method.init(), torch.zeros(30, dtype=torch.bool)
+    present[[4, 7]] = True
+    selection = method.select(state, Client(0, 0.5, 0, lambda: present))
+    taken, whole = (
+        selection.take(state["params"]),
+        prefix(Net(MASKED), Net(MASKED, 0.5, scale=0.5)).take(state["params"]),
+    )
+    assert torch.equal(taken["embedded.tokens.weight"], whole["embedded.tokens.weight"][[4, 7, 30]])
+    assert torch.equal(taken["head.layers.answer.bias"], whole["head.layers.answer.bias"][[4, 7]])
+    assert selection.net.build()(torch.tensor([[0, 1, 2]])).shape == (1, 3, 2)
+    assert method.select(state, Client(0, 0.5, 0)) is method.prefix(0.5)
+
+
+def test_a_client_travels_without_its_label_set():
+    client = Client(3, 0.5, 7, lambda: torch.ones(2, dtype=torch.bool))
+    assert client.present is not None and client.present.all()
+    sent = pickle.loads(pickle.dumps(client))
+    assert sent == client and sent.present is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"method": {"mask": "none"}}, "vocab: own with mask: zero or neg_inf and label_rows: present only"),
+        ({"method": {"label_rows": "all"}}, "vocab: own with mask: zero or neg_inf and label_rows: present only"),
+        (
+            {"model": "digits_cnn"},
+            "method.vocab: given own; allowed: full with model digits_cnn, because it answers no tokens here, or hides "
+            "them by one of its vocabulary",
+        ),
+    ],
+)
+def test_where_no_client_can_do_with_its_own_tokens(sections, said):
+    text = {"data": {"name": "synthetic_text", "task": "masked_lm"}, "partition": "iid"}
+    given = {} if "model" in sections else text | {"model": "heterofl_transformer"}
+    assert said in message(
+        tiny, **given | sections | {"method": {"name": "heterofl", "vocab": "own"} | sections.get("method", {})}
+    )

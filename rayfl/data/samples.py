@@ -26,6 +26,10 @@ class Prepare(ABC):
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         """What is done to every batch of what `whole` gave: augmented by the generator's draws, or plain without."""
 
+    def renumbered(self, classes: int) -> "Prepare":
+        """The same of samples whose tokens are 0 ... `classes` - 1, and a mask, where there is one, is the next."""
+        return self
+
     def plain(self) -> dict[str, Any]:
         """What is done to samples that are not augmented, as plain JSON: config.json of an exported network has it."""
         return {}

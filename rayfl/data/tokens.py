@@ -1,6 +1,6 @@
 """Sequences of tokens: what all data sets of them have, and how stored ones become what a network sees."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,3 +66,6 @@ class Hidden(Prepare):
         hidden &= there
         y = torch.where(there, x + self.classes * hidden, NOTHING)
         return torch.where(hidden, self.mask, x), y
+
+    def renumbered(self, classes: int) -> Prepare:
+        return replace(self, classes=classes, mask=classes)
