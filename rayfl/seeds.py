@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 PURPOSES = (
+    "adapters",
     "batches",
     "capacity",
     "cohort",

@@ -31,6 +31,10 @@ class Prepare(ABC):
         it is that of an epoch, at random by its draws; without, that of an evaluation."""
         return None if generator is None else torch.randperm(_count(samples), generator=generator)
 
+    def renumbered(self, classes: int) -> "Prepare":
+        """The same of samples whose tokens are 0 ... `classes` - 1, and a mask, where there is one, is the next."""
+        return self
+
     def plain(self) -> dict[str, Any]:
         """What is done to samples that are not augmented, as plain JSON: config.json of an exported network has it."""
         return {}

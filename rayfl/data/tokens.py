@@ -1,7 +1,7 @@
 """Sequences of tokens: what all data sets of them have, and how stored ones become what a network sees."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -79,6 +79,9 @@ class Hidden(Sequences):
         hidden &= there
         y = torch.where(there, x + self.classes * hidden, NOTHING)
         return torch.where(hidden, instead, x), y
+
+    def renumbered(self, classes: int) -> Prepare:
+        return replace(self, classes=classes, mask=classes)
 
     def _instead(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """What stands at a position of x [B, t] if its token is hidden, by BERT's rule."""

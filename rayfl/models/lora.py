@@ -67,6 +67,9 @@ class Lora(Model):
     merged: bool = False
     """Every target has a third parameter, "<path>.lora.W" [out, in], that is added to W0: what methods fold into the
     base. No method trains it by gradients."""
+    core: bool = False
+    """Every target has a parameter "<path>.lora.M" [r, r] between A and B: y = W0 x + s B M A drop(x). It starts at 0,
+    and B like A; methods train M alone (Fed-SB)."""
     smallest: ClassVar = {"rank": 10, "base": {"name": "vit_b_16", **ViTB16.smallest}}
 
     @field_validator("base", mode="before")
@@ -201,7 +204,7 @@ class Lora(Model):
                 f"model.rank: given {self.rank} for the layer {path} of {out} x {cin}; allowed: at most {min(out, cin)}"
             )
         rank = 0 if not self.rank_of(net) and not net.sizes else net.axis(f"{path}.rank", self.rank).size
-        return Adapter(out, cin, Axis(f"{path}.rank", rank), self.scale(rank), self.dropout, self.merged)
+        return Adapter(out, cin, Axis(f"{path}.rank", rank), self.scale(rank), self.dropout, self.merged, self.core)
 
     def _shape(self, path: str, layer: nn.Module) -> tuple[int, int]:
         """Outputs and inputs of a linear layer, however its weight lies."""
@@ -243,25 +246,31 @@ def _take_base(module: nn.Module, trained: set[str], tensors: Params | None) -> 
 
 
 class Adapter(nn.Module):
-    """s B A drop(x), and W x where it has one: [..., in] -> [..., out]."""
+    """s B A drop(x), or s B M A drop(x), and W x where it has one: [..., in] -> [..., out]."""
 
-    def __init__(self, out: int, cin: int, rank: Axis, scale: float, dropout: float, merged: bool):
+    def __init__(self, out: int, cin: int, rank: Axis, scale: float, dropout: float, merged: bool, core: bool):
         super().__init__()
         self.scale, self.dropout = scale, dropout
         bound = 1 / math.sqrt(cin)
         self.A = nn.Parameter(torch.empty(rank.size, cin).uniform_(-bound, bound))
         self.B = nn.Parameter(torch.zeros(out, rank.size))
+        self.M = nn.Parameter(torch.zeros(rank.size, rank.size)) if core else None
         self.W = nn.Parameter(torch.zeros(out, cin)) if merged else None
-        declare(self, A=(rank, None), B=(None, rank), W=(None, None))
+        if core:
+            nn.init.uniform_(self.B, -1 / math.sqrt(out), 1 / math.sqrt(out))
+        declare(self, A=(rank, None), B=(None, rank), M=(rank, rank), W=(None, None))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         low = F.linear(F.dropout(x, self.dropout, self.training), self.A)
+        if self.M is not None:
+            low = F.linear(low, self.M)
         y = F.linear(low * self.scale, self.B)
         return y if self.W is None else y + F.linear(x, self.W)
 
     def multiply_adds(self, y: torch.Tensor) -> int:
         """Of the forward pass that gave y [..., out]; W is counted with the layer that it is a part of."""
-        return (self.A.numel() + self.B.numel()) * (y.numel() // y.shape[-1])
+        core = 0 if self.M is None else self.M.numel()
+        return (self.A.numel() + self.B.numel() + core) * (y.numel() // y.shape[-1])
 
 
 def _add(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
