@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rayfl.data.text.base import chunked, padded
 from rayfl.data.text.encoders import Tokens, characters, frequent_words, words_and_marks
 from rayfl.data.text.shakespeare import windows
 from rayfl.data.tokens import PAD
+from rayfl.testing.data import DataContract
 from rayfl.testing.tiny import raised
 
 
@@ -43,6 +45,15 @@ def refused(name, **fields):
 
 def tokens(*texts):
     return Tokens.of((i for text in texts for i in text), [len(text) for text in texts])
+
+
+class TestOwnText(DataContract):
+    model: ClassVar = {"name": "heterofl_transformer", "layers": 1, "heads": 2, "head_width": 4, "mlp": 8}
+
+    @pytest.fixture(autouse=True)
+    def own(self, folder):
+        rows = "".join(f"{'good' * (i % 2)} film {i},{i % 2}\n" for i in range(60))
+        self.data = {"name": "text", "train": write(folder / "a.csv", "text,label\n" + rows), "max_length": 6}
 
 
 # cutting
