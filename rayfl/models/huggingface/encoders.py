@@ -16,7 +16,7 @@ from rayfl.tensors import Params
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 BERT = {
     r"word_embeddings\.weight": ("vocabulary", "hidden"),
@@ -44,7 +44,7 @@ class Encoder(HuggingFace, ABC):
     head: ClassVar[tuple[str, str]]
     """The paths of the two layers of its classifier: the hidden one, and the one that answers."""
     activation: ClassVar[str] = "tanh"
-    """Of the classifier: tanh or relu."""
+    """Of the classifier: tanh, relu or gelu."""
     sees: ClassVar = "all"
     smallest: ClassVar = {**HuggingFace.smallest, "exits": (1,)}
     tasks: ClassVar = ("classes", "masked_lm")
