@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 PURPOSES = (
+    "adapters",
     "batches",
     "capacity",
     "cohort",
@@ -22,6 +23,7 @@ PURPOSES = (
     "dropout",
     "export",
     "frozen",
+    "hidden",
     "hold_out",
     "init",
     "judged",

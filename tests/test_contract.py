@@ -14,6 +14,7 @@ from rayfl.methods.base import Method
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
 from rayfl.models import MODELS
+from rayfl.models.lora import Lora
 from rayfl.net import Net
 from rayfl.testing import (
     DataContract,
@@ -24,7 +25,7 @@ from rayfl.testing import (
     PartitionContract,
     ScoreContract,
 )
-from rayfl.testing.tiny import model_of
+from rayfl.testing.tiny import made_up_for, model_of, small
 
 EVERY_METHOD = ("digits_cnn", "resnet18", "vit_b_16", "heterofl_transformer")
 """Layers after one another, residual blocks, attention, text: every method that can is tested on these, and on the
@@ -43,7 +44,8 @@ def fitting(method: type[Method]) -> list[str]:
     wants = {
         "": lambda model: True,
         "exits": lambda model: model.smallest.get("exits"),
-        "blocks": lambda model: model().blocks,
+        "blocks": lambda model: small(model).blocks,
+        "adapters": lambda model: issubclass(model, Lora),
     }
     models = {name: model for name, model in MODELS.items() if wants[method.contract.wants](model)}
     return [name for name in models if name not in TWINS and (method.own_name(), name) not in UNFIT]
@@ -121,7 +123,9 @@ def test_twins_are_one_network():
 
 def test_every_method_and_model_has_sound_defaults():
     """As they are published."""
-    for name in METHODS:
-        read_experiment({"model": "digits_cnn", "method": name}, "test")
-    for name in MODELS:
+    for name, method in METHODS.items():
+        model = model_of("lora" if method.contract.wants == "adapters" else "digits_cnn")
+        data = {"name": "synthetic"} | made_up_for(model)
+        read_experiment({"model": model, "data": data, "method": name}, "test")
+    for name in MODELS.keys() - {"lora"}:
         read_experiment({"model": name, "data": {"name": "synthetic", "shape": [1, 32, 32]}}, "test")

@@ -16,7 +16,7 @@ from rayfl.methods.base import Method
 ROOT = Path(rayfl.__file__).parent
 
 LAYERS = (
-    ("plain", "seeds", "tensors", "bitcodes", "metrics", "termination", "engine.memory"),
+    ("plain", "seeds", "tensors", "bitcodes", "lowrank", "metrics", "termination", "engine.memory"),
     ("config",),
     ("norms", "joined", "graphs", "clients", "listeners", "engine.files", "engine.locks", "engine.plugins"),
     ("axes", "operations", "server", "data", "training"),

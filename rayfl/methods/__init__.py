@@ -20,6 +20,7 @@ from rayfl.methods.fiarse_neurons import FIARSENeurons
 from rayfl.methods.fjord import FjORD
 from rayfl.methods.heterofl import HeteroFL
 from rayfl.methods.lg_fedavg import LGFedAvg
+from rayfl.methods.lowrank import LOWRANK
 from rayfl.methods.nefl import NeFL
 from rayfl.methods.pruning_greedy import PruningGreedy
 from rayfl.methods.scaffold import Scaffold
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method]] = {
     "fedpm": FedPM,
     "fiarse": FIARSE,
     "pruning_greedy": PruningGreedy,
+    **LOWRANK,
 }
 
 METHODS_KIND = Kind("method", Method, METHODS, "rayfl.methods")

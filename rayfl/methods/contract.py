@@ -16,14 +16,17 @@ def once(whole: int, head: int) -> tuple[int, int]:
 class Contract:
     """A method's `contract`. The defaults are those of a method that averages its clients' networks."""
 
-    wants: Literal["", "exits", "blocks"] = ""
-    """What a model must have: early exits, or residual blocks."""
+    wants: Literal["", "exits", "blocks", "adapters"] = ""
+    """What a model must have: early exits, residual blocks, or low-rank adapters."""
     clients: Mapping[str, Any] = field(default_factory=dict)
     """What the `clients:` section must say."""
     mean: str = "params"
     """The group of the state that is a mean over clients."""
     answers: str = "params"
     """What answers call the group that it is the mean of."""
+    over: Literal["holders", "all", "products"] = "holders"
+    """What that is a mean over: the holders of a coordinate; all clients, who count as 0 where they do not hold it; or
+    products of factors, which the server may then turn as it likes."""
     exact: bool = True
     """Whether a client that trains nothing sends what it was sent; false where an answer is drawn."""
     plain: Mapping[str, Any] = field(default_factory=dict)

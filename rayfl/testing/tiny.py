@@ -17,6 +17,7 @@ from rayfl.fold import Fold, Update
 from rayfl.metrics import Line
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import ImageModel, Model, TokenModel
+from rayfl.models.lora import Lora
 from rayfl.seeds import numpy_generator, torch_generator
 from rayfl.submodel import Selection
 from rayfl.tensors import Params, Tensors, leaves, pack, unpack
@@ -88,6 +89,8 @@ def small(cls: type[Model]) -> Model:
 
 def made_up_for(model: Model) -> dict[str, Any]:
     """The `data:` section of made-up images, or sequences, that a model fits; of another kind of model nothing."""
+    if isinstance(model, Lora):
+        return made_up_for(model.base)
     if isinstance(model, TokenModel):
         length = {"length": model.length} if "length" in model.model_fields_set else {}
         return {"name": "synthetic_text", "task": model.task} | length

@@ -1,0 +1,127 @@
+"""Fed-SB: between two frozen factors a client trains a square core, whose mean is exact.
+
+Paper: Singhal, Ponkshe, Vepakomma, "Fed-SB: A Silver Bullet for Extreme Communication Efficiency and Performance in
+(Private) Federated LoRA Fine-Tuning", 2025, https://arxiv.org/abs/2502.15436.
+
+Symbols: as in `base`; a layer is W0 x + s B M A x, with M [r, r].
+
+    A, B           frozen; their rows and columns are orthonormal
+    M_k            steps from M
+    M  <-  sum_k w_k M_k;   P* = s B M A, exactly, where all ranks are equal
+    down and up    r_k^2 a layer, whatever in and out are
+
+`start: gradient`: round 0 trains nothing. Every client of the cohort sends G_k, the mean gradient of its loss by W0
+over the batches of a round, cut to its first R singular directions; the server takes U S V^T of sum_k w_k G_k, and
+
+    A  <-  V[:, :R]^T,   B  <-  U[:, :R],   M  <-  - eta S[:R] / s
+
+which is the first step of full fine-tuning at the rate eta, as far as rank R reaches.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fedsb"]().trains(1)
+    ('M',)
+
+Departures:
+1. In the code the gradient is of 50 samples, before the first round, and M = S. Here it is the cohort's, and costs a
+   round in which R (in + out) a layer comes up, and goes down in the next; -eta / s makes M a step downhill.
+2. `start: seed`: A and B are random with orthonormal rows and columns, and M is 0. The paper says that the gradient is
+   better.
+3. The paper has one rank. A client of rank r trains the first r rows and columns of M; every entry is averaged over
+   those who hold it.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from rayfl import lowrank
+from rayfl.fold import Factors, Fold, State, Update
+from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank, Part, adapters
+from rayfl.net import Net, load, resident
+from rayfl.seeds import stream, torch_generator, torch_scope
+from rayfl.tensors import nbytes
+
+
+class FedSB(LowRank):
+    contract: ClassVar = Contract(wants="adapters", fedavg=None)
+
+    name: Literal["fedsb"] = "fedsb"
+    start: Literal["gradient", "seed"] = "gradient"
+    """Where A and B come from: the first cohort's gradient, for a round, or the run's seed."""
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return adapters(task, core=True)
+
+    def init(self) -> State:
+        """A and B have orthonormal rows and columns, and M is 0."""
+        params = dict(super().init()["params"])
+        for path in self.layers:
+            a, b = f"{path}.lora.A", f"{path}.lora.B"
+            params[a] = torch.linalg.qr(params[a].T.double()).Q.T.float().contiguous()
+            params[b] = torch.linalg.qr(params[b].double()).Q.float()
+        return {"params": params}
+
+    def trains(self, round: int) -> tuple[Part, ...]:
+        return ("M",)
+
+    def changed(self, round: int) -> tuple[Part, ...]:
+        return ("A", "B", "M") if self._looks(round - 1) else ("M",)
+
+    def _looks(self, round: int) -> bool:
+        """Whether the round takes gradients and trains nothing."""
+        return round == 0 and self.start == "gradient"
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        if not self._looks(visit.round):
+            return super().local_update(payload, visit)
+        module = resident(visit.net, visit.data.device)
+        load(module, payload["params"])
+        gradients, metrics = self.gradients(module, visit)
+        weight, products = self.weight_of(visit.data), {}
+        for path, gradient in gradients.items():
+            u, s, vt = lowrank.svd(gradient, None).truncated(self.rank)
+            products[path] = Factors(u.float(), (weight * s[:, None] * vt).float())
+        metrics["bytes_down"] = self.down(payload, visit.round)
+        metrics["bytes_up"] = sum(nbytes(product.tensors) for product in products.values())
+        return Update({"params": {}}, weight, products=products, metrics=metrics)
+
+    def gradients(self, module: nn.Module, visit: Visit) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """The mean gradient [out, in] of the client's loss by every adapted layer's W0 over the batches of a round, and
+        metrics."""
+        training, data, loss = self.task.training, visit.data, self.loss(visit)
+        steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
+        layers = {path: module.get_submodule(path) for path in self.layers}
+        weights = {p: layer.get_buffer("weight").detach().clone().requires_grad_() for p, layer in layers.items()}
+        named = {f"{path}.weight": t for path, t in weights.items()}
+        metrics = {"train_loss": 0.0, "train_samples": 0, "steps": 0}
+        module.train()
+        with torch_scope(stream(visit.seed, "dropout"), data.device):
+            for x, y in data.batches(steps, training.batch_size, generator):
+                value = loss(functional_call(module, named, (x,)), y)
+                found = torch.autograd.grad(value / steps, list(weights.values()))
+                for t, gradient in zip(weights.values(), found, strict=True):
+                    t.grad = gradient if t.grad is None else t.grad + gradient
+                metrics["train_loss"] += float(value.detach()) * len(y)
+                metrics["train_samples"] += len(y)
+                metrics["steps"] += 1
+        whole = {path: torch.zeros_like(t) if t.grad is None else t.grad for path, t in weights.items()}
+        # transformers' Conv1D keeps its weight as [in, out]
+        return {path: t if isinstance(layers[path], nn.Linear) else t.T for path, t in whole.items()}, metrics
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        params = dict(fold.mean("params"))
+        for path, mean in self.mean_products(fold).items():
+            a, b, m = (f"{path}.lora.{part}" for part in "ABM")
+            found = lowrank.svd(mean.left, mean.right)
+            rank = min(found.rank, self.rank)
+            u, s, vt = (t.float() for t in found.truncated(rank))
+            params[a] = torch.cat([vt, params[a][rank:]])
+            params[b] = torch.cat([u, params[b][:, rank:]], 1)
+            first = torch.cat([s, s.new_zeros(self.rank - rank)])
+            params[m] = torch.diag(first * (-self.task.training.lr_at(0) / self.scale(self.rank)))
+        return {"params": params}

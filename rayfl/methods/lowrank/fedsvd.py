@@ -1,0 +1,50 @@
+"""FedSVD: clients train B alone, and the server turns B A so that A has orthonormal rows in every round.
+
+Paper: Lee, Ko, Lee, Lee, Hwang, "FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA", NeurIPS
+2025, https://arxiv.org/abs/2505.12805.
+
+Symbols: as in `base`.
+
+    B_k            steps from B, with A at rest
+    Bm     =   sum_k w_k B_k
+    U S V^T        the singular value decomposition of Bm A
+    B  <-  U S,   A  <-  V^T: the same function, and the next round trains along other directions
+    down           r (in + out) a layer
+    up             r out a layer
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fedsvd"]().trains(1), METHODS["fedsvd"]().changed(1)
+    (('B',), ('A', 'B'))
+
+Departures:
+1. The paper has one rank. Of unequal ones column j of B is averaged over those who hold it, and a client of rank r gets
+   the best approximation of rank r.
+2. Where B A has fewer than R directions, as at the start, where B is 0, the other rows of A stay as they are.
+3. There is no noise of differential privacy; see `updates.transforms`.
+"""
+
+from typing import ClassVar, Literal
+
+from rayfl import lowrank
+from rayfl.fold import Fold, State
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank, Part
+
+
+class FedSVD(LowRank):
+    contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+
+    name: Literal["fedsvd"] = "fedsvd"
+
+    def trains(self, round: int) -> tuple[Part, ...]:
+        return ("B",)
+
+    def changed(self, round: int) -> tuple[Part, ...]:
+        return ("A", "B")
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        params = dict(fold.mean("params"))
+        for path in self.layers:
+            a, b = f"{path}.lora.A", f"{path}.lora.B"
+            params[b], params[a] = lowrank.refactored(lowrank.svd(params[b], params[a]), params[a], 1.0)
+        return {"params": params}

@@ -1,0 +1,57 @@
+"""FlexLoRA: the mean of the products is decomposed, and every client gets its first singular directions.
+
+Paper: Bai, Chen, Qian, Yao, Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
+Resources", NeurIPS 2024, https://arxiv.org/abs/2402.11505 (code: alibaba/FederatedScope, branch FlexLoRA).
+
+Symbols: as in `base`.
+
+    A_k, B_k       steps from the first r_k directions
+    U S V^T        the singular value decomposition of P* = sum_k w_k s_k B_k A_k
+    B  <-  U[:, :R] S[:R] / s,   A  <-  V[:, :R]^T: a client of rank r gets the best approximation of rank r
+    down and up    r_k (in + out) a layer
+
+The rank collapses: a round without any training multiplies what lies beyond a client's rank by the share of the others,
+though those who cannot train it have not said that it should go (`raflora`).
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["flexlora"]().over
+    'holders'
+
+Departures:
+1. The published branch never changes a rank, because of an empty list of layers. This is the paper's method.
+2. Signs of singular vectors are fixed, and the decomposition is exact, by QR of the stacked factors in float64; others
+   report that the decomposition of the dense product fails.
+3. Where P* has fewer than R directions, as at the start, where it is 0, the other rows of A stay as they are.
+4. A trained head is averaged over all clients. `server:` optimizers step on it alone.
+"""
+
+from typing import ClassVar, Literal
+
+from rayfl import lowrank
+from rayfl.fold import Fold, State, Update
+from rayfl.methods.base import Payload, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank, rescaled
+from rayfl.submodel import Selection
+from rayfl.tensors import Params
+
+
+class FlexLoRA(LowRank):
+    contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+
+    name: Literal["flexlora"] = "flexlora"
+
+    def part(self, state: State, selection: Selection) -> Params:
+        return rescaled(self, selection.take(state["params"]), selection.net)
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        trained, metrics = self.train(payload["params"], visit)
+        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        params = dict(fold.mean("params"))
+        for path, mean in self.mean_products(fold).items():
+            a, b = f"{path}.lora.A", f"{path}.lora.B"
+            found = lowrank.svd(mean.left, mean.right)
+            params[b], params[a] = lowrank.refactored(found, params[a], self.scale(self.rank))
+        return {"params": params}

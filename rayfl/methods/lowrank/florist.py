@@ -1,0 +1,73 @@
+"""FLoRIST: FLoRA whose stack is cut to the singular directions that have most of its energy.
+
+Paper: Ramesh, Dass, "FLoRIST: Singular Value Thresholding for Efficient and Accurate Federated Fine-Tuning of Large
+Language Models", 2025, https://arxiv.org/abs/2506.09199.
+
+Symbols: as in `base`; W what has been merged into the base so far, tau the threshold.
+
+    A_k, B_k       steps from new adapters on the base W0 + W, as FLoRA
+    U S V^T        the singular value decomposition of P*, found from the stacked factors
+    p              the smallest rank with S_1^2 + ... + S_p^2 >= tau (S_1^2 + S_2^2 + ...), of every layer
+    W      <-  W + U[:, :p] S[:p] V[:, :p]^T
+    up             r_k (in + out) a layer
+    down           p (in + out) a layer, or in out if that is less
+
+With tau = 1 it is FLoRA.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["florist"]().tau
+    0.9
+
+Departures:
+1. The paper takes the best tau from 0.8 to 0.99 for every cell of its tables.
+2. The decomposition is by QR of both stacks, in float64; the paper's, by the singular values of both, is the same.
+3. Merging, absent clients, the head and server optimizers are as for FLoRA.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from rayfl import lowrank
+from rayfl.fold import Fold, State, Update
+from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged
+from rayfl.net import Net
+from rayfl.submodel import Selection
+
+
+class FLoRIST(LowRank):
+    contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+
+    name: Literal["florist"] = "florist"
+    tau: float = Field(default=0.9, gt=0, le=1)
+    """Share of the energy that is kept of every layer."""
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return adapters(task, merged=True)
+
+    def init(self) -> State:
+        """`merged`: by layer the rank of what the last round merged."""
+        return super().init() | {"merged": {path: torch.tensor(0) for path in self.layers}}
+
+    def changed(self, round: int) -> tuple[Part, ...]:
+        return ()
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        return super().extract(state, selection) | {"merged": state["merged"]}
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        trained, metrics = self.train(payload["params"] | fresh(visit.net, visit.seed), visit)
+        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        added, ranks = {}, {path: torch.tensor(0) for path in self.layers}
+        for path, mean in self.mean_products(fold).items():
+            found = lowrank.svd(mean.left, mean.right)
+            ranks[path] = torch.tensor(found.rank_of(self.tau))
+            u, s, vt = found.truncated(int(ranks[path]))
+            added[path] = u * s @ vt
+        return {"params": merged(fold.mean("params"), added), "merged": ranks}

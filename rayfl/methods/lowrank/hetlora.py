@@ -1,0 +1,147 @@
+"""HetLoRA: ranks that clients prune themselves, and a mean weighted by the norms of the products.
+
+Paper: Cho, Liu, Xu, Fahrezi, Joshi, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models",
+EMNLP 2024, https://arxiv.org/abs/2401.06432.
+
+Symbols: as in `base`; g the pruning factor, lambda the weight of the tail, T(B, A) = sum over layers of
+||B[:, g r_k:]||_F ||A[g r_k:]||_F.
+
+    A_k, B_k       steps from the first r_k rows of A and columns of B on loss + lambda T(B, A)
+    r_k    <-  max(r_min, floor(g r_k)) if T(B_k, A_k) < T(B, A) of what the client received, for good
+    p_k    =   ||P_k||_F / sum over the cohort, all layers together
+    A  <-  sum_k p_k A_k,   B  <-  sum_k p_k B_k, where what a client lacks counts as 0
+    down and up    r_k (in + out) a layer
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["hetlora"]().tail_of(64)
+    63
+
+Departures:
+1. No code is published. One norm over all layers, and g = 0.99, are as in two re-implementations.
+2. The published branch of FlexLoRA compares with a regulariser that has no gradient, without pruning and weights; this
+   is not that.
+3. Which rank a client has left is known to the client alone, who keeps it: it is sent the components of its capacity,
+   sets those above its rank to 0, and trains the rest. Its traffic is counted by the rank that it has.
+4. Products that are all 0 weigh alike. The head has the weights p_k too. Components that nobody of a cohort holds
+   become 0, as the formula says.
+"""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from rayfl import lowrank
+from rayfl.clients import Population
+from rayfl.fold import Update
+from rayfl.joined import parameters_of
+from rayfl.methods.base import Payload, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank, part_of
+from rayfl.methods.sizes import fixed_capacities
+from rayfl.tensors import Params, nbytes
+
+
+class HetLoRA(LowRank):
+    contract: ClassVar = Contract(wants="adapters", over="all", fedavg=None)
+    over: ClassVar = "all"
+
+    name: Literal["hetlora"] = "hetlora"
+    gamma: float = Field(default=0.99, gt=0, le=1)
+    """g: what is left of a rank that is pruned."""
+    tail_weight: float = Field(default=1e-3, ge=0)
+    """lambda."""
+    rank_min: int = Field(default=1, ge=1)
+    """r_min: no rank is pruned below it."""
+    by_norm: bool = True
+    """A client's weight is the norm of its product; false: what `weight` says."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        super().check(rounds, clients)
+        fixed_capacities(self.name, self.task.nets, clients, "one capacity for all clients")
+
+    def tail_of(self, rank: int) -> int:
+        """Where the tail of a rank begins, without the component that binary noise would take."""
+        return math.floor(self.gamma * rank + 1e-9)
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        rank = self._rank(payload["params"], visit)
+        received, start = cut(payload["params"], rank), self.tail_of(rank)
+        before = sum(tails(received, start).values())
+        trained, metrics = self.train(received, visit, adjust=self._adjust(start) if self.tail_weight else None)
+        left = rank
+        if sum(tails(trained, start).values()) < before:
+            left = min(rank, max(self.rank_min, start))
+        trained = cut(trained, left)
+        weight = self._norm(trained) if self.by_norm else None
+        update = self.answer(trained, payload, visit, metrics, weight=weight)
+        for name, of in (("bytes_down", rank), ("bytes_up", left)):
+            update.metrics[name] = nbytes({n: kept(n, t, of) for n, t in payload["params"].items()})
+        update.carries[visit.client.id] = {"rank": {"rank": torch.tensor(left)}}
+        return update
+
+    def _rank(self, params: Params, visit: Visit) -> int:
+        """What pruning has left to the client."""
+        if visit.carry is not None:
+            return int(visit.carry["rank"]["rank"])  # pyright: ignore[reportArgumentType]
+        return max((len(t) for name, t in params.items() if part_of(name) == "A"), default=0)
+
+    def _adjust(self, start: int):
+        """Adds the gradient of lambda T: that of ||b|| ||a|| is (||a|| / ||b||) b, and 0 at b = 0."""
+
+        def adjust(module: nn.Module) -> None:
+            params = parameters_of(module)
+            for name, b in params.items():
+                if part_of(name) == "B" and b.grad is not None:
+                    a = params[f"{name[:-1]}A"]
+                    pull(b[:, start:], b.grad[:, start:], a[start:], self.tail_weight)
+                    if a.grad is not None:
+                        pull(a[start:], a.grad[start:], b[:, start:], self.tail_weight)
+
+        return adjust
+
+    def _norm(self, params: Params) -> float:
+        """||P_k||_F of all layers together, and something where it is 0."""
+        total = 0.0
+        for name, b in params.items():
+            if part_of(name) == "B":
+                total += (self.scale(b.shape[1]) * lowrank.norm(b, params[f"{name[:-1]}A"])) ** 2
+        return math.sqrt(total) or TINY
+
+
+TINY = 1e-12
+"""The weight of a client whose product is 0, which counts where all are."""
+
+
+@torch.no_grad()
+def pull(x: torch.Tensor, gradient: torch.Tensor, other: torch.Tensor, weight: float) -> None:
+    """Adds the gradient of weight ||x|| ||other|| by x, in place."""
+    length = x.norm()
+    gradient.add_(torch.where(length > 0, x / length, 0.0), alpha=weight * float(other.norm()))
+
+
+def tails(params: Params, start: int) -> dict[str, float]:
+    """||B[:, start:]||_F ||A[start:]||_F of every layer."""
+    return {
+        name: float(b[:, start:].norm() * params[f"{name[:-1]}A"][start:].norm())
+        for name, b in params.items()
+        if part_of(name) == "B"
+    }
+
+
+def kept(name: str, t: torch.Tensor, rank: int) -> torch.Tensor:
+    """The first components of a factor; another parameter whole."""
+    part = part_of(name)
+    return t[:rank] if part == "A" else t[:, :rank] if part == "B" else t
+
+
+def cut(params: Params, rank: int) -> Params:
+    """With 0 in the components from `rank` on; fresh factors."""
+    found = dict(params)
+    for name, t in params.items():
+        if part_of(name):
+            found[name] = torch.zeros_like(t)
+            kept(name, found[name], rank).copy_(kept(name, t, rank))
+    return found

@@ -1,0 +1,52 @@
+"""Important LoRA: every client trains the components that matter most. Ours, after FIARSE.
+
+After: Wu et al., "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction", NeurIPS
+2024, https://arxiv.org/abs/2407.19389, on the rank axis.
+
+Symbols: as in `base`.
+
+    i_j    =   ||b_j a_j||_F = ||b_j|| ||a_j||, of the server's factors
+    J_k            the r_k components of every layer with the largest i_j; of equal ones the first
+    A_k, B_k       steps from A[J_k], B[:, J_k]; with `others: folded` on the base W0 + s sum over the others of b_j a_j
+    A[j], B[:, j]  <-  the mean over those who trained j, weighted by w_k
+    down           R (in + out) a layer; with `others: left_out` r_k (in + out)
+    up             r_k (in + out) a layer
+
+At the start B is 0, all components are equal, and J_k are the first.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["important_lora"](others="left_out").others
+    'left_out'
+
+Departures:
+1. FIARSE takes single elements by one threshold, and its gradient pushes them away from it. Components are taken whole,
+   so many of every layer, and trained as they are.
+2. FIARSE leaves out what is below the threshold: `others: left_out`.
+"""
+
+from typing import Literal
+
+import torch
+
+from rayfl import lowrank
+from rayfl.fold import State
+from rayfl.methods.lowrank.base import rank_of
+from rayfl.methods.lowrank.components import Components
+from rayfl.submodel import Picks, Positions, Slice, Window
+
+
+class ImportantLoRA(Components):
+    name: Literal["important_lora"] = "important_lora"
+
+    def submodel(self, state: State, round: int, capacity: float) -> Slice:
+        net, params = self.task.nets[capacity], state["params"]
+        positions: dict[str, Positions] = {}
+        for path in self.layers:
+            rank, size = rank_of(net, path), rank_of(self.task.server, path)
+            if rank == size:
+                positions[f"{path}.rank"] = Window(0, size, size)
+            else:
+                found = lowrank.importance(params[f"{path}.lora.B"], params[f"{path}.lora.A"])
+                largest = torch.sort(found, descending=True, stable=True).indices[:rank]
+                positions[f"{path}.rank"] = Picks(tuple(sorted(largest.tolist())), size)
+        return Slice(self.task.server, net, positions)

@@ -1,0 +1,105 @@
+"""LoRA-A2: one factor at rest in turn, and every client trains the components of all layers that matter to it.
+
+Paper: Koo, Jang, Ok, "LoRA-A2: Towards Robust and Efficient LoRA-based Federated Fine-Tuning of Large Language Models",
+ACL 2025, https://arxiv.org/abs/2410.22815.
+
+Symbols: as in `base`; N the number of layers with adapters, t the round, D_k the change of a factor.
+
+    t even         B is trained and A at rest; t odd: A is trained and B at rest; B has 5 times the rate of A
+    probing        an epoch; D_k[i] of component i of a layer, i < R
+    S_k[i] =   ||D_k[i]|| ||the other factor's i-th||, of all R components of all N layers
+    J_k            the r_k N largest S_k, of all layers together
+    B_k            the client's steps from B, where columns not in J_k stay as they are; A_k likewise
+    B  <-  B + sum_k w_k (B_k - B), over all clients: who did not choose a column did not change it
+    down           R out or R in a layer, what the last round changed
+    up             what was chosen: r_k N columns, and a number of 4 bytes each
+
+Ranks differ between clients, and between the layers of a client.
+
+    >>> from rayfl.methods import METHODS
+    >>> [METHODS["lora_a2"]().trains(t) for t in range(2)]
+    [('B',), ('A',)]
+
+Departures:
+1. The steps of a round start from what the client received, not from where probing ended; the paper does not say.
+2. Whoever holds a capacity c has r_k = ceil(c R), and runs all R components: the paper's budget is what comes up.
+3. The paper freezes the head as it was drawn: `model.head: frozen`. A trained head has the rate of the round.
+4. A trained head comes up whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from rayfl import costs
+from rayfl.fold import Update
+from rayfl.joined import parameters_of
+from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank, Part, adapters, part_of, rank_of
+from rayfl.net import Net
+from rayfl.seeds import stream
+from rayfl.tensors import Params, nbytes
+
+
+class LoRAA2(LowRank):
+    contract: ClassVar = Contract(wants="adapters", fedavg=None)
+
+    name: Literal["lora_a2"] = "lora_a2"
+    rate_of_b: float = Field(default=5.0, gt=0)
+    """The rate of a round that trains B, as a multiple of `training.lr`."""
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        """Everybody runs all components."""
+        return dict.fromkeys(adapters(task), task.server)
+
+    def trains(self, round: int) -> tuple[Part, ...]:
+        return ("A",) if round % 2 else ("B",)
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        received, at_rate = payload["params"], self._at_rate(visit.round)
+        probe = self.task.training.model_copy(update={"epochs": 1, "steps": None})
+        there = replace(visit, seed=stream(visit.seed, "scores"))
+        probed, spent = at_rate.train(received, there, training=probe)
+        chosen = self.chosen(received, probed, visit)
+
+        def hold(module: nn.Module) -> None:
+            for name, parameter in parameters_of(module).items():
+                if name in chosen:
+                    t = parameter.detach()
+                    t.copy_(torch.where(chosen[name].to(t.device), t, received[name].to(t.device)))
+
+        trained, metrics = at_rate.train(received, visit, project=hold)
+        update = self.answer(trained, payload, visit, metrics)
+        seen = int(metrics["train_samples"] + spent["train_samples"])
+        update.metrics["train_flops"] = costs.training_flops(visit.net, seen)
+        update.metrics["bytes_up"] = nbytes({name: t for name, t in received.items() if not part_of(name)})
+        for name, columns in chosen.items():
+            count = int(columns.sum())
+            update.metrics["bytes_up"] += 4 * count * (received[name].numel() // columns.numel() + 1)
+        return update
+
+    def chosen(self, received: Params, probed: Params, visit: Visit) -> dict[str, torch.Tensor]:
+        """Of every factor that is trained the components J_k, as [1, r] or [r, 1] bool."""
+        part, scores = self.trains(visit.round)[0], {}
+        for path in self.layers:
+            change = {n: probed[n].cpu() - received[n] for n in [f"{path}.lora.{part}"]}
+            b, a = (change.get(n, received[n]) for n in (f"{path}.lora.B", f"{path}.lora.A"))
+            scores[f"{path}.lora.{part}"] = b.norm(dim=0) * a.norm(dim=1)
+        rank = max(rank_of(replace(visit.net, width=visit.client.capacity), path) for path in self.layers)
+        flat = torch.cat(list(scores.values()))
+        kept = torch.zeros_like(flat, dtype=torch.bool)
+        kept[torch.sort(flat, descending=True, stable=True).indices[: rank * len(scores)]] = True
+        parts = zip(scores, kept.split([len(s) for s in scores.values()]), strict=True)
+        return {name: t[:, None] if part == "A" else t[None] for name, t in parts}
+
+    def _at_rate(self, round: int) -> "LoRAA2":
+        """The method with the rate of the round."""
+        training = self.task.training
+        factor = self.rate_of_b if self.trains(round) == ("B",) else 1.0
+        slower = training.model_copy(update={"lr": training.lr * factor})
+        return self.model_copy(update={"task": replace(self.task, training=slower)})

@@ -1,0 +1,69 @@
+"""LoRA-FAIR: the server averages factors, and corrects B towards the mean of the products.
+
+Paper: Bian, Wang, Zhang, Xu, "LoRA-FAIR: Federated LoRA Fine-Tuning with Aggregation and Initialization Refinement",
+ICCV 2025, https://arxiv.org/abs/2411.14961.
+
+Symbols: as in `base`; lambda the strength of the correction's regulariser.
+
+    A_k, B_k       steps from A, B
+    A  <-  sum_k w_k A_k;   Bm = sum_k w_k B_k
+    D      =   argmin of 1 - cos(P*, (Bm + D) A) + lambda ||D||_F, by gradient descent from 0 (`by: cosine`), or
+               argmin of ||P* / s - (Bm + D) A||_F^2 + lambda ||D||_F^2 = (P* / s - Bm A) A^T (A A^T + lambda I)^-1
+               (`by: ridge`)
+    B  <-  Bm + D
+    down and up    r (in + out) a layer
+
+It takes away a part of the error alone: what lies outside of the rows of A stays.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["lora_fair"]().strength
+    0.01
+
+Departures:
+1. `by: ridge` is ours. The cosine sees no length, and least squares do.
+2. The paper descends at 0.01 and does not say for how many steps: `steps`. A norm has no gradient at 0, where the
+   descent starts, and so its steps are proximal ones: they shorten D, and keep it 0 where the cosine is 1.
+3. The paper has one rank. Of unequal ones factors, and the products in P*, are averaged over those who hold a
+   component.
+4. `server:` optimizers step on the factors before the correction.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rayfl import lowrank
+from rayfl.fold import Fold, State, Update
+from rayfl.methods.base import Payload, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank
+
+
+class LoRAFAIR(LowRank):
+    contract: ClassVar = Contract(wants="adapters", fedavg=None)
+
+    name: Literal["lora_fair"] = "lora_fair"
+    by: Literal["cosine", "ridge"] = "cosine"
+    """What the correction makes small: one minus the cosine, by descent, or the squared distance, in closed form."""
+    strength: float = Field(default=0.01, gt=0)
+    """lambda."""
+    lr: float = Field(default=0.01, gt=0)
+    """Rate of the server's descent; by cosine."""
+    steps: int = Field(default=100, ge=1)
+    """Steps of the server's descent; by cosine."""
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        trained, metrics = self.train(payload["params"], visit)
+        return self.answer(trained, payload, visit, metrics, products="segments")
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        params = dict(fold.mean("params"))
+        for path, mean in self.mean_segments(fold).items():
+            b, a = params[f"{path}.lora.B"], params[f"{path}.lora.A"]
+            given = mean.left / self.scale(self.rank), mean.right, b, a
+            if self.by == "ridge":
+                change = lowrank.ridge(*given, self.strength)
+            else:
+                change = lowrank.by_cosine(*given, self.strength, self.lr, self.steps)
+            params[f"{path}.lora.B"] = b + change.to(b.dtype)
+        return {"params": params}

@@ -1,0 +1,45 @@
+"""Rolling LoRA: every client trains a window of components that rolls over the server's rank. Ours, after FedRolex.
+
+After: Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
+https://arxiv.org/abs/2212.01548, on the rank axis.
+
+Symbols: as in `base`; t the round.
+
+    J_k            components (t + u) mod R for u = 0 .. r_k - 1, of every layer, the same for all clients of a round up
+                   to their r_k
+    A_k, B_k       steps from A[J_k], B[:, J_k]; with `others: folded` on the base W0 + s sum over the others of b_j a_j
+    A[j], B[:, j]  <-  the mean over those who trained j, weighted by w_k
+    down           R (in + out) a layer; with `others: left_out` r_k (in + out)
+    up             r_k (in + out) a layer
+
+It is Fed-PLoRA without the draw: in R rounds every client trains every component r_k times.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["rolling_lora"]().others
+    'folded'
+
+Departures:
+1. FedRolex leaves out what a window does not hold: `others: left_out`. Components of an adapter are a sum, and so the
+   others can be folded into the base.
+"""
+
+from typing import Literal
+
+from rayfl.fold import State
+from rayfl.methods.base import Client
+from rayfl.methods.lowrank.components import Components
+from rayfl.submodel import Selection, Slice, rolling
+
+
+class RollingLoRA(Components):
+    name: Literal["rolling_lora"] = "rolling_lora"
+
+    def select(self, state: State, client: Client) -> Selection:
+        return self._window(client.round, client.capacity)
+
+    def submodel(self, state: State, round: int, capacity: float) -> Slice:
+        """The window of the last round."""
+        return self._window(max(round - 1, 0), capacity)
+
+    def _window(self, round: int, capacity: float) -> Slice:
+        return rolling(self.task.server, self.task.nets[capacity], round)
