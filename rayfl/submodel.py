@@ -106,8 +106,8 @@ class Slice(Selection):
     """The server's network."""
     net: Net
     positions: Mapping[str, Positions]
-    """Axis -> the positions that are held. A fixed axis is whole unless it is named, as classes may be: then what it has
-    behind their last is held too."""
+    """Axis -> the positions that are held. A fixed axis is whole unless it is named, as classes may be: then what it
+    has behind their last is held too."""
     names: tuple[str, ...] | None = None
     """Only these tensors; None: all that `net` has."""
     tied: bool = True

@@ -157,8 +157,8 @@ def selections(whole, net):
 @pytest.mark.parametrize("width", [*LEVELS.values(), 0.3, 0.1])
 @pytest.mark.parametrize("model", [MASKED, NEXT], ids=["both sides", "causal"])
 def test_a_narrow_network_is_the_full_one_with_the_rest_at_zero(model, width):
-    """At widths too where the heads keep more in all than the stream does, and for windows that wrap. Norms are over what
-    is held."""
+    """At widths too where the heads keep more in all than the stream does, and for windows that wrap. Norms are over
+    what is held."""
     params, x = drawn(model), tokens(model)
     whole, net = Net(model), Net(model, width, scale=width)
     for selection in selections(whole, net):
@@ -441,16 +441,14 @@ def test_clients_who_hold_their_own_tokens_alone_come_to_the_same(name, mask, ta
 
 def test_a_client_of_two_tokens():
     """Its network has two tokens and the mask; unknown label sets mean all tokens."""
-    method = METHODS["heterofl"](vocab="own").bind(
-        Task(MASKED, Training(), {1.0: Net(MASKED), 0.5: Net(MASKED, 0.5)}, 1.0, 4)
+    narrow = Net(MASKED, 0.5)
+    method = METHODS["heterofl"](vocab="own", scaler=False).bind(
+        Task(MASKED, Training(), {1.0: Net(MASKED), 0.5: narrow}, 1.0, 4)
     )
     state, present = method.init(), torch.zeros(30, dtype=torch.bool)
     present[[4, 7]] = True
     selection = method.select(state, Client(0, 0.5, 0, lambda: present))
-    taken, whole = (
-        selection.take(state["params"]),
-        prefix(Net(MASKED), Net(MASKED, 0.5, scale=0.5)).take(state["params"]),
-    )
+    taken, whole = (s.take(state["params"]) for s in (selection, prefix(Net(MASKED), narrow)))
     assert torch.equal(taken["embedded.tokens.weight"], whole["embedded.tokens.weight"][[4, 7, 30]])
     assert torch.equal(taken["head.layers.answer.bias"], whole["head.layers.answer.bias"][[4, 7]])
     assert selection.net.build()(torch.tensor([[0, 1, 2]])).shape == (1, 3, 2)
