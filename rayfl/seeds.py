@@ -22,6 +22,7 @@ PURPOSES = (
     "dropout",
     "export",
     "frozen",
+    "hidden",
     "hold_out",
     "init",
     "judged",
