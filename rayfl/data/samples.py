@@ -26,16 +26,14 @@ class Prepare(ABC):
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         """What is done to every batch of what `whole` gave: augmented by the generator's draws, or plain without."""
 
-<<<<<<< HEAD
     def renumbered(self, classes: int) -> "Prepare":
         """The same of samples whose tokens are 0 ... `classes` - 1, and a mask, where there is one, is the next."""
         return self
-=======
+
     def arrange(self, samples: Samples, batch_size: int, generator: torch.Generator | None) -> torch.Tensor | None:
         """In which order stored samples are cut into batches: rows [N], or None: as they are stored. With a generator
         it is that of an epoch, at random by its draws; without, that of an evaluation."""
         return None if generator is None else torch.randperm(_count(samples), generator=generator)
->>>>>>> main
 
     def plain(self) -> dict[str, Any]:
         """What is done to samples that are not augmented, as plain JSON: config.json of an exported network has it."""

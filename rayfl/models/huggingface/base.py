@@ -22,7 +22,6 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from rayfl.axes import CLASSES, Axis, Dims, declare
-from rayfl.config import ConfigError
 from rayfl.models.base import TokenModel
 from rayfl.models.huggingface import folder, settings
 from rayfl.models.huggingface.network import Network, Sees, owners, renamed, resized, scaled, stepped
