@@ -49,8 +49,11 @@ def macs(net: Net, densities: Mapping[str, float]) -> float:
 
 def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None = None) -> float:
     """Floating point operations of training on so many samples: each 3 forward passes (the backward
-    pass counts as two) of 2 floating point operations a multiply-add. `densities` of masked layers, by path."""
-    return 3 * 2 * macs(net, densities or {}) * samples
+    pass counts as two) of 2 floating point operations a multiply-add. `densities` of masked layers, by path. The
+    backward pass of a frozen layer counts as one, because its weight has no gradient."""
+    trained = {name.rpartition(".")[0] for name in net.layout.shapes}
+    frozen = sum(n for path, n in net.layer_macs.items() if path not in trained)
+    return (3 * 2 * macs(net, densities or {}) - 2 * frozen) * samples
 
 
 def space_mb(parameters: int) -> float:

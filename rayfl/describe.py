@@ -22,7 +22,8 @@ from rayfl.tensors import nbytes
 
 def describe(experiment: Experiment, convention: Convention = "macs", coverage: int = 0) -> list[dict[str, Any]]:
     """One record a capacity: the width of its network and, where the model has any, the residual blocks and the early
-    exits that it keeps; parameters, operations of one sample by a convention, and MB of 2^20 bytes.
+    exits that it keeps; parameters, operations of one sample by a convention, and MB of 2^20 bytes; of adapters the rank
+    too, and the frozen parameters, which a device stores and nobody trains or sends.
 
     The bytes are those that the method really sends, of one client's last round on two made-up samples. Of a masked
     network only elements that are not 0 count. With `coverage`: the share of the server's parameters that a client of
@@ -54,7 +55,7 @@ def _record(
         "flops": round(share * net.operations(convention)),
         "bytes_down": update.metrics.get("bytes_down", nbytes(payload) + selection.nbytes),
         "bytes_up": update.metrics.get("bytes_up", nbytes(update.sums) + nbytes(update.whole)),
-        "space_mb": costs.space_mb(parameters),
+        "space_mb": costs.space_mb(parameters + record.get("frozen", 0)),
     }
     if coverage:
         held = Coverage(method.task.server.layout.shapes)
@@ -77,7 +78,7 @@ def anatomy(net: Net) -> dict[str, Any]:
         found["blocks"] = f"{len(held)}/{len(held)}" if all(held.values()) else bits
     if model.exit_count > 1:
         found["exits"] = net.exits
-    return found
+    return {**found, **model.parts(net)}
 
 
 def _worked(

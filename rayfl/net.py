@@ -193,7 +193,8 @@ def check_axes(net: Net, narrow: float = 0.5) -> None:
                 raise ValueError(f"{name}: the fixed axis {a.name!r} is {a.size}, then {b.size}")
             if replace(a, size=0) != replace(b, size=0):
                 raise ValueError(f"{name}: the axis {a.name!r} becomes {b.name!r} at another width")
-            if not a.is_fixed and b.size != size_at(narrow / net.width, a.size, net.rounding):
+            # an axis may vanish, as a rank does
+            if not a.is_fixed and b.size not in (0, size_at(narrow / net.width, a.size, net.rounding)):
                 raise ValueError(
                     f"{name}: the axis {a.name!r} has {a.size} positions at width {net.width} and "
                     f"{b.size} at {narrow}; take its size from `net.axis(name, full)`"

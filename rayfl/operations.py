@@ -41,7 +41,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
         def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             for convention, operations in _COUNT.items():
                 totals[convention] += operations(module, inputs[0], output)
-            if isinstance(module, LAYERS):
+            if isinstance(module, LAYERS) or hasattr(module, "multiply_adds"):
                 layers[path] = layers.get(path, 0) + _macs(module, inputs[0], output)
 
         return add

@@ -165,7 +165,7 @@ def test_nefl_depth_submodels(name, without, params, macs):
     assert (net.parameters, net.macs) == (params, macs)
 
 
-DEEPEST = ("resnet110", "scalefl_resnet110", "wide_resnet101_2", "vit_b_16")
+DEEPEST = ("resnet110", "scalefl_resnet110", "wide_resnet101_2", "vit_b_16", "lora")
 """Long rows of blocks, which the tables below count."""
 NEFL = yaml.safe_load(Path(__file__).with_name("nefl_counts.yaml").read_text())
 

@@ -1,23 +1,26 @@
 """Adapters over a frozen network, and sums of products."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from rayfl import frozen
 from rayfl.config import ConfigError
+from rayfl.describe import describe
 from rayfl.fold import Factors, Fold, Pairs, Update
-from rayfl.models import MODELS
+from rayfl.models import MODELS, peft
 from rayfl.net import Net, load, params_of
 from rayfl.seeds import torch_generator, torch_scope
 from rayfl.submodel import prefix
 from rayfl.tensors import leaves
-from rayfl.testing.tiny import run, simulate, tiny
+from rayfl.testing.tiny import assert_same, run, simulate, tiny
 
 VIT = MODELS["vit_b_16"](**MODELS["vit_b_16"].smallest)
-LORA = MODELS["lora"](base=VIT, targets=("q.linear", "v.linear"), rank=8, alpha=4)
+LORA = MODELS["lora"](base=VIT, rank=8, alpha=4)
 PATH = "encoder.0.attention.attend.q.linear"
 
 
@@ -199,3 +202,51 @@ def test_a_mean_over_all_pads_with_zeros():
 def test_a_net_of_another_model_is_another_net():
     merged = replace(Net(LORA), model=LORA.model_copy(update={"merged": True}))
     assert merged != Net(LORA) and merged.model.frozen_key == LORA.frozen_key
+
+
+# files of the library peft
+
+
+def test_adapters_are_written_by_the_names_of_peft(tmp_path):
+    """ "base_model.model." before the path, lora_A and lora_B behind it, and what was merged is not among them."""
+    params = drawn(Net(LORA.model_copy(update={"merged": True})))
+    peft.write(tmp_path / "adapter", params, peft.config_of(8, 0.5, ["q.linear"], ["head"], 0.1, "classes", "base"))
+    found = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert found[f"base_model.model.{PATH}.lora_A.weight"].shape == (8, 20)
+    assert found[f"base_model.model.{PATH}.lora_B.weight"].shape == (20, 8)
+    assert "base_model.model.head.weight" in found and len(found) == 4 * VIT.layers + 2
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == ("LORA", "SEQ_CLS", 8, 4)
+
+
+@pytest.mark.parametrize("width", [1, 0.25])
+def test_training_starts_from_an_adapters_folder(tmp_path, width):
+    params = drawn(Net(LORA))
+    peft.write(tmp_path / "adapter", params, {})
+    model = LORA.model_copy(update={"adapter": str(tmp_path / "adapter")})
+    model.prepare()
+    expected = prefix(Net(LORA), Net(LORA, width)).take(params)
+    assert_same(Net(model, width).initial(), expected)
+
+
+def test_an_adapter_of_another_rank_is_refused(tmp_path):
+    peft.write(tmp_path / "adapter", drawn(Net(LORA, 0.5)), {})
+    with pytest.raises(ConfigError) as error:
+        LORA.model_copy(update={"adapter": str(tmp_path / "adapter")}).prepare()
+    assert f"({PATH}.lora.A is (4, 20) and should be (8, 20)); allowed: adapters of rank 8 at q.linear" in str(
+        error.value
+    )
+    with pytest.raises(ConfigError, match="whose adapter_model.safetensors cannot be read"):
+        LORA.model_copy(update={"adapter": str(tmp_path)}).prepare()
+
+
+def test_it_is_described_by_rank_and_by_what_is_frozen():
+    records = describe(
+        tiny(model=LORA, data={"shape": VIT.input}, clients={"capacities": [1, 0.25, 0.1]}, method="heterofl")
+    )
+    frozen_parameters = Net(VIT).parameters - 84
+    assert [record["rank"] for record in records] == [8, 2, 0]
+    assert {record["frozen"] for record in records} == {frozen_parameters}
+    assert [record["parameters"] for record in records] == [84 + 2 * VIT.layers * 40 * rank for rank in (8, 2, 0)]
+    assert [record["bytes_up"] for record in records] == [4 * record["parameters"] for record in records]
+    assert records[0]["space_mb"] == 4 * (records[0]["parameters"] + frozen_parameters) / 2**20

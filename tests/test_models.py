@@ -21,10 +21,11 @@ from rayfl.norms import load as load_norms
 from rayfl.seeds import torch_generator, torch_scope
 from rayfl.submodel import prefix, rolling
 
+OF_IMAGES = [name for name, cls in MODELS.items() if issubclass(cls, ImageModel)]
 WITH_NORM = [name for name, cls in MODELS.items() if "norm" in cls.model_fields]
 RESNETS = [name for name in MODELS if "resnet" in name]
 POST_ACT = [name for name in RESNETS if "exits" in MODELS[name].model_fields]
-NO_TRANSFORMERS = [name for name in MODELS if not name.startswith("vit")]
+NO_TRANSFORMERS = [name for name in OF_IMAGES if not name.startswith("vit")]
 """A LayerNorm over fewer features is another function, and heads are cut one by one: see test_vit.py."""
 
 DEPTHS = {
@@ -173,7 +174,7 @@ def test_the_mlp_of_heterofls_accounting():
 
 
 @pytest.mark.parametrize("width", [1.0, 0.3, 1 / 16])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_logits_and_gradients_at_every_width(name, width):
     model = make(name)
     module = built(model, width, scale=0.5)
@@ -195,7 +196,7 @@ def test_an_unknown_norm_is_refused():
         MODELS["digits_cnn"](norm="batch")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_a_batch_of_one_image_that_is_pooled_to_one_pixel_trains(name):
     smallest = SMALLEST.get(name, 8)
     model = make(name, input=(1, smallest, smallest))
@@ -228,7 +229,7 @@ def test_classifier_biases_of_heterofl_start_at_zero(name):
     assert not params_of(built(make(name)))["head.bias"].any()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_load_copies_and_never_aliases(name):
     net = Net(make(name), 1 / 16)
     source, target = params_of(built(net.model, 1 / 16)), resident(net, torch.device("cpu"))
@@ -281,7 +282,7 @@ def test_scaler_divides_while_training_and_is_the_identity_in_evaluation():
 
 def test_a_scale_of_one_adds_no_module():
     assert isinstance(scaler(1.0), nn.Identity)
-    for name in MODELS:
+    for name in OF_IMAGES:
         kinds = {type(module) for module in Net(make(name)).build().modules()}
         assert not kinds & {Scaler, nn.Identity}
 
@@ -346,7 +347,7 @@ def test_a_scaler_stands_between_a_hidden_layer_and_its_activation(name):
     assert torch.equal(behind.eval()(x), module.hidden(x).relu())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_scaler_is_inert_in_evaluation(name):
     model = without_norm(name)
     plain, scaled = (built(model, 0.25, scale=s).eval() for s in (1.0, 0.25))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Literal, cast
 
+import torch
 from torch import nn
 
 from rayfl.fold import Carry, State, Update
@@ -85,13 +86,18 @@ class Dense(Method):
         whole = {g: sums.pop(g) for g in payload if g not in self.sent}
         update = Update(sums, weight, whole, metrics=metrics)
         if self.label_rows == "present":
-            present = visit.data.present.float().cpu()
+            present = visit.data.present.cpu()
             for name in visit.net.layout.classifier:
-                if name in sums["params"]:
-                    rows = present.view(-1, *[1] * (sums["params"][name].dim() - 1))
-                    sums["params"][name].mul_(rows)
+                if (t := sums["params"].get(name)) is not None:
+                    rows = self.contributed(present, len(t)).float().view(-1, *[1] * (t.dim() - 1))
+                    t.mul_(rows)
                     update.row_weights[name] = rows * weight
         return update
+
+    def contributed(self, present: torch.Tensor, rows: int) -> torch.Tensor:
+        """Which rows of a tensor with a row a class, [rows] bool, a client with the label set `present` [C] contributes
+        if `label_rows` asks for its own. Those behind the last class, as of a mask's token, are everybody's."""
+        return torch.cat([present, present.new_ones(rows - len(present))])
 
     # what a device runs
 

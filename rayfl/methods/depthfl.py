@@ -101,7 +101,7 @@ class DepthFL(Dense):
         return {"params": params, "statistics": self.task.server.statistics()} | h
 
     def loss(self, visit: Visit) -> Loss:
-        plain, ramp = super().loss(visit), self.ramp(visit.round)
+        plain, ramp, goal = super().loss(visit), self.ramp(visit.round), visit.data.goal
 
         def of_all_exits(logits: Logits, y: torch.Tensor) -> torch.Tensor:
             exits = every_exit(logits)
@@ -110,7 +110,8 @@ class DepthFL(Dense):
             labels = torch.stack([plain(z, y) for z in exits]).sum()
             if not self.distill or len(exits) == 1:
                 return labels
-            return labels + ramp / (len(exits) - 1) * _divergences(torch.stack(exits))
+            counted = torch.stack([goal.rows(z, y)[0] for z in exits])
+            return labels + ramp / (len(exits) - 1) * _divergences(counted)
 
         return of_all_exits
 
@@ -167,8 +168,8 @@ class DepthFL(Dense):
 
 
 def _divergences(logits: torch.Tensor) -> torch.Tensor:
-    """The sum over all pairs of exits of KL(p_j || p_i), p_j held constant, of logits [E, B, C]: the mean over the
-    batch. A pair of an exit with itself adds nothing."""
+    """The sum over all pairs of exits of KL(p_j || p_i), p_j held constant, of logits [E, n, C]: the mean over rows. A
+    pair of an exit with itself adds nothing."""
     students = F.log_softmax(logits, 2)
     teachers = students.detach().unsqueeze(1)
     return F.kl_div(students.unsqueeze(0), teachers, reduction="sum", log_target=True) / logits.shape[1]

@@ -128,16 +128,17 @@ class FjORD(Dense):
         return numpy_generator(seed, "width").integers(widths, size=steps).tolist()
 
     def loss(self, visit: Visit) -> Loss:
-        """With `distill` it takes the logits [B, C] of teacher and student, or of the one network that is both. Absent
-        classes are masked in the cross-entropies alone."""
-        plain = super().loss(visit)
+        """With `distill` it takes the logits [B, ..., C] of teacher and student, or of the one network that is both.
+        Absent classes are masked in the cross-entropies alone."""
+        plain, rows = super().loss(visit), visit.data.goal.rows
 
         def distilling(logits: Logits, y: torch.Tensor) -> torch.Tensor:
             teacher, student = every_exit(logits)[0], every_exit(logits)[-1]
             labels = plain(student, y)
             objective = plain(teacher, y) + (1 - self.alpha) * labels
             if teacher is not student:
-                objective = objective + self.alpha * divergence(teacher.detach(), student, self.temperature)
+                (target, _), (given, _) = rows(teacher.detach(), y), rows(student, y)
+                objective = objective + self.alpha * divergence(target, given, self.temperature)
             # the number of the student's cross-entropy, with the gradient of the objective
             return labels.detach() + (objective - objective.detach())
 

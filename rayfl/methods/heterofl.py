@@ -23,9 +23,15 @@ Departures:
 4. The Scaler stands after hidden linear layers too, as section 3.3 says of every parametric layer; HeteroFL's own
    networks have none. It scales a narrow client's gradients up: without gradient clipping, or without norms, such
    networks train worse with it, or not at all (digits, width 1/16: 0.71 with clipping at 1, 0.44 without).
+5. A language model's classes are its tokens: rows of the token embedding, of the last layer and of its bias. The mask's
+   embedding is nobody's in the authors' code, so that each client trains and loses it; here it is everybody's, unless
+   `mask_row: nobody`.
 """
 
-from typing import Literal
+from typing import Literal, Self
+
+import torch
+from pydantic import model_validator
 
 from rayfl.methods.dense import Dense
 from rayfl.training import Fill
@@ -36,3 +42,17 @@ class HeteroFL(Dense):
     scaler: bool = True
     mask: Fill = "zero"
     label_rows: Literal["all", "present"] = "present"
+    mask_row: Literal["everybody", "nobody"] = "everybody"
+    """With `label_rows: present`: whose the embedding of a masked language model's mask is, which is no client's label.
+    nobody: it never moves on the server, as in the authors' code."""
+
+    @model_validator(mode="after")
+    def _of_present_rows(self) -> Self:
+        if self.mask_row == "nobody" and self.label_rows == "all":
+            raise ValueError("mask_row: nobody with label_rows: present only")
+        return self
+
+    def contributed(self, present: torch.Tensor, rows: int) -> torch.Tensor:
+        everybody = super().contributed(present, rows)
+        everybody[len(present) :] &= self.mask_row == "everybody"
+        return everybody

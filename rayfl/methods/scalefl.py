@@ -111,16 +111,18 @@ class ScaleFL(Dense):
             )
 
     def loss(self, visit: Visit) -> Loss:
-        plain, distills = super().loss(visit), self.gamma > 0 and visit.round >= self.distill_from
+        plain, rows = super().loss(visit), visit.data.goal.rows
+        distills = self.gamma > 0 and visit.round >= self.distill_from
 
         def of_all_exits(logits: Logits, y: torch.Tensor) -> torch.Tensor:
             *students, last = every_exit(logits)
             teacher = last.detach() if self.detach else last
             losses = [plain(z, y) for z in (*students, last)]
             if distills:
-                scale = self.gamma * self.temperature**2 / (last.shape[1] if self.reduction == "mean" else 1)
+                scale = self.gamma * self.temperature**2 / (last.shape[-1] if self.reduction == "mean" else 1)
+                teacher, _ = rows(teacher, y)
                 for j, z in enumerate(students):
-                    losses[j] = losses[j] + scale * divergence(teacher, z, self.temperature)
+                    losses[j] = losses[j] + scale * divergence(teacher, rows(z, y)[0], self.temperature)
             total = torch.stack([j * loss for j, loss in enumerate(losses, start=1)]).sum()
             return 2 / (len(losses) * (len(losses) + 1)) * total
 

@@ -19,6 +19,7 @@ from rayfl.models.resnet import (
     WideResNet101,
 )
 from rayfl.models.spafl import SpaFLCNN, SpaFLResNet18
+from rayfl.models.transformer import FedRolexTransformer, HeteroFLTransformer
 from rayfl.models.vit import ViTB16
 
 MODELS |= {
@@ -40,5 +41,7 @@ MODELS |= {
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
+    "heterofl_transformer": HeteroFLTransformer,
+    "fedrolex_transformer": FedRolexTransformer,
     "lora": Lora,
 }

@@ -76,6 +76,10 @@ class Model(Named, ABC):
         """What its networks have that nobody trains, by name: it goes to every node once (`rayfl.frozen`)."""
         return {}
 
+    def parts(self, net: Net) -> Mapping[str, Any]:
+        """What there is to say of a network beside its width, blocks and exits, by name: columns of a table."""
+        return {}
+
     @property
     def head_paths(self) -> tuple[str, ...]:
         """The modules that turn features into classes, by path: what is trained beside adapters."""
@@ -131,6 +135,10 @@ class TokenModel(Model):
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
         return torch.zeros(batch, self.length, dtype=torch.int64, device=device)
+
+    def parts(self, net: Net) -> Mapping[str, Any]:
+        """What there is to say of a network beside its width, blocks and exits, by name: columns of a table."""
+        return {}
 
     @property
     def head_paths(self) -> tuple[str, ...]:

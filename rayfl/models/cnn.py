@@ -14,7 +14,7 @@ from torch import nn
 from rayfl.axes import Axis, conv, linear, norm
 from rayfl.config import ConfigError
 from rayfl.models.base import ImageModel
-from rayfl.models.layers import NormKind, check_without, heterofl_head, scaler, sequential
+from rayfl.models.layers import NormKind, check_without, heterofl_linear, scaler, sequential
 from rayfl.net import Net
 
 
@@ -68,7 +68,7 @@ class HeteroFLCNN(ImageModel):
             **layers,
             average=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
-            head=heterofl_head(features, self.labels),
+            head=heterofl_linear(features, self.labels),
         )
 
 

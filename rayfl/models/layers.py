@@ -58,11 +58,11 @@ def sequential(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict((n, m) for n, m in layers.items() if not isinstance(m, nn.Identity)))
 
 
-def heterofl_head(features: Axis, classes: Axis) -> nn.Linear:
-    """The classifier of HeteroFL's networks: its bias starts at 0."""
-    head = linear(features, classes)
-    nn.init.zeros_(head.bias)
-    return head
+def heterofl_linear(cin: Axis, cout: Axis) -> nn.Linear:
+    """As HeteroFL's networks have it: its bias starts at 0."""
+    layer = linear(cin, cout)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def depthwise(channels: Axis, kernel: int, **options: Any) -> nn.Conv2d:

@@ -11,6 +11,7 @@ valid start, because A's distribution does not depend on the rank.
 
 import math
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, Literal, Self
 
@@ -22,10 +23,16 @@ from torch import nn
 from rayfl import frozen
 from rayfl.axes import Axis, axes_of, declare
 from rayfl.config import ConfigError
+from rayfl.models import peft
 from rayfl.models.base import MODELS_KIND, Model
+from rayfl.models.vit import ViTB16
 from rayfl.net import Net, load
 from rayfl.seeds import stream, torch_scope
+from rayfl.submodel import prefix
 from rayfl.tensors import Params
+
+QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
+"""What queries and values are called in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and here."""
 
 
 class Lora(Model):
@@ -36,10 +43,11 @@ class Lora(Model):
     """
 
     name: Literal["lora"] = "lora"
-    base: SerializeAsAny[Model]
+    base: SerializeAsAny[Model] = Field(default="vit_b_16", validate_default=True)  # pyright: ignore
     """The network that is adapted: any model's section."""
-    targets: tuple[str, ...] = ("query", "value")
-    """Linear layers that get an adapter, by the end of their paths."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that get an adapter, by the end of their paths. Unless given, the queries and values of attention,
+    as transformers call them."""
     rank: int = Field(default=8, ge=1)
     """Of the server's adapters: the largest."""
     scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
@@ -53,18 +61,16 @@ class Lora(Model):
     """Whether the base's head is trained beside the adapters."""
     base_seed: int = Field(default=0, ge=0)
     """What a base without weights of its own is drawn from; a frozen head too."""
+    adapter: str = ""
+    """A folder with adapter_config.json and adapter_model.safetensors, as the library peft writes them, from which
+    adapters and head start; on the machine of the server. Empty: new ones."""
     merged: bool = False
     """Every target has a third parameter, "<path>.lora.W" [out, in], that is added to W0: what methods fold into the
     base. No method trains it by gradients."""
     core: bool = False
     """Every target has a parameter "<path>.lora.M" [r, r] between A and B: y = W0 x + s B M A drop(x). It starts at 0,
     and B like A; methods train M alone (Fed-SB)."""
-    smallest: ClassVar = {
-        "targets": ("q.linear", "v.linear"),
-        "rank": 10,
-        "base": {"name": "vit_b_16", "input": (1, 8, 8), "classes": 4, "layers": 2, "heads": 2, "head_width": 10}
-        | {"patch": 4},
-    }
+    smallest: ClassVar = {"rank": 10, "base": {"name": "vit_b_16", **ViTB16.smallest}}
 
     @field_validator("base", mode="before")
     @classmethod
@@ -78,9 +84,37 @@ class Lora(Model):
         self.base.prepare()
         frozen.tensors_of(self)
 
+        if self.adapter:
+            self._read_adapter()
+
     @property
     def blank(self) -> Self:
-        return self.model_copy(update={"base": self.base.blank})
+        return self.model_copy(update={"base": self.base.blank, "adapter": ""})
+
+    def initial(self, net: Net) -> Params:
+        start = super().initial(net)
+        if not self.adapter:
+            return start
+        return start | prefix(replace(net, width=1.0), net).take(self._read_adapter())
+
+    def _read_adapter(self) -> Params:
+        """The folder's tensors, by our names. A ConfigError if they are not those of the widest network."""
+        found = peft.read(self.adapter)
+        wanted = {n: shape for n, shape in Net(self).layout.shapes.items() if not n.endswith(".lora.W")}
+        given = {name: tuple(t.shape) for name, t in found.items()}
+        if wrong := sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)):
+            raise ConfigError(
+                f"model.adapter: given {self.adapter!r}, where {len(wrong)} tensors are not those of the model as it "
+                f"is configured ({wrong[0]} is {given.get(wrong[0], 'missing')} and should be "
+                f"{wanted.get(wrong[0], 'missing')}); allowed: adapters of rank {self.rank} at {', '.join(self.ends)}"
+            )
+        return found
+
+    def parts(self, net: Net) -> Mapping[str, int]:
+        """The rank, and how many parameters are frozen."""
+        base = Net(self.base)
+        trained = sum(math.prod(base.layout.shapes[name]) for name in self.head_names)
+        return {"rank": self.rank_of(net), "frozen": base.parameters - trained}
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
         return self.base.example(batch, device)
@@ -109,17 +143,31 @@ class Lora(Model):
         return tuple(name for name in Net(self.base).layout.shapes if name.startswith(below))
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """The targets, by the end of their paths. A ConfigError if there is none of this base."""
+        if self.targets:
+            return self.targets
+        layers = list(Net(self.base).layers)
+        found = tuple(end for end in QUERIES_VALUES if any(_ends(path, end) for path in layers))
+        if not found:
+            raise ConfigError(
+                f"model.targets: given nothing with base {self.base.name}, which has no queries and values that are "
+                f"known; allowed: the ends of its layers' paths: {', '.join(layers)}"
+            )
+        return found
+
+    @property
     def target_paths(self) -> tuple[str, ...]:
         """The layers that have an adapter. A ConfigError if a target is none."""
         layers = list(Net(self.base).layers)
-        for target in self.targets:
+        for target in self.ends:
             if not any(_ends(path, target) for path in layers):
                 ends = sorted({path.rpartition(".")[2] for path in layers})
                 raise ConfigError(
                     f"model.targets: given {target!r}, which no linear layer of {self.base.name} ends with; allowed: "
                     f"{', '.join(ends)}, or more of a path, such as {layers[0]}"
                 )
-        return tuple(path for path in layers if any(_ends(path, target) for target in self.targets))
+        return tuple(path for path in layers if any(_ends(path, target) for target in self.ends))
 
     # networks
 
@@ -143,15 +191,20 @@ class Lora(Model):
             layer.register_forward_hook(_add)
         return module
 
+    def rank_of(self, net: Net) -> int:
+        """The rank of a network's adapters; of networks with sizes of their own, the first one's."""
+        if net.width * self.rank < 1 - 1e-9 and not net.sizes:
+            return 0
+        return net.axis(f"{self.target_paths[0]}.rank", self.rank).size
+
     def _adapter(self, net: Net, path: str, layer: nn.Module) -> "Adapter":
         out, cin = self._shape(path, layer)
         if self.rank > min(out, cin):
             raise ConfigError(
                 f"model.rank: given {self.rank} for the layer {path} of {out} x {cin}; allowed: at most {min(out, cin)}"
             )
-        name = f"{path}.rank"
-        size = 0 if net.width * self.rank < 1 - 1e-9 and not net.sizes else net.axis(name, self.rank).size
-        return Adapter(out, cin, Axis(name, size), self.scale(size), self.dropout, self.merged, self.core)
+        rank = 0 if not self.rank_of(net) and not net.sizes else net.axis(f"{path}.rank", self.rank).size
+        return Adapter(out, cin, Axis(f"{path}.rank", rank), self.scale(rank), self.dropout, self.merged, self.core)
 
     def _shape(self, path: str, layer: nn.Module) -> tuple[int, int]:
         """Outputs and inputs of a linear layer, however its weight lies."""

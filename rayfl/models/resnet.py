@@ -14,7 +14,7 @@ from rayfl.config import nearest
 from rayfl.models.base import ImageModel
 from rayfl.models.blocks import PreActBlock, basic_block, block_paths, bottleneck_block, stages_of
 from rayfl.models.exits import DepthFLExit, EarlyExits, ExitKind, scalefl_exit
-from rayfl.models.layers import Init, NormKind, check_without, heterofl_head, initialise, scaler, sequential
+from rayfl.models.layers import Init, NormKind, check_without, heterofl_linear, initialise, scaler, sequential
 from rayfl.models.pretrained import RESNET, Pretrained
 from rayfl.net import Net
 
@@ -233,7 +233,7 @@ class PreActResNet(ImageModel, ABC):
             relu=nn.ReLU(),
             average=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
-            head=heterofl_head(features, self.labels),
+            head=heterofl_linear(features, self.labels),
         )
 
 

@@ -65,7 +65,10 @@ class DenseContract(MethodContract):
         size = sum(shape.numel() for shape in shapes.values())
         down, up = self.contract.traffic(size, sum(shapes[n].numel() for n in net.layout.classifier))
         samples = min(10, len(simulation.data.train[client.id]))
-        return Counter(bytes_down=4 * (down + extra), bytes_up=4 * (up + extra), train_flops=6 * samples * net.macs)
+        frozen = {name for name, _ in module.named_buffers()}
+        idle = sum(macs for path, macs in net.layer_macs.items() if f"{path}.weight" in frozen)
+        flops = samples * (6 * net.macs - 2 * idle)
+        return Counter(bytes_down=4 * (down + extra), bytes_up=4 * (up + extra), train_flops=flops)
 
     def test_sliced_training_is_masked_full_width_training(self, model: Any, tmp_path: Path) -> None:
         """The narrow network trains as the server's with zeros outside of the selection: there all gradients vanish.

@@ -32,6 +32,7 @@ from rayfl.testing.tiny import (
     run,
     scratch,
     simulate,
+    split_for,
     spread,
     tiny,
 )
@@ -87,7 +88,12 @@ class MethodContract:
     def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
         """A tiny experiment, on the first model unless one is given."""
         network = model_of(self.fitting[0] if model is None else model)
-        given: dict[str, Any] = {"method": self.given(**dict(options)), "model": network, **self.sections, **sections}
+        given: dict[str, Any] = {
+            "method": self.given(**dict(options)),
+            "model": network,
+            "partition": split_for(network),
+        }
+        given |= {**self.sections, **sections}
         given["data"] = made_up_for(network) | self.sections.get("data", {}) | sections.get("data", {})
         given["clients"] = {**self.contract.clients, **self.sections.get("clients", {}), **sections.get("clients", {})}
         return tiny(**given)

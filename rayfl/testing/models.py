@@ -16,7 +16,7 @@ from rayfl.models.base import Model
 from rayfl.net import Net, check_axes, load
 from rayfl.norms import fresh
 from rayfl.seeds import torch_scope
-from rayfl.testing.tiny import assert_same, made_up_for, model_of, run, simulate, tiny
+from rayfl.testing.tiny import assert_same, made_up_for, model_of, run, simulate, split_for, tiny
 from rayfl.training import every_exit
 
 NARROW = 0.3
@@ -36,7 +36,8 @@ class ModelContract:
 
     def experiment(self, **sections: Any) -> Experiment:
         model = model_of(self.model)
-        return tiny(**{"model": model, "data": self.data or made_up_for(model), "method": "heterofl"} | sections)
+        given = {"model": model, "data": self.data or made_up_for(model), "partition": split_for(model)}
+        return tiny(**given | {"method": "heterofl"} | sections)
 
     def nets(self) -> list[Net]:
         """Of two widths, with all early exits and step sizes that the model has."""
@@ -70,21 +71,22 @@ class ModelContract:
     def test_it_answers_with_logits_of_every_class(self) -> None:
         """For the samples of its data, which look like its own made-up ones."""
         x, y, goal = self.batch()
+        every, _, _ = self.batch(None)
         for net in self.nets():
-            example = net.model.example(len(x), "cpu")
-            assert (example.shape, example.dtype) == (x.shape, x.dtype), "`example` does not look like the data"
+            example = net.model.example(len(every), "cpu")
+            assert (example.shape, example.dtype) == (every.shape, every.dtype), "`example` does not look like the data"
             with torch_scope(0):
                 given = net.build()(x)
             exits = every_exit(given)
             assert len(exits) == max(net.exits, 1) and isinstance(given, tuple) == (net.exits > 0)
             for logits in exits:
-                assert logits.shape == (len(x), goal.classes) and logits.isfinite().all()
+                assert logits.shape == (*y.shape, goal.classes) and logits.isfinite().all()
                 assert goal.loss(logits, y).isfinite()
 
-    def batch(self) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Three samples of the data, and their goal."""
+    def batch(self, count: int | None = 3) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Some samples of the data, or all, and their goal."""
         data = self.experiment().data
-        samples = {name: torch.from_numpy(array[:3]) for name, array in data.arrays().train.items()}
+        samples = {name: torch.from_numpy(array[:count]) for name, array in data.arrays().train.items()}
         return *data.prepare.batch(data.prepare.whole(samples), None), data.goal
 
     def test_it_starts_from_the_seed(self) -> None:

@@ -92,12 +92,18 @@ def made_up_for(model: Model) -> dict[str, Any]:
     if isinstance(model, Lora):
         return made_up_for(model.base)
     if isinstance(model, TokenModel):
-        return {"name": "synthetic_text", "task": model.task}
+        length = {"length": model.length} if "length" in model.model_fields_set else {}
+        return {"name": "synthetic_text", "task": model.task} | length
     if not isinstance(model, ImageModel):
         return {}
     # a model takes the number of classes from the data, unless it was given
     classes = {"classes": model.classes} if "classes" in model.model_fields_set else {}
     return {"shape": list(model.input)} | classes
+
+
+def split_for(model: Model) -> Any:
+    """The `partition:` section of such data: streams of tokens have no classes by which they could be split."""
+    return "iid" if isinstance(model, TokenModel) and model.task != "classes" else TINY["partition"]
 
 
 # tensors

@@ -1,0 +1,77 @@
+"""Adapters as files that the library peft reads and writes (https://github.com/huggingface/peft, 0.21).
+
+adapter_config.json            rank, scaling, targets, what else was trained
+adapter_model.safetensors      "base_model.model.<path>.lora_A.weight" [r, in], "...lora_B.weight" [out, r]; the head by
+                               its own names behind "base_model.model."
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from rayfl.config import ConfigError
+from rayfl.tensors import Params
+
+BEFORE = "base_model.model."
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TASKS = {"classes": "SEQ_CLS", "next_token": "CAUSAL_LM"}
+"""Our tasks -> peft's."""
+
+
+def written(params: Params) -> Params:
+    """By peft's names; adapters of rank 0, and what was merged into the base, are left out."""
+    kept = {name: t for name, t in params.items() if t.numel() and not name.endswith(".lora.W")}
+    return {BEFORE + _theirs(name): t.detach().contiguous() for name, t in kept.items()}
+
+
+def write(folder: Path, params: Params, config: dict[str, Any]) -> None:
+    """`params`: by our names; `config`: what `config_of` says."""
+    folder.mkdir(parents=True)
+    save_file(written(params), folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def config_of(
+    rank: int, scale: float, targets: Sequence[str], head: Sequence[str], dropout: float, task: str, base: str
+) -> dict[str, Any]:
+    """adapter_config.json. `scale` is s of y = W0 x + s B A x, `base` the folder of the frozen network."""
+    return {
+        "peft_type": "LORA",
+        "task_type": TASKS.get(task),
+        "base_model_name_or_path": base or None,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "use_rslora": False,
+        "lora_dropout": dropout,
+        "target_modules": list(targets),
+        "modules_to_save": list(head) or None,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def read(folder: str) -> Params:
+    """The folder's tensors by our names. A ConfigError if it has none that can be read."""
+    file = Path(folder).expanduser() / WEIGHTS
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"model.adapter: given {folder!r}, whose {WEIGHTS} cannot be read ({error}); allowed: a folder that peft, "
+            "or rayfl export, has written"
+        ) from None
+    return {_ours(name.removeprefix(BEFORE)): t.float() for name, t in tensors.items()}
+
+
+def _theirs(name: str) -> str:
+    return name.replace(".lora.A", ".lora_A.weight").replace(".lora.B", ".lora_B.weight")
+
+
+def _ours(name: str) -> str:
+    return name.replace(".lora_A.weight", ".lora.A").replace(".lora_B.weight", ".lora.B")
