@@ -22,8 +22,8 @@ from rayfl.tensors import nbytes
 
 def describe(experiment: Experiment, convention: Convention = "macs", coverage: int = 0) -> list[dict[str, Any]]:
     """One record a capacity: the width of its network and, where the model has any, the residual blocks and the early
-    exits that it keeps; parameters, operations of one sample by a convention, and MB of 2^20 bytes; of adapters the rank
-    too, and the frozen parameters, which a device stores and nobody trains or sends.
+    exits that it keeps; parameters, operations of one sample by a convention, and MB of 2^20 bytes. Of adapters the
+    rank too, and the frozen parameters, which a device stores and nobody trains or sends.
 
     The bytes are those that the method really sends, of one client's last round on two made-up samples. Of a masked
     network only elements that are not 0 count. With `coverage`: the share of the server's parameters that a client of
@@ -49,7 +49,7 @@ def _record(
     if deployed.masked:
         present = deployed.present
         parameters, share = present.parameters, present.macs / deployed.net.macs
-    record = {"capacity": capacity} | anatomy(net)
+    record: dict[str, Any] = {"capacity": capacity} | anatomy(net)
     record |= {
         "parameters": parameters,
         "flops": round(share * net.operations(convention)),

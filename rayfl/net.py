@@ -5,7 +5,7 @@ A `Net` names its model family, so that a population may mix architectures, and 
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -91,6 +91,11 @@ class Net:
         return _layers(self)
 
     @property
+    def embeddings(self) -> Mapping[str, tuple[str, ...]]:
+        """Path of an embedding -> the name of its weight, in the network's order."""
+        return _embeddings(self)
+
+    @property
     def norms(self) -> tuple[str, ...]:
         """The paths of its static norms; with some it needs statistics before it is evaluated."""
         return _norms(self)
@@ -132,9 +137,19 @@ def _full_layout(net: Net) -> Layout:
 
 @functools.lru_cache(maxsize=512)
 def _layers(net: Net) -> Mapping[str, tuple[str, ...]]:
-    layers = {p: m for p, m in net.blank().named_modules() if isinstance(m, operations.LAYERS)}
+    return _own(net, operations.is_layer)
+
+
+@functools.lru_cache(maxsize=512)
+def _embeddings(net: Net) -> Mapping[str, tuple[str, ...]]:
+    return _own(net, lambda module: isinstance(module, nn.Embedding))
+
+
+def _own(net: Net, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[str, ...]]:
+    """Path -> parameters of the modules that are wanted, if they have a weight, and it is nobody's before them."""
+    layers, shapes = {p: m for p, m in net.blank().named_modules() if wanted(m)}, net.layout.shapes
     names = {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
-    return {path: some for path, some in names.items() if some}
+    return {path: some for path, some in names.items() if some and shapes.keys() >= {*some}}
 
 
 @functools.lru_cache(maxsize=512)

@@ -24,14 +24,19 @@ from rayfl.norms import StaticBatchNorm
 Convention = Literal["heterofl_official", "macs", "flops2"]
 
 LAYERS = (nn.Conv2d, nn.Linear)
-"""The layers that multiply: what has multiply-adds, what masks keep elements of, what reports draw."""
 NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
 ACTIVATIONS = (nn.ReLU, nn.GELU)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
+def is_layer(module: nn.Module) -> bool:
+    """Whether it is a layer that multiplies, what has multiply-adds, what masks keep elements of, what reports draw: one
+    of `LAYERS`, or a linear layer of another library, which says so by `is_linear`."""
+    return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
+
+
 def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int]]:
-    """Convention -> operations of the forward pass of `x`, and path -> multiply-adds of every one of its `LAYERS`.
+    """Convention -> operations of the forward pass of `x`, and path -> multiply-adds of every layer (`is_layer`).
 
     On the meta device nothing is computed.
     """
@@ -41,7 +46,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
         def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             for convention, operations in _COUNT.items():
                 totals[convention] += operations(module, inputs[0], output)
-            if isinstance(module, LAYERS) or hasattr(module, "multiply_adds"):
+            if is_layer(module) or hasattr(module, "multiply_adds"):
                 layers[path] = layers.get(path, 0) + _macs(module, inputs[0], output)
 
         return add
@@ -49,7 +54,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
     handles = [
         part.register_forward_hook(hook(path))
         for path, part in module.named_modules()
-        if isinstance(part, LAYERS) or not any(True for _ in part.children())
+        if is_layer(part) or not any(True for _ in part.children())
     ]
     with torch.no_grad():
         module.eval()(x)
@@ -61,8 +66,8 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
 def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
     if isinstance(module, nn.Conv2d):
         return module.weight.numel() * y[0, 0].numel()
-    if isinstance(module, nn.Linear):
-        return module.weight.numel() * (y.numel() // module.out_features)
+    if is_layer(module):
+        return module.get_parameter("weight").numel() * (y.numel() // y.shape[-1])
     # a layer that torch does not have says itself
     own = getattr(module, "multiply_adds", None)
     return 0 if own is None else own(y)
@@ -78,7 +83,7 @@ def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> i
 
 
 def _flops2(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
-    if isinstance(module, LAYERS):
+    if is_layer(module):
         return 2 * _macs(module, x, y) + (y.numel() if module.bias is not None else 0)
     if isinstance(module, NORMS):
         return 4 * x.numel()

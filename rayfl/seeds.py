@@ -23,6 +23,7 @@ PURPOSES = (
     "dropout",
     "export",
     "frozen",
+    "hidden",
     "hold_out",
     "init",
     "judged",

@@ -106,7 +106,8 @@ class Slice(Selection):
     """The server's network."""
     net: Net
     positions: Mapping[str, Positions]
-    """Axis -> the positions that are held."""
+    """Axis -> the positions that are held. A fixed axis is whole unless it is named, as classes may be: then what it has
+    behind their last is held too."""
     names: tuple[str, ...] | None = None
     """Only these tensors; None: all that `net` has."""
     tied: bool = True
@@ -181,7 +182,8 @@ class Slice(Selection):
         with every answer."""
         found = {}
         for name in self.part_layout.dims:
-            cut = [(d, axis) for d, axis in enumerate(self.whole_layout.dims[name]) if axis and not axis.is_fixed]
+            dims = enumerate(self.whole_layout.dims[name])
+            cut = [(d, axis) for d, axis in dims if axis and axis.name in self.positions]
             if any(isinstance(self.positions[axis.name], Picks) for _, axis in cut):
                 found[name] = [(d, _index(axis, self.positions[axis.name])) for d, axis in cut]
         return found
@@ -214,7 +216,8 @@ def _is_cut(axis: Axis | None) -> bool:
 
 def _index(axis: Axis, positions: Positions) -> torch.Tensor:
     """The indices of `positions` along a tensor dimension of this axis."""
-    inside = torch.tensor(positions.positions, dtype=torch.int64)[:, None] * axis.copies + torch.arange(axis.copies)
+    held = torch.tensor([*positions.positions, *range(positions.size, axis.size)], dtype=torch.int64)
+    inside = held[:, None] * axis.copies + torch.arange(axis.copies)
     groups = torch.arange(axis.groups)[:, None] * (axis.size * axis.copies)
     return (groups + inside.flatten()).flatten()
 

@@ -164,5 +164,5 @@ def test_empty_splits():
 )
 def test_users_that_do_not_fit(users, given):
     assert refused(users=users) == (
-        f"data: users: given {given}; allowed: integers or text [4], the user of each training sample"
+        f"data: users: given {given}; allowed: integers or text [4], the user of each sample"
     )

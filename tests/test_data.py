@@ -58,7 +58,8 @@ def test_name_shape_and_classes_are_known_without_loading(name):
 
 
 def test_the_registry_has_the_published_sets_and_ones_own():
-    assert [*DATASETS] == [*PUBLISHED, "arrays", "folder", "function"]
+    texts = {"wikitext2", "shakespeare", "ag_news", "sst2", "synthetic_text", "text"}
+    assert {*DATASETS} == {*PUBLISHED, *texts, "arrays", "folder", "function"}
     assert DATASETS_KIND.read("digits", "exp.yaml: data") == Digits()
 
 

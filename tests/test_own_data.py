@@ -150,7 +150,7 @@ def test_a_file_cannot_name_arrays():
         ),
         (
             {"users": Y[:3]},
-            "data: users: given int64 values [3]; allowed: integers or text [40], the user of each training sample",
+            "data: users: given int64 values [3]; allowed: integers or text [40], the user of each sample",
         ),
     ],
 )

@@ -30,6 +30,7 @@ from rayfl.data.samples import Prepare as Prepare
 from rayfl.data.svhn import SVHN
 from rayfl.data.synthetic import Synthetic
 from rayfl.data.synthetic_text import SyntheticText
+from rayfl.data.text import SST2, AGNews, OwnText, Shakespeare, WikiText2
 
 DATASETS: dict[str, type[DataSet]] = {
     "digits": Digits,
@@ -38,11 +39,16 @@ DATASETS: dict[str, type[DataSet]] = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
     "svhn": SVHN,
+    "wikitext2": WikiText2,
+    "shakespeare": Shakespeare,
+    "ag_news": AGNews,
+    "sst2": SST2,
     "synthetic": Synthetic,
     "synthetic_text": SyntheticText,
     "arrays": InMemory,
     "folder": Folder,
     "function": Function,
+    "text": OwnText,
 }
 
 DATASETS_KIND = Kind("data set", DataSet, DATASETS, "rayfl.datasets")

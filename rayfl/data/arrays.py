@@ -21,10 +21,12 @@ class Arrays:
     test: Split
     users: np.ndarray | None = None
     """The natural user (writer, device) of each training sample [N], integers or text, where the data set knows it."""
+    test_users: np.ndarray | None = None
+    """Likewise of each test sample, where users have test samples of their own."""
 
     @property
     def test_samples(self) -> int:
-        return len(next(iter(self.test.values())))
+        return _count(self.test)
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,14 @@ def validate(arrays: Any, columns: Mapping[str, Column], where: str = "data") ->
         raise ConfigError(f"{where}: given {type(arrays).__name__}; allowed: rayfl.Arrays")
     train = validate_split(arrays.train, columns, "training", where)
     test = validate_split(arrays.test, columns, "test", where)
-    if arrays.users is None:
-        return Arrays(train, test)
-    return Arrays(train, test, _users(arrays.users, len(next(iter(train.values()))), f"{where}: users"))
+    users, test_users = (
+        None if given is None else _users(given, _count(split), place)
+        for given, split, place in (
+            (arrays.users, train, f"{where}: users"),
+            (arrays.test_users, test, f"{where}: users of the test set"),
+        )
+    )
+    return Arrays(train, test, users, test_users)
 
 
 def validate_split(split: Any, columns: Mapping[str, Column], part: str, where: str = "data") -> Split:
@@ -131,9 +138,13 @@ def _users(value: Any, samples: int, place: str) -> np.ndarray:
     if array.shape != (samples,) or array.dtype.kind not in "iuUS":
         raise ConfigError(
             f"{place}: given {array.dtype} values {list(array.shape)}; allowed: integers or text [{samples}], the user "
-            "of each training sample"
+            "of each sample"
         )
     return np.ascontiguousarray(array)
+
+
+def _count(split: Split) -> int:
+    return len(next(iter(split.values())))
 
 
 def _names(names: Mapping[str, Any]) -> str:

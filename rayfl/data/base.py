@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
@@ -106,15 +106,12 @@ class Described(DataSet):
         return self._plain
 
 
-class Downloaded(DataSet, ABC):
-    """A data set that lies in a folder, or is downloaded into it."""
+class InFolder(DataSet, ABC):
+    """A data set of files that lie in a folder."""
 
     not_in_result: ClassVar = ("root",)
     root: str | None = None
-    """Folder with the files in torchvision's layout. Unless given it is the environment's RAYFL_DATA, else
-    ./data."""
-    files: ClassVar[tuple[str, ...]]
-    """What has to be in the folder where there is no network; archives are unpacked when first used."""
+    """Folder with the files. Unless given it is the environment's RAYFL_DATA, else ./data."""
 
     @property
     def folder(self) -> Path:
@@ -129,6 +126,22 @@ class Downloaded(DataSet, ABC):
             )
         return folder
 
+    def missing(self, files: Sequence[str], reason: str = "") -> ConfigError:
+        """What to put where; `reason`: why nobody else does."""
+        folder = self.folder.resolve()
+        wanted = "\n".join(f"  {folder / file}" for file in files)
+        return ConfigError(
+            f"data: {self.name} is not in {folder}{reason}. Put there\n{wanted}\n"
+            "or name another folder by data.root or the environment variable RAYFL_DATA"
+        )
+
+
+class Downloaded(InFolder, ABC):
+    """A data set that lies in a folder in torchvision's layout, or is downloaded into it."""
+
+    files: ClassVar[tuple[str, ...]]
+    """What has to be in the folder where there is no network; archives are unpacked when first used."""
+
     def fetch(self, read: Callable[[str, bool], T]) -> T:
         """`read(root, download)` of what is in the folder, or after torchvision has downloaded it."""
         folder = self.folder
@@ -139,12 +152,8 @@ class Downloaded(DataSet, ABC):
             with patience(PATIENCE):
                 return read(str(folder), True)
         except (OSError, RuntimeError) as error:
-            wanted = "\n".join(f"  {folder.resolve() / file}" for file in self.files)
-            raise ConfigError(
-                f"data: {self.name} is not in {folder.resolve()} and cannot be downloaded "
-                f"({' '.join(str(error).split())}). Put there\n{wanted}\n"
-                "or name another folder by data.root or the environment variable RAYFL_DATA"
-            ) from None
+            reason = f" and cannot be downloaded ({' '.join(str(error).split())})"
+            raise self.missing(self.files, reason) from None
 
 
 @contextlib.contextmanager

@@ -50,11 +50,13 @@ def federate(
     y, y_test = data.goal.labels(arrays.train), data.goal.labels(arrays.test)
     kept, validation = hold_out(y, holdout, numpy_generator(seed, "hold_out"))
     users = None if arrays.users is None else arrays.users[kept]
-    train, test = partition(spec, Labels(y[kept], y_test, users, data.goal.classes), clients, seed)
-    if spec.test_source == "train":
+    labels = Labels(y[kept], y_test, users, data.goal.classes, arrays.test_users)
+    train, test = partition(spec, labels, clients, seed)
+    source = spec.tested_on(labels)
+    if source == "train":
         test = test.within(kept)
     train, local_validation = _hold_out_locally(train.within(kept), local_holdout, seed)
-    return Federation(train, test, spec.test_source, validation, local_validation, data.prepare, data.goal)
+    return Federation(train, test, source, validation, local_validation, data.prepare, data.goal)
 
 
 def _hold_out_locally(train: Shards, fraction: float, seed: int) -> tuple[Shards, Shards]:

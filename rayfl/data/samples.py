@@ -26,6 +26,15 @@ class Prepare(ABC):
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         """What is done to every batch of what `whole` gave: augmented by the generator's draws, or plain without."""
 
+    def arrange(self, samples: Samples, batch_size: int, generator: torch.Generator | None) -> torch.Tensor | None:
+        """In which order stored samples are cut into batches: rows [N], or None: as they are stored. With a generator
+        it is that of an epoch, at random by its draws; without, that of an evaluation."""
+        return None if generator is None else torch.randperm(_count(samples), generator=generator)
+
+    def renumbered(self, classes: int) -> "Prepare":
+        """The same of samples whose tokens are 0 ... `classes` - 1, and a mask, where there is one, is the next."""
+        return self
+
     def plain(self) -> dict[str, Any]:
         """What is done to samples that are not augmented, as plain JSON: config.json of an exported network has it."""
         return {}
@@ -41,7 +50,7 @@ class ClientData:
     goal: Goal
 
     def __len__(self) -> int:
-        return len(next(iter(self.samples.values())))
+        return _count(self.samples)
 
     @property
     def device(self) -> torch.device:
@@ -53,20 +62,31 @@ class ClientData:
         return self.goal.present(self.samples)
 
     def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
-        """So many shuffled, augmented training batches; the last batch of an epoch may be smaller."""
+        """So many augmented training batches, shuffled as `prepare` says; the last batch of an epoch may be smaller."""
         while steps:
             # an epoch's samples are picked at once, and as they are stored, because that is little memory to move
-            order = torch.randperm(len(self), generator=generator)[: steps * batch_size].to(self.device)
-            shuffled = self.prepare.whole({name: t.index_select(0, order) for name, t in self.samples.items()})
+            order = self.prepare.arrange(self.samples, batch_size, generator)
+            order = torch.arange(len(self)) if order is None else order
+            order = order[: steps * batch_size].to(self.device)
+            shuffled = self.prepare.whole(_picked(self.samples, order))
             for start in range(0, len(order), batch_size):
                 yield self.prepare.batch(_rows(shuffled, start, batch_size), generator)
                 steps -= 1
 
     def in_order(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """All samples once, in order: as for evaluation, or augmented by a generator's draws."""
+        order = self.prepare.arrange(self.samples, batch_size, None)
+        samples = self.samples if order is None else _picked(self.samples, order.to(self.device))
         for start in range(0, len(self), batch_size):
-            samples = _rows(self.samples, start, batch_size)
-            yield self.prepare.batch(self.prepare.whole(samples), generator)
+            yield self.prepare.batch(self.prepare.whole(_rows(samples, start, batch_size)), generator)
+
+
+def _count(samples: Samples) -> int:
+    return len(next(iter(samples.values())))
+
+
+def _picked(samples: Samples, rows: torch.Tensor) -> Samples:
+    return {name: t.index_select(0, rows) for name, t in samples.items()}
 
 
 def _rows(samples: Samples, start: int, count: int) -> Samples:

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
-from rayfl.data.goal import Classes, Goal, MaskedTokens, NextToken
+from rayfl.data.goal import Goal
 from rayfl.data.samples import Prepare
-from rayfl.data.tokens import PAD, Following, Hidden, Sequences
+from rayfl.data.tokens import PAD, TaskName, TokenTask
 from rayfl.seeds import numpy_generator
 
 
@@ -21,7 +21,7 @@ class SyntheticText(DataSet):
     """
 
     name: Literal["synthetic_text"] = "synthetic_text"
-    task: Literal["classes", "next_token", "masked_lm"] = "classes"
+    task: TaskName = "classes"
     """What is learned: the class of a sequence, the next token, or hidden tokens."""
     samples: int = Field(default=2000, ge=1)
     """Training sequences; the classes come round in turn."""
@@ -38,8 +38,7 @@ class SyntheticText(DataSet):
         return Arrays(self._split("train", self.samples), self._split("test", self.test_samples))
 
     def _split(self, part: str, count: int) -> Split:
-        draw = numpy_generator(0, "synthetic", "text", part)
-        stored = self.length + (self.task == "next_token")
+        draw, stored = numpy_generator(0, "synthetic", "text", part), self._task.stored
         y = np.arange(count) % self.classes
         # half of the tokens are a class's own
         anything = draw.integers(self.tokens, size=(count, stored))
@@ -47,33 +46,24 @@ class SyntheticText(DataSet):
         x = np.where(draw.random((count, stored)) < 0.5, own, anything).astype(np.int32)
         ends = draw.integers(stored // 2 + 1, stored + 1, size=count)
         x[np.arange(stored) >= ends[:, None]] = PAD
-        if self.task == "classes":
-            return {"x": x, "y": y}
-        if self.task == "next_token":
-            return {"x": x}
-        return {"x": x, "hidden": (draw.random(x.shape) < 0.15).astype(np.uint8)}
+        return self._task.split(x, y, self.name, part)
+
+    @property
+    def _task(self) -> TokenTask:
+        return TokenTask(self.task, self.tokens, self.length, self.classes)
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        stored = self.length + (self.task == "next_token")
-        x = {"x": Column((stored,), below=self.tokens, least=PAD, stored="int32")}
-        if self.task == "classes":
-            return x | {"y": Column((), below=self.classes)}
-        return x | ({"hidden": Column((stored,), below=2, stored="uint8")} if self.task == "masked_lm" else {})
+        return self._task.columns
 
     @property
     def prepare(self) -> Prepare:
-        if self.task == "classes":
-            return Sequences()
-        return Following() if self.task == "next_token" else Hidden(self.tokens, self.tokens)
+        return self._task.prepare
 
     @property
     def goal(self) -> Goal:
-        if self.task == "classes":
-            return Classes(self.classes)
-        return NextToken(self.tokens) if self.task == "next_token" else MaskedTokens(self.tokens)
+        return self._task.goal
 
     @property
     def offers(self) -> Mapping[str, Any]:
-        ids = self.tokens + (self.task == "masked_lm")
-        return {"task": self.task, "ids": ids, "classes": self.goal.classes, "length": self.length}
+        return self._task.offers

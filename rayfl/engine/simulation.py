@@ -10,9 +10,11 @@ import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
@@ -29,6 +31,7 @@ from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.net import Net
 from rayfl.server import MOMENTS
 from rayfl.submodel import Selection
+from rayfl.tensors import as_tensor
 
 STEP_SECONDS = 1.0
 JOBS = 8
@@ -77,7 +80,7 @@ class Simulation:
             experiment.evaluation.statistics,
         )
         self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays)
-        self._test_samples = arrays.test_samples
+        self._train, self._test_samples = arrays.train, arrays.test_samples
         self.carries = Carries(folder / "carries")
         self.state = self.method.init()
         self.round = 0
@@ -159,10 +162,16 @@ class Simulation:
         """The clients of the next round, by what they hold."""
         cohort: Cohort = {}
         for id in self.clients.sample(self.seed, self.round):
-            client = Client(id, self.clients.capacity(id, self.seed, self.round), self.round)
+            capacity = self.clients.capacity(id, self.seed, self.round)
+            client = Client(id, capacity, self.round, partial(self._present, id))
             selection = self.method.select(self.state, client)
             cohort.setdefault(selection.key, (selection, []))[1].append(client)
         return cohort
+
+    def _present(self, id: int) -> torch.Tensor:
+        """A client's label set."""
+        rows = self.data.train[id]
+        return self.data.goal.present({name: as_tensor(array[rows]) for name, array in self._train.items()})
 
     def _chunks(self, cohort: Cohort) -> list[Chunk]:
         """The clients of every job: aligned parts of the sum of their selection's updates, whose bits therefore do not

@@ -8,9 +8,10 @@ and what does a device run in the end (`deploy`). The verbs are pure: state come
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self, cast
 
+import torch
 from pydantic import ConfigDict, Field, GetPydanticSchema
 from pydantic_core import core_schema
 from torch import nn
@@ -69,6 +70,16 @@ class Client:
     capacity: float
     round: int
     """Counted from 0."""
+    label_set: Callable[[], torch.Tensor] | None = field(default=None, compare=False, repr=False)
+    """What finds out which classes it has. It does not travel: a worker has the data itself."""
+
+    @property
+    def present(self) -> torch.Tensor | None:
+        """Which classes it has, [classes] bool; None where nobody knows."""
+        return self.label_set and self.label_set()
+
+    def __reduce__(self):
+        return Client, (self.id, self.capacity, self.round)
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,13 @@ import torch
 
 from rayfl.fold import State
 from rayfl.methods.base import Client
-from rayfl.methods.dense import Dense
+from rayfl.methods.vocabulary import OwnVocabulary
 from rayfl.seeds import torch_generator
 from rayfl.submodel import Selection, Slice, random_subset
 from rayfl.training import Fill
 
 
-class FedDropout(Dense):
+class FedDropout(OwnVocabulary):
     name: Literal["feddropout"] = "feddropout"
     scaler: bool = True
     mask: Fill = "zero"
@@ -57,8 +57,10 @@ class FedDropout(Dense):
 
     def select(self, state: State, client: Client) -> Selection:
         if self.draw == "round":
-            return self._shared(client.round, client.capacity)
-        return self._subset(client.capacity, torch_generator(self.task.seed, "subset", client.round, client.id))
+            subset = self._shared(client.round, client.capacity)
+        else:
+            subset = self._subset(client.capacity, torch_generator(self.task.seed, "subset", client.round, client.id))
+        return self.of_vocabulary(subset, client)
 
     def submodel(self, state: State, round: int, capacity: float) -> Slice:
         if self.deploys == "prefix":

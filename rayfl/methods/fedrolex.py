@@ -34,12 +34,12 @@ from pydantic import Field
 
 from rayfl.fold import State
 from rayfl.methods.base import Client
-from rayfl.methods.dense import Dense
+from rayfl.methods.vocabulary import OwnVocabulary
 from rayfl.submodel import Selection, Slice, windows
 from rayfl.training import Fill
 
 
-class FedRolex(Dense):
+class FedRolex(OwnVocabulary):
     name: Literal["fedrolex"] = "fedrolex"
     scaler: bool = True
     mask: Fill = "zero"
@@ -52,7 +52,7 @@ class FedRolex(Dense):
     """What a device of a capacity runs outside training: the last round's window, or the first positions."""
 
     def select(self, state: State, client: Client) -> Selection:
-        return self._rolled(client.round, client.capacity)
+        return self.of_vocabulary(self._rolled(client.round, client.capacity), client)
 
     def submodel(self, state: State, round: int, capacity: float) -> Slice:
         if self.deploys == "prefix":

@@ -33,11 +33,14 @@ from typing import Literal, Self
 import torch
 from pydantic import model_validator
 
-from rayfl.methods.dense import Dense
+from rayfl.fold import State
+from rayfl.methods.base import Client
+from rayfl.methods.vocabulary import OwnVocabulary
+from rayfl.submodel import Selection
 from rayfl.training import Fill
 
 
-class HeteroFL(Dense):
+class HeteroFL(OwnVocabulary):
     name: Literal["heterofl"] = "heterofl"
     scaler: bool = True
     mask: Fill = "zero"
@@ -51,6 +54,9 @@ class HeteroFL(Dense):
         if self.mask_row == "nobody" and self.label_rows == "all":
             raise ValueError("mask_row: nobody with label_rows: present only")
         return self
+
+    def select(self, state: State, client: Client) -> Selection:
+        return self.of_vocabulary(self.submodel(state, client.round, client.capacity), client)
 
     def contributed(self, present: torch.Tensor, rows: int) -> torch.Tensor:
         everybody = super().contributed(present, rows)

@@ -5,6 +5,7 @@ from rayfl.models.base import MODELS_KIND as MODELS_KIND
 from rayfl.models.base import ImageModel as ImageModel
 from rayfl.models.base import Model as Model
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
+from rayfl.models.huggingface import GPT2, Bert, DistilBert, Llama, Roberta
 from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.lora import Lora
 from rayfl.models.resnet import (
@@ -41,6 +42,11 @@ MODELS |= {
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
+    "roberta": Roberta,
+    "bert": Bert,
+    "distilbert": DistilBert,
+    "gpt2": GPT2,
+    "llama": Llama,
     "heterofl_transformer": HeteroFLTransformer,
     "fedrolex_transformer": FedRolexTransformer,
     "lora": Lora,

@@ -88,9 +88,9 @@ class Transformer(TokenModel, ABC):
         stream = net.axis("hidden", self.heads * self.head_width)
         kept = paths[: paths.index([*places.values()][-1]) + 1]
         blocks = {path: None if path in net.without else self._block(net, path, stream) for path in kept}
-        start, *others = [block for block in blocks.values() if block is not None] or [None]
-        for block in others:
-            load(block, params_of(start))
+        equal = [block for block in blocks.values() if block is not None]
+        for block in equal[1:]:
+            load(block, params_of(equal[0]))
         return Tokens(
             Embedded(self.vocabulary, Axis.fixed("positions", self.positions), stream, net.scale, self.dropout),
             blocks,

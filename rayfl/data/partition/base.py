@@ -74,6 +74,8 @@ class Labels:
     """The natural user of each training sample [N], where the data set knows it."""
     classes: int
     """Labels are 0 ... classes - 1."""
+    test_users: np.ndarray | None = None
+    """The natural user of each test sample [N_test], where users have some."""
 
 
 Owners = tuple[np.ndarray, np.ndarray]
@@ -86,20 +88,24 @@ class Partition(Named, ABC):
     test_source: ClassVar[Literal["test", "train"]] = "test"
     """Which set the clients' test splits are rows of."""
 
+    def tested_on(self, labels: Labels) -> Literal["test", "train"]:
+        """Likewise of a data set, for a rule whose `test_source` depends on it."""
+        return self.test_source
+
     @abstractmethod
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
-        """Who holds what. For a `test_source` "train" both answers are [N] and no sample is in both."""
+        """Who holds what. Where clients are `tested_on` "train", both answers are [N] and no sample is in both."""
 
 
 def partition(spec: Partition, labels: Labels, clients: int, seed: int) -> tuple[Shards, Shards]:
     """The clients' training and test splits.
 
-    Training splits are rows of the training set; test splits are rows of what `spec.test_source` says, and may be
+    Training splits are rows of the training set; test splits are rows of what `spec.tested_on` says, and may be
     empty. Raises ConfigError if a client would have nothing to train on.
     """
     require(len(labels.train), clients, 1)
     owners = spec.owners(labels, clients, numpy_generator(seed, "partition", spec.name))
-    tested = labels.test if spec.test_source == "test" else labels.train
+    tested = labels.test if spec.tested_on(labels) == "test" else labels.train
     for what, owner, y in zip(("training", "test"), owners, (labels.train, tested), strict=True):
         _check(spec, what, owner, len(y), clients)
     train, test = (Shards.of(owner, clients) for owner in owners)
@@ -108,6 +114,13 @@ def partition(spec: Partition, labels: Labels, clients: int, seed: int) -> tuple
         raise ConfigError(
             f"partition: {spec.name} leaves {len(empty)} of {clients} clients without training data, client "
             f"{empty[0]} the first; lower clients.count or take more data than {len(labels.train)} samples"
+        )
+    held = np.bincount(labels.train[train.idx], minlength=labels.classes)
+    missing = np.setdiff1d(labels.train, np.flatnonzero(held))
+    if len(missing):
+        raise ConfigError(
+            f"partition: {spec.name} gives no client a training sample of {len(missing)} of the {labels.classes} "
+            f"classes, class {missing[0]} the first; take more clients than {clients}, another seed or partition"
         )
     return train, test
 

@@ -12,16 +12,20 @@ from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, rank
 class Users(Partition):
     """One client for each natural user of the data set: those with most samples, in order of user id.
 
-    The data sets' test users are other people, so the last samples of each user, in stored order, are held
-    out of its training split and are its test split. Nothing is random.
+    A user's test split is what the test set has of it. Where the test set is of other people, the last samples of each
+    user, in stored order, are held out of its training split and are its test split. Nothing is random.
     """
 
     name: Literal["users"] = "users"
     test_source: ClassVar = "train"
     test_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Share of a user's samples that become its test split, rounded down (LEAF: 0.1)."""
+    """Share of a user's samples that become its test split, rounded down (LEAF: 0.1); of no account where the test set
+    has samples of the users."""
     min_samples: int = Field(default=2, ge=1)
     """Users with fewer samples are no clients."""
+
+    def tested_on(self, labels: Labels) -> Literal["test", "train"]:
+        return "train" if labels.test_users is None else "test"
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         if labels.users is None:
@@ -30,7 +34,7 @@ class Users(Partition):
                 "such as mnist with the file QMNIST/raw/qmnist-train-labels-idx2-int.gz in its folder, or your own "
                 "with `users`. Choose another partition otherwise"
             )
-        _, user, counts = np.unique(labels.users, return_inverse=True, return_counts=True)
+        names, user, counts = np.unique(labels.users, return_inverse=True, return_counts=True)
         able = np.flatnonzero(counts >= self.min_samples)
         if clients > len(able):
             raise ConfigError(
@@ -40,6 +44,9 @@ class Users(Partition):
         most = able[np.argsort(-counts[able], kind="stable")[:clients]]
         client = np.full(len(counts), NOBODY)
         client[np.sort(most)] = np.arange(clients)
+        if labels.test_users is not None:
+            place = np.minimum(np.searchsorted(names, labels.test_users), len(names) - 1)
+            return client[user], np.where(names[place] == labels.test_users, client[place], NOBODY)
         held_out = np.floor(counts * self.test_fraction + 1e-9).astype(np.int64)
         tail = rank(user) >= (counts - held_out)[user]
         return np.where(tail, NOBODY, client[user]), np.where(tail, client[user], NOBODY)

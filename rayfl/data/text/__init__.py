@@ -1,0 +1,7 @@
+"""Texts: one data set a file; what turns files into tokens, and keeps them, in the others."""
+
+from rayfl.data.text.ag_news import AGNews as AGNews
+from rayfl.data.text.own import OwnText as OwnText
+from rayfl.data.text.shakespeare import Shakespeare as Shakespeare
+from rayfl.data.text.sst2 import SST2 as SST2
+from rayfl.data.text.wikitext2 import WikiText2 as WikiText2

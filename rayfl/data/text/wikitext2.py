@@ -1,0 +1,109 @@
+"""WikiText-2 (Merity et al. 2017): two million words of Wikipedia articles."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.config import ConfigError
+from rayfl.data.arrays import Arrays, Split
+from rayfl.data.base import InFolder
+from rayfl.data.text.base import LanguageText, Part, Texts, chunked
+from rayfl.data.text.encoders import Encoder, Lookup, Tokens, Vocabulary
+from rayfl.data.tokens import Order, TokenTask
+
+FILES = ("wikitext-2/train.txt", "wikitext-2/test.txt")
+UNKNOWN, END = "<ukn>", "<eos>"
+WORDS = 33_279
+"""Tokens of the training text, `UNKNOWN` and `END` included."""
+
+
+class WikiText2(InFolder, LanguageText):
+    """HeteroFL's cut of the text: the training text is `rows` equal rows, and each row is a client's.
+
+    A row is walked in chunks of `length` tokens, one chunk a sample, in stored order: batches of one sample are
+    HeteroFL's. The test text has rows too. It is stored chunk by chunk: evaluation batches of `test_rows` samples are
+    HeteroFL's. What is left over of a text is dropped; the validation text is not used.
+
+    Token 0 is for unknown words and 1 the end of a line. Then come the words of the training text in the order in which
+    they first occur. The text's own <unk> is one of them. Sizes: 2,088,628 and 245,569 tokens, 33,279 different ones.
+    """
+
+    name: Literal["wikitext2"] = "wikitext2"
+    task: Literal["masked_lm", "next_token"] = "masked_lm"
+    """What is learned: hidden tokens (HeteroFL), or the next one."""
+    rows: int = Field(default=100, ge=1)
+    """Rows of the training text, and users."""
+    test_rows: int = Field(default=10, ge=1)
+    """Rows of the test text."""
+    length: int = Field(default=64, ge=1)
+    """Tokens of a chunk."""
+    vocabulary: int | None = Field(default=None, ge=1, le=WORDS - 2)
+    """So many words, the most frequent ones, still in order of appearance; unless given all."""
+    order: Order = "stored"
+    not_in_tokens: ClassVar = ("task", "rows", "test_rows", "length")
+
+    @property
+    def base(self) -> Path:
+        return self.folder
+
+    def sources(self) -> Sequence[Path]:
+        found = [self.folder / file for file in FILES]
+        if not all(path.is_file() for path in found):
+            raise self.missing(FILES)
+        return found
+
+    def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
+        train, test = (path.read_text("utf-8").splitlines(keepends=True) for path in self.sources())
+        return Texts(train), Texts(test), {}
+
+    def encoder(self, train: Texts) -> Encoder:
+        counts = Counter(chain.from_iterable(map(str.split, train.texts)))
+        words = [word for word in counts if word not in (UNKNOWN, END)]
+        asked = WORDS - 2 if self.vocabulary is None else self.vocabulary
+        if len(words) < asked or (self.vocabulary is None and len(words) > asked):
+            raise ConfigError(
+                f"data: given {len(words)} different words in {self.sources()[0]}; allowed: the {WORDS - 2} of "
+                "WikiText-2, or fewer by data.vocabulary"
+            )
+        kept = set(sorted(words, key=counts.__getitem__, reverse=True)[:asked])
+        tokens = [UNKNOWN, END, *(word for word in words if word in kept)]
+        index = {word: i for i, word in enumerate(tokens)}
+        return Lookup(self._words, index, str.split, unknown=0, after=(1,))
+
+    @property
+    def _words(self) -> Vocabulary:
+        return Vocabulary(WORDS if self.vocabulary is None else self.vocabulary + 2, (0, 1))
+
+    @property
+    def token_task(self) -> TokenTask:
+        return self.language_task(self.task, self.vocabulary_or(self._words), self.length)
+
+    def load(self) -> Arrays:
+        corpus = self.corpus()
+        train, _ = self._rows(corpus.train, self.rows, "rows")
+        test, chunks = self._rows(corpus.test, self.test_rows, "test_rows")
+        users = np.repeat(np.arange(self.rows), len(train) // self.rows)
+        # from rows of chunks to chunks of rows
+        test = test.reshape(self.test_rows, chunks, -1).swapaxes(0, 1).reshape(test.shape)
+        return Arrays(self._split(train, "train"), self._split(test, "test"), users)
+
+    def _rows(self, part: Part, rows: int, field: str) -> tuple[np.ndarray, int]:
+        """The chunks of a text, row after row, and how many a row has."""
+        overlap = self.token_task.stored - self.length
+        each = len(part.tokens.ids) // rows
+        if each <= overlap:
+            raise ConfigError(
+                f"data.{field}: given {rows}; allowed: at most {len(part.tokens.ids) // (overlap + 1)}, so that each "
+                "row has something to predict"
+            )
+        tokens = Tokens(part.tokens.ids, np.arange(rows + 1) * each)
+        x, _ = chunked(tokens, self.length, overlap)
+        return x, len(x) // rows
+
+    def _split(self, x: np.ndarray, part: str) -> Split:
+        return self.token_task.split(x, None, self.name, part)

@@ -1,0 +1,274 @@
+"""What the families of transformers have in common: a section that says their sizes, and networks of any width.
+
+A family says which class of transformers it is, what its sizes are called there, where its layers are, and, parameter
+by parameter, what the dimensions are: a table of regular expressions. The networks are transformers' own modules, built
+from a configuration of the sizes that a width leaves. Nothing of transformers is imported before one is built.
+
+The residual stream "hidden" and what is inside of an attention, "head", are cut alike, because in a configuration they
+are one number. `cut: inside`: a head of D features keeps the first ceil(width D), and the stream, of H heads, the first
+ceil(width D) H. `cut: heads`: of H heads the first ceil(width H) stay as they are, and the stream has as many times D.
+So every width is a size that transformers builds. Each layer's heads, and what is inside of its perceptron, "ffn", are
+axes of its own.
+"""
+
+import re
+from abc import ABC
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from rayfl.axes import CLASSES, Axis, Dims, declare
+from rayfl.config import ConfigError
+from rayfl.models.base import TokenModel
+from rayfl.models.huggingface import folder, settings
+from rayfl.models.huggingface.network import Network, Sees, owners, renamed, resized, scaled, stepped
+from rayfl.models.huggingface.settings import Settings
+from rayfl.models.layers import check_without
+from rayfl.net import Net
+from rayfl.submodel import prefix
+from rayfl.tensors import Params
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+AUTO = {
+    "classes": "AutoModelForSequenceClassification",
+    "masked_lm": "AutoModelForMaskedLM",
+    "next_token": "AutoModelForCausalLM",
+}
+"""Task -> what makes a configuration a module."""
+
+
+class HuggingFace(TokenModel, ABC):
+    """A final class adds `name`, and says what stands below as class attributes."""
+
+    weights: str = ""
+    """A folder with config.json and model.safetensors of such a model, from which training starts; on the machine of
+    the server. Sizes that are not given are taken from there. Empty: a new network."""
+    hidden: int = Field(default=768, ge=1)
+    """Features of the residual stream, shared out among the heads."""
+    heads: int = Field(default=12, ge=1)
+    """Attention heads."""
+    layers: int = Field(default=12, ge=1)
+    """Blocks of an attention and a perceptron."""
+    ffn: int | None = Field(default=None, ge=1)
+    """Features inside a perceptron. Unless given: four times as many as in the stream."""
+    positions: int = Field(default=512, ge=1)
+    """Places in a sequence; the data's longest must fit."""
+    vocabulary: int | None = Field(default=None, ge=1)
+    """Rows of the token embedding. As many as the data have tokens, unless given."""
+    pad: int | None = Field(default=None, ge=0)
+    """The token that stands where nothing is, which is no word: its embedding may stay at 0. Unless given: the last."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Of embeddings and of what residual branches give."""
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Of attention weights."""
+    cut: Literal["inside", "heads"] = "inside"
+    """What a narrow network keeps: a part of every head, or some whole heads."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """How attention is computed: by torch's fused kernels, or step by step."""
+    config: Settings = ()
+    """More of transformers' configuration, by its names: {hidden_act: gelu_new}."""
+    smallest: ClassVar[Mapping[str, Any]] = {"hidden": 20, "heads": 2, "layers": 2, "ffn": 12, "positions": 70}
+
+    kind: ClassVar[str]
+    """What transformers calls the family: `model_type` of its config.json."""
+    tasks: ClassVar[tuple[str, ...]]
+    """Those for which there is a head."""
+    sees: ClassVar[Sees]
+    """Which tokens one may look at."""
+    fields: ClassVar[Mapping[str, tuple[str, ...]]]
+    """A field of ours -> what the configuration calls it; several names are given the same."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Of the configuration, where the published networks differ from transformers' defaults."""
+    stack: ClassVar[str]
+    """The path of the list of blocks."""
+    branches: ClassVar[tuple[str, ...]]
+    """Paths within a block of the layers that end a residual branch."""
+    table: ClassVar[Mapping[str, tuple[str, ...]]]
+    """How the name of a parameter ends, as a regular expression -> the names of its dimensions' axes (`axes`); the
+    first that fits counts. A name that is no axis is a dimension that is never cut."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_the_folder(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and (at := given.get("weights")):
+            return folder.filled(cls.kind, cls.fields, cls.defaults, str(at), given)
+        return given
+
+    @model_validator(mode="after")
+    def _of_whole_heads(self) -> Self:
+        if self.hidden % self.heads:
+            raise ValueError(
+                f"hidden: given {self.hidden} with {self.heads} heads; allowed: a multiple of the heads, such as "
+                f"{self.hidden // self.heads * self.heads or self.heads}"
+            )
+        return self
+
+    # which network
+
+    @property
+    def rows(self) -> int:
+        """Of the token embedding."""
+        return self.ids if self.vocabulary is None else self.vocabulary
+
+    @property
+    def padding(self) -> int:
+        return self.rows - 1 if self.pad is None else self.pad
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest sequence that it can see."""
+        return self.positions
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        return (tuple(f"{self.stack}.{i}" for i in range(self.layers)),)
+
+    def axes(self, net: Net, block: str) -> dict[str, Axis]:
+        """The axes by the names that the table uses, within a block, or outside of all ("")."""
+        width = self.hidden // self.heads
+        within = f"{block}." if block else ""
+        if self.cut == "inside":
+            hidden, pool = (net.axis(name, width).repeat(self.heads) for name in ("hidden", f"{within}pool"))
+            head = net.axis(f"{within}head", width, groups=self.heads)
+        else:
+            hidden, pool = (net.axis(name, self.heads).repeat(width) for name in ("hidden", f"{within}pool"))
+            head = net.axis(f"{within}head", self.heads).repeat(width)
+        return {
+            "hidden": hidden,
+            "pool": pool,
+            "head": head,
+            "ffn": net.axis(f"{within}ffn", self.ffn or 4 * self.hidden),
+            "vocabulary": Axis.fixed("vocabulary" if self.task == "classes" else CLASSES, self.rows),
+        }
+
+    def sizes(self, net: Net) -> dict[str, Any]:
+        """Our fields as they are in a network of this width."""
+        axes = self.axes(replace(net, sizes=()), self.blocks[0][0])
+        given = {name: getattr(self, name) for name in self.fields}
+        return given | {
+            "hidden": axes["hidden"].length,
+            "heads": self.heads if self.cut == "inside" else axes["head"].size,
+            "ffn": axes["ffn"].length,
+            # without a pad that is given, its row of the embedding is one as others are
+            "pad": self.padding if self.pad is not None or self.task == "classes" else None,
+        }
+
+    def kept(self, net: Net) -> list[str]:
+        """The blocks of a network, by path."""
+        return [path for path in self.blocks[0] if path not in net.without]
+
+    def configuration(self, net: Net) -> "PreTrainedConfig":
+        """Transformers' own, of the sizes of a network."""
+        from transformers import CONFIG_MAPPING
+
+        sizes = self.sizes(net) | {"layers": len(self.kept(net))}
+        named = {name: sizes[field] for field, names in self.fields.items() for name in names}
+        labels = {"num_labels": self.classes} if self.task == "classes" else {}
+        cls, own = CONFIG_MAPPING[self.kind], {**self.defaults, **settings.plain(self.config)}
+        # a smaller vocabulary than the published one lacks its special tokens
+        special = ("bos_token_id", "eos_token_id")
+        none = {name: None for name in special if isinstance(i := getattr(cls, name), int) and i >= self.rows}
+        return cls(**{**none, **own, "vocab_size": self.rows, **labels, **named})
+
+    # its module
+
+    def build(self, net: Net) -> nn.Module:
+        self.check(net)
+        module = self.plain(net)
+        return self.network(dict(module.named_children()), module.forward)
+
+    def network(self, children: Mapping[str, nn.Module], run: Callable[..., Any], **options: Any) -> Network:
+        """What `run` computes with its children, as a network; `options` as `Network` has them."""
+        ours = {"pad": self.padding, "sees": self.sees, "is_eager": self.attention == "eager"}
+        return Network(children, run, self.classes, **ours, **options)
+
+    def plain(self, net: Net) -> "PreTrainedModel":
+        """Transformers' module with the axes of its parameters, and with what a method adds to it."""
+        module = self.made_of(self.configuration(net))
+        names = [path.rpartition(".")[2] for path in self.kept(net)]
+        module.set_submodule(self.stack, renamed(module.get_submodule(self.stack), names))
+        self._declare(module, net)
+        if net.scale != 1:
+            scaled(module, net.scale)
+        if net.steps:
+            for path in self.kept(net):
+                stepped(module.get_submodule(path), self.branches)
+        return module
+
+    def made_of(self, configuration: "PreTrainedConfig") -> "PreTrainedModel":
+        """Transformers' module of a configuration, freshly initialised."""
+        return self._auto.from_config(configuration, attn_implementation=self.attention)
+
+    @property
+    def _auto(self) -> Any:
+        import transformers
+
+        return getattr(transformers, AUTO[self.task])
+
+    def check(self, net: Net) -> None:
+        """A ValueError if there is no such network."""
+        check_without(net, self.blocks[0], self.exit_count if self.exit_count > 1 else 0)
+        if self.task not in self.tasks:
+            raise ValueError(f"model {self.name}: given task {self.task}; allowed: {', '.join(self.tasks)}")
+        if self.length > self.room:
+            raise ValueError(
+                f"model {self.name}: given sequences of up to {self.length} tokens; allowed: {self.room}, for which it "
+                "has positions; set model.positions, or shorter sequences in the data section"
+            )
+        if self.ids > self.rows:
+            raise ValueError(
+                f"model.vocabulary: given {self.rows}; allowed: at least {self.ids}, the tokens that the data have"
+            )
+        if self.padding >= self.rows:
+            raise ValueError(f"model.pad: given {self.pad}; allowed: less than {self.rows}, the rows of the vocabulary")
+
+    def _declare(self, module: nn.Module, net: Net) -> None:
+        """Says of every parameter what its dimensions are."""
+        from transformers.pytorch_utils import Conv1D
+
+        prefixes = {f"{path}.": self.axes(net, path) for path in self.kept(net)}
+        outside = self.axes(net, "")
+        for path, part, own in list(owners(module)):
+            axes = next((axes for block, axes in prefixes.items() if path.startswith(block)), outside)
+            dims = {name: self._dims(f"{path}.{name}", tensor, axes) for name, tensor in own.items()}
+            if net.sizes and isinstance(part, nn.Linear):
+                part = resized(module, path, *(axis.length for axis in reversed(dims["weight"]) if axis))
+            declare(part, **dims)
+            # transformers' own linear layer
+            part.is_linear = isinstance(part, Conv1D)  # type: ignore[assignment]
+
+    # where it starts
+
+    def prepare(self) -> None:
+        if self.weights:
+            self._read()
+
+    @property
+    def blank(self) -> Self:
+        return self.model_copy(update={"weights": ""})
+
+    def initial(self, net: Net) -> Params:
+        start = super().initial(net)
+        if not self.weights:
+            return start
+        cut = prefix(Net(self), net).take(self._read())
+        return start | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in start.keys() & cut}
+
+    def _read(self) -> Params:
+        return folder.weights_of(self._auto, self.configuration(Net(self)), self.weights)
+
+    def _dims(self, name: str, tensor: torch.Tensor, axes: Mapping[str, Axis]) -> Dims:
+        for pattern, names in self.table.items():
+            if re.search(rf"(^|\.){pattern}$", name) and len(names) == tensor.dim():
+                sizes = zip(names, tensor.shape, strict=True)
+                return tuple(axes.get(axis) or Axis.fixed(axis, size) for axis, size in sizes)
+        raise ValueError(
+            f"model {self.name}: no entry of its table fits the parameter {name!r} {list(tensor.shape)}; allowed: the "
+            "axes of every parameter, by the end of its name"
+        )

@@ -1,0 +1,217 @@
+"""RoBERTa, BERT and DistilBERT: every token sees all others; the first one answers for its sequence."""
+
+from abc import ABC
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, PositiveInt, model_validator
+from torch import nn
+
+from rayfl.axes import Axis, linear
+from rayfl.models.huggingface.base import HuggingFace
+from rayfl.models.layers import scaler
+from rayfl.net import Net
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+BERT = {
+    r"word_embeddings\.weight": ("vocabulary", "hidden"),
+    r"position_embeddings\.weight": ("positions", "hidden"),
+    r"token_type_embeddings\.weight": ("types", "hidden"),
+    r"LayerNorm\.(weight|bias)": ("hidden",),
+    r"attention\.self\.(query|key|value)\.weight": ("head", "hidden"),
+    r"attention\.self\.(query|key|value)\.bias": ("head",),
+    r"attention\.output\.dense\.weight": ("hidden", "head"),
+    r"intermediate\.dense\.weight": ("ffn", "hidden"),
+    r"intermediate\.dense\.bias": ("ffn",),
+    r"output\.dense\.weight": ("hidden", "ffn"),
+    r"output\.dense\.bias": ("hidden",),
+}
+"""The trunk of BERT and RoBERTa."""
+
+
+class Encoder(HuggingFace, ABC):
+    """A family may have early exits: heads like its own, behind some of its layers. A final class adds `head` and
+    `activation`."""
+
+    exits: tuple[PositiveInt, ...] = ()
+    """Behind how many layers an early exit stands, ascending, fewer than all."""
+
+    head: ClassVar[tuple[str, str]]
+    """The paths of the two layers of its classifier: the hidden one, and the one that answers."""
+    activation: ClassVar[str] = "tanh"
+    """Of the classifier: tanh or relu."""
+    sees: ClassVar = "all"
+    tasks: ClassVar = ("classes", "masked_lm")
+
+    @model_validator(mode="after")
+    def _exits_in_order(self) -> Self:
+        if list(self.exits) != sorted({*self.exits}) or (self.exits and self.exits[-1] >= self.layers):
+            raise ValueError(f"exits: given {list(self.exits)}; allowed: ascending numbers from 1 to {self.layers - 1}")
+        return self
+
+    @property
+    def exit_count(self) -> int:
+        return len(self.exits) + 1
+
+    @property
+    def head_paths(self) -> tuple[str, ...]:
+        trunk, *_ = self.stack.split(".")
+        found = {path.split(".")[0] for path in self.head} - {trunk}
+        return tuple(sorted(found)) if self.task == "classes" else ()
+
+    def kept(self, net: Net) -> list[str]:
+        [paths] = self.blocks
+        last = self.exits[net.exits - 1] if 0 < net.exits < self.exit_count else len(paths)
+        return [path for path in paths[:last] if path not in net.without]
+
+    def build(self, net: Net) -> nn.Module:
+        self.check(net)
+        module, [paths] = self.plain(net), self.blocks
+        has_head = net.exits in (0, self.exit_count)
+        if has_head:
+            children, run = dict(module.named_children()), module.forward
+        else:
+            trunk = module.base_model
+            children, run = {module.base_model_prefix: trunk}, trunk.forward
+            if getattr(trunk, "pooler", None) is not None:
+                # of the head
+                trunk.pooler = None
+        kept = self.kept(net)
+        depths = [sum(path in kept for path in paths[:after]) for after in self.exits[: net.exits]]
+        exits = {f"exit{number}": self._exit(net, f"exit{number}") for number in range(1, len(depths) + 1)}
+        return self.network(children | exits, run, depths=depths, has_exits=net.exits > 0, has_head=has_head)
+
+    def check(self, net: Net) -> None:
+        super().check(net)
+        if self.exits and self.task != "classes":
+            raise ValueError(f"model.exits: given with task {self.task}; allowed: none, or a data set with classes")
+
+    def _exit(self, net: Net, name: str) -> nn.Module:
+        axes = self.axes(net, name)
+        return ExitHead(axes["hidden"], axes["pool"], self.labels, self.activation, self.dropout, net.scale)
+
+
+class ExitHead(nn.Module):
+    """The first token's class, by a hidden layer: [B, T, hidden] -> [B, C]."""
+
+    def __init__(self, hidden: Axis, pool: Axis, labels: Axis, activation: str, dropout: float, scale: float):
+        super().__init__()
+        self.dense, self.answer = linear(hidden, pool), linear(pool, labels)
+        for layer in (self.dense, self.answer):
+            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        self.scaler, self.activation, self.dropout = scaler(scale), ACTIVATIONS[activation](), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.answer(self.dropout(self.activation(self.scaler(self.dense(x[:, 0])))))
+
+
+class Roberta(Encoder):
+    """Liu et al., arXiv 1907.11692; 124,648,708 parameters with its 50,265 tokens and four classes. The first place of
+    a sequence is `pad` + 1."""
+
+    name: Literal["roberta"] = "roberta"
+    positions: int = Field(default=514, ge=1)
+    """Places in a sequence, of which `pad` + 1 are never used; the data's longest must fit into the others."""
+    pad: int | None = Field(default=1, ge=0)
+    """The token that stands where nothing is, which is no word: its embedding stays at 0, and it has no place."""
+
+    kind: ClassVar = "roberta"
+    head: ClassVar = ("classifier.dense", "classifier.out_proj")
+    fields: ClassVar = {
+        "hidden": ("hidden_size",),
+        "heads": ("num_attention_heads",),
+        "layers": ("num_hidden_layers",),
+        "ffn": ("intermediate_size",),
+        "positions": ("max_position_embeddings",),
+        "pad": ("pad_token_id",),
+        "dropout": ("hidden_dropout_prob",),
+        "attention_dropout": ("attention_probs_dropout_prob",),
+    }
+    defaults: ClassVar = {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    stack: ClassVar = "roberta.encoder.layer"
+    branches: ClassVar = ("attention.output.dense", "output.dense")
+    table: ClassVar = BERT | {
+        r"classifier\.dense\.weight": ("pool", "hidden"),
+        r"classifier\.dense\.bias": ("pool",),
+        r"classifier\.out_proj\.weight": ("classes", "pool"),
+        r"classifier\.out_proj\.bias": ("classes",),
+        r"lm_head\.dense\.weight": ("hidden", "hidden"),
+        r"lm_head\.dense\.bias": ("hidden",),
+        r"lm_head\.layer_norm\.(weight|bias)": ("hidden",),
+        r"lm_head\.bias": ("vocabulary",),
+    }
+
+    @property
+    def room(self) -> int:
+        return self.positions - self.padding - 1
+
+
+class Bert(Encoder):
+    """Devlin et al., arXiv 1810.04805: BERT-base unless told otherwise."""
+
+    name: Literal["bert"] = "bert"
+    pad: int | None = Field(default=0, ge=0)
+    """The token that stands where nothing is, which is no word: its embedding stays at 0."""
+
+    kind: ClassVar = "bert"
+    head: ClassVar = ("bert.pooler.dense", "classifier")
+    fields: ClassVar = Roberta.fields
+    stack: ClassVar = "bert.encoder.layer"
+    branches: ClassVar = Roberta.branches
+    table: ClassVar = BERT | {
+        r"pooler\.dense\.weight": ("pool", "hidden"),
+        r"pooler\.dense\.bias": ("pool",),
+        r"classifier\.weight": ("classes", "pool"),
+        r"classifier\.bias": ("classes",),
+        r"cls\.predictions\.transform\.dense\.weight": ("hidden", "hidden"),
+        r"cls\.predictions\.transform\.dense\.bias": ("hidden",),
+        r"cls\.predictions\.bias": ("vocabulary",),
+    }
+
+
+class DistilBert(Encoder):
+    """Sanh et al., arXiv 1910.01108: six layers."""
+
+    name: Literal["distilbert"] = "distilbert"
+    layers: int = Field(default=6, ge=1)
+    """Blocks of an attention and a perceptron."""
+    pad: int | None = Field(default=0, ge=0)
+    """The token that stands where nothing is, which is no word: its embedding stays at 0."""
+
+    kind: ClassVar = "distilbert"
+    head: ClassVar = ("pre_classifier", "classifier")
+    activation: ClassVar = "relu"
+    fields: ClassVar = {
+        "hidden": ("dim",),
+        "heads": ("n_heads",),
+        "layers": ("n_layers",),
+        "ffn": ("hidden_dim",),
+        "positions": ("max_position_embeddings",),
+        "pad": ("pad_token_id",),
+        "dropout": ("dropout", "seq_classif_dropout"),
+        "attention_dropout": ("attention_dropout",),
+    }
+    stack: ClassVar = "distilbert.transformer.layer"
+    branches: ClassVar = ("attention.out_lin", "ffn.lin2")
+    table: ClassVar = {
+        r"word_embeddings\.weight": ("vocabulary", "hidden"),
+        r"position_embeddings\.weight": ("positions", "hidden"),
+        r"(LayerNorm|\w+_layer_norm)\.(weight|bias)": ("hidden",),
+        r"(q|k|v)_lin\.weight": ("head", "hidden"),
+        r"(q|k|v)_lin\.bias": ("head",),
+        r"out_lin\.weight": ("hidden", "head"),
+        r"out_lin\.bias": ("hidden",),
+        r"lin1\.weight": ("ffn", "hidden"),
+        r"lin1\.bias": ("ffn",),
+        r"lin2\.weight": ("hidden", "ffn"),
+        r"lin2\.bias": ("hidden",),
+        r"pre_classifier\.weight": ("pool", "hidden"),
+        r"pre_classifier\.bias": ("pool",),
+        r"classifier\.weight": ("classes", "pool"),
+        r"classifier\.bias": ("classes",),
+        r"vocab_transform\.weight": ("hidden", "hidden"),
+        r"vocab_transform\.bias": ("hidden",),
+        r"vocab_projector\.bias": ("vocabulary",),
+    }

@@ -1,0 +1,124 @@
+"""Folders as transformers writes them: config.json and model.safetensors. Nothing in one is ever run."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfl.config import ConfigError
+from rayfl.models.huggingface.settings import frozen, plain
+from rayfl.tensors import Params
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+FREE = ("dropout", "attention_dropout")
+"""Fields that may be given another value than the folder's: no tensor depends on them."""
+
+
+def filled(
+    kind: str, fields: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is given of a model section, with what the config.json of its `weights` says. A ConfigError if they differ,
+    or if the folder is of another kind of model. Of a folder that is not there `weights_of` says so."""
+    file = _file(given["weights"], "config.json")
+    if not file.is_file():
+        return dict(given)
+    from transformers import CONFIG_MAPPING
+
+    try:
+        said = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigError(
+            f"weights: given {given['weights']!r}, whose config.json cannot be read ({error}); allowed: a folder as "
+            "transformers saves it"
+        ) from None
+    model_type = said.get("model_type") if isinstance(said, Mapping) else None
+    if model_type != kind:
+        raise ConfigError(
+            f"weights: given {given['weights']!r}, whose config.json says model_type {model_type!r}; allowed: a folder "
+            f"of {kind!r}"
+        )
+    there, usual = CONFIG_MAPPING[kind].from_dict(said), CONFIG_MAPPING[kind](**defaults).to_dict()
+    ours = {field: getattr(there, names[0]) for field, names in fields.items()} | {"vocabulary": there.vocab_size}
+    ours = {field: value for field, value in ours.items() if value is not None}
+    for field, value in ours.items():
+        if field in given and given[field] != value and field not in FREE:
+            raise ConfigError(
+                f"{field}: given {given[field]!r}; allowed: {value!r}, as {file} says, or nothing, to take it from there"
+            )
+    named = {name for names in fields.values() for name in names} | {"vocab_size"}
+    more = {name: value for name, value in there.to_dict().items() if name in usual and value != usual[name]}
+    config = {name: value for name, value in more.items() if name not in named} | plain(frozen(given.get("config", {})))
+    return {**ours, **given, "config": config}
+
+
+def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str) -> Params:
+    """The parameters, float32, that the folder has for a module of this configuration: all but those of its head, if
+    the folder has another one. A ConfigError if it is not there, or has other tensors."""
+    from safetensors import SafetensorError
+    from transformers import logging
+
+    if not any(_file(folder, name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        raise ConfigError(
+            f"model.weights: given {folder!r}; allowed: a folder with config.json and model.safetensors of a "
+            f"{configuration.model_type}, as transformers saves it and its hub has it; other formats may run code when "
+            "they are read, so that they are not"
+        )
+    if not _file(folder, "config.json").is_file():
+        raise ConfigError(f"model.weights: given {folder!r}, which has no config.json; allowed: a folder that has one")
+    with _quiet(logging):
+        try:
+            module, found = made.from_pretrained(
+                str(Path(folder).expanduser()),
+                config=configuration,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            [reason, *_] = [*str(error).splitlines(), type(error).__name__]
+            raise ConfigError(
+                f"model.weights: given {folder!r}, which cannot be read ({reason}); allowed: a folder as transformers "
+                "saves it"
+            ) from None
+    lacking = {*found["missing_keys"]} | {name for name, *_ in found["mismatched_keys"]}
+    _check_trunk(module, lacking, found, folder)
+    return {name: t.detach().float() for name, t in module.named_parameters() if name not in lacking}
+
+
+def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[str, Any], folder: str) -> None:
+    """A ConfigError if what is below the head is not all there."""
+    trunk = f"{module.base_model_prefix}."
+    wrong = sorted(name for name in lacking if name.startswith(trunk) and not name.startswith(f"{trunk}pooler."))
+    if wrong:
+        given = {name: list(shape) for name, shape, *_ in found["mismatched_keys"]}
+        wanted = list(module.get_parameter(wrong[0]).shape)
+        others = sorted(found["unexpected_keys"])
+        raise ConfigError(
+            f"model.weights: given {folder!r}, where {len(wrong)} tensors are not those of the configured "
+            f"{module.config.model_type} ({wrong[0]} is {given.get(wrong[0], 'missing')} and should be {wanted}), and "
+            f"{len(others)} are of something else{f', such as {others[0]}' if others else ''}; allowed: the weights of "
+            "that configuration"
+        )
+
+
+@contextlib.contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without transformers' words on new heads, and without its progress."""
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _file(folder: Any, name: str) -> Path:
+    return Path(str(folder)).expanduser() / name

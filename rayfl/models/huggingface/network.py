@@ -1,0 +1,118 @@
+"""A module of transformers as a network of rayfl: tokens in, logits out, every parameter by its own name.
+
+What a method adds is done by forward hooks, so that the module stays as it is: HeteroFL's Scaler behind every layer but
+the one that answers, and step sizes behind what ends a residual branch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rayfl.axes import CLASSES
+from rayfl.models.layers import Step
+
+Sees = Literal["all", "before"]
+"""Which tokens one may look at: all of its sequence, or itself and those before it."""
+
+
+class Network(nn.Module):
+    """x [B, T] int64, -1 where nothing is -> logits [B, C] of sequences or [B, T, C] of tokens; with early exits a
+    tuple, the first exit's first."""
+
+    def __init__(
+        self,
+        children: Mapping[str, nn.Module],
+        run: Callable[..., Any],
+        classes: int,
+        *,
+        pad: int,
+        sees: Sees,
+        is_eager: bool,
+        depths: Sequence[int] = (),
+        has_exits: bool = False,
+        has_head: bool = True,
+    ):
+        """`children`: by name, what `run` computes with. `run`: transformers' forward; a bound method, because as a
+        module its parameters would have a second name. `pad`: the token that stands for nothing. `depths`: behind how
+        many layers "exit1", "exit2", ... of the children stand. `has_head`: whether `run` gives logits."""
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+        self.run, self.classes, self.pad, self.sees, self.is_eager = run, classes, pad, sees, is_eager
+        self.depths, self.has_exits, self.has_head = tuple(depths), has_exits, has_head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        there = x >= 0
+        options: dict[str, Any] = {"output_hidden_states": True} if self.depths else {}
+        given = self.run(input_ids=torch.where(there, x, self.pad), attention_mask=self._seen(there), **options)
+        answers = [
+            self.get_submodule(f"exit{number}")(given.hidden_states[depth])
+            for number, depth in enumerate(self.depths, start=1)
+        ]
+        if self.has_head:
+            # a vocabulary may have more rows than there are tokens to answer
+            answers.append(given.logits[..., : self.classes])
+        return tuple(answers) if self.has_exits else answers[0]
+
+    def _seen(self, there: torch.Tensor) -> torch.Tensor:
+        """What may be looked at, from every token: [B, 1, 1 or T, T]. In four dimensions transformers takes it as it
+        is, and asks for no values, which a tensor on the meta device has not."""
+        seen = there[:, None, None]
+        if self.sees == "before":
+            length = there.shape[1]
+            seen = seen & torch.ones(length, length, dtype=torch.bool, device=there.device).tril()
+        return torch.where(seen, 0.0, torch.finfo(torch.float32).min) if self.is_eager else seen
+
+
+def scaled(module: nn.Module, scale: float) -> None:
+    """HeteroFL's Scaler behind every embedding and linear layer but those that answer."""
+    for layer in module.modules():
+        dims = getattr(layer, "axes", {}).get("weight", ())
+        answers = not isinstance(layer, nn.Embedding) and bool(dims) and getattr(dims[0], "name", None) == CLASSES
+        if len(dims) == 2 and not answers:
+            layer.register_forward_hook(partial(_divided, scale))
+
+
+def _divided(scale: float, layer: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    return output / scale if layer.training else output
+
+
+def stepped(block: nn.Module, branches: Sequence[str]) -> None:
+    """A step size, "step1", "step2", ..., behind each layer that ends a residual branch of a block."""
+    for number, path in enumerate(branches, start=1):
+        step = Step()
+        block.add_module(f"step{number}", step)
+        # a partial can be copied with the network, and a function would keep the step of the original
+        block.get_submodule(path).register_forward_hook(partial(_multiplied, step))
+
+
+def _multiplied(step: Step, layer: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    return step(output)
+
+
+def renamed(layers: nn.Module, names: Sequence[str]) -> nn.ModuleList:
+    """A list of layers under other numbers: those that they have where none is left out."""
+    found = nn.ModuleList()
+    for name, layer in zip(names, layers.children(), strict=True):
+        found.add_module(name, layer)
+    return found
+
+
+def resized(module: nn.Module, path: str, inside: int, outside: int) -> nn.Linear:
+    """A linear layer of other sizes in the place of the one at `path`: what no configuration can say."""
+    old = module.get_submodule(path)
+    layer = nn.Linear(inside, outside, bias=getattr(old, "bias", None) is not None)
+    module.set_submodule(path, layer)
+    return layer
+
+
+def owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
+    """Path, module and own parameters of every module that has some; a tied parameter is its first owner's alone."""
+    first = {name for name, _ in module.named_parameters()}
+    for path, part in module.named_modules():
+        own = {n: p for n, p in part.named_parameters(recurse=False) if (f"{path}.{n}" if path else n) in first}
+        if own:
+            yield path, part, own

@@ -1,0 +1,110 @@
+"""What a step of training on text takes, beside a bare PyTorch loop.
+
+    python scripts/bench_text.py            # HeteroFL's transformer at level d, WikiText-2's vocabulary
+    python scripts/bench_text.py --level a
+
+Both train the same network on one row of tokens as HeteroFL does: batches of 1 x 64 tokens, 15 % of them hidden, logits
+of tokens that the row does not have at 0, the gradient's norm clipped, SGD with momentum and weight decay. Ours is a
+whole visit of a client, `method.local_update`: weights in, batches, steps, answer. The bare loop goes on with its
+weights. Seconds are of one core's time. The two take turns, and the ratio is the median over turns. One thread.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import statistics  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from peers.timing import in_turns, ratios  # noqa: E402
+from torch import nn  # noqa: E402
+
+from rayfl.data.goal import MaskedTokens  # noqa: E402
+from rayfl.data.samples import ClientData  # noqa: E402
+from rayfl.data.tokens import Hidden  # noqa: E402
+from rayfl.engine.memory import keep_freed_memory  # noqa: E402
+from rayfl.methods.base import Client, Task, Visit  # noqa: E402
+from rayfl.methods.heterofl import HeteroFL  # noqa: E402
+from rayfl.models.transformer import HeteroFLTransformer  # noqa: E402
+from rayfl.net import Net  # noqa: E402
+from rayfl.tensors import pack, unpack  # noqa: E402
+from rayfl.training import Training  # noqa: E402
+
+LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
+TRAINING = Training(batch_size=1, lr=0.1, momentum=0.9, weight_decay=5e-4, clip=1)
+DISTINCT = 3774
+"""Different tokens in a row of WikiText-2, the mean over its 100 rows."""
+
+
+def rows(model: HeteroFLTransformer, steps: int) -> torch.Tensor:
+    """Tokens [steps, 64] of a client."""
+    generator = torch.Generator().manual_seed(0)
+    known = torch.randperm(model.classes, generator=generator)[:DISTINCT]
+    return known[torch.randint(DISTINCT, (steps, model.length), generator=generator)].int()
+
+
+def ours(model: HeteroFLTransformer, width: float, steps: int) -> Callable[[], float]:
+    method = HeteroFL().bind(Task(model, TRAINING, {1.0: Net(model), width: Net(model, width)}, 1.0, clients=100))
+    state, client = method.init(), Client(0, width, 0)
+    selection = method.select(state, client)
+    data = ClientData({"x": rows(model, steps)}, Hidden(model.classes, model.ids - 1), MaskedTokens(model.classes))
+    payload = unpack(pack(method.extract(state, selection)))
+    visit = Visit(client, selection, data, None, 7)
+    return timed(lambda: method.local_update(payload, visit))
+
+
+def bare(model: HeteroFLTransformer, width: float, steps: int) -> Callable[[], float]:
+    module = Net(model, width, scale=width).build()
+    optimizer = torch.optim.SGD(module.parameters(), TRAINING.lr, TRAINING.momentum, weight_decay=TRAINING.weight_decay)
+    data = rows(model, steps).long()
+    absent = torch.ones(model.classes, dtype=torch.bool)
+    absent[data.flatten()] = False
+
+    def train() -> None:
+        for y in data.split(1):
+            x = torch.where(torch.rand(y.shape) < 0.15, model.classes, y)
+            logits = module(x).masked_fill(absent, 0)
+            loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1)
+            optimizer.step()
+
+    return timed(train)
+
+
+def timed(work: Callable[[], Any]) -> Callable[[], float]:
+    def turn() -> float:
+        started = time.process_time()
+        work()
+        return time.process_time() - started
+
+    return turn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--level", choices=LEVELS, default="d", help="of HeteroFL's widths (d)")
+    parser.add_argument("--steps", type=int, default=40, help="a turn (40)")
+    parser.add_argument("--turns", type=int, default=9, help="turns that count (9)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    model, width = HeteroFLTransformer(), LEVELS[options.level]
+    sides = {name: side(model, width, options.steps) for name, side in (("ours", ours), ("bare", bare))}
+    found = in_turns(sides, options.turns)
+    row = {f"{name}, ms a step": statistics.median(t) / options.steps * 1e3 for name, t in found.items()}
+    times = ratios(found["ours"], found["bare"])
+    row |= {"times the bare loop's": statistics.median(times), "least": min(times), "most": max(times)}
+    print(json.dumps(row) if options.json else "\n".join(f"{name:22} {value:.3g}" for name, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,553 @@
+"""Data sets of texts, on made-up files: how they are cut, whose they are, what is refused, and what is kept on disk."""
+
+import json
+import lzma
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from rayfl.config import ConfigError
+from rayfl.data import DATASETS_KIND
+from rayfl.data.goal import Classes, MaskedTokens, NextToken
+from rayfl.data.partition.users import Users
+from rayfl.data.text import base, cache
+from rayfl.data.text.base import chunked, padded
+from rayfl.data.text.encoders import Tokens, characters, frequent_words, words_and_marks
+from rayfl.data.text.shakespeare import windows
+from rayfl.data.tokens import PAD
+from rayfl.testing.tiny import raised
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Of the files; what is tokenised is kept in a cache of the test's own."""
+    monkeypatch.setenv("RAYFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path))
+    monkeypatch.setattr(cache, "_recent", {})
+    return tmp_path
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def read(name, **fields):
+    return DATASETS_KIND.read({"name": name, **fields}, "data")
+
+
+def refused(name, **fields):
+    return raised(lambda: read(name, **fields).arrays(), ConfigError)
+
+
+def tokens(*texts):
+    return Tokens.of((i for text in texts for i in text), [len(text) for text in texts])
+
+
+# cutting
+
+
+def test_pieces_of_a_text_overlap_so_that_every_token_is_predicted_once():
+    x, text = chunked(tokens([1, 2, 3, 4, 5, 6], [7], [8, 9]), 2, 1)
+    assert x.tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, PAD], [8, 9, PAD]] and x.dtype == np.int32
+    assert text.tolist() == [0, 0, 0, 2]
+
+
+def test_pieces_without_overlap():
+    x, text = chunked(tokens([1, 2, 3, 4, 5], [], [6]), 2, 0)
+    assert x.tolist() == [[1, 2], [3, 4], [5, PAD], [6, PAD]] and text.tolist() == [0, 0, 0, 2]
+
+
+def test_padded_texts():
+    assert padded(tokens([1, 2], [3, 4, 5]), 4).tolist() == [[1, 2, PAD, PAD], [3, 4, 5, PAD]]
+
+
+def test_windows_of_leaf():
+    x, text = windows(tokens([1, 2, 3, 4, 5], [6, 7], [8, 9, 10]), 3, 2)
+    assert x.tolist() == [[1, 2, 3], [3, 4, 5], [8, 9, 10]] and text.tolist() == [0, 0, 2]
+
+
+# encoding
+
+
+def test_frequent_words_are_numbered_as_tff_does():
+    encoder = frequent_words(["b a b", "c a d b"], str.split, 2, ends=True)
+    found, cut = encoder.encode(["b x a", ""], None, None)
+    assert found.ids.tolist() == [4, 1, 3, 2, 5, 4, 5] and found.ptr.tolist() == [0, 5, 7] and cut == 0
+    assert encoder.vocabulary.ids == 6 and encoder.vocabulary.special == (0, 3, 4, 5)
+
+
+def test_a_text_and_its_second_part():
+    encoder = frequent_words(["a b"], str.split, 2, ends=False)
+    found, cut = encoder.encode(["a a a", "a"], ["b", "b b"], 4)
+    assert found.ids.tolist() == [1, 1, 1, 5, 1, 5, 2, 2] and found.lengths.tolist() == [4, 4] and cut == 1
+
+
+def test_characters_are_sorted_and_others_unknown():
+    encoder = characters(["ba", "c"], None)
+    assert encoder.encode(["abz"], None, None)[0].ids.tolist() == [1, 2, 0] and encoder.vocabulary.ids == 4
+    # with a number the most frequent ones
+    assert characters(["ab", "b"], 1).encode(["ab"], None, None)[0].ids.tolist() == [0, 1]
+
+
+def test_words_and_marks():
+    assert words_and_marks("Don't stop: Ä1, ok?") == ["don't", "stop", ":", "ä1", ",", "ok", "?"]
+
+
+def a_tokenizer(folder, name="small"):
+    """[CLS] and [SEP] around words; written as the library writes it."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    (folder / name).mkdir()
+    made.save(str(folder / name / "tokenizer.json"))
+    return str(folder / name)
+
+
+# WikiText-2
+
+
+def wikitext(folder):
+    write(folder / "wikitext-2/train.txt", "a b a\n\nc a <unk>\nb a\n")
+    write(folder / "wikitext-2/test.txt", "c b a d\nb b\n")
+
+
+def test_wikitext_words_come_in_the_order_in_which_they_first_occur(folder):
+    wikitext(folder)
+    data = read("wikitext2", vocabulary=4, rows=2, test_rows=2, length=2)
+    corpus = data.corpus()
+    # <ukn> 0, <eos> 1, a 2, b 3, c 4, <unk> 5
+    assert corpus.train.tokens.ids.tolist() == [2, 3, 2, 1, 1, 4, 2, 5, 1, 3, 2, 1]
+    assert corpus.test.tokens.ids.tolist() == [4, 3, 2, 0, 1, 3, 3, 1]
+    assert data.offers == {"task": "masked_lm", "ids": 7, "classes": 6, "length": 2}
+
+
+def test_wikitext_rows_are_users_and_evaluations_walk_all_rows_at_once(folder):
+    wikitext(folder)
+    arrays = read("wikitext2", vocabulary=4, rows=2, test_rows=2, length=4).arrays()
+    assert arrays.train["x"].tolist() == [[2, 3, 2, 1], [1, 4, PAD, PAD], [2, 5, 1, 3], [2, 1, PAD, PAD]]
+    assert arrays.users is not None and arrays.users.tolist() == [0, 0, 1, 1] and arrays.test_users is None
+    arrays = read("wikitext2", vocabulary=4, rows=3, test_rows=2, length=2).arrays()
+    # rows 4 3 2 0 and 1 3 3 1
+    assert arrays.test["x"].tolist() == [[4, 3], [1, 3], [2, 0], [3, 1]]
+    assert arrays.train["hidden"].shape == arrays.train["x"].shape
+
+
+def test_wikitext_next_tokens(folder):
+    wikitext(folder)
+    data = read("wikitext2", vocabulary=4, rows=1, test_rows=1, length=6, task="next_token")
+    assert data.arrays().train["x"].tolist() == [[2, 3, 2, 1, 1, 4, 2], [2, 5, 1, 3, 2, 1, PAD]]
+    assert data.goal == NextToken(6, special=(0, 1)) and data.prepare.order == "stored"
+
+
+def test_fewer_words_are_the_most_frequent_ones_in_order_of_appearance(folder):
+    wikitext(folder)
+    ids = read("wikitext2", vocabulary=1, rows=1, test_rows=1).corpus().train.tokens.ids
+    assert ids.tolist() == [2, 0, 2, 1, 1, 0, 2, 0, 1, 0, 2, 1]
+
+
+def test_another_text_than_wikitext_is_refused(folder):
+    wikitext(folder)
+    assert refused("wikitext2") == (
+        f"data: given 4 different words in {folder}/wikitext-2/train.txt; allowed: the 33277 of WikiText-2, or fewer "
+        "by data.vocabulary"
+    )
+    assert refused("wikitext2", vocabulary=4, rows=13) == (
+        "data.rows: given 13; allowed: at most 12, so that each row has something to predict"
+    )
+
+
+def test_a_tokenizers_own_mask_is_taken(folder):
+    wikitext(folder)
+    given = read("wikitext2", tokenizer=a_tokenizer(folder), rows=1, test_rows=1, length=3)
+    assert given.offers["ids"] == given.offers["classes"] == 8 and given.prepare.mask == 4
+    assert given.goal == MaskedTokens(8, special=(0, 1, 2, 3, 4))
+    # no special tokens inside a stream
+    assert set(given.arrays().train["x"].ravel()) == {1, PAD}
+
+
+# Shakespeare
+
+
+def plays(folder, packed=True):
+    roles = [
+        {"user": "A|ONE", "speeches": ["To be, or", "not to be?", "be!"]},
+        {"user": "A|TWO", "speeches": ["Alone"]},
+        {"user": "B|ONE", "speeches": ["or to", "be"]},
+    ]
+    text = "".join(json.dumps(role) + "\n" for role in roles)
+    path = folder / "shakespeare/by_speaker.jsonl"
+    write(path, text)
+    if packed:
+        path.with_suffix(".jsonl.xz").write_bytes(lzma.compress(text.encode()))
+        path.unlink()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_last_speeches_of_a_role_are_its_test_split(folder, packed):
+    plays(folder, packed)
+    arrays = read("shakespeare", vocabulary=4, length=4).arrays()
+    # to 1, be 2, or 3, "," 4; unknown 5, begin 6, end 7
+    assert arrays.train["x"].tolist() == [[6, 1, 2, 4, 3], [3, 7, 6, 5, 1], [1, 2, 5, 7, PAD], [6, 3, 1, 7, PAD]]
+    assert arrays.users is not None and arrays.users.tolist() == [0, 0, 0, 2]
+    assert arrays.test["x"].tolist() == [[6, 2, 5, 7, PAD], [6, 2, 7, PAD, PAD]]
+    assert arrays.test_users is not None and arrays.test_users.tolist() == [0, 2]
+
+
+def test_padding_may_count_as_a_token(folder):
+    plays(folder)
+    arrays = read("shakespeare", vocabulary=4, length=4, padding="token").arrays()
+    assert arrays.test["x"].tolist() == [[6, 2, 5, 7, 0], [6, 2, 7, 0, 0]]
+
+
+def test_roles_of_one_speech_have_no_test_split(folder):
+    plays(folder)
+    arrays = read("shakespeare", units="characters", length=80, min_speeches=1).arrays()
+    assert set(arrays.users) == {0, 1, 2} and set(arrays.test_users) == {0, 2}
+    # a newline is 1, and the end of a speech
+    assert arrays.train["x"][1, 5:7].tolist() == [1, PAD]
+
+
+def test_leaf_samples_are_windows_and_the_character_that_follows(folder):
+    plays(folder)
+    data = read("shakespeare", units="characters", length=3, stride=1)
+    arrays = data.arrays()
+    assert data.goal == Classes(81) and data.offers["task"] == "classes"
+    first = data.corpus().train.tokens.ids[: 3 + 4].tolist()
+    assert arrays.train["x"][:4].tolist() == [first[i : i + 3] for i in range(4)]
+    assert arrays.train["y"][:4].tolist() == first[3:]
+    # of 21, 6, 4 and 3 characters
+    assert np.bincount(arrays.users).tolist() == [18, 0, 3] and arrays.test_users.tolist() == [0]
+
+
+# labelled texts
+
+NEWS = '"3","Oil, up","It rises ""fast"""\n"1","War","talks"\n"2","Goal","a goal"\n"4","Chip","new"\n'
+
+
+def test_ag_news_is_title_and_description(folder):
+    write(folder / "ag_news_csv/train.csv", NEWS)
+    write(folder / "ag_news_csv/test.csv", NEWS)
+    data = read("ag_news", max_length=6, vocabulary=100)
+    with pytest.warns(UserWarning, match="data.max_length: 2 of 8 texts of ag_news are longer than 6 tokens"):
+        arrays = data.arrays()
+    assert arrays.train["y"].tolist() == [2, 0, 1, 3] and arrays.train["x"].shape == (4, 6)
+    # " and goal come twice; then oil , up it rises fast war talks in order of appearance
+    assert arrays.train["x"].tolist()[:2] == [[3, 4, 5, 6, 7, 1], [9, 10, PAD, PAD, PAD, PAD]]
+    assert data.offers == {"task": "classes", "ids": 104, "classes": 4, "length": 6}
+
+
+def test_the_first_rows_of_ag_news(folder):
+    write(folder / "ag_news_csv/train_subset.csv", NEWS)
+    write(folder / "ag_news_csv/test.csv", NEWS)
+    assert read("ag_news", file="train_subset.csv", rows=2).arrays().train["y"].tolist() == [2, 0]
+    assert refused("ag_news", file="train_subset.csv", rows=5) == (
+        f"data.rows: given 5; allowed: at most 4, the texts in {folder}/ag_news_csv/train_subset.csv"
+    )
+    message = refused("ag_news")
+    assert message.startswith(f"data: ag_news is not in {folder} (train_subset.csv is: data.file says which of the two")
+
+
+def test_a_row_of_ag_news_that_is_broken(folder):
+    write(folder / "ag_news_csv/train.csv", NEWS + '"5","x","y"\n')
+    write(folder / "ag_news_csv/test.csv", NEWS)
+    assert "train.csv, whose row 5 is ['5', 'x', 'y']; allowed: a class from 1 to 4, a title" in refused("ag_news")
+
+
+@pytest.mark.parametrize("header", ["label\tsentence", "sentence\tlabel", "label\tcontent"])
+def test_sst2_in_either_order_of_columns(folder, header):
+    rows = [("1", 'a "good film'), ("0", "bad"), ("1", "good")]
+    cells = [row if header.startswith("label") else row[::-1] for row in rows]
+    text = "\r\n".join([header, *("\t".join(row) for row in cells), ""])
+    write(folder / "SST-2/train.tsv", text)
+    write(folder / "SST-2/dev.tsv", text)
+    arrays = read("sst2", vocabulary=9, max_length=3).arrays()
+    # a, "good, film, bad, good
+    assert arrays.train["x"].tolist() == [[1, 2, 3], [4, PAD, PAD], [5, PAD, PAD]]
+    assert arrays.train["y"].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("wikitext2", ["wikitext-2/train.txt", "wikitext-2/test.txt"]),
+        ("shakespeare", ["shakespeare/by_speaker.jsonl.xz"]),
+        ("ag_news", ["ag_news_csv/train.csv", "ag_news_csv/test.csv"]),
+        ("sst2", ["SST-2/train.tsv", "SST-2/dev.tsv"]),
+    ],
+)
+def test_missing_files_are_named(folder, name, files):
+    # and what a model is to be like is known without them
+    assert read(name).offers["length"] in (20, 64, 128)
+    wanted = "\n".join(f"  {folder / file}" for file in files)
+    assert refused(name) == (
+        f"data: {name} is not in {folder}. Put there\n{wanted}\n"
+        "or name another folder by data.root or the environment variable RAYFL_DATA"
+    )
+
+
+# one's own
+
+CSV = "text,label,who\ngood film,pos,ann\nbad film,neg,bob\ngood,pos,ann\nbad bad,neg,ann\nfilm,pos,bob\n"
+
+
+def test_own_texts_of_a_csv(folder):
+    train, test = write(folder / "a.csv", CSV), write(folder / "b.csv", "label,text\nneg,bad\n")
+    data = read("text", train=train, test=test, tokenizer=a_tokenizer(folder), max_length=5)
+    arrays = data.arrays()
+    assert arrays.train["x"].tolist() == [
+        [2, 5, 7, 3, PAD],
+        [2, 6, 7, 3, PAD],
+        [2, 5, 3, PAD, PAD],
+        [2, 6, 6, 3, PAD],
+        [2, 7, 3, PAD, PAD],
+    ]
+    assert arrays.train["y"].tolist() == [1, 0, 1, 0, 1] and arrays.test["y"].tolist() == [0]
+    assert data.offers["class_names"] == ("neg", "pos") and data.offers["ids"] == 8 and data.offers["classes"] == 2
+
+
+def test_a_tokenizer_cuts_within_its_marks_and_says_how_often(folder):
+    train = write(folder / "a.csv", CSV)
+    data = read("text", train=train, test=train, tokenizer=a_tokenizer(folder), max_length=3)
+    with pytest.warns(UserWarning, match="data.max_length: 6 of 10 texts of text are longer than 3 tokens"):
+        assert data.arrays().train["x"].tolist() == [[2, 5, 3], [2, 6, 3], [2, 5, 3], [2, 6, 3], [2, 7, 3]]
+
+
+def test_own_texts_in_pairs_of_json_lines(folder):
+    rows = [{"a": "good film", "b": "bad", "n": 1}, {"a": "bad", "b": "good", "n": 0}]
+    train = write(folder / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    data = read(
+        "text", train=train, test=train, text="a", text_pair="b", label="n", tokenizer=a_tokenizer(folder), max_length=8
+    )
+    arrays = data.arrays()
+    assert arrays.train["x"].tolist() == [[2, 5, 7, 3, 6, 3, PAD, PAD], [2, 6, 3, 5, 3, PAD, PAD, PAD]]
+    assert arrays.train["y"].tolist() == [1, 0]
+
+
+def test_the_last_texts_of_a_user_are_held_out(folder):
+    train = write(folder / "a.csv", CSV)
+    arrays = read("text", train=train, user="who", test_fraction=0.4, units="characters").arrays()
+    assert arrays.users.tolist() == [0, 1, 0] and arrays.test_users.tolist() == [0, 1]
+    assert arrays.train["y"].tolist() == [1, 0, 1] and arrays.test["y"].tolist() == [0, 1]
+
+
+def test_of_every_class_a_part_is_held_out(folder):
+    train = write(folder / "a.tsv", "text\tlabel\n" + "".join(f"text {i}\t{i % 2 + 1}\n" for i in range(20)))
+    arrays = read("text", train=train).arrays()
+    assert np.bincount(arrays.train["y"]).tolist() == [8, 8] and np.bincount(arrays.test["y"]).tolist() == [2, 2]
+
+
+def test_own_texts_for_language_models(folder):
+    train = write(folder / "a.csv", CSV)
+    fields = {"train": train, "test": train, "user": "who", "max_length": 3, "vocabulary": 3}
+    data = read("text", task="next_token", **fields)
+    arrays = data.arrays()
+    # film 1, bad 2, good 3; unknown 4, begin 5, end 6
+    assert arrays.train["x"].tolist()[:3] == [[5, 3, 1, 6], [5, 2, 1, 6], [5, 3, 6, PAD]]
+    assert arrays.users.tolist() == [0, 1, 0, 0, 1] and data.offers["classes"] == 7
+    masked = read("text", task="masked_lm", mask_rule="bert", loss_on="masked", **fields)
+    assert masked.offers["ids"] == 8 and masked.prepare.rule == "bert" and masked.goal.loss_on == "masked"
+
+
+def test_leafs_files(folder):
+    def leaf(users):
+        return json.dumps(
+            {"users": [*users], "num_samples": [len(of["y"]) for of in users.values()], "user_data": users}
+        )
+
+    train = write(
+        folder / "train.json", leaf({"u": {"x": ["ab", "ba"], "y": ["a", "b"]}, "v": {"x": ["bb"], "y": ["b"]}})
+    )
+    test = write(folder / "test.json", leaf({"v": {"x": ["ab"], "y": ["a"]}}))
+    arrays = read("text", train=train, test=test, user="user", units="characters", max_length=3).arrays()
+    assert arrays.train["x"].tolist() == [[1, 2, PAD], [2, 1, PAD], [2, 2, PAD]] and arrays.train["y"].tolist() == [
+        0,
+        1,
+        1,
+    ]
+    assert arrays.users.tolist() == [0, 0, 1] and arrays.test_users.tolist() == [1]
+    lists = write(folder / "lists.json", leaf({"u": {"x": [["7", "good"], ["8", "bad"]], "y": [1, 0]}}))
+    arrays = read("text", train=lists, test=lists, text="1").arrays()
+    assert arrays.train["x"][:, 0].tolist() == [1, 2] and arrays.train["y"].tolist() == [1, 0]
+
+
+MISTAKES = {
+    "no such file": ({"train": "nowhere.csv"}, "data.train: given 'nowhere.csv'; allowed: an existing file"),
+    "a file of another kind": (
+        {"train": ("a.txt", "good")},
+        "data.train: given '{}/a.txt'; allowed: a file that ends in .csv, .tsv, .jsonl, .json",
+    ),
+    "no such column": (
+        {"train": ("a.csv", CSV), "label": "class"},
+        "data.label: given 'class', which {}/a.csv does not have; allowed: one of its columns 'text', 'label', 'who'",
+    ),
+    "an empty text": (
+        {"train": ("a.csv", CSV + '" ",pos,ann\n')},
+        "data.text: given 1 empty texts, row 6 the first, in {}/a.csv; allowed: texts that are not empty",
+    ),
+    "no text at all": (
+        {"train": ("a.csv", "text,label\n")},
+        "data.text: given no texts, in {}/a.csv; allowed: texts that are not empty",
+    ),
+    "a class without a text": (
+        {"train": ("a.csv", "text,label\ngood,0\nbad,2\n")},
+        "data.label: given the classes [0, 2], but no text of class 1; allowed: whole numbers from 0 or 1 on, each "
+        "with a training text, or words",
+    ),
+    "a class of the test set alone": (
+        {"train": ("a.csv", CSV), "test": ("b.csv", "text,label\ngood,so\n")},
+        "data.test: given the class 'so', which no training text has; allowed: neg, pos",
+    ),
+    "too little to hold out": (
+        {"train": ("a.csv", "text,label\ngood,so\n")},
+        "data.test_fraction: given 0.2 of 1 texts, which leaves 1 for training and 0 for testing; allowed: a share "
+        "that leaves some for both, or a file data.test",
+    ),
+    "no tokenizer": (
+        {"train": ("a.csv", CSV), "tokenizer": "nowhere"},
+        "data.tokenizer: given 'nowhere'; allowed: an existing folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_own_texts(folder, name):
+    given, message = MISTAKES[name]
+    files = {k: write(folder / v[0], v[1]) if isinstance(v, tuple) else v for k, v in given.items()}
+    assert refused("text", **files) == message.format(folder)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"text": \n'), ("a.json", '{"users": ["u"]}'), ("a.csv", "")])
+def test_files_that_cannot_be_read(folder, name, text):
+    message = refused("text", train=write(folder / name, text))
+    assert (
+        message.startswith(f"data.train: given '{folder / name}', which cannot be read (")
+        and "allowed: UTF-8" in message
+    )
+
+
+def test_tokenizers_that_cannot_be_read(folder):
+    train = write(folder / "a.csv", CSV)
+    (folder / "empty").mkdir()
+    assert refused("text", train=train, tokenizer=str(folder / "empty")) == (
+        f"data.tokenizer: given '{folder}/empty', which has none of the files; allowed: a folder with tokenizer.json, "
+        "with vocab.json and merges.txt, or with vocab.txt"
+    )
+    path = write(folder / "broken/tokenizer.json", "{}")
+    message = refused("text", train=train, tokenizer=str(folder / "broken"))
+    assert message.startswith(f"data.tokenizer: given {path!r}, which cannot be read (Exception: ")
+
+
+def test_a_tokenizer_below_the_data_folder(folder):
+    write(folder / "SST-2/train.tsv", "label\tsentence\n1\tgood\n")
+    write(folder / "SST-2/dev.tsv", "label\tsentence\n1\tbad\n")
+    a_tokenizer(folder)
+    assert read("sst2", tokenizer="small", max_length=3).arrays().test["x"].tolist() == [[2, 6, 3]]
+    assert refused("sst2", tokenizer="large") == (
+        f"data.tokenizer: given 'large'; allowed: an existing folder, or a folder below {folder}"
+    )
+
+
+def test_padding_counts_only_where_there_is_a_token_for_it(folder):
+    write(folder / "gpt/vocab.json", '{"a": 0, "b": 1}')
+    write(folder / "gpt/merges.txt", "#version: 0.2\n")
+    assert raised(lambda: read("shakespeare", tokenizer="gpt", padding="token").offers, ConfigError) == (
+        "data.padding: given 'token'; allowed: ignored, because the tokenizer has none for padding"
+    )
+
+
+# users
+
+
+def test_users_are_tested_on_their_own_part_of_the_test_set():
+    from rayfl.data.partition.base import Labels, partition
+
+    users, test_users = np.array([7, 7, 9, 9, 9, 4, 4]), np.array([9, 8, 7, 9])
+    zeros = np.zeros(7, np.int64)
+    train, test = partition(Users(), Labels(zeros, zeros[:4], users, 1, test_users), 2, seed=0)
+    assert [train[c].tolist() for c in range(2)] == [[5, 6], [2, 3, 4]] or [train[c].tolist() for c in range(2)] == [
+        [0, 1],
+        [2, 3, 4],
+    ]
+    assert test[1].tolist() == [0, 3]
+
+
+# what is kept on disk
+
+
+def counted(monkeypatch):
+    """How often texts were read."""
+    calls, made = [], base.TextData._made
+    monkeypatch.setattr(base.TextData, "_made", lambda self: calls.append(1) or made(self))
+    return calls
+
+
+def entries(folder):
+    return sorted((folder / "cache").glob("*"))
+
+
+def test_texts_are_tokenised_once(folder, monkeypatch):
+    calls, train = counted(monkeypatch), write(folder / "a.csv", CSV)
+    first = read("text", train=train).arrays()
+    # another process, a copy of the file, and settings that change no token
+    monkeypatch.setattr(cache, "_recent", {})
+    again = read("text", train=write(folder / "other/a.csv", CSV), order="stored").arrays()
+    assert len(calls) == 1 and len(entries(folder)) == 1
+    assert np.array_equal(first.train["x"], again.train["x"])
+
+
+@pytest.mark.parametrize("change", ["text", "setting", "tokenizer", "version"])
+def test_other_content_is_tokenised_anew(folder, monkeypatch, change):
+    calls, train, tokenizer = counted(monkeypatch), write(folder / "a.csv", CSV), a_tokenizer(folder)
+    read("text", train=train, tokenizer=tokenizer).arrays()
+    fields = {}
+    if change == "text":
+        write(folder / "a.csv", CSV + "good,neg,ann\n")
+    elif change == "setting":
+        fields = {"max_length": 10}
+    elif change == "tokenizer":
+        path = folder / "small/tokenizer.json"
+        write(path, path.read_text().replace('"good"', '"well"'))
+    else:
+        monkeypatch.setattr(base, "VERSION", -1)
+    read("text", train=train, tokenizer=tokenizer, **fields).arrays()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:200] + b"?" + b[201:], lambda b: b""])
+def test_a_damaged_entry_is_made_anew(folder, monkeypatch, damage):
+    calls, train = counted(monkeypatch), write(folder / "a.csv", CSV)
+    first = read("text", train=train).arrays()
+    [path] = entries(folder)
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    monkeypatch.setattr(cache, "_recent", {})
+    again = read("text", train=train).arrays()
+    assert len(calls) == 2 and np.array_equal(first.train["x"], again.train["x"])
+    assert entries(folder) == [path] and path.read_bytes() == good
+
+
+def test_a_folder_that_cannot_be_written_to_is_done_without(folder, monkeypatch):
+    write(folder / "file", "")
+    monkeypatch.setenv("RAYFL_CACHE", str(folder / "file"))
+    assert len(read("text", train=write(folder / "a.csv", CSV), test_fraction=0.4).arrays().train["y"]) == 3
+
+
+def test_where_it_is_kept(monkeypatch):
+    monkeypatch.delenv("RAYFL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert str(cache.cache_folder()) == "/somewhere/rayfl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert str(cache.cache_folder()) == "/home/ann/.cache/rayfl"
+
+
+def test_what_is_kept_cannot_be_changed(folder):
+    corpus = read("text", train=write(folder / "a.csv", CSV)).corpus()
+    with pytest.raises(ValueError, match="read-only"):
+        corpus.train.tokens.ids[0] = 1
