@@ -14,7 +14,7 @@ Residual additions, the Scaler (an identity in evaluation) and reshapes are free
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import nn
@@ -67,7 +67,7 @@ def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
     if isinstance(module, nn.Conv2d):
         return module.weight.numel() * y[0, 0].numel()
     if is_layer(module):
-        return module.get_parameter("weight").numel() * (y.numel() // y.shape[-1])
+        return cast(torch.Tensor, module.weight).numel() * (y.numel() // y.shape[-1])
     # a layer that torch does not have says itself
     own = getattr(module, "multiply_adds", None)
     return 0 if own is None else own(y)
