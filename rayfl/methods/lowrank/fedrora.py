@@ -37,7 +37,7 @@ from rayfl.methods.lowrank.base import LowRank, part_of, rank_of, rescaled
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.net import Net
 from rayfl.submodel import Selection
-from rayfl.tensors import Params, copied, nbytes
+from rayfl.tensors import Params, copied
 
 
 class FedRoRA(LowRank):
