@@ -53,6 +53,7 @@ def export_submodel(deployed: Deployment, to: Path, about: Mapping[str, Any], sa
     config.json         `about` (plain JSON), model, network, which exits answer, number of parameters; of a masked
                         network also how many of them are not 0 (`nonzero`), and of how many `filters` of the masked
                         layers how many were `removed` and how many are `zeros` that stay
+    and what the model has for other libraries (`Model.write`), of a masked network with its zeros
 
     `say` is told what became of a masked network, and of a network that is nobody's result.
     """
@@ -60,13 +61,14 @@ def export_submodel(deployed: Deployment, to: Path, about: Mapping[str, Any], sa
         raise ConfigError(f"{to}: is not empty; give a new folder")
     if deployed.is_start:
         say("every client has a network of its own, and this one nobody has trained; give a client who has taken part")
-    of_mask = {}
+    of_mask, given = {}, deployed
     if deployed.masked:
         deployed, of_mask = _without_zeros(deployed, say)
     network = _network(deployed)
     module = _answering(network, deployed)
     example = deployed.net.model.example(2, "cpu")
-    program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    varying = dict.fromkeys(deployed.net.model.varying, torch.export.Dim.AUTO)
+    program = torch.export.export(module, (example,), dynamic_shapes=(varying,))
     to.mkdir(parents=True, exist_ok=True)
     tensors = dict(network.named_parameters()) | dict(network.named_buffers())
     save_file({name: t.detach().contiguous() for name, t in tensors.items()}, to / "model.safetensors")
@@ -80,6 +82,7 @@ def export_submodel(deployed: Deployment, to: Path, about: Mapping[str, Any], sa
         **of_mask,
     }
     (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    given.net.model.write(given.net, given.params, given.answer, to)
     return module
 
 

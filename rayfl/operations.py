@@ -30,8 +30,8 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether it is a layer that multiplies, what has multiply-adds, what masks keep elements of, what reports draw: one
-    of `LAYERS`, or a linear layer of another library, which says so by `is_linear`."""
+    """Whether it is a layer that multiplies: what masks keep elements of, what reports draw. One of `LAYERS`, or
+    a linear layer of another library, which says so by `is_linear`."""
     return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
 
 

@@ -11,7 +11,6 @@ from rayfl.data.tokens import PAD, Following, Hidden, Sequences, TokenTask
 from rayfl.seeds import torch_generator
 from rayfl.testing.data import DataContract
 
-
 SMALL = {"name": "heterofl_transformer", "layers": 1, "heads": 2, "head_width": 4, "mlp": 8}
 
 

@@ -36,8 +36,9 @@ Departures:
    places, tensor by tensor in the shorter of two codes: a bit an element, or a byte a held one (`rayfl.bitcodes`).
 7. The code evaluates norms with statistics of the test batch: `evaluation.statistics: batch`.
 8. With `clients.metric: width`, g_k is the share of parameters that the dense network of this width has.
-9. Convolutions and linear layers can be masked, the head too, and embeddings never. For text the code masks word and
-   position embeddings and the encoder's linear layers, and not the head.
+9. Convolutions and linear layers can be masked, the head too. For text the code masks word embeddings, position
+   embeddings and the encoder's linear layers, with a threshold each, and not the head: `embeddings: true`, `whole` and
+   `shards` (`tune_configs/fiarse_table1_ag_news.yaml`).
 """
 
 from typing import Literal, cast

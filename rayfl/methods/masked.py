@@ -7,7 +7,7 @@ averages over holders. A method says what differs.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Self, cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.fold import Carry, State, Update
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
-from rayfl.methods.thresholds import Shards, Threshold, groups, threshold_for, unit_costs
+from rayfl.methods.thresholds import Maskable, Shards, Threshold, groups, threshold_for, unit_costs
 from rayfl.net import Net, resident
 from rayfl.submodel import Mask, Selection
 from rayfl.tensors import Params, copied, split_as
@@ -37,6 +37,10 @@ class Masked(Method):
     shards: Shards = ()
     """With `threshold: shard`: lists of module paths, each with all that is below it; together they name every
     maskable layer once. Unless given: the model's stages, what stands before them, and what stands behind them."""
+    embeddings: bool = False
+    """Embeddings are maskable too."""
+    whole: tuple[str, ...] = ()
+    """Module paths: what is below them is held whole."""
 
     @model_validator(mode="after")
     def _shards_with_shard(self) -> Self:
@@ -53,7 +57,7 @@ class Masked(Method):
     def check(self, rounds: int, clients: Population) -> None:
         """A ConfigError if the shards do not fit the model, or if a capacity does not buy one element."""
         server = self.task.server
-        shapes, names = server.layout.shapes, [*itertools.chain(*groups(server, self.threshold, self.shards))]
+        shapes, names = server.layout.shapes, [*itertools.chain(*self.groups)]
         units = self.units or dict.fromkeys(names, 1)
         least = max(units.values()) / sum(units[name] * math.prod(shapes[name]) for name in names)
         for capacity in self.task.nets:
@@ -62,6 +66,11 @@ class Masked(Method):
                     f"clients.capacities: given {capacity:g} by {self.task.metric}; allowed with method {self.name}: "
                     f"what buys an element of model {server.model.name}, {least:.3g} of it"
                 )
+
+    @property
+    def groups(self) -> Sequence[tuple[str, ...]]:
+        """The maskable tensors by their threshold."""
+        return groups(self.task.server, self.threshold, self.shards, Maskable(self.embeddings, self.whole))
 
     @property
     def units(self) -> dict[str, int] | None:
@@ -81,7 +90,7 @@ class Masked(Method):
         """Name of a maskable parameter -> the threshold [] of a capacity."""
         share, units = self.budget(capacity), self.units
         found: Params = {}
-        for names in groups(self.task.server, self.threshold, self.shards):
+        for names in self.groups:
             theta = threshold_for({name: params[name] for name in names}, share, units)
             found |= {name: torch.tensor(theta) for name in names}
         return found
@@ -91,7 +100,7 @@ class Masked(Method):
         net, params = self.task.server, state["params"]
         if self.budget(capacity) >= 1:
             return Mask(net, "whole", {})
-        names = itertools.chain(*net.layers.values())
+        names = itertools.chain(*self.groups)
         return Mask(net, (round, capacity), Largest(params, names, lambda: self.thresholds(params, capacity)))
 
     def select(self, state: State, client: Client) -> Selection:

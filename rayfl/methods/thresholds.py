@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -25,13 +26,39 @@ Shards = tuple[tuple[str, ...], ...]
 # which elements are maskable, and what they cost
 
 
-@functools.lru_cache(maxsize=256)
-def groups(net: Net, threshold: Threshold, shards: Shards = ()) -> Sequence[tuple[str, ...]]:
-    """The names of the maskable tensors, group by group, in the network's order: a group has one threshold.
+@dataclass(frozen=True)
+class Maskable:
+    """Which tensors of a network may be masked: weights and biases of convolutions and linear layers."""
 
-    Maskable are the weights and biases of convolutions and linear layers. A ConfigError if the shards do not fit.
-    """
-    layers = net.layers
+    embeddings: bool = False
+    """Those of embeddings too."""
+    whole: tuple[str, ...] = ()
+    """Paths of modules of which nothing is."""
+
+
+@functools.lru_cache(maxsize=256)
+def layers_of(net: Net, maskable: Maskable = Maskable()) -> Mapping[str, tuple[str, ...]]:
+    """Path -> maskable tensors of every layer that has some, in the network's order. A ConfigError if nothing of
+    `whole` is a layer."""
+    layers = {**net.layers, **(net.embeddings if maskable.embeddings else {})}
+    order = {name: i for i, name in enumerate(net.layout.shapes)}
+    layers = dict(sorted(layers.items(), key=lambda layer: order[layer[1][0]]))
+    for prefix in maskable.whole:
+        if not any(_is_below(path, [prefix]) for path in layers):
+            raise ConfigError(
+                f"method.whole: given {prefix!r}, which is no layer and above no layer; allowed: the layers "
+                f"{', '.join(layers)}, and the modules above them"
+            )
+    return {path: names for path, names in layers.items() if not _is_below(path, maskable.whole)}
+
+
+@functools.lru_cache(maxsize=256)
+def groups(
+    net: Net, threshold: Threshold, shards: Shards = (), maskable: Maskable = Maskable()
+) -> Sequence[tuple[str, ...]]:
+    """The names of the maskable tensors, group by group, in the network's order: a group has one threshold. A
+    ConfigError if the shards do not fit."""
+    layers = layers_of(net, maskable)
     if threshold == "layer":
         return list(layers.values())
     if threshold == "model":
@@ -86,8 +113,8 @@ def _is_below(path: str, prefixes: Collection[str]) -> bool:
 
 def unit_costs(net: Net) -> dict[str, int]:
     """What one element of every maskable tensor costs: in how many multiply-adds of one sample's forward pass it takes
-    part. A convolution's weight takes part in one a pixel, a bias in none."""
-    units = {}
+    part. A convolution's weight takes part in one a pixel, a bias and an embedding in none."""
+    units = dict.fromkeys(itertools.chain(*net.embeddings.values()), 0)
     for path, names in net.layers.items():
         weight = f"{path}.weight"
         units |= dict.fromkeys(names, 0)

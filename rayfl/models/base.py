@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -12,6 +13,7 @@ from rayfl.config import ConfigError, Kind, Named
 from rayfl.net import Net, params_of
 from rayfl.norms import fresh
 from rayfl.tensors import Params
+from rayfl.training import Answer
 
 
 class Model(Named, ABC):
@@ -23,6 +25,9 @@ class Model(Named, ABC):
 
     smallest: ClassVar[Mapping[str, Any]] = {}
     """Fields and class attributes of its smallest sensible network, on which `rayfl.testing` runs methods."""
+
+    varying: ClassVar[tuple[int, ...]] = (0,)
+    """Dimensions of what a network takes whose size in `example` is one of many."""
 
     if TYPE_CHECKING:  # pydantic makes it, out of the type checker's sight
 
@@ -66,6 +71,10 @@ class Model(Named, ABC):
     def statistics(self, net: Net) -> Params:
         """The running statistics that its static norms start from, by the names of `norms.fresh`."""
         return fresh(net.blank())
+
+    def write(self, net: Net, params: Params, answer: Answer, to: Path) -> None:
+        """Writes into an existing folder what other libraries read a network of the model by; `answer`: which of its
+        early exits count. `rayfl.exporting` writes what every network has."""
 
     @property
     def frozen_key(self) -> Hashable:
@@ -132,6 +141,7 @@ class TokenModel(Model):
     length: int = 64
     """Tokens of the longest sequence. Taken from the data set unless given."""
     smallest: ClassVar[Mapping[str, Any]] = {}
+    varying: ClassVar = (0, 1)
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
         return torch.zeros(batch, self.length, dtype=torch.int64, device=device)

@@ -15,6 +15,7 @@ import re
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -22,15 +23,15 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from rayfl.axes import CLASSES, Axis, Dims, declare
-from rayfl.config import ConfigError
 from rayfl.models.base import TokenModel
 from rayfl.models.huggingface import folder, settings
 from rayfl.models.huggingface.network import Network, Sees, owners, renamed, resized, scaled, stepped
 from rayfl.models.huggingface.settings import Settings
 from rayfl.models.layers import check_without
-from rayfl.net import Net
+from rayfl.net import Net, load
 from rayfl.submodel import prefix
 from rayfl.tensors import Params
+from rayfl.training import Answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -96,17 +97,15 @@ class HuggingFace(TokenModel, ABC):
     @model_validator(mode="before")
     @classmethod
     def _as_in_the_folder(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and (at := given.get("weights")):
-            return folder.filled(cls.kind, cls.fields, cls.defaults, str(at), given)
+        if isinstance(given, Mapping) and given.get("weights"):
+            return folder.filled(cls.kind, cls.fields, cls.defaults, given)
         return given
 
     @model_validator(mode="after")
     def _of_whole_heads(self) -> Self:
         if self.hidden % self.heads:
-            raise ValueError(
-                f"hidden: given {self.hidden} with {self.heads} heads; allowed: a multiple of the heads, such as "
-                f"{self.hidden // self.heads * self.heads or self.heads}"
-            )
+            near = self.hidden // self.heads * self.heads or self.heads
+            raise ValueError(f"hidden features that {self.heads} heads can share out, such as {near}")
         return self
 
     # which network
@@ -221,6 +220,12 @@ class HuggingFace(TokenModel, ABC):
                 f"model {self.name}: given sequences of up to {self.length} tokens; allowed: {self.room}, for which it "
                 "has positions; set model.positions, or shorter sequences in the data section"
             )
+        published = settings.plain(self.config).get("vocab_size", self.rows)
+        if self.rows != published:
+            raise ValueError(
+                f"model {self.name}: given data of {self.rows:,} tokens with weights of {published:,}; allowed: the "
+                f"weights' own tokenizer, or model.vocabulary: {published}, if its first tokens are the data's"
+            )
         if self.ids > self.rows:
             raise ValueError(
                 f"model.vocabulary: given {self.rows}; allowed: at least {self.ids}, the tokens that the data have"
@@ -243,6 +248,16 @@ class HuggingFace(TokenModel, ABC):
             # transformers' own linear layer
             part.is_linear = isinstance(part, Conv1D)  # type: ignore[assignment]
 
+    def _dims(self, name: str, tensor: torch.Tensor, axes: Mapping[str, Axis]) -> Dims:
+        for pattern, names in self.table.items():
+            if re.search(rf"(^|\.){pattern}$", name) and len(names) == tensor.dim():
+                sizes = zip(names, tensor.shape, strict=True)
+                return tuple(axes.get(axis) or Axis.fixed(axis, size) for axis, size in sizes)
+        raise ValueError(
+            f"model {self.name}: no entry of its table fits the parameter {name!r} {list(tensor.shape)}; allowed: the "
+            "axes of every parameter, by the end of its name"
+        )
+
     # where it starts
 
     def prepare(self) -> None:
@@ -257,18 +272,34 @@ class HuggingFace(TokenModel, ABC):
         start = super().initial(net)
         if not self.weights:
             return start
-        cut = prefix(Net(self), net).take(self._read())
+        cut = prefix(replace(net, width=1.0), net).take(self._read())
         return start | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in start.keys() & cut}
 
     def _read(self) -> Params:
         return folder.weights_of(self._auto, self.configuration(Net(self)), self.weights)
 
-    def _dims(self, name: str, tensor: torch.Tensor, axes: Mapping[str, Axis]) -> Dims:
-        for pattern, names in self.table.items():
-            if re.search(rf"(^|\.){pattern}$", name) and len(names) == tensor.dim():
-                sizes = zip(names, tensor.shape, strict=True)
-                return tuple(axes.get(axis) or Axis.fixed(axis, size) for axis, size in sizes)
-        raise ValueError(
-            f"model {self.name}: no entry of its table fits the parameter {name!r} {list(tensor.shape)}; allowed: the "
-            "axes of every parameter, by the end of its name"
-        )
+    # what transformers reads
+
+    def write(self, net: Net, params: Params, answer: Answer, to: Path) -> None:
+        """A folder "transformers", which `from_pretrained` reads. It has one head: nothing is written of a network that
+        answers by the mean of several."""
+        if net.exits < 2 or answer == "last":
+            module = self.exported(net, params)
+            with folder.quiet():
+                module.save_pretrained(to / "transformers")
+
+    def exported(self, net: Net, params: Params) -> "PreTrainedModel":
+        """Transformers' module with these parameters: blocks by the numbers that they have there, step sizes as a part
+        of the layers that they stand behind."""
+        module, state = self.made_of(self.configuration(net)), dict(params)
+        for number, block in enumerate(self.kept(net)):
+            names = [name for name in state if name.startswith(f"{block}.")]
+            own = {name.removeprefix(f"{block}."): state.pop(name) for name in names}
+            for i, branch in enumerate(self.branches, start=1):
+                step = own.pop(f"step{i}.scale", None)
+                for name in (f"{branch}.weight", f"{branch}.bias"):
+                    if step is not None and name in own:
+                        own[name] = own[name] * step
+            state |= {f"{self.stack}.{number}.{name}": t for name, t in own.items()}
+        load(module, state)
+        return module

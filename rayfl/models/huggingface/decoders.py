@@ -112,9 +112,7 @@ class Llama(HuggingFace):
     @model_validator(mode="after")
     def _of_whole_groups(self) -> Self:
         if self.heads % self.groups:
-            raise ValueError(
-                f"groups: given {self.groups} with {self.heads} heads; allowed: a number that divides the heads"
-            )
+            raise ValueError(f"groups: a number that divides the {self.heads} heads")
         return self
 
     def axes(self, net: Net, block: str) -> dict[str, Axis]:

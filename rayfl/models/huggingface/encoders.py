@@ -1,7 +1,7 @@
 """RoBERTa, BERT and DistilBERT: every token sees all others; the first one answers for its sequence."""
 
 from abc import ABC
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, PositiveInt, model_validator
@@ -11,8 +11,12 @@ from rayfl.axes import Axis, linear
 from rayfl.models.huggingface.base import HuggingFace
 from rayfl.models.layers import scaler
 from rayfl.net import Net
+from rayfl.tensors import Params
 
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 BERT = {
     r"word_embeddings\.weight": ("vocabulary", "hidden"),
@@ -40,14 +44,15 @@ class Encoder(HuggingFace, ABC):
     head: ClassVar[tuple[str, str]]
     """The paths of the two layers of its classifier: the hidden one, and the one that answers."""
     activation: ClassVar[str] = "tanh"
-    """Of the classifier: tanh or relu."""
+    """Of the classifier: tanh, relu or gelu."""
     sees: ClassVar = "all"
+    smallest: ClassVar = {**HuggingFace.smallest, "exits": (1,)}
     tasks: ClassVar = ("classes", "masked_lm")
 
     @model_validator(mode="after")
     def _exits_in_order(self) -> Self:
         if list(self.exits) != sorted({*self.exits}) or (self.exits and self.exits[-1] >= self.layers):
-            raise ValueError(f"exits: given {list(self.exits)}; allowed: ascending numbers from 1 to {self.layers - 1}")
+            raise ValueError(f"exits: numbers from 1 to {self.layers - 1}, ascending, each once")
         return self
 
     @property
@@ -76,7 +81,7 @@ class Encoder(HuggingFace, ABC):
             children, run = {module.base_model_prefix: trunk}, trunk.forward
             if getattr(trunk, "pooler", None) is not None:
                 # of the head
-                trunk.pooler = None
+                trunk.register_module("pooler", None)
         kept = self.kept(net)
         depths = [sum(path in kept for path in paths[:after]) for after in self.exits[: net.exits]]
         exits = {f"exit{number}": self._exit(net, f"exit{number}") for number in range(1, len(depths) + 1)}
@@ -86,6 +91,14 @@ class Encoder(HuggingFace, ABC):
         super().check(net)
         if self.exits and self.task != "classes":
             raise ValueError(f"model.exits: given with task {self.task}; allowed: none, or a data set with classes")
+
+    def exported(self, net: Net, params: Params) -> "PreTrainedModel":
+        """The last exit's head is the module's."""
+        own = {name: t for name, t in params.items() if not name.startswith("exit")}
+        if 0 < net.exits < self.exit_count:
+            for path, layer in zip(self.head, ("dense", "answer"), strict=True):
+                own |= {f"{path}.{kind}": params[f"exit{net.exits}.{layer}.{kind}"] for kind in ("weight", "bias")}
+        return super().exported(net, own)
 
     def _exit(self, net: Net, name: str) -> nn.Module:
         axes = self.axes(net, name)

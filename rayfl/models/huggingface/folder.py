@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FREE = ("dropout", "attention_dropout")
 """Fields that may be given another value than the folder's: no tensor depends on them."""
 
+NO_MATTER = {"architectures", "dtype", "id2label", "label2id", "problem_type", "use_cache"}
+"""What a configuration says of something else than the network."""
+
 
 def filled(
     kind: str, fields: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any], given: Mapping[str, Any]
@@ -34,31 +37,32 @@ def filled(
             f"weights: given {given['weights']!r}, whose config.json cannot be read ({error}); allowed: a folder as "
             "transformers saves it"
         ) from None
-    model_type = said.get("model_type") if isinstance(said, Mapping) else None
+    model_type = said.get("model_type") if isinstance(said, dict) else None
     if model_type != kind:
         raise ConfigError(
             f"weights: given {given['weights']!r}, whose config.json says model_type {model_type!r}; allowed: a folder "
             f"of {kind!r}"
         )
     there, usual = CONFIG_MAPPING[kind].from_dict(said), CONFIG_MAPPING[kind](**defaults).to_dict()
-    ours = {field: getattr(there, names[0]) for field, names in fields.items()} | {"vocabulary": there.vocab_size}
+    ours = {field: getattr(there, names[0]) for field, names in fields.items()}
     ours = {field: value for field, value in ours.items() if value is not None}
     for field, value in ours.items():
         if field in given and given[field] != value and field not in FREE:
             raise ConfigError(
-                f"{field}: given {given[field]!r}; allowed: {value!r}, as {file} says, or nothing, to take it from there"
+                f"{field}: given {given[field]!r}; allowed: {value!r}, as {file} says, or nothing, to take it from "
+                "there"
             )
-    named = {name for names in fields.values() for name in names} | {"vocab_size"}
+    named = {name for names in fields.values() for name in names} | NO_MATTER
     more = {name: value for name, value in there.to_dict().items() if name in usual and value != usual[name]}
     config = {name: value for name, value in more.items() if name not in named} | plain(frozen(given.get("config", {})))
-    return {**ours, **given, "config": config}
+    # also where it is the usual one
+    return {**ours, **given, "config": config | {"vocab_size": there.vocab_size}}
 
 
 def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str) -> Params:
     """The parameters, float32, that the folder has for a module of this configuration: all but those of its head, if
     the folder has another one. A ConfigError if it is not there, or has other tensors."""
     from safetensors import SafetensorError
-    from transformers import logging
 
     if not any(_file(folder, name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise ConfigError(
@@ -68,7 +72,7 @@ def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str
         )
     if not _file(folder, "config.json").is_file():
         raise ConfigError(f"model.weights: given {folder!r}, which has no config.json; allowed: a folder that has one")
-    with _quiet(logging):
+    with quiet():
         try:
             module, found = made.from_pretrained(
                 str(Path(folder).expanduser()),
@@ -107,8 +111,10 @@ def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[st
 
 
 @contextlib.contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' words on new heads, and without its progress."""
+    from transformers import logging
+
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
