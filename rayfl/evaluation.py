@@ -140,11 +140,11 @@ class ByClient:
         self.ids: np.ndarray = ids[order]
         self.counts: np.ndarray = torch.cat([answer.counts for _, answer in found]).numpy()[order]
         """Samples [n]."""
-        self.values: dict[str, np.ndarray] = {
-            score.label: score.values(torch.cat([answer.sums[score.label] for _, answer in found]))[order]
-            for score in scores
-        }
+        sums = {score.label: torch.cat([answer.sums[score.label] for _, answer in found]) for score in scores}
+        self.values: dict[str, np.ndarray] = {score.label: score.values(sums[score.label])[order] for score in scores}
         """Score -> [n]."""
+        self.counted: dict[str, np.ndarray] = {score.label: score.counted(sums[score.label])[order] for score in scores}
+        """Score -> who has a value of it, [n] bool."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,7 @@ class Evaluator:
         rows = np.empty(0 if found is None else len(found.ids), CLIENT_SCORES)
         if found is not None:
             rows["client"], rows["score"] = found.ids, found.values[self.scores[0].label]
+            rows = rows[found.counted[self.scores[0].label]]
         return rows
 
     # statistics of norms
@@ -341,18 +342,20 @@ class Evaluator:
         return line
 
     def _clients(self, split: str, found: ByClient, all: np.ndarray, deployed: Mapping[float, Deployment]) -> Line:
-        """Of every client on its own split."""
+        """Of every client on its own split, if it has what a score counts there."""
         line: Line = {}
-        capacities = all[found.ids]
         for score in self.scores:
-            name, values = score.label, found.values[score.label]
+            name, counted = score.label, found.counted[score.label]
+            if not counted.any():
+                continue
+            values, weights, capacities = found.values[name][counted], found.counts[counted], all[found.ids[counted]]
             line |= {
                 named(name, c, split): float(values[capacities == c].mean())
                 for c in deployed
                 if (capacities == c).any()
             }
             line[named(name, "mean", split)] = float(values.mean())
-            line[named(name, "samples", split)] = float(np.average(values, weights=found.counts))
+            line[named(name, "samples", split)] = float(np.average(values, weights=weights))
             line[named(name, "worst", split)] = float(values.min() if score.better == "max" else values.max())
         return line
 

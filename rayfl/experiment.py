@@ -296,6 +296,13 @@ def _check(experiment: Experiment) -> None:
                 f"evaluation.local: given 'server'; allowed: 'deployed' with method {method.name}, whose server "
                 "has no network that was trained as a whole"
             )
+        goal = experiment.data.goal
+        for score in experiment.scores:
+            if score.part not in goal.parts:
+                raise ValueError(
+                    f"evaluation.scores: given {score.name} of {score.part!r}; allowed: of "
+                    f"{', '.join(map(repr, goal.parts))}, as data set {experiment.data.name} has them"
+                )
         for net in method.task.nets.values():
             assert net.layout
     except ValueError as error:

@@ -49,10 +49,13 @@ class Picks:
 
     positions: tuple[int, ...]
     size: int
+    groups: int = 1
+    """1: every group of the axis keeps these. More: they are those of so many groups, end to end."""
 
     @property
     def count(self) -> int:
-        return len(self.positions)
+        """Of a group."""
+        return len(self.positions) // self.groups
 
 
 Positions = Window | Picks
@@ -106,8 +109,8 @@ class Slice(Selection):
     """The server's network."""
     net: Net
     positions: Mapping[str, Positions]
-    """Axis -> the positions that are held. A fixed axis is whole unless it is named, as classes may be: then what it has
-    behind their last is held too."""
+    """Axis -> the positions that are held. A fixed axis is whole unless it is named, as classes may be: then what it
+    has behind their last is held too."""
     names: tuple[str, ...] | None = None
     """Only these tensors; None: all that `net` has."""
     tied: bool = True
@@ -218,7 +221,8 @@ def _index(axis: Axis, positions: Positions) -> torch.Tensor:
     """The indices of `positions` along a tensor dimension of this axis."""
     held = torch.tensor([*positions.positions, *range(positions.size, axis.size)], dtype=torch.int64)
     inside = held[:, None] * axis.copies + torch.arange(axis.copies)
-    groups = torch.arange(axis.groups)[:, None] * (axis.size * axis.copies)
+    alike = 1 if isinstance(positions, Picks) and positions.groups > 1 else axis.groups
+    groups = torch.arange(alike)[:, None] * (axis.size * axis.copies)
     return (groups + inside.flatten()).flatten()
 
 

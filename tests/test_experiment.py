@@ -188,7 +188,8 @@ MISTAKES = {
     ),
     "a score that nobody knows": (
         {"evaluation": {"scores": ["f1"]}},
-        "test: evaluation: scores.0: name: no score is called 'f1'; known: accuracy, loss, macro_f1, perplexity, top_k",
+        "test: evaluation: scores.0: name: no score is called 'f1'; known: accuracy, loss, macro_f1, "
+        "matthews, perplexity, perplexity_heterofl, top_k",
     ),
 }
 

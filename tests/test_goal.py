@@ -9,7 +9,20 @@ import torch.nn.functional as F
 
 from rayfl.config import ConfigError
 from rayfl.data import SCORES, SCORES_KIND, Classes, Score
-from rayfl.data.goal import Accuracy, CrossEntropy, MacroF1, TopK, found_in
+from rayfl.data.goal import (
+    MOST,
+    NOTHING,
+    Accuracy,
+    CrossEntropy,
+    MacroF1,
+    MaskedTokens,
+    Matthews,
+    NextToken,
+    Perplexity,
+    PerplexityOfBatches,
+    TopK,
+    found_in,
+)
 from rayfl.seeds import torch_generator
 
 
@@ -76,7 +89,7 @@ def test_macro_f1_is_scikit_learns():
     assert score(MacroF1(), logits, y) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", sorted(SCORES.keys() - {"perplexity_heterofl"}))
 def test_every_score_adds_up_over_batches(name):
     found = SCORES_KIND.read(name, "exp.yaml: scores.0")
     generator = torch_generator(0, "test:noise")
@@ -90,8 +103,51 @@ def test_every_score_adds_up_over_batches(name):
 
 def test_labels_name_the_numbers():
     labels = [SCORES_KIND.read(name, "").label for name in SCORES]
-    assert labels == ["accuracy", "loss", "perplexity", "top5", "macro_f1"]
+    assert labels == ["accuracy", "loss", "perplexity", "perplexity_heterofl", "top5", "macro_f1", "matthews"]
+    assert [Accuracy(of="words").label, Perplexity(of="masked").label] == ["accuracy_words", "perplexity_masked"]
     assert TopK(k=3).label == "top3"
+
+
+def test_perplexity_by_hand():
+    """Of equal logits it is the number of classes. It is exp of the mean loss, and no mean of perplexities."""
+    assert score(Perplexity(), torch.zeros(5, 7), torch.arange(5)) == pytest.approx(7)
+    logits, y = torch.tensor([[math.log(3), 0.0]] * 2), torch.tensor([0, 1])
+    assert score(Perplexity(), logits, y) == pytest.approx(math.sqrt(16 / 3))
+    found = [PerplexityOfBatches().counts(logits[i : i + 1], y[i : i + 1]) for i in range(2)]
+    # 4/3 and 4
+    assert PerplexityOfBatches().value(sum(found)) == pytest.approx((4 / 3 + 4) / 2)
+
+
+@pytest.mark.parametrize("kind", [Perplexity, PerplexityOfBatches])
+def test_a_perplexity_is_shown_up_to_a_bound(kind):
+    logits = torch.tensor([[0.0, 1e4]])
+    counts = kind().counts(logits, torch.tensor([0]))
+    assert kind().value(counts) == pytest.approx(MOST) and kind().values(counts[None]).tolist() == pytest.approx([MOST])
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_no_rows_are_no_number_and_no_nan(name):
+    found = SCORES_KIND.read(name, "")
+    none = found.counts(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    some = found.counts(guess(0, 1), torch.tensor([0, 2]))
+    assert math.isfinite(found.value(none)) and found.value(none + some) == found.value(some)
+    if isinstance(found, Accuracy | Perplexity | PerplexityOfBatches):
+        assert found.counted(torch.stack([none, some])).tolist() == [False, True]
+
+
+def test_matthews_by_hand():
+    """Of two classes (TP TN - FP FN) / sqrt((TP + FP)(TP + FN)(TN + FP)(TN + FN)): TP 2, TN 1, FP 1, FN 1."""
+    y, logits = torch.tensor([1, 1, 1, 0, 0]), guess(1, 1, 0, 0, 1, of=2)
+    assert score(Matthews(), logits, y) == pytest.approx(1 / 6)
+    assert score(Matthews(), logits, torch.ones(5, dtype=torch.int64)) == 0
+
+
+def test_matthews_is_scikit_learns():
+    from sklearn.metrics import matthews_corrcoef
+
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(60, 7, generator=generator), torch.randint(5, (60,), generator=generator)
+    assert score(Matthews(), logits, y) == pytest.approx(matthews_corrcoef(y.numpy(), logits.argmax(1).numpy()))
 
 
 class Wrong(Score):
@@ -123,6 +179,43 @@ def test_the_goal_of_classes():
     labels = np.array([2, 0, 1])
     assert goal.labels({"x": np.zeros(3), "y": labels}) is labels
     assert Classes(3) == goal and Classes(3, (TopK(k=2),)).scores == (TopK(k=2),)
+
+
+# goals of tokens
+
+LOGITS = torch.randn(2, 3, 5, generator=torch_generator(0, "test:logits"))
+
+
+def test_the_goal_of_next_tokens():
+    goal, y = NextToken(5, special=(0, 4)), torch.tensor([[1, 0, 2], [4, NOTHING, NOTHING]])
+    counted = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    expected = torch.stack([F.cross_entropy(LOGITS[i, j], y[i, j]) for i, j in counted]).mean()
+    assert goal.loss(LOGITS, y).item() == pytest.approx(expected.item())
+    logits, labels = goal.rows(LOGITS, y)
+    assert labels.tolist() == [1, 0, 2, 4] and torch.equal(logits, torch.stack([LOGITS[at] for at in counted]))
+    logits, labels = goal.rows(LOGITS, y, "words")
+    assert labels.tolist() == [1, 2] and torch.equal(logits, LOGITS[0, [0, 2]])
+    assert goal.present({"x": torch.tensor([[3, 1, -1]])}).tolist() == [False, True, False, True, False]
+
+
+def test_the_goal_of_masked_tokens():
+    y = torch.tensor([[1, 5 + 0, 2], [5 + 3, NOTHING, 4]])
+    goal, of_masked = MaskedTokens(5, special=(0, 4)), MaskedTokens(5, loss_on="masked")
+    assert goal.rows(LOGITS, y)[1].tolist() == [1, 0, 2, 3, 4]
+    assert goal.rows(LOGITS, y, "masked")[1].tolist() == [0, 3]
+    assert goal.rows(LOGITS, y, "words")[1].tolist() == [1, 2, 3]
+    whole = F.cross_entropy(*goal.rows(LOGITS, y))
+    masked = F.cross_entropy(*goal.rows(LOGITS, y, "masked"))
+    assert goal.loss(LOGITS, y).item() == pytest.approx(whole.item())
+    assert of_masked.loss(LOGITS, y).item() == pytest.approx(masked.item())
+
+
+@pytest.mark.parametrize("goal", [NextToken(5), MaskedTokens(5, loss_on="masked")])
+def test_a_batch_without_anything_that_counts_has_no_loss_and_no_gradient(goal):
+    logits = LOGITS.clone().requires_grad_()
+    loss = goal.loss(logits, torch.full((2, 3), NOTHING))
+    loss.backward()
+    assert loss.item() == 0 and logits.grad is not None and logits.grad.abs().max() == 0
 
 
 def test_present_classes():

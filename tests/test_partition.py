@@ -212,10 +212,50 @@ def test_equal_draws_in_turn_among_the_clients_with_room():
     y, prior, draws = np.array([0, 0, 1, 1]), np.array([[1.0, 1e-300], [1.0, 1e-300]]), 4000
     got = np.zeros(3)
     for seed in range(draws):
-        owner = _draw_in_turn(y, prior, np.random.Generator(np.random.PCG64(seed)))
+        owner = _draw_in_turn(y, prior, 2, np.random.Generator(np.random.PCG64(seed)))
         assert np.bincount(owner).tolist() == [2, 2]
         got[(owner[:2] == 0).sum()] += 1
     assert got / draws == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+
+
+def test_equal_clients_may_have_fewer_samples():
+    """FedRoRA: 20 clients of 1000 samples."""
+    train, test = split(Dirichlet(alpha=0.5, balance="equal", samples=100), clients=20)
+    assert set(train.sizes) == {100} and set(test.sizes) == {50}
+    skewed = proportions(train, Y)
+    assert skewed.max(1).mean() > 0.3
+    # the labels of the test split are drawn in the same proportions
+    assert np.corrcoef(skewed.ravel(), proportions(test, Y_TEST).ravel())[0, 1] > 0.7
+    assert refused(Dirichlet(balance="equal", samples=301), clients=20) == (
+        "clients.count: given 20; allowed: at most 19, for 6000 training samples and at least 301 a client; "
+        "lower it or take more data"
+    )
+    with pytest.raises(ConfigError, match="allowed: samples with balance: equal only"):
+        parse(Dirichlet, {"samples": 5}, "partition")
+
+
+def fiarses_sizes(shares, y, clients):
+    """Label counts [clients, classes] as FIARSE's Dirichlet.partition_approach cuts them, sample by sample."""
+    held = [[] for _ in range(clients)]
+    for k, share in enumerate(shares):
+        rows = np.flatnonzero(y == k)
+        share = np.array([p * (len(rows_of) < len(y) / clients) for p, rows_of in zip(share, held, strict=True)])
+        cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
+        held = [rows_of + part.tolist() for rows_of, part in zip(held, np.split(rows, cuts), strict=True)]
+    return np.array([np.bincount(y[rows_of], minlength=len(shares)) for rows_of in held])
+
+
+def test_cap_is_fiarses_rule_with_its_redraws():
+    """All is drawn again until the smallest client has as many samples as there are classes."""
+    y, clients, generator = np.arange(1200) % 4, 90, numpy_generator(5, "partition", "dirichlet")
+    drawn = [fiarses_sizes(generator.dirichlet(np.ones(clients), 4), y, clients) for _ in range(100)]
+    smallest = [sizes.sum(1).min() for sizes in drawn]
+    expected = drawn[next(i for i, least in enumerate(smallest) if least >= 4)]
+    assert smallest[0] < 4, "the first draw already fits"
+    spec = Dirichlet(alpha=1.0, balance="cap", min_samples=4)
+    train, _ = partition(spec, Labels(y, y[:100], None, 4), clients, seed=5)
+    # to a sample where a bound falls on a whole number
+    assert np.abs(label_counts(train, y, 4) - expected).max() <= 1 and train.sizes.sum() == 1200
 
 
 def test_cap_stops_a_client_that_holds_its_mean_size():
@@ -349,6 +389,25 @@ def test_users_need_a_data_set_that_knows_them():
         "mnist with the file QMNIST/raw/qmnist-train-labels-idx2-int.gz in its folder, or your own with `users`. "
         "Choose another partition otherwise"
     )
+
+
+def test_users_are_tested_on_their_own_part_of_the_test_set():
+    users, test_users = np.array([7, 7, 9, 9, 9, 4]), np.array([9, 8, 7, 9, 4])
+    labels = Labels(np.zeros(6, np.int64), np.zeros(5, np.int64), users, 1, test_users)
+    train, test = partition(Users(), labels, 2, seed=0)
+    # nobody is 8, and 4 has too few samples to be a client
+    assert [train[c].tolist() for c in range(2)] == [[0, 1], [2, 3, 4]]
+    assert [test[c].tolist() for c in range(2)] == [[2], [0, 3]]
+    assert (Users().tested_on(labels), Users().test_source) == ("test", "train")
+
+
+def test_a_class_that_no_client_has_is_refused():
+    y, users = np.array([0, 0, 0, 0, 1, 2]), np.array([1, 1, 2, 2, 3, 3])
+    assert refused(Users(), clients=2, y=y, users=users) == (
+        "partition: users gives no client a training sample of 2 of the 10 classes, class 1 the first; take more "
+        "clients than 2, another seed or partition"
+    )
+    assert split(Users(), clients=3, y=y, users=users)[0].sizes.tolist() == [2, 2, 2]
 
 
 def test_users_may_have_names():

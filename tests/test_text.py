@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from rayfl.config import ConfigError
 from rayfl.data import DATASETS_KIND
 from rayfl.data.goal import Classes, MaskedTokens, NextToken
-from rayfl.data.partition.users import Users
 from rayfl.data.text import base, cache
 from rayfl.data.text.base import chunked, padded
 from rayfl.data.text.encoders import Tokens, characters, frequent_words, words_and_marks
 from rayfl.data.text.shakespeare import windows
 from rayfl.data.tokens import PAD
+from rayfl.testing.data import DataContract
 from rayfl.testing.tiny import raised
 
 
@@ -44,6 +45,15 @@ def refused(name, **fields):
 
 def tokens(*texts):
     return Tokens.of((i for text in texts for i in text), [len(text) for text in texts])
+
+
+class TestOwnText(DataContract):
+    model: ClassVar = {"name": "heterofl_transformer", "layers": 1, "heads": 2, "head_width": 4, "mlp": 8}
+
+    @pytest.fixture(autouse=True)
+    def own(self, folder):
+        rows = "".join(f"{'good' * (i % 2)} film {i},{i % 2}\n" for i in range(60))
+        self.data = {"name": "text", "train": write(folder / "a.csv", "text,label\n" + rows), "max_length": 6}
 
 
 # cutting
@@ -459,22 +469,6 @@ def test_padding_counts_only_where_there_is_a_token_for_it(folder):
     assert raised(lambda: read("shakespeare", tokenizer="gpt", padding="token").offers, ConfigError) == (
         "data.padding: given 'token'; allowed: ignored, because the tokenizer has none for padding"
     )
-
-
-# users
-
-
-def test_users_are_tested_on_their_own_part_of_the_test_set():
-    from rayfl.data.partition.base import Labels, partition
-
-    users, test_users = np.array([7, 7, 9, 9, 9, 4, 4]), np.array([9, 8, 7, 9])
-    zeros = np.zeros(7, np.int64)
-    train, test = partition(Users(), Labels(zeros, zeros[:4], users, 1, test_users), 2, seed=0)
-    assert [train[c].tolist() for c in range(2)] == [[5, 6], [2, 3, 4]] or [train[c].tolist() for c in range(2)] == [
-        [0, 1],
-        [2, 3, 4],
-    ]
-    assert test[1].tolist() == [0, 3]
 
 
 # what is kept on disk

@@ -11,12 +11,22 @@ from rayfl.data.tokens import PAD, Following, Hidden, Sequences, TokenTask
 from rayfl.seeds import torch_generator
 from rayfl.testing.data import DataContract
 
+SMALL = {"name": "heterofl_transformer", "layers": 1, "heads": 2, "head_width": 4, "mlp": 8}
+
 
 class TestSyntheticText(DataContract):
     data = SyntheticText(samples=60, test_samples=20)
-    model = "bag_of_tokens"
+    model = SMALL
 
-    test_a_run_learns_from_it = None
+
+class TestSyntheticTextOfNextTokens(DataContract):
+    data = SyntheticText(samples=60, test_samples=20, task="next_token")
+    model = SMALL
+
+
+class TestSyntheticTextOfMaskedTokens(DataContract):
+    data = SyntheticText(samples=60, test_samples=20, task="masked_lm")
+    model = SMALL
 
 
 def padded(*sequences, width):

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import message, simulate, tiny
+from helpers import assert_same, drawn_like, message, simulate, tiny
 from torch import nn
 
 from rayfl.axes import Axis
@@ -22,6 +22,7 @@ from rayfl.seeds import torch_generator, torch_scope
 from rayfl.steps import Objective
 from rayfl.submodel import prefix, random_subset, rolling
 from rayfl.tensors import Params
+from rayfl.testing.methods import check_selection
 from rayfl.training import Training
 
 WIKITEXT = MODELS["heterofl_transformer"]()
@@ -157,8 +158,8 @@ def selections(whole, net):
 @pytest.mark.parametrize("width", [*LEVELS.values(), 0.3, 0.1])
 @pytest.mark.parametrize("model", [MASKED, NEXT], ids=["both sides", "causal"])
 def test_a_narrow_network_is_the_full_one_with_the_rest_at_zero(model, width):
-    """At widths too where the heads keep more in all than the stream does, and for windows that wrap. Norms are over what
-    is held."""
+    """At widths too where the heads keep more in all than the stream does, and for windows that wrap. Norms are over
+    what is held."""
     params, x = drawn(model), tokens(model)
     whole, net = Net(model), Net(model, width, scale=width)
     for selection in selections(whole, net):
@@ -441,16 +442,14 @@ def test_clients_who_hold_their_own_tokens_alone_come_to_the_same(name, mask, ta
 
 def test_a_client_of_two_tokens():
     """Its network has two tokens and the mask; unknown label sets mean all tokens."""
-    method = METHODS["heterofl"](vocab="own").bind(
-        Task(MASKED, Training(), {1.0: Net(MASKED), 0.5: Net(MASKED, 0.5)}, 1.0, 4)
+    narrow = Net(MASKED, 0.5)
+    method = METHODS["heterofl"](vocab="own", scaler=False).bind(
+        Task(MASKED, Training(), {1.0: Net(MASKED), 0.5: narrow}, 1.0, 4)
     )
     state, present = method.init(), torch.zeros(30, dtype=torch.bool)
     present[[4, 7]] = True
     selection = method.select(state, Client(0, 0.5, 0, lambda: present))
-    taken, whole = (
-        selection.take(state["params"]),
-        prefix(Net(MASKED), Net(MASKED, 0.5, scale=0.5)).take(state["params"]),
-    )
+    taken, whole = (s.take(state["params"]) for s in (selection, prefix(Net(MASKED), narrow)))
     assert torch.equal(taken["embedded.tokens.weight"], whole["embedded.tokens.weight"][[4, 7, 30]])
     assert torch.equal(taken["head.layers.answer.bias"], whole["head.layers.answer.bias"][[4, 7]])
     assert selection.net.build()(torch.tensor([[0, 1, 2]])).shape == (1, 3, 2)
@@ -482,3 +481,27 @@ def test_where_no_client_can_do_with_its_own_tokens(sections, said):
     assert said in message(
         tiny, **given | sections | {"method": {"name": "heterofl", "vocab": "own"} | sections.get("method", {})}
     )
+
+
+# --- FedRolex's heads ---
+
+
+def test_heads_that_roll_end_to_end():
+    """The authors' code: `torch.arange(E).roll(t).view(heads, -1)[:, :kept]` (their direction is -1)."""
+    task = Task(NEXT, Training(), {1.0: Net(NEXT), 0.3: Net(NEXT, 0.3)}, 1.0, 4)
+    method = METHODS["fedrolex"](heads="flattened", direction=-1).bind(task)
+    params = {name: torch.arange(t.numel()).view_as(t) for name, t in method.init()["params"].items()}
+    for t in (0, 1, 7, 16, 63, 70):
+        selection = method.select({}, Client(0, 0.3, t))
+        expected = torch.arange(64).roll(t).view(4, 16)[:, :5].flatten()
+        hidden = torch.arange(64).roll(t)[:20]
+        taken = selection.take(params)
+        assert torch.equal(taken["layers.1.attention.q.linear.bias"], expected)
+        assert torch.equal(taken["layers.0.attention.k.linear.weight"], expected[:, None] * 64 + hidden)
+        assert torch.equal(taken["layers.0.attention.out.linear.weight"], hidden[:, None] * 64 + expected)
+        check_selection(selection, drawn_like(method.init()["params"], "x"))
+    within = METHODS["fedrolex"](direction=-1).bind(task)
+    assert within.select({}, Client(0, 0.3, 0)).take(params).keys() == selection.take(params).keys()
+    for capacity, t in ((0.3, 0), (1.0, 5)):
+        one, two = (m.select({}, Client(0, capacity, t)).take(params) for m in (method, within))
+        assert_same(one, two)

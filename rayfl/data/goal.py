@@ -3,6 +3,7 @@
 A score adds up: every batch, on whatever worker, gives a vector of counts; their sum gives the number.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +48,10 @@ class Score(Named, ABC):
         """The numbers [n] float64 of n sums [n, k]."""
         return np.array([self.value(one) for one in sums], np.float64)
 
+    def counted(self, sums: torch.Tensor) -> np.ndarray:
+        """Which of n sums [n, k] are over any row, [n] bool: a client without one has no number."""
+        return np.ones(len(sums), bool)
+
 
 class Mean(Score):
     """A score whose counts are a sum over rows, and their number. Over no rows it is 0."""
@@ -59,11 +64,31 @@ class Mean(Score):
         totals, counts = sums.double().numpy().T
         return totals / np.maximum(counts, 1)
 
+    def counted(self, sums: torch.Tensor) -> np.ndarray:
+        return (sums[:, 1] > 0).numpy()
 
-class Accuracy(Mean):
+
+class OfPart(Mean):
+    """A mean over a part of the positions of sequences; over all samples where they have no parts."""
+
+    of: str = "all"
+
+    @property
+    def part(self) -> str:
+        return self.of
+
+    @property
+    def label(self) -> str:
+        return super().label if self.of == "all" else f"{super().label}_{self.of}"
+
+
+class Accuracy(OfPart):
     """The share of samples whose largest logit is their label's; of equal logits the first counts."""
 
     name: Literal["accuracy"] = "accuracy"
+    of: Literal["all", "words", "masked"] = "all"
+    """Which positions of sequences count. words: those whose label is no special token, as TFF's accuracy without
+    unknown words, begins, ends and padding. masked: those that a masked language model does not see."""
 
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Correct samples, and samples."""
@@ -81,21 +106,13 @@ class CrossEntropy(Mean):
         return _cross_entropy(logits, y)
 
 
-class Perplexity(Mean):
+class Perplexity(OfPart):
     """exp of the mean of -log softmax(logits)[y] over all rows, at most `MOST`."""
 
     name: Literal["perplexity"] = "perplexity"
     better: ClassVar = "min"
-    of: Literal["all", "masked"] = "all"
-    """Which positions count: all, or those that a masked language model does not see."""
-
-    @property
-    def label(self) -> str:
-        return "perplexity" if self.of == "all" else f"perplexity_{self.of}"
-
-    @property
-    def part(self) -> str:
-        return self.of
+    of: Literal["all", "words", "masked"] = "all"
+    """Which positions count, as for `Accuracy`."""
 
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """As `CrossEntropy`."""
@@ -106,6 +123,25 @@ class Perplexity(Mean):
 
     def values(self, sums: torch.Tensor) -> np.ndarray:
         return np.exp(np.minimum(super().values(sums), np.log(MOST)))
+
+
+class PerplexityOfBatches(Mean):
+    """The mean over the batches of an evaluation of each one's perplexity, as in HeteroFL's code: another number with
+    other batches. With data set wikitext2 and `evaluation.batch_size: 10` the batches are HeteroFL's chunks."""
+
+    name: Literal["perplexity_heterofl"] = "perplexity_heterofl"
+    better: ClassVar = "min"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The batch's perplexity, and 1; of a batch without rows 0 and 0."""
+        total, rows = _cross_entropy(logits, y)
+        return torch.stack([torch.where(rows > 0, (total / rows).exp(), 0.0), (rows > 0).double()])
+
+    def value(self, sums: torch.Tensor) -> float:
+        return min(super().value(sums), MOST)
+
+    def values(self, sums: torch.Tensor) -> np.ndarray:
+        return np.minimum(super().values(sums), MOST)
 
 
 class TopK(Mean):
@@ -140,7 +176,26 @@ class MacroF1(Score):
     def value(self, sums: torch.Tensor) -> float:
         right, predicted, labelled = sums.double().view(3, -1)
         seen = predicted + labelled > 0
-        return float((2 * right[seen] / (predicted + labelled)[seen]).mean())
+        return float((2 * right[seen] / (predicted + labelled)[seen]).mean()) if seen.any() else 0.0
+
+
+class Matthews(Score):
+    """The correlation of guesses and labels (Matthews 1975; of more than two classes Gorodkin 2004), from -1 to 1; 0
+    where all guesses, or all labels, are one class, as scikit-learn's matthews_corrcoef."""
+
+    name: Literal["matthews"] = "matthews"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """By label and guess: how many, [C * C]."""
+        classes = logits.shape[1]
+        return torch.bincount(y * classes + logits.argmax(1), minlength=classes**2)
+
+    def value(self, sums: torch.Tensor) -> float:
+        found = sums.double().view(math.isqrt(len(sums)), -1)
+        labelled, guessed, total = found.sum(1), found.sum(0), found.sum()
+        covariance = found.trace() * total - labelled @ guessed
+        spread = (total**2 - labelled @ labelled) * (total**2 - guessed @ guessed)
+        return float(covariance / spread.sqrt()) if spread > 0 else 0.0
 
 
 def _cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -158,8 +213,10 @@ SCORES: dict[str, type[Score]] = {
     "accuracy": Accuracy,
     "loss": CrossEntropy,
     "perplexity": Perplexity,
+    "perplexity_heterofl": PerplexityOfBatches,
     "top_k": TopK,
     "macro_f1": MacroF1,
+    "matthews": Matthews,
 }
 
 SCORES_KIND = Kind("score", Score, SCORES, "rayfl.scores")
@@ -178,6 +235,8 @@ class Goal(ABC):
     """What an evaluation gives."""
     padding: ClassVar[int | None] = None
     """A label whose samples count for nothing in the mean of the loss; None: there is none."""
+    parts: ClassVar[tuple[str, ...]] = ("all",)
+    """What `rows` takes."""
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -223,9 +282,12 @@ class NextToken(Goal):
     special: tuple[int, ...] = ()
     """Tokens that are no words. The part "words" leaves them out."""
     padding: ClassVar[int | None] = NOTHING
+    parts: ClassVar = ("all", "words")
 
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=NOTHING)
+        total = F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=NOTHING, reduction="sum")
+        # a batch may have nothing that counts
+        return total / (y != NOTHING).sum().clamp(min=1)
 
     def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
         """A stream has no classes."""
@@ -238,8 +300,11 @@ class NextToken(Goal):
     def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
         counted = y != NOTHING
         if part == "words":
-            counted &= ~torch.isin(y, torch.tensor(self.special, device=y.device))
+            counted &= self._are_words(y)
         return _picked(logits, y, counted)
+
+    def _are_words(self, tokens: torch.Tensor) -> torch.Tensor:
+        return ~torch.isin(tokens, torch.tensor(self.special, dtype=tokens.dtype, device=tokens.device))
 
 
 @dataclass(frozen=True)
@@ -250,6 +315,7 @@ class MaskedTokens(NextToken):
     scores: tuple[Score, ...] = (Perplexity(), Perplexity(of="masked"), Accuracy(), CrossEntropy())
     loss_on: Literal["all", "masked"] = "all"
     """Positions that the loss is over (HeteroFL: all, BERT: masked)."""
+    parts: ClassVar = ("all", "words", "masked")
 
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if self.loss_on == "masked":
@@ -258,6 +324,8 @@ class MaskedTokens(NextToken):
 
     def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
         counted = y >= (self.classes if part == "masked" else 0)
+        if part == "words":
+            counted &= self._are_words(y % self.classes)
         logits, labels = _picked(logits, y, counted)
         return logits, labels % self.classes
 

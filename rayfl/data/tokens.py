@@ -42,6 +42,10 @@ class Sequences(Prepare):
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         return _trimmed(samples), samples["y"]
 
+    def plain(self) -> dict[str, Any]:
+        """What stands behind the end of a sequence."""
+        return {"padding": PAD}
+
 
 @dataclass(frozen=True)
 class Following(Sequences):
@@ -82,6 +86,10 @@ class Hidden(Sequences):
 
     def renumbered(self, classes: int) -> Prepare:
         return replace(self, classes=classes, mask=classes)
+
+    def plain(self) -> dict[str, Any]:
+        """With what stands for a hidden token."""
+        return super().plain() | {"mask": self.mask}
 
     def _instead(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """What stands at a position of x [B, t] if its token is hidden, by BERT's rule."""

@@ -21,21 +21,24 @@ Departures:
 1. The sizes are ceil(r K) as in the code; the paper writes floor.
 2. The authors' code rolls the other way round: `direction: -1`. Its `--overlap` option advances once a client and
    shuffles the axes; here `overlap` is what the paper means by it.
-3. Attention heads roll inside each head; the code rolls the flattened axis, which mixes heads.
+3. Attention heads roll inside each head. The code rolls all heads end to end and then cuts each, so that what was two
+   heads meets in one: `heads: flattened`.
 4. The mean over holders is plain; the code's `updates` weights depend on the order of the cohort.
 5. A device runs the window of the last round (`deploys: window`), or the prefix; the paper evaluates only the
    server's network.
 """
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
+from rayfl.axes import Axis
 from rayfl.fold import State
 from rayfl.methods.base import Client
 from rayfl.methods.vocabulary import OwnVocabulary
-from rayfl.submodel import Selection, Slice, windows
+from rayfl.submodel import Picks, Positions, Selection, Slice, windows
 from rayfl.training import Fill
 
 
@@ -46,6 +49,8 @@ class FedRolex(OwnVocabulary):
     label_rows: Literal["all", "present"] = "present"
     direction: Literal[1, -1] = 1
     """1: the window's start moves up, as in the paper; -1: down, as in the authors' code."""
+    heads: Literal["within", "flattened"] = "within"
+    """How attention heads roll: each by itself, or all of a block end to end, as in the authors' code."""
     overlap: float = Field(default=1.0, ge=0, le=1)
     """Share of a window that stays in the next round: stride floor(k (1 - overlap)) + 1; 1 is the paper's."""
     deploys: Literal["window", "prefix"] = "window"
@@ -66,4 +71,23 @@ class FedRolex(OwnVocabulary):
     def _rolled(self, round: int, capacity: float) -> Slice:
         net = self.net_at(capacity)
         offsets = {name: self.direction * self.stride(axis.size) * round for name, axis in net.layout.axes.items()}
-        return windows(self.task.server, net, offsets)
+        rolled = windows(self.task.server, net, offsets)
+        if self.heads == "within":
+            return rolled
+        flattened = {
+            name: _end_to_end(axis, kept.size, offsets[name])
+            for name, axis in rolled.whole_layout.axes.items()
+            if axis.groups > 1 and (kept := net.layout.axes[name]).size < axis.size
+        }
+        return replace(rolled, positions={**rolled.positions, **flattened})
+
+
+def _end_to_end(axis: Axis, kept: int, offset: int) -> Positions:
+    """Of every group the first `kept` positions, all moved by an offset along the groups end to end.
+
+    >>> _end_to_end(Axis("heads", size=4, groups=2), kept=2, offset=3).positions
+    (3, 4, 7, 0)
+    """
+    total = axis.groups * axis.size
+    starts = range(offset, offset + total, axis.size)
+    return Picks(tuple((start + u) % total for start in starts for u in range(kept)), axis.size, axis.groups)

@@ -16,6 +16,7 @@ from rayfl.data.partition.base import NOBODY, Labels, Partition, partition
 from rayfl.data.samples import ClientData
 from rayfl.metrics import SPLITS, named
 from rayfl.seeds import numpy_generator, torch_generator
+from rayfl.tensors import as_tensor
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
 
 SAMPLES = 12
@@ -36,7 +37,7 @@ class DataContract:
     def some(self) -> ClientData:
         """The first samples."""
         data = self.set()
-        samples = {name: torch.from_numpy(array[:SAMPLES]) for name, array in data.arrays().train.items()}
+        samples = {name: as_tensor(array[:SAMPLES]) for name, array in data.arrays().train.items()}
         return ClientData(samples, data.prepare, data.goal)
 
     def test_its_arrays_are_checked_and_always_the_same(self) -> None:

@@ -116,7 +116,7 @@ def close(found, expected, tolerance=1e-12):
 # a round without any training
 
 
-@pytest.mark.parametrize("name", sorted(LOWRANK.keys() - {"zero_padding", "hetlora", "flexlora"}))
+@pytest.mark.parametrize("name", sorted(LOWRANK.keys() - {"zero_padding", "hetlora", "flexlora", "fedrora"}))
 def test_a_round_without_training_changes_no_function(name):
     """Of three clients of ranks 2, 4 and 8, whatever their weights. LoRA-FAIR's descent stops at a cosine of 1."""
     method = bound(name, **({"start": "seed"} if name == "fedsb" else {}))
@@ -422,6 +422,7 @@ def traffic(name, capacities, rounds, **options):
         ("rbla", {}, [(8 + 2) * D] * 3, [(8 + 2) * D] * 3),
         ("flexlora", {}, [(8 + 2) * D] * 3, [(8 + 2) * D] * 3),
         ("raflora", {}, [(8 + 2) * D] * 3, [(8 + 2) * D] * 3),
+        ("fedrora", {}, [(8 + 2) * D] * 3, [(8 + 2) * D] * 3),
         ("lora_fair", {}, [(8 + 2) * D] * 3, [(8 + 2) * D] * 3),
         ("ffa_lora", {}, [(8 + 2) * 20] * 3, [(8 + 2) * 20] * 3),
         ("rolora", {}, [(8 + 2) * 20] * 3, [(8 + 2) * 20] * 3),
@@ -512,7 +513,7 @@ def test_a_round_moves_what_it_trains_and_nothing_else(name, tmp_path):
     """With weight decay, which moves whatever has a gradient."""
     simulation = simulate(traffic(name, (1.0, 0.25), 2).with_(training={"weight_decay": 0.1, "steps": 2}), tmp_path)
     method = simulation.method
-    turned = name in ("fedsvd", "flexlora", "raflora", "fedsb")
+    turned = name in ("fedsvd", "flexlora", "raflora", "fedrora")
     for round in range(2):
         before = simulation.state["params"]
         run(simulation, 1)
@@ -618,6 +619,38 @@ def test_folding_the_others_truncates_nothing(name):
         part = bound(name, others="left_out")
         params = part.extract(state, part.select(state, Client(3, 0.25, 5)))["params"]
         assert f"{path}.lora.W" not in params and not torch.allclose(product(part, params, path), whole[path])
+
+
+# FedRoRA
+
+
+def test_fedrora_starts_clients_from_directions_of_their_own():
+    """The two of eight singular directions of the mean that the client's own product has most of."""
+    method = bound("fedrora")
+    state, kept = started(method), started(bound("fedrora"), "kept")["params"]
+    whole = method.task.nets[1.0]
+    for name in [n for n in state["params"] if part_of(n) == "A"]:
+        found = lowrank.svd(state["params"][f"{name[:-1]}B"], state["params"][name])
+        state["params"] |= {name: found.vt, f"{name[:-1]}B": found.u * found.s}
+    small = {n: t[:2] if part_of(n) == "A" else t[:, :2] for n, t in kept.items() if part_of(n)}
+    start = method.chosen(state["params"], method.task.nets[0.25], {"own": small})
+    for path in method.layers:
+        v, u = (
+            state["params"][f"{path}.lora.A"],
+            torch.nn.functional.normalize(state["params"][f"{path}.lora.B"], dim=0),
+        )
+        own = small[f"{path}.lora.B"] @ small[f"{path}.lora.A"]
+        coefficients = torch.stack([u[:, j] @ own @ v[j] for j in range(R)])
+        best = sorted(range(R), key=lambda j: -abs(coefficients[j]))[:2]
+        expected = sum(coefficients[j] * torch.outer(u[:, j], v[j]) for j in best)
+        torch.testing.assert_close(start[f"{path}.lora.B"] @ start[f"{path}.lora.A"], expected)
+        # all directions of a product are all of it
+        everything = method.chosen(state["params"], whole, {"own": {n: t for n, t in state["params"].items()}})
+        torch.testing.assert_close(
+            everything[f"{path}.lora.B"] @ everything[f"{path}.lora.A"],
+            state["params"][f"{path}.lora.B"] @ state["params"][f"{path}.lora.A"],
+        )
+    assert method.chosen(state["params"], whole, None) == {}
 
 
 # LoRA-A2

@@ -1,9 +1,9 @@
 """Label skew drawn from Dirichlet distributions."""
 
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.config import ConfigError
 from rayfl.data.partition.base import (
@@ -43,13 +43,22 @@ class Dirichlet(Partition):
     the remainder.
     """
     min_samples: int = Field(default=2, ge=1)
-    """Training samples of the smallest client, at least (NeFL: 10)."""
+    """Training samples of the smallest client, at least (NeFL: 10; FIARSE's AG News: 4, the number of classes)."""
+    samples: int | None = Field(default=None, ge=1)
+    """With `balance: equal`, training samples of each client instead of floor(N / clients) (FedRoRA: 1000)."""
+
+    @model_validator(mode="after")
+    def _samples_of_equal_clients(self) -> Self:
+        if self.samples is not None and self.balance != "equal":
+            raise ValueError("samples with balance: equal only")
+        return self
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
-        require(len(labels.train), clients, self.min_samples)
+        require(len(labels.train), clients, self.samples or self.min_samples)
         if self.balance == "equal":
             prior = _dirichlet(self.alpha, (clients, labels.classes), generator)
-            train, test = (_draw_in_turn(y, prior, generator) for y in (labels.train, labels.test))
+            train = _draw_in_turn(labels.train, prior, self.samples or len(labels.train) // clients, generator)
+            test = _draw_in_turn(labels.test, prior, len(labels.test) // clients, generator)
         else:
             shares = self._shares(labels, clients, generator)
             train, test = (_hand_out(y, shares, generator) for y in (labels.train, labels.test))
@@ -100,14 +109,14 @@ def _hand_out(y: np.ndarray, shares: np.ndarray, generator: np.random.Generator)
     return owner
 
 
-def _draw_in_turn(y: np.ndarray, prior: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Owners [N] by FIARSE's balanced rule; prior [clients, classes].
+def _draw_in_turn(y: np.ndarray, prior: np.ndarray, room: int, generator: np.random.Generator) -> np.ndarray:
+    """Owners [N] by FIARSE's balanced rule, `room` samples each; prior [clients, classes].
 
     Between two classes that run out the draws are independent, so they are made all at once: the same
     distribution as sample by sample.
     """
     clients, classes = prior.shape
-    turns = _turns(clients, len(y) // clients, generator)
+    turns = _turns(clients, room, generator)
     stock = np.bincount(y, minlength=classes)
     first, drawn, done = np.cumsum(stock) - stock, np.empty_like(turns), 0
     while done < len(turns):

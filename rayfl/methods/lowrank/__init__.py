@@ -4,6 +4,7 @@ from rayfl.methods.lowrank.base import LowRank
 from rayfl.methods.lowrank.fed_plora import FedPLoRA
 from rayfl.methods.lowrank.fedex_lora import FedExLoRA
 from rayfl.methods.lowrank.fedit import FedIT
+from rayfl.methods.lowrank.fedrora import FedRoRA
 from rayfl.methods.lowrank.fedsb import FedSB
 from rayfl.methods.lowrank.fedsvd import FedSVD
 from rayfl.methods.lowrank.ffa_lora import FFALoRA
@@ -39,4 +40,5 @@ LOWRANK: dict[str, type[LowRank]] = {
     "florist": FLoRIST,
     "flexlora": FlexLoRA,
     "raflora": RaFLoRA,
+    "fedrora": FedRoRA,
 }

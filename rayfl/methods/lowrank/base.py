@@ -165,9 +165,9 @@ class LowRank(Method):
 
     def mean_segments(self, fold: Fold) -> dict[str, Factors]:
         """The sum of P* over the segments of every layer, each the mean over those who hold it, in float64. What nobody
-        of the cohort holds is as the server has it."""
+        of the cohort holds is as the server has it; {} if nobody holds anything."""
         found, holders, params = {}, fold.sum("holders"), fold.state["params"]
-        for path in self.layers:
+        for path in self.layers if fold.products else ():
             parts = []
             for segment, held in self.segments(path, self.rank).items():
                 if (total := fold.products.get(segment)) is not None:

@@ -1,0 +1,99 @@
+"""FedRoRA: clients share singular directions, and each has coefficients of its own, by which it chooses among them.
+
+Paper: Wang, Bian et al., "FedRoRA", 2026.
+
+Symbols: as in `base`; u_j, v_j the singular directions of P*, j < R; c_kj client k's coefficient of direction j.
+
+    A_k, B_k       steps from where the client starts
+    U S V^T        the singular value decomposition of P* = sum_k w_k P_k
+    c_kj   =   u_j^T P_k v_j, of what client k trained when it was there last
+    J_k            the r_k directions with the largest |c_kj|, of every layer
+    start of k     B = [u_j c_kj / s], A = [v_j^T] for j in J_k: its own part of what all have found
+    down and up    r_k (in + out) a layer
+
+Who never trained starts from the first directions with the server's coefficients S_j. Judged on clients' own data.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fedrora"]().judged_on
+    'clients'
+
+Departures:
+1. The paper's adapter is P_k = B S A with unit columns and rows, and its server works out the coefficients. Here the
+   client keeps P_k, is sent all R directions by the simulation, and finds its own; counted are the r_k that it uses.
+2. |u_j^T P_k v_j| orders a client's directions: "top" is not said of what else.
+3. Signs, missing directions and the decomposition are as for FlexLoRA; a trained head is averaged.
+"""
+
+from typing import ClassVar, Literal, cast
+
+import torch
+
+from rayfl import lowrank
+from rayfl.clients import Population
+from rayfl.fold import Carry, Fold, State, Update
+from rayfl.methods.base import Deployment, Payload, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.lowrank.base import LowRank, part_of, rank_of, rescaled
+from rayfl.methods.sizes import fixed_capacities
+from rayfl.net import Net
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, copied
+
+
+class FedRoRA(LowRank):
+    judged_on: ClassVar = "clients"
+    contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+
+    name: Literal["fedrora"] = "fedrora"
+
+    def check(self, rounds: int, clients: Population) -> None:
+        super().check(rounds, clients)
+        fixed_capacities(self.name, self.task.nets, clients, "one capacity for all clients")
+
+    def part(self, state: State, selection: Selection) -> Params:
+        return rescaled(self, selection.take(state["params"]), selection.net)
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        directions = {name: t for name, t in state["params"].items() if part_of(name)}
+        return super().extract(state, selection) | {"directions": directions}
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        start = payload["params"] | self.chosen(payload["directions"], visit.net, visit.carry)
+        trained, metrics = self.train(start, visit)
+        update = self.answer(trained, payload, visit, metrics, products="whole", factors=False)
+        kept = copied({name: t for name, t in trained.items() if part_of(name)})
+        update.carries[visit.client.id] = {"own": kept}
+        return update
+
+    def chosen(self, directions: Params, net: Net, carry: Carry | None) -> Params:
+        """The directions that count for the client who keeps `carry`, with its coefficients; {} for a new client."""
+        found: Params = {}
+        for path in self.layers if carry else ():
+            kept, rank = cast(Params, carry["own"]), rank_of(net, path)  # type: ignore[index]
+            a, b = f"{path}.lora.A", f"{path}.lora.B"
+            v, u = directions[a], unit(directions[b])
+            # s is in neither of them
+            coefficients = ((u.T @ kept[b]) * (v @ kept[a].T)).sum(1)
+            largest = torch.sort(coefficients.abs(), descending=True, stable=True).indices[:rank].sort().values
+            found |= {a: v[largest], b: u[:, largest] * coefficients[largest]}
+        return found
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        params = dict(fold.mean("params"))
+        for path, mean in self.mean_products(fold).items():
+            a, b = f"{path}.lora.A", f"{path}.lora.B"
+            found = lowrank.svd(mean.left, mean.right)
+            params[b], params[a] = lowrank.refactored(found, params[a], self.scale(self.rank))
+        return {"params": params}
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        """The client's own, if it keeps something."""
+        deployed = super().deploy(state, round, capacity)
+        own = self.chosen(state["params"], deployed.net, carry)
+        return Deployment(deployed.key, deployed.net, deployed.params | own)
+
+
+def unit(b: torch.Tensor) -> torch.Tensor:
+    """Columns of length 1; those that are 0 stay."""
+    lengths = b.norm(dim=0)
+    return b / torch.where(lengths > 0, lengths, 1.0)
