@@ -68,8 +68,10 @@ def survivors(deployed: Deployment) -> Slice:
 
 
 def filters(deployed: Deployment) -> tuple[int, int]:
-    """Filters and neurons, rows of masked weights: how many there are, and how many are nothing but zeros."""
-    rows = [t.flatten(1).any(1) for name in deployed.masked if (t := deployed.params[name]).dim() > 1]
+    """Filters and neurons, rows of layers' masked weights: how many there are, and how many are nothing but zeros."""
+    layers = deployed.net.layers
+    masked = [name for name in deployed.masked if name.rpartition(".")[0] in layers]
+    rows = [t.flatten(1).any(1) for name in masked if (t := deployed.params[name]).dim() > 1]
     return sum(map(len, rows)), sum(int((~row).sum()) for row in rows)
 
 

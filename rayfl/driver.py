@@ -271,7 +271,8 @@ def export(
             "trained this one"
         )
     about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
-    return export_submodel(deployed, to, about | {"samples": experiment.data.prepare.plain()}, say)
+    about |= {"samples": experiment.data.prepare.plain()}
+    return export_submodel(deployed, to, about, say, experiment.data.attached)
 
 
 def deployments(

@@ -5,7 +5,7 @@ Of a masked network (SpaFL, FedPM, FIARSE) the filters and neurons that are not 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,13 @@ def as_module(deployed: Deployment) -> nn.Module:
     return _answering(_network(deployed), deployed)
 
 
-def export_submodel(deployed: Deployment, to: Path, about: Mapping[str, Any], say: Callable[[str], None]) -> nn.Module:
+def export_submodel(
+    deployed: Deployment,
+    to: Path,
+    about: Mapping[str, Any],
+    say: Callable[[str], None],
+    files: Sequence[Path] = (),
+) -> nn.Module:
     """Writes a deployment, which has its norms' statistics, into a new folder; returns it `as_module`.
 
     model.safetensors   parameters and norm statistics, by the names of the network's state
@@ -55,7 +61,8 @@ def export_submodel(deployed: Deployment, to: Path, about: Mapping[str, Any], sa
                         layers how many were `removed` and how many are `zeros` that stay
     and what the model has for other libraries (`Model.write`), of a masked network with its zeros
 
-    `say` is told what became of a masked network, and of a network that is nobody's result.
+    `say` is told what became of a masked network, and of a network that is nobody's result. `files`: the data's
+    (`DataSet.attached`).
     """
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"{to}: is not empty; give a new folder")
@@ -82,7 +89,7 @@ def export_submodel(deployed: Deployment, to: Path, about: Mapping[str, Any], sa
         **of_mask,
     }
     (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    given.net.model.write(given.net, given.params, given.answer, to)
+    given.net.model.write(given.net, given.params, given.answer, files, to)
     return module
 
 

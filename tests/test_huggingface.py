@@ -432,9 +432,9 @@ def test_transformers_loads_what_is_exported(name, task, of, x, tmp_path):
 
 def test_no_folder_has_the_mean_of_several_heads(tmp_path):
     net = Net(made("roberta", exits=(1,)), exits=2)
-    net.model.write(net, drawn(net), "mean", tmp_path)
+    net.model.write(net, drawn(net), "mean", (), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    net.model.write(net, drawn(net), "last", tmp_path)
+    net.model.write(net, drawn(net), "last", (), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["transformers"]
 
 
@@ -536,4 +536,4 @@ def test_a_parameter_that_no_table_has_is_named():
         table = {k: v for k, v in sys.modules["readme_electra"].Electra.table.items() if "project" not in k}
 
     with pytest.raises(ValueError, match=r"no entry of its table fits the parameter 'electra\.embeddings_project"):
-        Net(Forgetful(hidden=20, heads=2, layers=1)).layout
+        Net(Forgetful(hidden=20, heads=2, layers=1)).blank()

@@ -55,6 +55,11 @@ class DataSet(Named, ABC):
     def offers(self) -> Mapping[str, Any]:
         """What a model takes its fields of the same names from, unless they are given."""
 
+    @property
+    def attached(self) -> tuple[Path, ...]:
+        """Files that an exported network is used with, such as a tokenizer's."""
+        return ()
+
     @final
     def arrays(self) -> Arrays:
         """Training and test set, checked."""

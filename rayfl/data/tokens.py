@@ -138,6 +138,8 @@ class TokenTask:
     rate: float = 0.15
     rule: Literal["mask", "bert"] = "mask"
     loss_on: Literal["all", "masked"] = "all"
+    pad: int | None = None
+    """The token that stands for nothing in the vocabulary, and so in no sequence; None: it has none."""
 
     @property
     def stored(self) -> int:
@@ -183,4 +185,5 @@ class TokenTask:
     def offers(self) -> Mapping[str, Any]:
         """`ids`: what a network may be given, a mask included."""
         ids = self.ids + (self.name == "masked_lm" and self.mask is None)
-        return {"task": self.name, "ids": ids, "classes": self.goal.classes, "length": self.length}
+        pad = {} if self.pad is None else {"pad": self.pad}
+        return {"task": self.name, "ids": ids, "classes": self.goal.classes, "length": self.length} | pad

@@ -1,7 +1,7 @@
 """A model family: one description from which the network of any width and depth is built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -72,9 +72,10 @@ class Model(Named, ABC):
         """The running statistics that its static norms start from, by the names of `norms.fresh`."""
         return fresh(net.blank())
 
-    def write(self, net: Net, params: Params, answer: Answer, to: Path) -> None:
-        """Writes into an existing folder what other libraries read a network of the model by; `answer`: which of its
-        early exits count. `rayfl.exporting` writes what every network has."""
+    def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
+        """Writes into an existing folder what other libraries read a network of the model by, beside what
+        `rayfl.exporting` writes of every network. `answer`: which of its early exits count. `files`: the data's
+        (`DataSet.attached`)."""
 
     @property
     def frozen_key(self) -> Hashable:

@@ -138,6 +138,10 @@ class TextData(DataSet, ABC):
         """Its files; none where none is given."""
         return () if self.tokenizer is None else find_tokenizer(self.tokenizer, self.base)
 
+    @property
+    def attached(self) -> tuple[Path, ...]:
+        return self._tokenizer()
+
     def vocabulary_or(self, words: Vocabulary) -> Vocabulary:
         """The tokenizer's; where none is given, that of words."""
         files = self._tokenizer()
@@ -218,6 +222,7 @@ class LanguageText(TextData, ABC):
             rate=self.mask_rate,
             rule=self.mask_rule,
             loss_on=self.loss_on,
+            pad=vocabulary.padding if self.padding == "ignored" else None,
         )
 
     def filled(self, x: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:

@@ -126,7 +126,9 @@ class OwnText(LabelledText, LanguageText):
         vocabulary, length = corpus.vocabulary, self.max_length
         if self.task == "classes":
             classes = len(corpus.known["classes"])
-            return TokenTask("classes", vocabulary.ids, length, classes, vocabulary.special, order=self.order)
+            return TokenTask(
+                "classes", vocabulary.ids, length, classes, vocabulary.special, order=self.order, pad=vocabulary.padding
+            )
         return self.language_task(self.task, vocabulary, length)
 
     @property

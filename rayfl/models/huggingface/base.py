@@ -12,8 +12,9 @@ axes of its own.
 """
 
 import re
+import shutil
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -280,13 +281,15 @@ class HuggingFace(TokenModel, ABC):
 
     # what transformers reads
 
-    def write(self, net: Net, params: Params, answer: Answer, to: Path) -> None:
-        """A folder "transformers", which `from_pretrained` reads. It has one head: nothing is written of a network that
-        answers by the mean of several."""
+    def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
+        """A folder "transformers", which `from_pretrained` reads, with the tokenizer. It has one head: nothing is
+        written of a network that answers by the mean of several."""
         if net.exits < 2 or answer == "last":
             module = self.exported(net, params)
             with folder.quiet():
                 module.save_pretrained(to / "transformers")
+            for file in files:
+                shutil.copy(file, to / "transformers")
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
         """Transformers' module with these parameters: blocks by the numbers that they have there, step sizes as a part
