@@ -5,8 +5,9 @@
 
 Both train the same network on one row of tokens as HeteroFL does: batches of 1 x 64 tokens, 15 % of them hidden, logits
 of tokens that the row does not have at 0, the gradient's norm clipped, SGD with momentum and weight decay. Ours is a
-whole visit of a client, `method.local_update`: weights in, batches, steps, answer. The bare loop goes on with its
-weights. Seconds are of one core's time. The two take turns, and the ratio is the median over turns. One thread.
+whole visit of a client, `method.local_update`: weights in, batches, steps, answer; and the same of a client that has
+the rows of its own tokens alone (`vocab: own`), which comes to the same weights. The bare loop goes on with its own.
+Seconds are of one core's time. All take turns, and ratios are medians over turns. One thread.
 """
 
 import os
@@ -18,10 +19,11 @@ import json  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import Any, Literal  # noqa: E402
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from bench_step import show  # noqa: E402
 from peers.timing import in_turns, ratios  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -49,11 +51,15 @@ def rows(model: HeteroFLTransformer, steps: int) -> torch.Tensor:
     return known[torch.randint(DISTINCT, (steps, model.length), generator=generator)].int()
 
 
-def ours(model: HeteroFLTransformer, width: float, steps: int) -> Callable[[], float]:
-    method = HeteroFL().bind(Task(model, TRAINING, {1.0: Net(model), width: Net(model, width)}, 1.0, clients=100))
-    state, client = method.init(), Client(0, width, 0)
+def ours(
+    model: HeteroFLTransformer, width: float, steps: int, vocab: Literal["full", "own"] = "full"
+) -> Callable[[], float]:
+    task = Task(model, TRAINING, {1.0: Net(model), width: Net(model, width)}, 1.0, clients=100)
+    method = HeteroFL(vocab=vocab).bind(task)
+    prepare = Hidden("stored", model.classes, model.ids - 1)
+    data = ClientData({"x": rows(model, steps)}, prepare, MaskedTokens(model.classes))
+    state, client = method.init(), Client(0, width, 0, lambda: data.present)
     selection = method.select(state, client)
-    data = ClientData({"x": rows(model, steps)}, Hidden(model.classes, model.ids - 1), MaskedTokens(model.classes))
     payload = unpack(pack(method.extract(state, selection)))
     visit = Visit(client, selection, data, None, 7)
     return timed(lambda: method.local_update(payload, visit))
@@ -98,12 +104,25 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     model, width = HeteroFLTransformer(), LEVELS[options.level]
-    sides = {name: side(model, width, options.steps) for name, side in (("ours", ours), ("bare", bare))}
+    sides = {
+        "bare loop": bare(model, width, options.steps),
+        "rayfl": ours(model, width, options.steps),
+        "rayfl, own tokens": ours(model, width, options.steps, "own"),
+    }
     found = in_turns(sides, options.turns)
-    row = {f"{name}, ms a step": statistics.median(t) / options.steps * 1e3 for name, t in found.items()}
-    times = ratios(found["ours"], found["bare"])
-    row |= {"times the bare loop's": statistics.median(times), "least": min(times), "most": max(times)}
-    print(json.dumps(row) if options.json else "\n".join(f"{name:22} {value:.3g}" for name, value in row.items()))
+    table = {}
+    for name, seconds in found.items():
+        times = ratios(seconds, found["bare loop"])
+        table[name] = {
+            "ms a step": statistics.median(seconds) / options.steps * 1e3,
+            "times the bare loop's": statistics.median(times),
+            "least": min(times),
+            "most": max(times),
+        }
+    if options.json:
+        print(json.dumps(table, indent=2))
+    else:
+        show(f"Level {options.level}", table)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,13 @@ def test_cross_entropy_sums_each_batch_in_float32_and_the_batches_in_float64():
     assert total.tolist() == [expected.item(), 7]
 
 
+def test_cross_entropy_of_a_vocabulary():
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(40, 30_000, generator=generator), torch.randint(30_000, (40,), generator=generator)
+    expected = F.cross_entropy(logits.double(), y)
+    assert score(CrossEntropy(), logits, y) == pytest.approx(expected.item(), rel=1e-6)
+
+
 def test_top_k_by_hand():
     logits = torch.tensor([[4.0, 3, 2, 1], [1, 2, 3, 4]])
     assert [TopK(k=k).counts(logits, torch.tensor([2, 2])).tolist() for k in (1, 2, 3)] == [[0, 2], [1, 2], [2, 2]]

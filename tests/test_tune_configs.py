@@ -66,8 +66,8 @@ def is_one_value(annotation) -> bool:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_one_of_each_method_trains_a_step(path, tmp_path):
-    """On made-up images in place of real ones, of at most 100 clients, and from no file of weights. A method that an
-    earlier file had with the same network does not train again."""
+    """On made-up images or text in place of real ones, of at most 100 clients, and from no file of weights. A method
+    that an earlier file had with the same network does not train again."""
     plan = load_sweep(path)
     rows = {repr((changes.get("method"), changes.get("model"))): row for row, changes in plan.rows.items()}
     examples = [plan.example(row) for row in rows.values()]
@@ -77,8 +77,7 @@ def test_one_of_each_method_trains_a_step(path, tmp_path):
             continue
         given, data = experiment.plain(), experiment.data
         if data.name != "digits":
-            shape = {"shape": list(data.offers["input"]), "classes": data.offers["classes"]}
-            given["data"] = {"name": "synthetic", "samples": 2000, "test_samples": 200} | shape
+            given["data"] = made_up(data.offers)
         if experiment.partition.name == "users":
             given["partition"] = {"name": "iid"}
         given["model"] = experiment.model.blank.model_dump()
@@ -87,6 +86,16 @@ def test_one_of_each_method_trains_a_step(path, tmp_path):
         given["training"] |= {"steps": 2, "batch_size": 2}
         line = helpers.simulate(read_experiment(given, str(path)), tmp_path / f"{method}-{model}").train()
         assert (line["clients"], line["refused"]) == (1, 0) and 1 <= line["steps"] <= 2, (method, model)
+
+
+def made_up(offers) -> dict:
+    """The `data:` section of made-up samples that look like these."""
+    if "input" in offers:
+        shape = {"shape": list(offers["input"]), "classes": offers["classes"]}
+        return {"name": "synthetic", "samples": 2000, "test_samples": 200} | shape
+    classes = {"classes": offers["classes"]} if offers["task"] == "classes" else {}
+    tokens = {"tokens": offers["ids"] - (offers["task"] == "masked_lm"), "length": offers["length"]} | classes
+    return {"name": "synthetic_text", "task": offers["task"], "samples": 200, "test_samples": 20} | tokens
 
 
 SEEN = set()
