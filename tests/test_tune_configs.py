@@ -95,7 +95,7 @@ def made_up(offers) -> dict:
         return {"name": "synthetic", "samples": 2000, "test_samples": 200} | shape
     classes = {"classes": offers["classes"]} if offers["task"] == "classes" else {}
     tokens = {"tokens": offers["ids"] - (offers["task"] == "masked_lm"), "length": offers["length"]} | classes
-    return {"name": "synthetic_text", "task": offers["task"], "samples": 200, "test_samples": 20} | tokens
+    return {"name": "synthetic_text", "task": offers["task"], "samples": 2000, "test_samples": 200} | tokens
 
 
 SEEN = set()
