@@ -130,7 +130,13 @@ def judged(module: torch.nn.Module, data: ClientData) -> float:
 
 def save(net: Net, module: torch.nn.Module, folder: Path) -> None:
     net.model.exported(net, params_of(module)).save_pretrained(folder)  # pyright: ignore[reportAttributeAccessIssue]
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    names = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    }
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "cls_token": "<s>", "sep_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
