@@ -108,8 +108,14 @@ def _with_parts(cls: type[Config], at: str = "") -> dict[str, Any]:
     found = {cls.__name__: _section(cls, at)}
     for setting in settings(cls).values():
         for below in kinds_below("", setting.field).values():
-            found |= _with_parts(below)
+            if not _chosen(below):
+                found |= _with_parts(below)
     return found
+
+
+def _chosen(kind: Any) -> str:
+    """The section whose classes have this base, as the network that adapters stand on; "": none."""
+    return next((section for section, known in NAMED.items() if known.base is kind), "")
 
 
 def _section(cls: type[Config], at: str) -> dict[str, Any]:
@@ -117,7 +123,11 @@ def _section(cls: type[Config], at: str) -> dict[str, Any]:
     properties = {}
     for name, setting in settings(cls).items():
         place = f"{at}.{name}"
-        part = {"type": "array", "items": _choice(place)} if place in KINDS else generated[name]
+        chosen = _chosen(setting.field.annotation)
+        if chosen:
+            part = _choice(chosen)
+        else:
+            part = {"type": "array", "items": _choice(place)} if place in KINDS else generated[name]
         words = f"{setting.text} ({setting.line})" if setting.text else setting.line
         properties[name] = {key: value for key, value in part.items() if key != "title"} | {"description": words}
     required = [name for name, setting in settings(cls).items() if not setting.default]

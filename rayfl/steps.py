@@ -169,7 +169,9 @@ class Steps:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _static_steps(module: nn.Module, goal: Goal, fill: Fill, training: Training) -> "StaticSteps":
+def _static_steps(
+    module: nn.Module, goal: Goal, fill: Fill, training: Training, trained: tuple[bool, ...]
+) -> "StaticSteps":
     device = next(module.parameters()).device
     present = None if fill == "none" else torch.zeros(goal.classes, dtype=torch.bool, device=device)
     return StaticSteps(module, Objective(goal, fill, present), training)
@@ -177,7 +179,9 @@ def _static_steps(module: nn.Module, goal: Goal, fill: Fill, training: Training)
 
 def static_steps(module: nn.Module, loss: Objective, training: Training) -> "StaticSteps":
     """Those of the module, for its next client."""
-    steps = _static_steps(module, loss.goal, loss.fill, training)  # pyright: ignore[reportArgumentType]
+    # a method may let some of the parameters rest
+    trained = tuple(parameter.requires_grad for parameter in parameters_of(module).values())
+    steps = _static_steps(module, loss.goal, loss.fill, training, trained)  # pyright: ignore[reportArgumentType]
     steps.start(loss)
     return steps
 

@@ -1,7 +1,8 @@
 """A small RoBERTa, and its tokenizer, from WikiText-2: something to fine-tune where no published weights are at hand.
 
     python scripts/pretrain_tiny.py roberta_tiny
-    rayfl sweep tune_configs/lora_sst2_small.yaml --set data.tokenizer=roberta_tiny --set model.base.weights=roberta_tiny
+
+`tune_configs/lora_sst2_small.yaml` says how it is used.
 
 It trains a byte-level BPE of RoBERTa's kind on the training text, and then the network as a masked language model, with
 BERT's rule, a warm-up and half a cosine. The folder has what transformers and `weights:` read: config.json,
@@ -18,9 +19,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from rayfl.config import ConfigError
-from rayfl.data import DATASETS
 from rayfl.data.samples import ClientData
-from rayfl.models import MODELS
+from rayfl.data.text.wikitext2 import WikiText2
+from rayfl.models.huggingface.encoders import Roberta
 from rayfl.net import Net, load, params_of
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.steps import Objective, Steps
@@ -52,10 +53,10 @@ def main() -> None:
 
 
 def pretrain(given: argparse.Namespace) -> None:
-    [train, *_] = DATASETS["wikitext2"]().sources()
+    [train, *_] = WikiText2().sources()
     given.folder.mkdir(parents=True)
     tokenizer_of(train, given.vocabulary).save(str(given.folder / "tokenizer.json"))
-    data = DATASETS["wikitext2"](
+    data = WikiText2(
         tokenizer=str(given.folder),
         length=given.length,
         order="shuffled",
@@ -68,7 +69,7 @@ def pretrain(given: argparse.Namespace) -> None:
         for split in (arrays.train, arrays.test)
     )
     # two places more than tokens, as RoBERTa counts them
-    model = MODELS["roberta"](
+    model = Roberta(
         hidden=given.hidden,
         layers=given.layers,
         heads=given.heads,
@@ -111,8 +112,7 @@ def tokenizer_of(text: Path, vocabulary: int) -> Tokenizer:
     with text.open(encoding="utf-8") as lines:
         # SST-2, like much other text, is in lower case
         made.train_from_iterator(itertools.chain.from_iterable((line, line.lower()) for line in lines), trainer)
-    ends = [(name, made.token_to_id(name)) for name in ("</s>", "<s>")]
-    made.post_processor = processors.RobertaProcessing(*ends)
+    made.post_processor = processors.RobertaProcessing(("</s>", SPECIAL.index("</s>")), ("<s>", SPECIAL.index("<s>")))
     return made
 
 

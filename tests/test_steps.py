@@ -202,6 +202,23 @@ def test_the_label_that_fills_up_has_no_part_in_the_mean():
     assert mean == F.cross_entropy(logits[[0, 2]], torch.tensor([1, 2]))
 
 
+@ways
+def test_static_steps_know_which_parameters_rest(way):
+    """Clients of one module who train now one part of it, now another, and now all."""
+    module = network("group")
+    start = {name: t.clone() for name, t in params_of(module).items()}
+    first, *_, last = parameters_of(module)
+    for resting in (first, last, None, first):
+        for name, parameter in parameters_of(module).items():
+            parameter.requires_grad_(name != resting)
+        (plain, numbers), (static, counted) = (
+            trained(module, start, batches(3, 4, 4), way, objective(), static) for static in (False, True)
+        )
+        assert_same(static, plain)
+        assert counted == numbers
+        assert {name for name in start if torch.equal(plain[name], start[name])} == {resting} - {None}
+
+
 def test_only_what_differs_in_nothing_else_is_static(monkeypatch):
     made = []
     monkeypatch.setattr("rayfl.steps.static_steps", lambda *given: made.append(given) or Steps(*given))

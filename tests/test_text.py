@@ -249,7 +249,7 @@ def test_ag_news_is_title_and_description(folder):
     assert arrays.train["y"].tolist() == [2, 0, 1, 3] and arrays.train["x"].shape == (4, 6)
     # " and goal come twice; then oil , up it rises fast war talks in order of appearance
     assert arrays.train["x"].tolist()[:2] == [[3, 4, 5, 6, 7, 1], [9, 10, PAD, PAD, PAD, PAD]]
-    assert data.offers == {"task": "classes", "ids": 104, "classes": 4, "length": 6}
+    assert data.offers == {"task": "classes", "ids": 104, "classes": 4, "length": 6, "pad": 0}
 
 
 def test_the_first_rows_of_ag_news(folder):

@@ -13,6 +13,7 @@ from rayfl.axes import Axis
 from rayfl.data.goal import MaskedTokens, NextToken
 from rayfl.data.samples import ClientData
 from rayfl.data.synthetic_text import SyntheticText
+from rayfl.experiment import read_experiment
 from rayfl.methods import METHODS
 from rayfl.methods.base import Client, Task, Visit
 from rayfl.models import MODELS
@@ -505,3 +506,18 @@ def test_heads_that_roll_end_to_end():
     for capacity, t in ((0.3, 0), (1.0, 5)):
         one, two = (m.select({}, Client(0, capacity, t)).take(params) for m in (method, within))
         assert_same(one, two)
+
+
+# --- what does not fit ---
+
+
+@pytest.mark.parametrize(
+    ("model", "takes", "data", "has"),
+    [
+        ("heterofl_transformer", "sequences of tokens", "synthetic", "images"),
+        ("digits_cnn", "images", "synthetic_text", "sequences of tokens"),
+    ],
+)
+def test_a_network_of_other_samples_is_refused(model, takes, data, has):
+    said = message(read_experiment, {"model": model, "data": data}, "test")
+    assert said == f"test: model: given {model}, a network of {takes}; allowed: one of {has}, which data set {data} has"

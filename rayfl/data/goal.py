@@ -27,6 +27,8 @@ class Score(Named, ABC):
 
     better: ClassVar[Literal["max", "min"]] = "max"
     """Which end is the good one."""
+    by_batch: ClassVar[bool] = False
+    """Whether the number depends on how an evaluation is cut into batches."""
 
     @property
     def part(self) -> str:
@@ -133,6 +135,7 @@ class PerplexityOfBatches(Mean):
 
     name: Literal["perplexity_heterofl"] = "perplexity_heterofl"
     better: ClassVar = "min"
+    by_batch: ClassVar = True
 
     def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The batch's perplexity, and 1; of a batch without rows 0 and 0."""

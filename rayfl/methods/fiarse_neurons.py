@@ -19,7 +19,7 @@ are as large as HeteroFL's. All positions of an axis have equally many elements:
 
     >>> import torch
     >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
-    Picks(positions=(1, 3), size=4)
+    Picks(positions=(1, 3), size=4, groups=1)
 
 Departures from FIARSE:
 1. A network is as wide as its capacity says in every layer (`clients.metric` says how that is measured). FIARSE's one

@@ -15,6 +15,9 @@ from rayfl.norms import fresh
 from rayfl.tensors import Params
 from rayfl.training import Answer
 
+SAMPLES = {"input": "images", "ids": "sequences of tokens"}
+"""What a data set offers of its samples -> what these are."""
+
 
 class Model(Named, ABC):
     """What a `model:` section says. A subclass adds its fields.
@@ -23,6 +26,8 @@ class Model(Named, ABC):
     it is given; what is given has to agree with the data.
     """
 
+    takes: ClassVar[str] = ""
+    """Which of `SAMPLES` its networks take; "": others, of which nothing is known."""
     smallest: ClassVar[Mapping[str, Any]] = {}
     """Fields and class attributes of its smallest sensible network, on which `rayfl.testing` runs methods."""
 
@@ -45,7 +50,14 @@ class Model(Named, ABC):
         """Made-up samples of the shape and type that a network takes."""
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
-        """The model with what a data set of this name offers; a ConfigError if it was given something else."""
+        """The model with what a data set of this name offers. A ConfigError if it was given something else, or takes
+        other samples."""
+        has = [kind for kind in SAMPLES if kind in offers]
+        if self.takes and has and self.takes not in has:
+            raise ConfigError(
+                f"{where}: given {self.name}, a network of {SAMPLES[self.takes]}; allowed: one of {SAMPLES[has[0]]}, "
+                f"which data set {data} has"
+            )
         taken = {name: value for name, value in offers.items() if name in type(self).model_fields}
         for name, value in taken.items():
             if name in self.model_fields_set and getattr(self, name) != value:
@@ -109,6 +121,8 @@ class Model(Named, ABC):
 class ImageModel(Model):
     """A classifier of images: [B, *input] -> logits [B, classes]."""
 
+    takes: ClassVar = "input"
+
     input: tuple[int, int, int] = (3, 32, 32)
     """Channels, height and width of one image. Taken from the data set unless given."""
     classes: int = 10
@@ -132,6 +146,8 @@ class ImageModel(Model):
 class TokenModel(Model):
     """A network of sequences of tokens: x [B, T] int64, -1 where nothing is, T at most `length` -> logits [B, C] of
     sequences (task: classes), or [B, T, C] of tokens."""
+
+    takes: ClassVar = "ids"
 
     task: Literal["classes", "next_token", "masked_lm"] = "classes"
     """What it answers. Taken from the data set unless given."""

@@ -64,13 +64,4 @@ class AGNews(InFolder, LabelledText):
 
     @property
     def token_task(self) -> TokenTask:
-        vocabulary = self.vocabulary_or(of_words(self.vocabulary))
-        return TokenTask(
-            "classes",
-            vocabulary.ids,
-            self.max_length,
-            self.classes,
-            vocabulary.special,
-            order=self.order,
-            pad=vocabulary.padding,
-        )
+        return self.labelled_task(self.vocabulary_or(of_words(self.vocabulary)), self.classes)

@@ -177,6 +177,18 @@ class LabelledText(TextData, ABC):
     def longest(self) -> int | None:
         return self.max_length
 
+    def labelled_task(self, vocabulary: Vocabulary, classes: int) -> TokenTask:
+        """Telling so many classes apart, as the fields say."""
+        return TokenTask(
+            "classes",
+            vocabulary.ids,
+            self.max_length,
+            classes,
+            vocabulary.special,
+            order=self.order,
+            pad=vocabulary.padding,
+        )
+
     def load(self) -> Arrays:
         corpus, task = self.corpus(), self.token_task
         if corpus.cut:

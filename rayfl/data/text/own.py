@@ -123,13 +123,9 @@ class OwnText(LabelledText, LanguageText):
     @property
     def token_task(self) -> TokenTask:
         corpus = self.corpus()
-        vocabulary, length = corpus.vocabulary, self.max_length
         if self.task == "classes":
-            classes = len(corpus.known["classes"])
-            return TokenTask(
-                "classes", vocabulary.ids, length, classes, vocabulary.special, order=self.order, pad=vocabulary.padding
-            )
-        return self.language_task(self.task, vocabulary, length)
+            return self.labelled_task(corpus.vocabulary, len(corpus.known["classes"]))
+        return self.language_task(self.task, corpus.vocabulary, self.max_length)
 
     @property
     def offers(self) -> Mapping[str, Any]:

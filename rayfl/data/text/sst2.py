@@ -43,16 +43,7 @@ class SST2(InFolder, LabelledText):
 
     @property
     def token_task(self) -> TokenTask:
-        vocabulary = self.vocabulary_or(of_words(self.vocabulary))
-        return TokenTask(
-            "classes",
-            vocabulary.ids,
-            self.max_length,
-            self.classes,
-            vocabulary.special,
-            order=self.order,
-            pad=vocabulary.padding,
-        )
+        return self.labelled_task(self.vocabulary_or(of_words(self.vocabulary)), self.classes)
 
 
 def _texts(path: Path) -> Texts:
