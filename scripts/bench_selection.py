@@ -1,7 +1,7 @@
 """What it takes the server to find the largest elements, beside the usual ways to find them, and to send them.
 
     python scripts/bench_selection.py          # a ResNet-18, 11 million parameters
-    python scripts/bench_selection.py --large  # also tensors of RoBERTa's sizes, 124 million
+    python scripts/bench_selection.py --large  # also RoBERTa-base, 124 million
 
 Thresholds: the exact k-th largest |x| over all maskable tensors, for 1/4, 1/16 and 1/64 of their elements, by
 
@@ -10,9 +10,10 @@ Thresholds: the exact k-th largest |x| over all maskable tensors, for 1/4, 1/16 
     partition   numpy.partition at the three places
     ours        `threshold_for`: counting the bits' high half, then the low half of the few elements that are left
 
-What a round costs: the thresholds of four capacities (1 too), and what one client of each is sent, in CPU seconds; and
-how many bytes that is, values and the codes of their places. All on one thread, in a process that keeps its memory as
-the server's does. What is compared takes turns, and ratios are medians over turns: a machine that slows down slows all.
+What a round costs: `select`, the thresholds of four capacities (1 too) and the places that reach them, and `extract`,
+what one client of each is sent, in CPU seconds; and how many bytes that is, values and the codes of their places. All
+on one thread, in a process that keeps its memory as the server's does. What is compared takes turns, and ratios are
+medians over turns: a machine that slows down slows all.
 """
 
 import argparse
@@ -30,11 +31,16 @@ from bench_round import in_turns, ratios, show
 
 from rayfl.engine.memory import keep_freed_memory
 from rayfl.methods.base import Client, Task
+from rayfl.methods.fiarse import FIARSE
+from rayfl.methods.masked import Masked
 from rayfl.methods.pruning_greedy import PruningGreedy
 from rayfl.methods.thresholds import threshold_for
 from rayfl.metrics import label
+from rayfl.models.base import Model
+from rayfl.models.huggingface import Roberta
 from rayfl.models.resnet import ResNet18
 from rayfl.net import Net
+from rayfl.submodel import Mask
 from rayfl.tensors import Params, nbytes
 from rayfl.training import Training
 
@@ -79,12 +85,17 @@ WAYS: dict[str, Callable[[Params], list[float]]] = {
 }
 
 
-def roberta() -> Params:
-    """Tensors of the sizes of RoBERTa-base's embeddings and encoder."""
-    layer = [(768, 768), (768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)]
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(50265, 768), (514, 768), *layer * 12]
-    return {str(i): torch.randn(shape, generator=generator) * 0.02 for i, shape in enumerate(shapes)}
+def roberta() -> Masked:
+    """FIARSE's for AG News: RoBERTa-base with thresholds for word embeddings, position embeddings and the encoder."""
+    words, positions, types = (f"roberta.embeddings.{name}_embeddings" for name in ("word", "position", "token_type"))
+    shards = ((words,), (positions,), ("roberta.encoder",))
+    fiarse = FIARSE(embeddings=True, whole=("classifier", types), threshold="shard", shards=shards)
+    return bound(fiarse, Roberta(task="classes", classes=4, ids=50265, length=128))
+
+
+def bound(method: Masked, model: Model) -> Masked:
+    nets = dict.fromkeys((1.0, *SHARES), Net(model))
+    return method.bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
 
 
 def seconds_of(work: Callable[[], None]) -> float:
@@ -110,23 +121,25 @@ def thresholds(params: Params, repeats: int) -> dict[str, Any]:
     }
 
 
-def round_of_a_server(repeats: int) -> dict[str, Any]:
-    """Seconds of what a server does with a ResNet-18 before it can send anything, and what it sends, in MB."""
-    model = ResNet18(input=(3, 32, 32))
-    nets = dict.fromkeys((1.0, *SHARES), Net(model))
-    method = PruningGreedy().bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
-    state, values, places = method.init(), {}, {}
+def round_of_a_server(method: Masked, repeats: int) -> dict[str, Any]:
+    """Seconds of what a server does before it can send anything, and what it sends, in MB."""
+    state, values, places, selected = method.init(), {}, {}, {}
 
     def select() -> None:
-        for id, capacity in enumerate(nets):
+        for id, capacity in enumerate(method.task.nets):
             selection = method.select(state, Client(id, capacity, 0))
+            assert isinstance(selection, Mask)
+            selected[capacity] = selection, [selection.places[name] for name in selection.places]
+
+    def extract() -> None:
+        for capacity, (selection, _) in selected.items():
             values[capacity] = nbytes(method.extract(state, selection)) / 1e6
             places[capacity] = selection.nbytes / 1e6
 
-    turns = in_turns({"round": lambda: seconds_of(select)}, repeats)
+    turns = in_turns({"select": lambda: seconds_of(select), "extract": lambda: seconds_of(extract)}, repeats)
     return {
-        "a round, CPU seconds": statistics.median(turns["round"]),
-        "MB down": {label(c): values[c] + places[c] for c in nets},
+        "a round, CPU seconds": {name: statistics.median(seconds) for name, seconds in turns.items()},
+        "MB down": {label(c): values[c] + places[c] for c in values},
         "of it places": {label(c): places[c] for c in SHARES},
     }
 
@@ -134,12 +147,15 @@ def round_of_a_server(repeats: int) -> dict[str, Any]:
 def measure(repeats: int, large: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     keep_freed_memory()
-    net = Net(ResNet18(input=(3, 32, 32)))
-    weights = {name: p.detach() for name, p in net.build().named_parameters() if p.dim() > 1}
-    found = round_of_a_server(repeats)
-    found |= {f"ResNet-18, {name}": value for name, value in thresholds(weights, repeats).items()}
+    methods = {"ResNet-18": bound(PruningGreedy(), ResNet18(input=(3, 32, 32)))}
     if large:
-        found |= {f"RoBERTa, {name}": value for name, value in thresholds(roberta(), repeats).items()}
+        methods["RoBERTa"] = roberta()
+    found: dict[str, Any] = {}
+    for name, method in methods.items():
+        params = method.init()["params"]
+        weights = {name: params[name] for names in method.groups for name in names if params[name].dim() > 1}
+        results = round_of_a_server(method, repeats) | thresholds(weights, repeats)
+        found |= {f"{name}, {what}": value for what, value in results.items()}
     return found
 
 
