@@ -25,6 +25,7 @@ Departures:
 2. Whoever holds a capacity c has r_k = ceil(c R), and runs all R components: the paper's budget is what comes up.
 3. The paper freezes the head as it was drawn: `model.head: frozen`. A trained head has the rate of the round.
 4. A trained head comes up whole.
+5. Where a round is counted in steps, so is probing: as many, in place of an epoch.
 """
 
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ class LoRAA2(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         received, at_rate = payload["params"], self._at_rate(visit.round)
-        probe = self.task.training.model_copy(update={"epochs": 1, "steps": None})
+        probe = self.task.training.model_copy(update={"epochs": 1})
         there = replace(visit, seed=stream(visit.seed, "scores"))
         probed, spent = at_rate.train(received, there, training=probe)
         chosen = self.chosen(received, probed, visit)
