@@ -167,8 +167,8 @@ class Bert(Encoder):
 
     name: Literal["bert"] = "bert"
     pad: int | None = Field(default=0, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has one,
-    unless given."""
+    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has
+    one, unless given."""
 
     kind: ClassVar = "bert"
     head: ClassVar = ("bert.pooler.dense", "classifier")
@@ -193,8 +193,8 @@ class DistilBert(Encoder):
     layers: int = Field(default=6, ge=1)
     """Blocks of an attention and a perceptron."""
     pad: int | None = Field(default=0, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has one,
-    unless given."""
+    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has
+    one, unless given."""
 
     kind: ClassVar = "distilbert"
     head: ClassVar = ("pre_classifier", "classifier")
