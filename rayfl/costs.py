@@ -43,8 +43,7 @@ def present(net: Net, params: Params, masked: Collection[str]) -> Present:
 def macs(net: Net, densities: Mapping[str, float]) -> float:
     """Multiply-adds of one sample's forward pass, where a layer of density d makes the share d of the dense ones
     (FIARSE, SpaFL)."""
-    layers = net.layer_macs
-    return net.macs - sum(layers.values()) + sum(n * densities.get(path, 1) for path, n in layers.items())
+    return sum(n * densities.get(path, 1) for path, n in net.layer_macs.items())
 
 
 def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None = None) -> float:

@@ -46,7 +46,7 @@ def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None
 def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
     """The plot of who holds which classes."""
     goal = experiment.data.goal
-    counts = label_counts(experiment.federate(arrays).train, goal.labels(arrays.train), goal.classes)
+    counts = label_counts(experiment.federate(arrays).train, goal.labels(arrays.train), goal.kinds)
     label_distribution(counts).write(path)
 
 

@@ -23,6 +23,7 @@ OTHER_EXITS = RESNET | {"exits": ["stage1.0", "stage2.0"]}
 PREACT = {"name": "preact_resnet18"}
 VIT = {"name": "vit_b_16", "layers": 4, "heads": 2, "head_width": 8, "patch": 4}
 LENET = {"name": "lenet5_caffe"}
+LORA = {"name": "lora", "rank": 10, "alpha": 5, "base": VIT | {"layers": 2}}
 
 NARROW = {"capacities": [0.2, 0.12, 0.06]}
 """Of models whose 64 channels are a constant."""
@@ -73,6 +74,28 @@ for method in ("depthfl", "scalefl"):
 for method in ("depthfl_nefl", "scalefl_nefl"):
     case(f"{method}-resnet18", model=RESNET, clients=BY_PARAMETERS)
     case(f"{method}-vit_b_16", model=VIT, clients=BY_PARAMETERS)
+for method in (
+    "fedit",
+    "zero_padding",
+    "rbla",
+    "hetlora",
+    "ffa_lora",
+    "rolora",
+    "lora_a2",
+    "fed_plora",
+    "rolling_lora",
+    "important_lora",
+    "fedsvd",
+    "fedsb",
+    "lora_fair",
+    "fedex_lora",
+    "flora",
+    "florist",
+    "flexlora",
+    "raflora",
+    "fedrora",
+):
+    case(f"{method}-lora", model=LORA)
 
 # other models
 
@@ -182,6 +205,12 @@ case(
     method={"init_c": "official", "ste": "official_p", "deployed": "mean"},
     training={"optimizer": "adam", "lr": 0.1},
 )
+case("rolling_lora-left_out", model=LORA, method={"others": "left_out"})
+case("important_lora-left_out", model=LORA, method={"others": "left_out"})
+case("fedsb-seed", model=LORA, method={"start": "seed"})
+case("lora_fair-ridge", model=LORA, method={"by": "ridge"})
+case("flexlora-alpha_over_r", model=LORA | {"scaling": "alpha_over_r", "head": "frozen"})
+case("hetlora-halving", model=LORA, method={"gamma": 0.5, "tail_weight": 10.0})
 
 # clients, data and partitions
 

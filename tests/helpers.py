@@ -15,6 +15,7 @@ from rayfl.data.samples import ClientData
 from rayfl.fold import Fold, Update
 from rayfl.methods.base import Client, Deployment, Method, Task, Visit
 from rayfl.methods.dense import Dense
+from rayfl.methods.lowrank import LOWRANK
 from rayfl.methods.sizes import fixed_capacities, same
 from rayfl.models.base import ImageModel, Model
 from rayfl.net import Net
@@ -25,6 +26,7 @@ from rayfl.testing.tiny import Shuffled as Shuffled
 from rayfl.testing.tiny import assert_same as assert_same
 from rayfl.testing.tiny import drawn_like as drawn_like
 from rayfl.testing.tiny import folded as folded
+from rayfl.testing.tiny import made_up_for, model_of
 from rayfl.testing.tiny import run as run
 from rayfl.testing.tiny import sent as sent
 from rayfl.testing.tiny import simulate as simulate
@@ -32,14 +34,16 @@ from rayfl.testing.tiny import spread as spread
 from rayfl.testing.tiny import tiny as tiny
 from rayfl.training import Training
 
+ADAPTED = model_of("lora")
 RESNET = {"name": "resnet18", "channels": 16}
 NESTED = {
     "depthfl": {"model": RESNET | {"exits": ["stage1.0", "stage2.0"], "exit": "depthfl"}},
     "scalefl": {"model": RESNET | {"exits": ["stage1.0", "stage2.0"]}},
     "depthfl_nefl": {"model": RESNET, "clients": {"metric": "params"}},
     "scalefl_nefl": {"model": RESNET, "clients": {"metric": "params"}},
+    **{method: {"model": ADAPTED, "data": made_up_for(ADAPTED)} for method in LOWRANK},
 }
-"""Tiny experiments of methods that want early exits or residual blocks."""
+"""Tiny experiments of methods that want early exits, residual blocks or adapters."""
 
 
 class Perceptron(ImageModel):

@@ -14,6 +14,7 @@ from rayfl.methods.base import Method
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
 from rayfl.models import MODELS
+from rayfl.models.base import TokenModel
 from rayfl.models.lora import Lora
 from rayfl.net import Net
 from rayfl.testing import (
@@ -32,11 +33,17 @@ EVERY_METHOD = ("digits_cnn", "resnet18", "vit_b_16", "heterofl_transformer")
 other models under the marker `slow`."""
 EVERY_MODEL = ("heterofl", "fedrolex", "feddropout", "fiarse", "lg_fedavg")
 """A method of each kind of selection, which is tested on every model: the first positions, a window, random ones,
-single weights, some layers."""
+single weights, some layers. Of text there is one model among them."""
 TWINS = {"resnet34": "resnet18", "resnet110": "resnet56", "preact_resnet18_heterofl": "preact_resnet18"}
 """Models that are the network of another one where a stage has one block."""
-UNFIT = {("depthfl_nefl", "wide_resnet101_2")}
-"""What stands outside of one block a stage costs more than the smallest capacity."""
+WITHOUT_SMALL_BLOCKS = ("roberta", "bert", "distilbert", "gpt2", "llama")
+UNFIT = {
+    ("depthfl_nefl", "wide_resnet101_2"),
+    *((name, model) for name in ("depthfl_nefl", "scalefl_nefl") for model in WITHOUT_SMALL_BLOCKS),
+    ("spafl", "gpt2"),
+}
+"""What stands outside of one block a stage costs more than the smallest capacity. The rows of GPT-2's matrices are no
+neurons."""
 
 
 def fitting(method: type[Method]) -> list[str]:
@@ -60,7 +67,8 @@ def contract(base: type, of: type, **said: Any) -> None:
 
 for _name, _method in METHODS.items():
     _models = fitting(_method)
-    _few = [m for m in _models if _name in EVERY_MODEL or m in EVERY_METHOD or _method.contract.wants == "exits"]
+    _many = _name in EVERY_MODEL or _method.contract.wants == "exits"
+    _few = [m for m in _models if m in EVERY_METHOD or (_many and not issubclass(MODELS[m], TokenModel))]
     _base = DenseContract if issubclass(_method, Dense) else MethodContract
     contract(_base, _method, method=_name, models=_few, more_models=[m for m in _models if m not in _few])
 for _name, _model in MODELS.items():

@@ -202,6 +202,7 @@ def test_the_goal_of_next_tokens():
     assert labels.tolist() == [1, 0, 2, 4] and torch.equal(logits, torch.stack([LOGITS[at] for at in counted]))
     logits, labels = goal.rows(LOGITS, y, "words")
     assert labels.tolist() == [1, 2] and torch.equal(logits, LOGITS[0, [0, 2]])
+    assert (goal.classes, goal.kinds, Classes(3).kinds) == (5, 1, 3)
     assert goal.present({"x": torch.tensor([[3, 1, -1]])}).tolist() == [False, True, False, True, False]
 
 

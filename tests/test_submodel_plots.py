@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import Perceptron, simulate, tiny
+from helpers import Perceptron, model_of, simulate, tiny
 from helpers import run as run_to_its_end
 from matplotlib.axes import Axes
 from rows import FACTS, PERSONAL, folder, line
@@ -89,6 +89,13 @@ def test_mean_weights_by_hand():
     }
     assert steps({1.0: wide, 0.5: narrow}) == {1.0: {}, 0.5: {}}
     assert kept({1.0: wide}) == {} and list(of_networks({1.0: wide})) == ["weights"]
+
+
+def test_of_a_frozen_base_the_head_is_left():
+    net = Net(model_of("lora"))
+    params = net.initial()
+    [(_, found)] = weights({1.0: Deployment(1.0, net, params)}).items()
+    assert found == {"head": pytest.approx(float(params["head.weight"].abs().mean()))}
 
 
 def test_of_masked_networks_what_is_left():

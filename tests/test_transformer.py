@@ -86,6 +86,16 @@ def test_fedrolexs_counts(level, parameters, macs):
     assert (net.parameters, net.macs) == (parameters, macs)
 
 
+@pytest.mark.parametrize(
+    ("mode", "millions"),
+    [("ae", 10.2), ("abcde", 7.2), ("be", 5.1), ("bcde", 4.2), ("ce", 2.8), ("cde", 2.6), ("de", 1.7)],
+)
+def test_mean_parameters_of_heterofls_mixtures(mode, millions):
+    """As its Table 3 prints them."""
+    counts = [Net(WIKITEXT, LEVELS[level]).parameters for level in mode]
+    assert round(sum(counts) / len(counts) / 1e6, 1) == millions
+
+
 def test_with_the_special_tokens_of_tensorflow_federated():
     model = MODELS["fedrolex_transformer"](ids=10_004, classes=10_004)
     found = [Net(model, width).parameters for width in LEVELS.values()]

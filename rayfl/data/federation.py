@@ -50,7 +50,7 @@ def federate(
     y, y_test = data.goal.labels(arrays.train), data.goal.labels(arrays.test)
     kept, validation = hold_out(y, holdout, numpy_generator(seed, "hold_out"))
     users = None if arrays.users is None else arrays.users[kept]
-    labels = Labels(y[kept], y_test, users, data.goal.classes, arrays.test_users)
+    labels = Labels(y[kept], y_test, users, data.goal.kinds, arrays.test_users)
     train, test = partition(spec, labels, clients, seed)
     source = spec.tested_on(labels)
     if source == "train":

@@ -253,7 +253,12 @@ class Goal(ABC):
 
     @abstractmethod
     def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
-        """One label of each sample of a split [N] int64: what partition rules look at."""
+        """One label of each sample of a split [N] int64, from 0 to `kinds` - 1: what partition rules look at."""
+
+    @property
+    def kinds(self) -> int:
+        """How many labels partition rules tell apart."""
+        return self.classes
 
     @abstractmethod
     def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -299,8 +304,12 @@ class NextToken(Goal):
         return total / (y != NOTHING).sum().clamp(min=1)
 
     def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
-        """A stream has no classes."""
+        """A stream has no classes: all samples are of one kind."""
         return np.zeros(len(split["x"]), np.int64)
+
+    @property
+    def kinds(self) -> int:
+        return 1
 
     def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
         x = samples["x"]

@@ -22,7 +22,7 @@ Departures:
    are held, one position in 64 agrees); its table was most likely made so. `tie_residual: false` does that.
 3. An axis that a client holds whole stays in place then too; the code shuffles the skips of its largest clients.
 4. Attention: one draw for all heads of a block, the same positions inside each head, because the queries, keys, values
-   and the output layer's columns of `vit_b_16` share one axis. FedRolex's code draws for Q, for K, and for V and the
+   and the output layer's columns of a transformer share one axis. FedRolex's code draws for Q, for K, and for V and the
    output layer, each over the flattened axis, which mixes heads and multiplies queries with keys of other positions.
 5. A random method has no submodel of a capacity to run outside training: `deploys` is ours. Both papers evaluate
    only the server's network.

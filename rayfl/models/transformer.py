@@ -45,7 +45,7 @@ class Transformer(TokenModel, ABC):
     """Places in a sequence that have an embedding; the data's longest sequence must fit."""
     exits: tuple[str, ...] = ()
     """Blocks ("layers.1") behind which an early exit stands, in the order of the network."""
-    smallest: ClassVar = {"layers": 2, "heads": 2, "head_width": 10, "mlp": 200, "length": 12, "positions": 12}
+    smallest: ClassVar = {"layers": 3, "heads": 2, "head_width": 10, "mlp": 200, "length": 12, "positions": 12}
 
     @model_validator(mode="after")
     def _blocks_in_order(self) -> Self:
@@ -132,7 +132,6 @@ class HeteroFLTransformer(Transformer):
     smallest: ClassVar = {
         **Transformer.smallest,
         "task": "masked_lm",
-        "layers": 3,
         "exits": ("layers.0", "layers.1"),
     }
 

@@ -102,8 +102,12 @@ def of_networks(deployed: Deployments) -> dict[str, Plot]:
 
 
 def weights(deployed: Deployments) -> Profile:
-    """Mean absolute value of the weight of every convolution and linear layer: its L1 norm a weight that is left."""
-    return {c: {path: _mean_weight(d, f"{path}.weight") for path in d.net.layers} for c, d in deployed.items()}
+    """Mean absolute value of the weight of every convolution and linear layer that is not frozen: its L1 norm a weight
+    that is left."""
+    return {
+        c: {path: _mean_weight(d, f"{path}.weight") for path in d.net.layers if f"{path}.weight" in d.params}
+        for c, d in deployed.items()
+    }
 
 
 def kept(deployed: Deployments) -> Profile:

@@ -83,7 +83,7 @@ class DataContract:
         for split in (data.arrays().train, data.arrays().test):
             labels = data.goal.labels(split)
             assert labels.dtype == np.int64 and labels.shape == (len(next(iter(split.values()))),)
-            assert 0 <= labels.min() and labels.max() < data.goal.classes
+            assert 0 <= labels.min() and labels.max() < data.goal.kinds
 
     def test_a_run_learns_from_it(self, tmp_path: Path) -> None:
         clients = {"count": 3, "cohort": 2, "capacities": [1.0, 0.5]}

@@ -720,6 +720,18 @@ def test_a_merged_network_answers_as_the_adapters_do():
 
 
 @pytest.mark.parametrize("name", ["flora", "florist"])
+def test_adapters_that_a_model_starts_with_are_merged(name, monkeypatch):
+    """As `model.adapter` reads them."""
+    method = bound(name)
+    given = {n: drawn(t.shape, n).float() for n, t in method.task.initial().items() if part_of(n) in ("A", "B")}
+    start = method.task.initial() | given
+    monkeypatch.setattr(Task, "initial", lambda self: start)
+    state = method.init()
+    close(function(method, state), {path: product(method, start, path) for path in method.layers}, 1e-6)
+    assert not any(t.any() for n, t in state["params"].items() if part_of(n) == "B")
+
+
+@pytest.mark.parametrize("name", ["flora", "florist"])
 def test_every_device_runs_what_was_merged(name, tmp_path):
     simulation = simulate(traffic(name, (1.0, 0.25), 2), tmp_path)
     run(simulation)

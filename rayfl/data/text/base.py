@@ -73,8 +73,6 @@ class TextData(DataSet, ABC):
     random. stored: as the text has them."""
     not_in_tokens: ClassVar[tuple[str, ...]] = ()
     """More fields that change nothing in tokens."""
-    is_marked: ClassVar[bool] = False
-    """Whether a tokenizer puts its special tokens around each text."""
 
     # what a data set says
 
@@ -94,6 +92,11 @@ class TextData(DataSet, ABC):
     @abstractmethod
     def token_task(self) -> TokenTask:
         """What is learned."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether a tokenizer puts its special tokens around each text."""
+        return False
 
     @property
     def longest(self) -> int | None:
@@ -171,7 +174,10 @@ class LabelledText(TextData, ABC):
     """Without a tokenizer, so many words: the most frequent ones of the training texts."""
     max_length: int = Field(default=128, ge=3)
     """Tokens of a text, special ones included. Longer texts are cut."""
-    is_marked: ClassVar = True
+
+    @property
+    def is_marked(self) -> bool:
+        return True
 
     @property
     def longest(self) -> int | None:

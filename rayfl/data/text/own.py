@@ -44,12 +44,12 @@ class OwnText(LabelledText, LanguageText):
     """Column of the classes: any words, or whole numbers from 0 or 1 on."""
     user: str | None = None
     """Column of the natural users, for `partition: users`."""
-    not_in_tokens: ClassVar = ("train", "test")
     units: Literal["words", "characters"] = "words"
     """Tokens, unless a tokenizer is given: words in lower case and every other sign, or characters."""
+    not_in_tokens: ClassVar = ("train", "test")
 
     @property
-    def is_marked(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_marked(self) -> bool:
         return self.task == "classes"
 
     @property

@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from rayfl import lowrank
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.fold import Carry, Factors, Fold, State, Update
@@ -141,8 +142,8 @@ class LowRank(Method):
         parts = ("", *self.changed(round))
         sent = nbytes({name: t for name, t in payload["params"].items() if part_of(name) in parts})
         for path, rank in payload.get("merged", {}).items():
-            out, cin = payload["params"][f"{path}.lora.W"].shape
-            sent += 4 * min(int(rank) * (out + cin), out * cin)
+            product = payload["params"][f"{path}.lora.W"]
+            sent += product.element_size() * min(int(rank) * sum(product.shape), product.numel())
         return sent
 
     def products(self, trained: Params, net: Net, weight: float) -> dict[str, Factors]:
@@ -268,6 +269,17 @@ def mean(total: Factors, weight: float) -> Factors:
 def rank_sent(product: Factors) -> torch.Tensor:
     """The rank [] that a product of a round is sent with; of a matrix, which nothing smaller replaces, its own."""
     return torch.tensor(min(product.left.shape) if product.right is None else product.left.shape[1])
+
+
+def decomposed(method: LowRank, params: Params, products: Mapping[str, Factors]) -> Params:
+    """The parameters with the best factors of these products, by layer: all singular values on B, and A orthonormal
+    (FlexLoRA)."""
+    found = dict(params)
+    for path, product in products.items():
+        a, b = f"{path}.lora.A", f"{path}.lora.B"
+        directions = lowrank.svd(product.left, product.right)
+        found[b], found[a] = lowrank.refactored(directions, params[a], method.scale(method.rank))
+    return found
 
 
 def rescaled(method: LowRank, params: Params, net: Net) -> Params:

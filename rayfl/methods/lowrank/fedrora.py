@@ -28,12 +28,11 @@ from typing import ClassVar, Literal, cast
 
 import torch
 
-from rayfl import lowrank
 from rayfl.clients import Population
 from rayfl.fold import Carry, Fold, State, Update
 from rayfl.methods.base import Deployment, Payload, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, part_of, rank_of, rescaled
+from rayfl.methods.lowrank.base import LowRank, decomposed, part_of, rank_of, rescaled
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.net import Net
 from rayfl.submodel import Selection
@@ -79,12 +78,7 @@ class FedRoRA(LowRank):
         return found
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        params = dict(fold.mean("params"))
-        for path, mean in self.mean_products(fold).items():
-            a, b = f"{path}.lora.A", f"{path}.lora.B"
-            found = lowrank.svd(mean.left, mean.right)
-            params[b], params[a] = lowrank.refactored(found, params[a], self.scale(self.rank))
-        return {"params": params}
+        return {"params": decomposed(self, fold.mean("params"), self.mean_products(fold))}
 
     def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
         """The client's own, if it keeps something."""

@@ -62,8 +62,8 @@ class FedSB(LowRank):
         params = dict(super().init()["params"])
         for path in self.layers:
             a, b = f"{path}.lora.A", f"{path}.lora.B"
-            params[a] = torch.linalg.qr(params[a].T.double()).Q.T.float().contiguous()
-            params[b] = torch.linalg.qr(params[b].double()).Q.float()
+            params[a] = torch.linalg.qr(params[a].T).Q.T.contiguous()
+            params[b] = torch.linalg.qr(params[b]).Q
         return {"params": params}
 
     def trains(self, round: int) -> tuple[Part, ...]:
@@ -85,7 +85,7 @@ class FedSB(LowRank):
         weight, products = self.weight_of(visit.data), {}
         for path, gradient in gradients.items():
             u, s, vt = lowrank.svd(gradient, None).truncated(self.rank)
-            products[path] = Factors(u.float(), (weight * s[:, None] * vt).float())
+            products[path] = Factors(u.to(gradient.dtype), (weight * s[:, None] * vt).to(gradient.dtype))
         metrics["bytes_down"] = self.down(payload, visit.round)
         metrics["bytes_up"] = sum(nbytes(product.tensors) for product in products.values())
         return Update({"params": {}}, weight, products=products, metrics=metrics)
@@ -119,7 +119,7 @@ class FedSB(LowRank):
             a, b, m = (f"{path}.lora.{part}" for part in "ABM")
             found = lowrank.svd(mean.left, mean.right)
             rank = min(found.rank, self.rank)
-            u, s, vt = (t.float() for t in found.truncated(rank))
+            u, s, vt = (t.to(params[a].dtype) for t in found.truncated(rank))
             params[a] = torch.cat([vt, params[a][rank:]])
             params[b] = torch.cat([u, params[b][:, rank:]], 1)
             first = torch.cat([s, s.new_zeros(self.rank - rank)])

@@ -27,11 +27,10 @@ Departures:
 
 from typing import ClassVar, Literal
 
-from rayfl import lowrank
 from rayfl.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, rescaled
+from rayfl.methods.lowrank.base import LowRank, decomposed, rescaled
 from rayfl.submodel import Selection
 from rayfl.tensors import Params
 
@@ -49,9 +48,4 @@ class FlexLoRA(LowRank):
         return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        params = dict(fold.mean("params"))
-        for path, mean in self.mean_products(fold).items():
-            a, b = f"{path}.lora.A", f"{path}.lora.B"
-            found = lowrank.svd(mean.left, mean.right)
-            params[b], params[a] = lowrank.refactored(found, params[a], self.scale(self.rank))
-        return {"params": params}
+        return {"params": decomposed(self, fold.mean("params"), self.mean_products(fold))}

@@ -24,40 +24,20 @@ Departures:
 4. `server:` optimizers step on the head alone.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
 
-from rayfl.fold import Fold, State, Update
-from rayfl.methods.base import Payload, Task, Visit
+from rayfl.fold import Fold, State
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged, rank_sent
-from rayfl.net import Net
-from rayfl.submodel import Selection
+from rayfl.methods.lowrank.base import merged, rank_sent
+from rayfl.methods.lowrank.restarting import Restarting
 
 
-class FLoRA(LowRank):
+class FLoRA(Restarting):
     contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
 
     name: Literal["flora"] = "flora"
-
-    def sizes(self, task: Task) -> Mapping[float, Net]:
-        return adapters(task, merged=True)
-
-    def init(self) -> State:
-        """`merged`: by layer the rank of what the last round merged."""
-        return super().init() | {"merged": {path: torch.tensor(0) for path in self.layers}}
-
-    def changed(self, round: int) -> tuple[Part, ...]:
-        return ()
-
-    def extract(self, state: State, selection: Selection) -> Payload:
-        return super().extract(state, selection) | {"merged": state["merged"]}
-
-    def local_update(self, payload: Payload, visit: Visit) -> Update:
-        trained, metrics = self.train(payload["params"] | fresh(visit.net, visit.seed), visit)
-        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         means = self.mean_products(fold)

@@ -24,44 +24,24 @@ Departures:
 3. Merging, absent clients, the head and server optimizers are as for FLoRA.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from rayfl import lowrank
-from rayfl.fold import Fold, State, Update
-from rayfl.methods.base import Payload, Task, Visit
+from rayfl.fold import Fold, State
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged
-from rayfl.net import Net
-from rayfl.submodel import Selection
+from rayfl.methods.lowrank.base import merged
+from rayfl.methods.lowrank.restarting import Restarting
 
 
-class FLoRIST(LowRank):
+class FLoRIST(Restarting):
     contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
 
     name: Literal["florist"] = "florist"
     tau: float = Field(default=0.9, gt=0, le=1)
     """Share of the energy that is kept of every layer."""
-
-    def sizes(self, task: Task) -> Mapping[float, Net]:
-        return adapters(task, merged=True)
-
-    def init(self) -> State:
-        """`merged`: by layer the rank of what the last round merged."""
-        return super().init() | {"merged": {path: torch.tensor(0) for path in self.layers}}
-
-    def changed(self, round: int) -> tuple[Part, ...]:
-        return ()
-
-    def extract(self, state: State, selection: Selection) -> Payload:
-        return super().extract(state, selection) | {"merged": state["merged"]}
-
-    def local_update(self, payload: Payload, visit: Visit) -> Update:
-        trained, metrics = self.train(payload["params"] | fresh(visit.net, visit.seed), visit)
-        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         added, ranks = {}, {path: torch.tensor(0) for path in self.layers}

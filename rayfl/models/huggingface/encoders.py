@@ -46,7 +46,7 @@ class Encoder(HuggingFace, ABC):
     activation: ClassVar[str] = "tanh"
     """Of the classifier: tanh, relu or gelu."""
     sees: ClassVar = "all"
-    smallest: ClassVar = {**HuggingFace.smallest, "exits": (1,)}
+    smallest: ClassVar = {**HuggingFace.smallest, "layers": 3, "exits": (1, 2)}
     tasks: ClassVar = ("classes", "masked_lm")
 
     @model_validator(mode="after")

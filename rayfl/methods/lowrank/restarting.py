@@ -1,0 +1,36 @@
+"""What the methods share that merge into the base what clients have trained, who start every round with new adapters.
+
+W is what has been merged so far. A client draws its A_k itself, and B_k is 0, so nothing of them travels down.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from rayfl.fold import State, Update
+from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged
+from rayfl.net import Net
+from rayfl.submodel import Selection
+
+
+class Restarting(LowRank):
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return adapters(task, merged=True)
+
+    def init(self) -> State:
+        """Adapters that the model starts with are merged. `merged`: by layer the rank of what the last round merged."""
+        params, nothing = super().init()["params"], {path: torch.tensor(0) for path in self.layers}
+        scale, b = self.scale(self.rank), {path: params[f"{path}.lora.B"] for path in self.layers}
+        params = merged(params, {path: scale * t @ params[f"{path}.lora.A"] for path, t in b.items()})
+        return {"params": params | {f"{path}.lora.B": torch.zeros_like(t) for path, t in b.items()}, "merged": nothing}
+
+    def changed(self, round: int) -> tuple[Part, ...]:
+        return ()
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        return {"params": self.part(state, selection), "merged": state["merged"]}
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        trained, metrics = self.train(payload["params"] | fresh(visit.net, visit.seed), visit)
+        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
