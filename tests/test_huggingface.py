@@ -15,6 +15,7 @@ import torch
 import transformers
 from helpers import message, simulate, tiny
 
+from rayfl.data.tokens import TokenTask
 from rayfl.exporting import as_module, export_submodel
 from rayfl.methods.base import Deployment
 from rayfl.methods.masked import Masked
@@ -372,12 +373,22 @@ def test_data_that_do_not_fit():
     )
 
 
+def test_padding_is_the_vocabularys():
+    """A family's own one is a word in another vocabulary."""
+    offers = TokenTask("classes", 50, 12, 4, pad=3).offers
+    model = MODELS["roberta"](**MODELS["roberta"].smallest).fitted("text", offers, "model")
+    table = network(Net(model), Net(model).initial()).get_submodule("roberta.embeddings.word_embeddings")
+    assert model.padding == table.padding_idx == 3 and not table.weight[3].any() and table.weight[1].any()
+    assert model.room == 70 - 4
+
+
 def test_a_tokenizer_that_is_not_the_weights(weights):
     folder, _ = weights
     given = {"data": {"name": "synthetic_text", "tokens": 50}, "clients": {"capacities": [1, 0.5]}}
     model = {"name": "roberta", "weights": str(folder)}
-    assert "given data of 50 tokens with weights of 60; allowed: the weights' own tokenizer" in message(
-        tiny, model=model, **given
+    assert (
+        "given data of 50 tokens with weights of 60; allowed: the weights' own tokenizer (data.tokenizer), or"
+        in message(tiny, model=model, **given)
     )
     assert tiny(model=model | {"vocabulary": 60}, **given).model.rows == 60
 
@@ -436,6 +447,15 @@ def test_no_folder_has_the_mean_of_several_heads(tmp_path):
     assert list(tmp_path.iterdir()) == []
     net.model.write(net, drawn(net), "last", (), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["transformers"]
+
+
+def test_the_tokenizer_lies_beside_the_weights(tmp_path):
+    net, file = Net(made("roberta")), tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    deployed = Deployment("key", net, drawn(net))
+    export_submodel(deployed, tmp_path / "to", {}, pytest.fail, (file,))
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in (tmp_path / "to" / "transformers").iterdir()) == names
 
 
 def test_a_masked_network_is_exported_without_neurons_that_are_not_there(x, tmp_path):

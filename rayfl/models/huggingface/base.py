@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from rayfl.axes import CLASSES, Axis, Dims, declare
+from rayfl.config import ConfigError
 from rayfl.models.base import TokenModel
 from rayfl.models.huggingface import folder, settings
 from rayfl.models.huggingface.network import Network, Sees, owners, renamed, resized, scaled, stepped
@@ -64,7 +65,8 @@ class HuggingFace(TokenModel, ABC):
     vocabulary: int | None = Field(default=None, ge=1)
     """Rows of the token embedding. As many as the data have tokens, unless given."""
     pad: int | None = Field(default=None, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding may stay at 0. Unless given: the last."""
+    """The token that stands where nothing is, which is no word: its embedding may stay at 0. Taken from the data set if
+    it has one, unless given; else the last."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Of embeddings and of what residual branches give."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -221,12 +223,7 @@ class HuggingFace(TokenModel, ABC):
                 f"model {self.name}: given sequences of up to {self.length} tokens; allowed: {self.room}, for which it "
                 "has positions; set model.positions, or shorter sequences in the data section"
             )
-        published = settings.plain(self.config).get("vocab_size", self.rows)
-        if self.rows != published:
-            raise ValueError(
-                f"model {self.name}: given data of {self.rows:,} tokens with weights of {published:,}; allowed: the "
-                f"weights' own tokenizer, or model.vocabulary: {published}, if its first tokens are the data's"
-            )
+        self._check_tokenizer()
         if self.ids > self.rows:
             raise ValueError(
                 f"model.vocabulary: given {self.rows}; allowed: at least {self.ids}, the tokens that the data have"
@@ -259,7 +256,21 @@ class HuggingFace(TokenModel, ABC):
             "axes of every parameter, by the end of its name"
         )
 
+    def _check_tokenizer(self) -> None:
+        published = settings.plain(self.config).get("vocab_size", self.rows)
+        if self.rows != published:
+            raise ConfigError(
+                f"model {self.name}: given data of {self.rows:,} tokens with weights of {published:,}; allowed: the "
+                f"weights' own tokenizer (data.tokenizer), or model.vocabulary: {published}, if the data's tokens are "
+                "its first"
+            )
+
     # where it starts
+
+    def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
+        # before it finds that the padding is another one too
+        self.model_copy(update={"ids": offers.get("ids", self.ids)})._check_tokenizer()
+        return super().fitted(data, offers, where)
 
     def prepare(self) -> None:
         if self.weights:

@@ -128,7 +128,8 @@ class Roberta(Encoder):
     positions: int = Field(default=514, ge=1)
     """Places in a sequence, of which `pad` + 1 are never used; the data's longest must fit into the others."""
     pad: int | None = Field(default=1, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0, and it has no place."""
+    """The token that stands where nothing is, which is no word: its embedding stays at 0, and it has no place. The data
+    set's, if it has one, unless given."""
 
     kind: ClassVar = "roberta"
     head: ClassVar = ("classifier.dense", "classifier.out_proj")
@@ -166,7 +167,8 @@ class Bert(Encoder):
 
     name: Literal["bert"] = "bert"
     pad: int | None = Field(default=0, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0."""
+    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has
+    one, unless given."""
 
     kind: ClassVar = "bert"
     head: ClassVar = ("bert.pooler.dense", "classifier")
@@ -191,7 +193,8 @@ class DistilBert(Encoder):
     layers: int = Field(default=6, ge=1)
     """Blocks of an attention and a perceptron."""
     pad: int | None = Field(default=0, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0."""
+    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has
+    one, unless given."""
 
     kind: ClassVar = "distilbert"
     head: ClassVar = ("pre_classifier", "classifier")

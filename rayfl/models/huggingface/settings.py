@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 
 def frozen(value: Any) -> Any:
@@ -34,10 +34,15 @@ def _thawed(value: Any) -> Any:
 
 
 def _read(value: Any) -> Any:
-    if isinstance(value, Mapping) or value == ():
+    if isinstance(value, Mapping) or value in ((), []):
         return frozen(value)
     raise ValueError("a mapping of names of the configuration")
 
 
-Settings = Annotated[tuple[Any, ...], BeforeValidator(_read), PlainSerializer(plain, return_type=dict)]
+Settings = Annotated[
+    tuple[Any, ...],
+    BeforeValidator(_read),
+    PlainSerializer(plain, return_type=dict),
+    WithJsonSchema({"type": "object", "default": {}}),
+]
 """A mapping of plain values."""
