@@ -38,7 +38,7 @@ def experiment(steps: int) -> rayfl.Experiment:
     return rayfl.Experiment(**given)
 
 
-def seconds_a_round(address: str, steps: int) -> float:
+def seconds_a_round(address: str | None, steps: int) -> float:
     """The median round after the first."""
     with rayfl.start(experiment(steps), address) as session:
         seconds = [line["seconds"] for line, _ in zip(session, range(1 + ROUNDS), strict=False)]

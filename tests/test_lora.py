@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from rayfl import frozen
 from rayfl.config import ConfigError
 from rayfl.describe import describe
+from rayfl.exporting import export_submodel
 from rayfl.fold import Factors, Fold, Pairs, Update
+from rayfl.methods.base import Deployment
 from rayfl.models import MODELS, peft
 from rayfl.net import Net, load, params_of
 from rayfl.seeds import torch_generator, torch_scope
@@ -250,3 +252,14 @@ def test_it_is_described_by_rank_and_by_what_is_frozen():
     assert [record["parameters"] for record in records] == [84 + 2 * VIT.layers * 40 * rank for rank in (8, 2, 0)]
     assert [record["bytes_up"] for record in records] == [4 * record["parameters"] for record in records]
     assert records[0]["space_mb"] == 4 * (records[0]["parameters"] + frozen_parameters) / 2**20
+
+
+def test_what_is_merged_answers_as_the_adapters(tmp_path):
+    net, x = Net(LORA, 0.5), images()
+    params = drawn(net)
+    torch.testing.assert_close(answers(Net(VIT), LORA.merged_into_base(net, params), x), answers(net, params, x))
+    given = export_submodel(Deployment("it", net, params), tmp_path / "small", {}, print)
+    torch.testing.assert_close(given(x), answers(net, params, x))
+    assert load_file(tmp_path / "small" / "adapter" / "adapter_model.safetensors").keys() == peft.written(params).keys()
+    config = json.loads((tmp_path / "small" / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["modules_to_save"]) == (4, 2, ["head"])

@@ -10,9 +10,10 @@ valid start, because A's distribution does not depend on the rank.
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -26,10 +27,11 @@ from rayfl.config import ConfigError
 from rayfl.models import peft
 from rayfl.models.base import MODELS_KIND, Model
 from rayfl.models.vit import ViTB16
-from rayfl.net import Net, load
+from rayfl.net import Net, load, params_of
 from rayfl.seeds import stream, torch_scope
 from rayfl.submodel import prefix
 from rayfl.tensors import Params
+from rayfl.training import Answer
 
 QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
 """What queries and values are called in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and here."""
@@ -116,6 +118,11 @@ class Lora(Model):
         trained = sum(math.prod(base.layout.shapes[name]) for name in self.head_names)
         return {"rank": self.rank_of(net), "frozen": base.parameters - trained}
 
+    @property
+    def varying(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As of the base."""
+        return self.base.varying
+
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
         return self.base.example(batch, device)
 
@@ -196,6 +203,32 @@ class Lora(Model):
         if net.width * self.rank < 1 - 1e-9 and not net.sizes:
             return 0
         return net.axis(f"{self.target_paths[0]}.rank", self.rank).size
+
+    # for other libraries
+
+    def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
+        """What the base writes, with the adapters merged into it; and where these stand on the base as it was given,
+        the adapters alone, as peft reads them, in the folder "adapter"."""
+        self.base.write(Net(self.base), self.merged_into_base(net, params), answer, files, to)
+        rank = self.rank_of(net)
+        if rank and not self.merged and not self.core:
+            weights = getattr(self.base, "weights", "")
+            task = getattr(self.base, "task", "classes")
+            head = self.base.head_paths if self.head == "train" else ()
+            config = peft.config_of(rank, self.scale(rank), self.target_paths, head, self.dropout, task, weights)
+            peft.write(to / "adapter", params, config)
+
+    def merged_into_base(self, net: Net, params: Params) -> Params:
+        """The base's parameters W0 + W + s B A, and the trained head: what answers as the network with adapters."""
+        base = Net(self.base).blank()
+        found = {name: params.get(name, frozen.tensors_of(self)[name]).clone() for name in params_of(base)}
+        for path in self.target_paths:
+            a, b, m, w = (params.get(f"{path}.lora.{part}") for part in "ABMW")
+            assert a is not None and b is not None
+            added = self.scale(len(a)) * (b if m is None else b @ m) @ a + (0 if w is None else w)
+            is_torchs = isinstance(base.get_submodule(path), nn.Linear)
+            found[f"{path}.weight"] += added if is_torchs else added.T
+        return found
 
     def _adapter(self, net: Net, path: str, layer: nn.Module) -> "Adapter":
         out, cin = self._shape(path, layer)

@@ -31,7 +31,7 @@ Departures:
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import nn
@@ -96,7 +96,7 @@ class FedSB(LowRank):
         training, data, loss = self.task.training, visit.data, self.loss(visit)
         steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
         layers = {path: module.get_submodule(path) for path in self.layers}
-        weights = {p: layer.get_buffer("weight").detach().clone().requires_grad_() for p, layer in layers.items()}
+        weights = {p: cast(torch.Tensor, m.weight).detach().clone().requires_grad_() for p, m in layers.items()}
         named = {f"{path}.weight": t for path, t in weights.items()}
         metrics = {"train_loss": 0.0, "train_samples": 0, "steps": 0}
         module.train()
