@@ -213,7 +213,7 @@ def test_it_answers_with_as_many_tokens_as_there_are():
 
 def test_the_scaler_stands_behind_every_layer_but_the_last():
     """Three embeddings, six layers a block, and the hidden one of the head; in training alone."""
-    plain, net = (Net(made("roberta"), scale=scale) for scale in (1, 0.5))
+    plain, net = (Net(made("roberta", layers=2), scale=scale) for scale in (1, 0.5))
     module = network(net)
     hooked = [path for path, layer in module.named_modules() if layer._forward_hooks]
     assert len(hooked) == 3 + 2 * 6 + 1 and "classifier.out_proj" not in hooked
