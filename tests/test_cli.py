@@ -376,3 +376,10 @@ def test_a_run_of_clients_own_networks_is_judged_by_them(rayfl, config, tmp_path
 def test_the_defaults_need_no_network():
     assert Digits().arrays().train["x"].shape == (1438, 1, 8, 8)
     assert Net(MODELS["digits_cnn"](input=(1, 8, 8))).parameters == 53_194
+
+
+def test_a_setting_of_a_row_may_change_what_the_model_takes_from_the_data(tmp_path):
+    config = tmp_path / "exp.yaml"
+    config.write_text(yaml.safe_dump({"experiment": SWEPT, "rows": {"one": {"method": "heterofl"}}}))
+    assert experiment_of(config, None, "one").model.classes == 4
+    assert experiment_of(config, ["data.classes=3", "partition=iid"], "one").model.classes == 3

@@ -285,8 +285,7 @@ def test_sections_are_objects_mappings_or_names():
     assert experiment.model.input == (1, 8, 8)
     assert message(Experiment, model="digits_cnn", trainin={}).startswith("Experiment: unknown key 'trainin'; did you")
     assert message(Experiment, model=HeteroFL()) == (
-        "Experiment: model: given HeteroFL(name='heterofl', mask='zero', weight='uniform', scaler=True, "
-        f"label_rows='present'); allowed: a mapping with a name; known: {', '.join(sorted(MODELS))}"
+        f"Experiment: model: given {HeteroFL()!r}; allowed: a mapping with a name; known: {', '.join(sorted(MODELS))}"
     )
     assert message(experiment.with_, rounds=0) == "Experiment: rounds: given 0; allowed: at least 1"
     assert experiment.with_(rounds=3) == read_experiment(experiment.plain() | {"rounds": 3}, "again")

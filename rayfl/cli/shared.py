@@ -74,7 +74,7 @@ def experiment_of(config: Path, settings: list[str] | None, row: str | None) -> 
     if row is None:
         rows = ", ".join(map(str, given.get("rows") or ["run"]))
         raise ConfigError(f"{config}: given a sweep; allowed: a run's file, or --row with one of {rows}")
-    example = load_sweep(config, rows=row).example(row).plain()
+    example = load_sweep(config, rows=row).given(row)
     return read_experiment(overlaid(example, settings), f"{config}: rows.{row}")
 
 

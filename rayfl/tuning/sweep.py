@@ -75,6 +75,10 @@ class Sweep:
         """The first of its trials, or what may be one."""
         return self.experiment(row, self.points[row][0], self.search.seeds[0])
 
+    def given(self, row: str) -> dict[str, Any]:
+        """What a file of this one trial would hold."""
+        return self._given(row, self.points[row][0]) | {"seed": self.search.seeds[0]}
+
     @cached_property
     def first(self) -> Experiment:
         """An example of the first row."""
