@@ -15,6 +15,7 @@ from helpers import TINY
 
 from rayfl import cli
 from rayfl.cli import train
+from rayfl.cli.shared import experiment_of
 from rayfl.data import Digits
 from rayfl.listeners import LISTENERS
 from rayfl.methods import METHODS
