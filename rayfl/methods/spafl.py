@@ -58,7 +58,7 @@ from pydantic import AfterValidator, Field, model_validator
 from torch import nn
 from torch.func import functional_call
 
-from rayfl import costs
+from rayfl import costs, operations
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.fold import Carry, Fold, State, Update
@@ -142,13 +142,19 @@ class SpaFL(Method):
         return dict.fromkeys(task.nets, task.server)
 
     def check(self, rounds: int, clients: Population) -> None:
-        """A ConfigError if there is no momentum to keep, or no layer that has thresholds."""
+        """A ConfigError if there is no momentum to keep, no layer that has thresholds, or one without neurons."""
         if self.persistent_momentum and not self.task.training.momentum:
             raise ConfigError("method.persistent_momentum: given true; allowed: with a training.momentum over 0")
         if not self.paths:
             raise ConfigError(
                 f"method.classifier: given false; allowed: true with model {self.task.model.name}, which has no other "
                 "layer"
+            )
+        module = self.task.server.blank()
+        if others := [p for p in self.paths if not isinstance(module.get_submodule(p), operations.LAYERS)]:
+            raise ConfigError(
+                f"model: given {self.task.model.name}, whose layer {others[0]} has no row a neuron; allowed with "
+                f"method {self.name}: a model of torch's convolutions and linear layers"
             )
 
     @property

@@ -20,6 +20,7 @@ from rayfl.models import MODELS
 from rayfl.net import Net, load
 from rayfl.seeds import torch_generator
 from rayfl.tensors import leaves, nbytes
+from rayfl.testing.tiny import raised
 from rayfl.training import Training
 
 SpaFL = METHODS["spafl"]
@@ -547,6 +548,14 @@ def test_momentum_may_outlive_the_round():
     assert_same(answer(plain, state, data, 1, carry=without).carries[0]["own"], anew)
     with pytest.raises(ConfigError, match="persistent_momentum: given true; allowed: with a training.momentum over 0"):
         SpaFL(persistent_momentum=True).bind(on("digits_cnn")).check(1, Population())
+
+
+def test_every_layer_has_neurons():
+    """The rows of GPT-2's matrices are inputs."""
+    gpt2 = {"name": "gpt2", "hidden": 16, "heads": 2, "layers": 1, "positions": 16}
+    assert "whose layer transformer.h.0.attn.c_attn has no row a neuron" in raised(
+        lambda: tiny(method="spafl", model=gpt2, data={"name": "synthetic_text"}), ConfigError
+    )
 
 
 def test_some_layer_has_thresholds():
