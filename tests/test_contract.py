@@ -40,10 +40,10 @@ WITHOUT_SMALL_BLOCKS = ("roberta", "bert", "distilbert", "gpt2", "llama")
 UNFIT = {
     ("depthfl_nefl", "wide_resnet101_2"),
     *((name, model) for name in ("depthfl_nefl", "scalefl_nefl") for model in WITHOUT_SMALL_BLOCKS),
-    ("spafl", "gpt2"),
+    *((name, model) for name in ("spafl", "fedpm") for model in ("gpt2", "lora")),
 }
-"""What stands outside of one block a stage costs more than the smallest capacity. The rows of GPT-2's matrices are no
-neurons."""
+"""What stands outside of one block a stage costs more than the smallest capacity. The rows of GPT-2's matrices, and of
+adapters, are no neurons."""
 
 
 def fitting(method: type[Method]) -> list[str]:

@@ -56,6 +56,7 @@ from rayfl.config import ConfigError
 from rayfl.fold import Carry, Fold, State, Update
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.contract import Contract
+from rayfl.methods.sizes import rows_are_neurons
 from rayfl.net import Net, params_of, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Mask, Selection
@@ -90,7 +91,8 @@ class FedPM(Method):
         return dict.fromkeys(task.nets, task.server)
 
     def check(self, rounds: int, clients: Population) -> None:
-        """A ConfigError if the model brings weights."""
+        """A ConfigError if the model brings weights, or has layers without a weight of their own."""
+        rows_are_neurons(self.name, self.task.server, self.task.server.layers)
         if self.task.model.blank != self.task.model:
             raise ConfigError(
                 f"model.pretrained: given with method {self.name}, which draws its own weights; allowed: leave it out"

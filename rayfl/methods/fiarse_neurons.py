@@ -62,7 +62,8 @@ class FIARSENeurons(Dense):
     def _ranked(self, params: Params) -> State:
         """The state of these parameters, with the importance of each position, which is found once a round."""
         server = self.task.server
-        weights = [f"{path}.weight" for path in server.layers]
+        shapes = server.layout.shapes
+        weights = [name for names in server.layers.values() for name in names if len(shapes[name]) > 1]
         return {"params": params, "importance": importance(server.layout, params, weights)}
 
 

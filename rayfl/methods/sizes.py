@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from rayfl import costs
+from rayfl import costs, operations
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError, load_yaml
 from rayfl.methods.base import Task
@@ -43,6 +43,18 @@ def fixed_capacities(method: str, nets: Mapping[float, Net], clients: Population
             f"clients.assignment: given {clients.assignment!r}; allowed: 'fixed', because with method {method} every "
             f"client keeps what fits one network; or {otherwise}"
         )
+
+
+def rows_are_neurons(method: str, net: Net, paths: Iterable[str]) -> None:
+    """A ConfigError if one of these layers has no weight of its own with a row a neuron: GPT-2's, or under an
+    adapter."""
+    module = net.blank()
+    for path in paths:
+        if not isinstance(module.get_submodule(path), operations.LAYERS) or f"{path}.weight" not in net.layout.shapes:
+            raise ConfigError(
+                f"model: given {net.model.name}, whose layer {path} has no weight with a row a neuron; allowed with "
+                f"method {method}: a model of torch's convolutions and linear layers"
+            )
 
 
 # early exits

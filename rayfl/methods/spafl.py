@@ -58,13 +58,14 @@ from pydantic import AfterValidator, Field, model_validator
 from torch import nn
 from torch.func import functional_call
 
-from rayfl import costs, operations
+from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.fold import Carry, Fold, State, Update
 from rayfl.joined import parameters_of
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.contract import Contract
+from rayfl.methods.sizes import rows_are_neurons
 from rayfl.net import Net, load, params_of, resident
 from rayfl.norms import tracked
 from rayfl.submodel import Mask, Selection
@@ -150,12 +151,7 @@ class SpaFL(Method):
                 f"method.classifier: given false; allowed: true with model {self.task.model.name}, which has no other "
                 "layer"
             )
-        module = self.task.server.blank()
-        if others := [p for p in self.paths if not isinstance(module.get_submodule(p), operations.LAYERS)]:
-            raise ConfigError(
-                f"model: given {self.task.model.name}, whose layer {others[0]} has no row a neuron; allowed with "
-                f"method {self.name}: a model of torch's convolutions and linear layers"
-            )
+        rows_are_neurons(self.name, self.task.server, self.paths)
 
     @property
     def paths(self) -> list[str]:

@@ -553,7 +553,7 @@ def test_momentum_may_outlive_the_round():
 def test_every_layer_has_neurons():
     """The rows of GPT-2's matrices are inputs."""
     gpt2 = {"name": "gpt2", "hidden": 16, "heads": 2, "layers": 1, "positions": 16}
-    assert "whose layer transformer.h.0.attn.c_attn has no row a neuron" in raised(
+    assert "whose layer transformer.h.0.attn.c_attn has no weight with a row a neuron" in raised(
         lambda: tiny(method="spafl", model=gpt2, data={"name": "synthetic_text"}), ConfigError
     )
 
