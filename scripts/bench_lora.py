@@ -20,13 +20,14 @@ import rayfl
 from rayfl import frozen
 from rayfl.tensors import nbytes
 
-ROUNDS = 2
+ROUNDS = 3
 BASE = {"name": "roberta", "hidden": 384, "heads": 6, "layers": 8, "ffn": 1536, "positions": 66, "vocabulary": 16000}
 
 
 def experiment(steps: int) -> rayfl.Experiment:
     given: dict[str, Any] = {
-        "rounds": 1 + ROUNDS,
+        # the last one, which is evaluated, is never reached
+        "rounds": 100,
         "data": {"name": "synthetic_text", "samples": 4000, "length": 64, "tokens": 1000},
         "model": {"name": "lora", "base": BASE, "rank": 16, "targets": ["query", "value"]},
         "method": "rbla",
@@ -38,11 +39,22 @@ def experiment(steps: int) -> rayfl.Experiment:
     return rayfl.Experiment(**given)
 
 
-def seconds_a_round(address: str | None, steps: int) -> float:
-    """The median round after the first."""
+def rounds(address: str | None, node: str, steps: int) -> tuple[float, float]:
+    """The median round after the first, in seconds; and the bytes that came to a node before the first round, by what
+    each later round brought."""
+    seconds, came, before = [], [], came_to(node)
     with rayfl.start(experiment(steps), address) as session:
-        seconds = [line["seconds"] for line, _ in zip(session, range(1 + ROUNDS), strict=False)]
-    return statistics.median(seconds[1:])
+        for line, _ in zip(session, range(1 + ROUNDS), strict=False):
+            seconds.append(line["seconds"])
+            came.append(came_to(node) - before)
+    a_round = (came[-1] - came[0]) / ROUNDS
+    return statistics.median(seconds[1:]), came[0] - a_round
+
+
+def came_to(node: str) -> int:
+    """Bytes that were ever put into the object store of a node, or came there."""
+    [found] = [entry for entry in ray.nodes() if entry["NodeID"] == node]
+    return node_stats(found["NodeManagerAddress"], found["NodeManagerPort"]).store_stats.cumulative_created_bytes
 
 
 def main() -> None:
@@ -53,16 +65,15 @@ def main() -> None:
         node = cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes(60)
         ray.init(cluster.address, log_to_driver=False)
-        trained = seconds_a_round(cluster.address, steps=3)
-        came = node_stats(node.raylet_ip_address, node.node_manager_port).store_stats.cumulative_created_bytes
-        idle = seconds_a_round(cluster.address, steps=0)
+        trained, came = rounds(cluster.address, node.node_id, steps=3)
+        idle, _ = rounds(cluster.address, node.node_id, steps=0)
     finally:
         ray.shutdown()
         cluster.shutdown()
     found = {
         "parameters of the base": rayfl.Net(model.base).parameters,  # pyright: ignore[reportAttributeAccessIssue]
         "bytes of the base": size,
-        "bytes into the actors' node": came,
+        "bytes to the actors' node before the first round": round(came),
         "the same, in bases": round(came / size, 3),
         "seconds a round": round(trained, 3),
         "outside of training": round(idle, 3),
