@@ -131,6 +131,13 @@ class InFolder(DataSet, ABC):
             )
         return folder
 
+    def all_of(self, files: Sequence[str]) -> list[Path]:
+        """The files in the folder. A ConfigError says which have to be there if one is missing."""
+        found = [self.folder / file for file in files]
+        if not all(path.is_file() for path in found):
+            raise self.missing(files)
+        return found
+
     def missing(self, files: Sequence[str], reason: str = "") -> ConfigError:
         """What to put where; `reason`: why nobody else does."""
         folder = self.folder.resolve()

@@ -68,6 +68,7 @@ def _read(path: Path) -> Kept | None:
         # numpy leaves a file open that it cannot read
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
+    # zipfile says NotImplementedError where damage has made up a compression that it does not know
     except (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         return None
 

@@ -28,10 +28,7 @@ class SST2(InFolder, LabelledText):
         return self.folder
 
     def sources(self) -> Sequence[Path]:
-        found = [self.folder / file for file in FILES]
-        if not all(path.is_file() for path in found):
-            raise self.missing(FILES)
-        return found
+        return self.all_of(FILES)
 
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
         train, test = map(_texts, self.sources())

@@ -52,10 +52,7 @@ class WikiText2(InFolder, LanguageText):
         return self.folder
 
     def sources(self) -> Sequence[Path]:
-        found = [self.folder / file for file in FILES]
-        if not all(path.is_file() for path in found):
-            raise self.missing(FILES)
-        return found
+        return self.all_of(FILES)
 
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
         train, test = (path.read_text("utf-8").splitlines(keepends=True) for path in self.sources())
