@@ -68,12 +68,16 @@ def describe(
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML files.", autocompletion=configs)],
 ) -> None:
-    """Validates files without starting Ray: keys, types, ranges, models at every capacity, search spaces."""
+    """Validates files without starting Ray: keys, types, ranges, models at every capacity, search spaces; of a cluster
+    also ports, tokens, secrets and mounts."""
+    from rayfl.clusters.check import check_cluster, is_cluster
     from rayfl.experiment import load_experiment
     from rayfl.tuning.load import load_sweep
 
     for path in map(find_config, files):
-        if "experiment" in load_yaml(path):
+        if is_cluster(path):
+            say(f"{path}: {check_cluster(path)}")
+        elif "experiment" in load_yaml(path):
             plan = load_sweep(path)
             say(f"{path}: a sweep of {len(plan.rows)} rows: {', '.join(plan.rows)}")
         else:

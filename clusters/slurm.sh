@@ -1,0 +1,66 @@
+#!/bin/bash
+# A sweep on the nodes of a Slurm job, whole nodes of one's own. From the repository's root, where `uv sync` was run:
+#
+#     sbatch clusters/slurm.sh tune_configs/quickstart.yaml --rounds 10
+#
+# Two minutes before the job's time ends, the sweep writes a checkpoint and the job queues up again. The same command goes
+# on with a sweep that is there. Not run under Slurm: tested with commands that stand in for Slurm's.
+#
+# RAYFL_OUTPUT is a folder that all nodes see, as your home is; ~/.ray/auth_token, the token, has to be in such a one too.
+# MLFLOW_TRACKING_URI is your MLflow server; without one MLflow's database lies in RAYFL_OUTPUT.
+#SBATCH --job-name=rayfl
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# not TERM: a job that is cancelled gets that, and must not come back
+#SBATCH --signal=B:USR1@120
+set -euo pipefail
+: "${1:?given no CONFIG; allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]}"
+
+export PATH="$PWD/.venv/bin:$PATH"
+export RAY_AUTH_MODE=token RAY_ENABLE_UV_RUN_RUNTIME_ENV=0
+export RAYFL_OUTPUT="${RAYFL_OUTPUT:-${SCRATCH:-$PWD}/runs}"
+# short: a socket's path has at most 107 bytes
+export RAY_TMPDIR="/tmp/r$SLURM_JOB_ID"
+# seconds until all nodes must be there; 30 unless it is set, and a shared file system is slow
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
+ray get-auth-token --generate > /dev/null
+
+nodes=(--nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES")
+head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+name="$(basename "$1" .yaml)"
+sweep=("$@" --name "$name" --output "$RAYFL_OUTPUT" --address auto)
+if [ -e "$RAYFL_OUTPUT/$name/run.json" ]; then sweep+=(--resume); fi
+
+# this script runs on the head, so it can tell the sweep alone: its Ray has to live until the checkpoint is written
+pid="$RAY_TMPDIR.pid"
+warned=
+warn() {
+  warned=yes
+  kill -TERM "$(cat "$pid")" || kill -TERM "$step"
+}
+trap warn USR1
+
+# shellcheck disable=SC2016
+srun "${nodes[@]}" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+  ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_PER_TASK" -- \
+  bash -c 'echo $$ > "$0" && exec python -u scripts/sweep.py "$@"' "$pid" "${sweep[@]}" &
+step=$!
+
+# `wait` ends with 138 when USR1 comes, while the step goes on
+code=138
+while [ "$code" -eq 138 ]; do
+  code=0
+  wait "$step" || code=$?
+done
+srun "${nodes[@]}" rm -rf "$RAY_TMPDIR" "$pid" || true
+
+if [ "$warned" ] && { [ "$code" -eq 143 ] || [ "$code" -eq 130 ]; }; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

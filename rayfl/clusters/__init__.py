@@ -1,0 +1,1 @@
+"""Clusters: what stands in their files, and what rayfl does with them."""
