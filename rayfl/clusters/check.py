@@ -151,7 +151,7 @@ def _node_types(given: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(types, dict) or not all(isinstance(kind, dict) for kind in types.values()):
         return
     if head is None:
-        yield f"head_node_type: missing; allowed: one of {', '.join(types)}"
+        yield f"head_node_type: missing; allowed: one of {', '.join(sorted(types))}"
     elif head not in types:
         yield f"head_node_type: no node type is called {shown(head)}; {nearest(head, types)}"
     least = {name: kind.get("min_workers", 0) for name, kind in types.items()}
@@ -227,8 +227,8 @@ def _shared(text: str, place: str) -> Iterator[str]:
     outputs = re.findall(r"(?:RAYFL_OUTPUT=|--output[= ])['\"]?(/\w+/\w+)", text)
     for output in dict.fromkeys(outputs) if not MOUNTS.search(text) else ():
         yield (
-            f"{place}: given the output folder {output}, which no command mounts; allowed: a folder that all nodes see, "
-            "with the command that mounts it, or that ends with an error where it is not mounted"
+            f"{place}: given the output folder {output}, which no command mounts; allowed: one that all nodes see, "
+            "with the command that mounts it, or that fails where it is not mounted"
         )
 
 
