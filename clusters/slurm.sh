@@ -32,7 +32,7 @@ export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 ray get-auth-token --generate > /dev/null
 
 nodes=(--nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES")
-head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 name="$(basename "$1" .yaml)"
 sweep=("$@" --name "$name" --output "$RAYFL_OUTPUT" --address auto)
 if [ -e "$RAYFL_OUTPUT/$name/run.json" ]; then sweep+=(--resume); fi
@@ -40,15 +40,12 @@ if [ -e "$RAYFL_OUTPUT/$name/run.json" ]; then sweep+=(--resume); fi
 # this script runs on the head, so it can tell the sweep alone: its Ray has to live until the checkpoint is written
 pid="$RAY_TMPDIR.pid"
 warned=
-warn() {
-  warned=yes
-  kill -TERM "$(cat "$pid")" || kill -TERM "$step"
-}
-trap warn USR1
+# without a sweep yet, Ray's start is what ends; both may have ended by now
+trap 'warned=yes; kill -TERM "$(cat "$pid")" 2> /dev/null || kill -TERM "$step" || true' USR1
 
 # shellcheck disable=SC2016
 srun "${nodes[@]}" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-  ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_PER_TASK" -- \
+  ray symmetric-run --address "${hosts[0]}:6379" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_PER_TASK" -- \
   bash -c 'echo $$ > "$0" && exec python -u scripts/sweep.py "$@"' "$pid" "${sweep[@]}" &
 step=$!
 
