@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.resources
 import io
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -100,9 +101,21 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from None
         if isinstance(document, dict):
-            yield document
+            yield _merged(document)
         elif document is not None:
             raise ConfigError(f"{path}: given {shown(document)}; allowed: a mapping of sections")
+
+
+def _merged(given: Any) -> Any:
+    """With what `<<` lays below a section."""
+    if isinstance(given, list):
+        return [_merged(entry) for entry in given]
+    if not isinstance(given, dict):
+        return given
+    below = given.get("<<", {})
+    layers = [*(reversed(below) if isinstance(below, list) else [below]), given]
+    whole = {key: value for layer in layers if isinstance(layer, dict) for key, value in layer.items() if key != "<<"}
+    return {key: _merged(value) for key, value in whole.items()}
 
 
 def _summary(given: Mapping[str, Any]) -> str:
@@ -135,7 +148,9 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
     """With what Ray's launcher fills in, as it accepts it."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    said = io.StringIO()
+    said, log = io.StringIO(), logging.getLogger("ray.autoscaler._private.util")
+    # it warns of what its own defaults hold
+    before, log.disabled = log.disabled, True
     # the launcher prints what is wrong, and raises nothing that says it
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -143,6 +158,8 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
             validate_config(whole)
         except Exception as error:
             raise ValueError(str(error) or said.getvalue()) from None
+        finally:
+            log.disabled = before
     return whole
 
 
@@ -214,17 +231,18 @@ def _said(given: Mapping[str, Any], whole: Mapping[str, Any], kind: str) -> Iter
     docker = given.get("docker", {})
     for key in ("run_options", f"{kind}_run_options"):
         said |= {f"docker.{key}.{i}": f"docker run {option}" for i, option in enumerate(docker.get(key, []))}
-    run = "\n".join(said.values())
-    for target, source in given.get("file_mounts", {}).items():
-        if target.endswith(".sh") and Path(target).name in run:
-            said[source] = Path(source).expanduser().read_text()
+    for word in re.findall(r"[\w~./-]+\.sh\b", "\n".join(said.values())):
+        for target, source in given.get("file_mounts", {}).items():
+            if Path(word).is_relative_to(target):
+                script = Path(source).expanduser() / Path(word).relative_to(target)
+                said |= {str(script): script.read_text()} if script.is_file() else {}
     for place, text in said.items():
         yield place, re.sub(r"^\s*#.*\n?", "", text, flags=re.MULTILINE)
 
 
 def _shared(text: str, place: str) -> Iterator[str]:
     """The folder of the results has to be one that a command mounts, or that the head exports."""
-    outputs = re.findall(r"(?:RAYFL_OUTPUT=|--output[= ])['\"]?(/\w+/\w+)", text)
+    outputs = re.findall(r"(?:RAYFL_OUTPUT=|--output[= ])['\"]?([\w$~./{}-]+)", text)
     for output in dict.fromkeys(outputs) if not MOUNTS.search(text) else ():
         yield (
             f"{place}: given the output folder {output}, which no command mounts; allowed: one that all nodes see, "

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,10 @@ def replaced(given, folder, pattern, text):
     if "run_options" in docker:
         docker["run_options"] = [re.sub(pattern, text, option) for option in docker["run_options"]]
     for target, source in given["file_mounts"].items():
-        if source.endswith(".sh"):
-            script = folder / Path(source).name
-            script.write_text(re.sub(pattern, text, Path(source).read_text()))
-            given["file_mounts"][target] = str(script)
+        if source == "clusters":
+            given["file_mounts"][target] = str(shutil.copytree(source, folder / source))
+            for script in (folder / source).glob("*.sh"):
+                script.write_text(re.sub(pattern, text, script.read_text()))
     return given
 
 
@@ -111,6 +112,16 @@ def test_broken_yaml_has_its_line(tmp_path):
     path.write_text("kind: Service\nspec: {}\n---\nkind: Service\nkind: Service\n")
     with pytest.raises(ConfigError, match=f"^{path}: kind \\(line 5\\): given before, on line 4; allowed: once$"):
         check_cluster(path)
+
+
+def test_a_section_that_is_laid_below_another(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("kind: Service\nspec: &a {type: NodePort, b: 1}\nmetadata: {<<: [*a, {b: 2}], type: mine}\n")
+    with pytest.raises(ConfigError) as error:
+        check_cluster(path)
+    said = str(error.value)
+    assert "metadata.b: unknown key 'b'" in said and "spec.type: given NodePort" in said
+    assert "metadata.type: given NodePort" not in said and "<<" not in said
 
 
 def test_documents_are_sections(tmp_path):
@@ -186,7 +197,7 @@ def test_what_only_rays_launcher_knows(given, wrong):
 
 
 def test_fewer_workers_than_the_fewest(aws, wrong):
-    [worker] = set(aws["available_node_types"]) - {aws["head_node_type"]}
+    worker = next(name for name in aws["available_node_types"] if name != aws["head_node_type"])
     aws["available_node_types"][worker] |= {"min_workers": 3, "max_workers": 2}
     aws["max_workers"] = 2
     assert wrong(aws) == [
@@ -343,13 +354,16 @@ def test_a_private_key(given, wrong):
 
 
 def test_an_output_folder_that_nothing_mounts(given, wrong, tmp_path):
-    given["setup_commands"].append("echo export RAYFL_OUTPUT=/mnt/rayfl/runs >> ~/.bashrc")
+    output = "/mnt/rayfl/own"
+    given["setup_commands"].append(f"echo export RAYFL_OUTPUT={output} >> ~/.bashrc")
     unmounted = replaced(given, tmp_path, r"\b(mount|mountpoint|exportfs)\b|/etc/fstab", "true")
-    assert wrong(unmounted) == [
-        f"{kind}_setup_commands: given the output folder /mnt/rayfl, which no command mounts; allowed: one that all "
+    said = wrong(unmounted)
+    assert [line for line in said if output in line] == [
+        f"{kind}_setup_commands: given the output folder {output}, which no command mounts; allowed: one that all "
         "nodes see, with the command that mounts it, or that fails where it is not mounted"
         for kind in ("head", "worker")
     ]
+    assert all("which no command mounts" in line for line in said)
 
 
 @pytest.mark.parametrize("command", ["sudo mount -t nfs4 a:/ /mnt/rayfl", "mountpoint -q /mnt/rayfl"])
@@ -371,9 +385,9 @@ def test_a_ray_that_rayfl_is_not_made_for(given, wrong):
 
 def test_two_versions_of_ray(wrong):
     given = yaml.safe_load(Path("clusters/local.yaml").read_text())
-    given["setup_commands"] += ["pip install ray==2.60.0"]
-    given["worker_setup_commands"] = ["pip install ray==2.61.0"]
-    assert wrong(given) == ["worker_setup_commands.0: given Ray 2.61.0, and 2.60.0 before; allowed: one version of Ray"]
+    given["setup_commands"] += ["pip install ray==2.60.0", "pip install ray==2.61.0"]
+    place = f"setup_commands.{len(given['setup_commands']) - 1}"
+    assert wrong(given) == [f"{place}: given Ray 2.61.0, and 2.60.0 before; allowed: one version of Ray"]
 
 
 def test_all_that_is_wrong_at_once(given, wrong):
