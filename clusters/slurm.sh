@@ -3,10 +3,10 @@
 #
 #     sbatch clusters/slurm.sh tune_configs/quickstart.yaml --rounds 10
 #
-# Two minutes before the job's time ends, the sweep writes a checkpoint and the job queues up again. The same command goes
-# on with a sweep that is there. Not run under Slurm: tested with commands that stand in for Slurm's.
+# Two minutes before the job's time ends, the sweep writes a checkpoint and the job queues up again. The same command
+# goes on with a sweep that is there. Not run under Slurm: tested with commands that stand in for Slurm's.
 #
-# RAYFL_OUTPUT is a folder that all nodes see, as your home is; ~/.ray/auth_token, the token, has to be in such a one too.
+# RAYFL_OUTPUT is a folder that all nodes see, as your home is; ~/.ray/auth_token, the token, has to be seen by all too.
 # MLFLOW_TRACKING_URI is your MLflow server; without one MLflow's database lies in RAYFL_OUTPUT.
 #SBATCH --job-name=rayfl
 #SBATCH --nodes=2
@@ -38,26 +38,31 @@ sweep=("$@" --name "$name" --output "$RAYFL_OUTPUT" --address auto)
 if [ -e "$RAYFL_OUTPUT/$name/run.json" ]; then sweep+=(--resume); fi
 
 # this script runs on the head, so it can tell the sweep alone: its Ray has to live until the checkpoint is written
-pid="$RAY_TMPDIR.pid"
-warned=
+pid="$RAY_TMPDIR.pid" ended="$RAY_TMPDIR.ended" warned=
+rm -f "$pid" "$ended"
 # without a sweep yet, Ray's start is what ends; both may have ended by now
 trap 'warned=yes; kill -TERM "$(cat "$pid")" 2> /dev/null || kill -TERM "$step" || true' USR1
 
 # shellcheck disable=SC2016
 srun "${nodes[@]}" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
   ray symmetric-run --address "${hosts[0]}:6379" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_PER_TASK" -- \
-  bash -c 'echo $$ > "$0" && exec python -u scripts/sweep.py "$@"' "$pid" "${sweep[@]}" &
+  bash -c 'python -u scripts/sweep.py "${@:3}" & echo $! > "$1"; code=0; wait $! || code=$?; echo $code > "$2"; exit $code' \
+  sweep "$pid" "$ended" "${sweep[@]}" &
 step=$!
 
-# `wait` ends with 138 when USR1 comes, while the step goes on
-code=138
-while [ "$code" -eq 138 ]; do
-  code=0
-  wait "$step" || code=$?
-done
-srun "${nodes[@]}" rm -rf "$RAY_TMPDIR" "$pid" || true
-
+# the other nodes see only after a minute that their head is gone, and the job may not have that minute
+while [ ! -s "$ended" ] && kill -0 "$step" 2> /dev/null; do sleep 1; done
+code=143
+if [ -s "$ended" ]; then
+  code="$(cat "$ended")"
+elif [ -z "$warned" ]; then
+  # Ray did not start
+  wait "$step" && code=1 || code=$?
+fi
 if [ "$warned" ] && { [ "$code" -eq 143 ] || [ "$code" -eq 130 ]; }; then
   scontrol requeue "$SLURM_JOB_ID"
+else
+  wait "$step" || true
+  srun "${nodes[@]}" rm -rf "$RAY_TMPDIR" "$pid" "$ended" || true
 fi
 exit "$code"

@@ -18,7 +18,9 @@ COMMANDS = {
     "ray": RECORD + "env > $LOG.env; echo a-token",
     # the head's part of a step: after `--` stands what `ray symmetric-run` runs on the head
     "srun": RECORD + 'while [[ "$1" = --* ]]; do shift; done\n'
-    'if [ "$1" = ray ]; then while [ "$1" != -- ]; do shift; done; shift; fi; exec "$@"',
+    'if [ "$1" = ray ]; then while [ "$1" != -- ]; do shift; done; shift; fi\n'
+    # the other nodes' part ends when this file is gone
+    'code=0; "$@" || code=$?; while [ -e "$LOG.last" ]; do sleep 0.05; done; exit "$code"',
     "python": RECORD + "code=$CODE\ntrap 'exit $ON_TERM' TERM\n"
     'touch "$LOG.up"; while [ "$code" = stay ]; do sleep 0.05; done; exit "$code"',
 }
@@ -68,6 +70,14 @@ class Job:
         return f"scontrol requeue {self.number}" in self.ended()[1]
 
 
+def stand_in(folder, text):
+    """Another srun, for the step alone: the script looks into .venv first."""
+    path = folder / ".venv" / "bin" / "srun"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'#!/bin/bash\ncase "$*" in *symmetric-run*) ;; *) exit 0;; esac\n{text}\n')
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Starts the one job of a test; afterwards nothing of it is left."""
@@ -82,6 +92,8 @@ def start(tmp_path):
         with suppress(ProcessLookupError):
             os.killpg(job.process.pid, signal.SIGKILL)
         job.process.communicate()
+        for left in Path("/tmp").glob(f"r{job.number}*"):
+            left.unlink()
 
 
 def test_one_ray_for_all_nodes_and_the_sweep_on_its_head(start, tmp_path):
@@ -96,10 +108,11 @@ def test_one_ray_for_all_nodes_and_the_sweep_on_its_head(start, tmp_path):
     assert step == (
         "srun --nodes=2 --ntasks=2 --cpus-per-task=32 "
         "ray symmetric-run --address node1:6379 --min-nodes 2 --num-cpus 32 -- "
-        f'bash -c echo $$ > "$0" && exec python -u scripts/sweep.py "$@" {short}.pid {sweep}'
+        'bash -c python -u scripts/sweep.py "${@:3}" & echo $! > "$1"; code=0; wait $! || code=$?; echo $code > "$2"; '
+        f"exit $code sweep {short}.pid {short}.ended {sweep}"
     )
     assert python == f"python -u scripts/sweep.py {sweep}"
-    assert clean == f"srun --nodes=2 --ntasks=2 rm -rf {short} {short}.pid"
+    assert clean == f"srun --nodes=2 --ntasks=2 rm -rf {short} {short}.pid {short}.ended"
 
 
 def test_the_environment_of_ray(start, tmp_path):
@@ -150,20 +163,25 @@ def test_a_job_whose_time_ends_comes_back_if_its_sweep_was_stopped(start, on_ter
     job = start(code="stay", on_term=on_term).warn()
     assert job.ended()[0] == int(on_term)
     assert job.came_back == comes_back
-    assert not Path(f"/tmp/r{job.number}.pid").exists()
+
+
+def test_the_job_comes_back_before_its_other_nodes_have_ended(start, tmp_path):
+    (tmp_path / "log.last").touch()
+    job = start(code="stay").warn()
+    assert job.process.wait(60) == 143
+    assert f"scontrol requeue {job.number}" in job.log.read_text().splitlines()
+
+
+def test_a_step_that_ends_without_a_sweep_is_a_failure(start, tmp_path):
+    stand_in(tmp_path, "exit 0")
+    job = start()
+    assert job.ended()[0] == 1
+    assert not job.came_back
 
 
 def test_a_warning_before_the_sweep_is_up_ends_the_step(start, tmp_path):
     # the step of a Ray that does not start: it has written no process id
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    (slow / "srun").write_text(
-        '#!/bin/bash\ncase "$*" in *symmetric-run*) ;; *) exit 0;; esac\n'
-        "trap 'exit 143' TERM\ntouch \"$LOG.up\"; while true; do sleep 0.05; done\n"
-    )
-    (slow / "srun").chmod(0o755)
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "bin").symlink_to(slow)
+    stand_in(tmp_path, "trap 'exit 1' TERM\ntouch \"$LOG.up\"; while true; do sleep 0.05; done")
     job = start().warn()
     assert job.ended()[0] == 143
     assert job.came_back
