@@ -13,6 +13,7 @@ from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.driver import LOADING, WRITING, claimed, load_data
 from rayfl.engine.cluster import cluster
+from rayfl.engine.shared import require_shared
 from rayfl.experiment import Experiment
 from rayfl.report import figures, write_labels, write_report
 from rayfl.results.console import SweepProgress
@@ -82,6 +83,7 @@ def sweep(
         progress.phase("starting Ray")
         with cluster(address):
             check_room(plan, address)
+            require_shared(folder)
             record = _open_sweep(folder, plan)
             follow(record.path)
             progress.begin(plan.name, record.path)

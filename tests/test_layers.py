@@ -47,7 +47,16 @@ KNOWN_TYPES = {"net": ("models.base",)}
 """What a module imports from below for annotations alone: a `Net` holds its model."""
 
 OWNERS = {
-    "ray": ("engine.actors", "engine.cluster", "engine.nodes", "engine.pool", "engine.server", "tuning"),
+    "ray": (
+        "engine.actors",
+        "engine.cluster",
+        "engine.nodes",
+        "engine.pool",
+        "engine.server",
+        "engine.shared",
+        "engine.status",
+        "tuning",
+    ),
     "mlflow": ("results.mlflow",),
     "typer": ("cli",),
     "pytest": ("testing",),

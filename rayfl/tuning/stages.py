@@ -162,6 +162,7 @@ class _Stages:
             self.arrays,
             [place + 1 for place in places],
             run,
+            str(self.run.path),
         )
         return tune.with_resources(
             tune.with_parameters(FederatedTrial, shared=shared),
