@@ -49,6 +49,8 @@ class Shared:
     run: Resources
     study: str
     """The sweep's folder."""
+    is_shared: bool
+    """Whether every node has to see it."""
 
 
 class FederatedTrial(tune.Trainable):
@@ -68,7 +70,7 @@ class FederatedTrial(tune.Trainable):
         self.server = ServerActor.options(scheduling_strategy=here, name=server_name()).remote(crew)
         install(shared.packages)
         self.sweep: Sweep = pickle.loads(shared.sweep)
-        self.arrays, self.study = shared.arrays, shared.study
+        self.arrays, self.study, self.is_shared = shared.arrays, shared.study, shared.is_shared
         self.folder = Temporary()
         self.reset_config(config)
 
@@ -80,8 +82,9 @@ class FederatedTrial(tune.Trainable):
     def _load(self) -> Experiment:
         """What the trial runs; the server takes it up when it is asked for first."""
         if self.experiment is None:
-            # a node that joined later
-            require_seen(Path(self.study))
+            if self.is_shared:
+                # this node may have joined later
+                require_seen(Path(self.study))
             row, seed, point = trial_of(self.config)
             experiment = self.sweep.experiment(row, point, seed)
             about = About(called(row, point, seed), self.study, self.sweep.trials)
