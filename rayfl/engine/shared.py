@@ -23,12 +23,11 @@ def require_shared(folder: Path) -> None:
     """A ConfigError that names the nodes which do not see a folder that this process holds (`locks.held`)."""
     file = folder / LOCK
     here, held = ray.get_runtime_context().get_node_id(), file.read_text()
-    others = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here}
-    asked = {
-        address: _read.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(str(file))
-        for node, address in others.items()
-    }
-    blind = sorted(address for address, ref in asked.items() if not _sees(ref, held))
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
+    asked = [_read.options(scheduling_strategy=place).remote(str(file)) for place in places]
+    seen = [_sees(ref, held) for ref in asked]
+    blind = sorted(node["NodeManagerAddress"] for node, is_seen in zip(others, seen, strict=True) if not is_seen)
     if blind:
         raise _unseen(folder, ", ".join(blind))
 
