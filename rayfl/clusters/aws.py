@@ -28,8 +28,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ray.autoscaler._private.aws.config import _client, _configure_subnet
+from ray.autoscaler._private.aws.config import _configure_subnet
 from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+from ray.autoscaler._private.aws.utils import client_cache
 
 from rayfl.config import ConfigError
 
@@ -82,7 +83,7 @@ class Provider(AWSNodeProvider):
         """What runs commands on a node. Ray keeps a bootstrapped configuration, but asks for this before every SSH."""
         group = self.provider_config.get("ssh_group")
         if group and not self.let_in:
-            _let_in(_client("ec2", {"provider": self.provider_config}), group, caller_address())
+            _let_in(_client("ec2", self.provider_config), group, caller_address())
             self.let_in = True
         return super().get_command_runner(*arguments, **options)
 
@@ -128,9 +129,13 @@ def _check(config: dict[str, Any]) -> None:
             raise ConfigError(f"file_mounts: there is no {source}; {do}")
 
 
+def _client(service: str, provider: dict[str, Any]) -> Any:
+    return client_cache(service, provider["region"], **provider.get("aws_credentials", {}))
+
+
 def _security_group(config: dict[str, Any]) -> str:
     """The ID of the cluster's own group, which is made if there is none."""
-    ec2 = _client("ec2", config)
+    ec2 = _client("ec2", config["provider"])
     subnets = [name for kind in config["available_node_types"].values() for name in kind["node_config"]["SubnetIds"]]
     [subnet] = ec2.describe_subnets(SubnetIds=subnets[:1])["Subnets"]
     name = f"ray-{config['cluster_name']}"
@@ -185,7 +190,7 @@ def _roles(config: dict[str, Any]) -> tuple[Role, Role]:
     provider = config["provider"]
     # roles belong to an account, not to a region
     head, worker = (f"ray-{config['cluster_name']}-{provider['region']}-{kind}" for kind in ("head", "worker"))
-    caller = _client("sts", config).get_caller_identity()
+    caller = _client("sts", provider).get_caller_identity()
     known = {
         "partition": caller["Arn"].split(":")[1],
         "account": caller["Account"],
@@ -229,7 +234,7 @@ def _profile(iam: Any, role: Role) -> tuple[str, bool]:
 
 def _give_roles(config: dict[str, Any], head: Role, worker: Role) -> None:
     """Node types that name no `IamInstanceProfile` get the head's or the workers'."""
-    iam = _client("iam", config)
+    iam = _client("iam", config["provider"])
     kinds = config["available_node_types"]
     profiles = {role.name: _profile(iam, role) for role in (head, worker)}
     for name, kind in kinds.items():
