@@ -1,5 +1,5 @@
 """What Ray's autoscaler does on the head of a cluster that `ray up` made, with the configuration it got: two nodes of
-a kind are asked for, what comes is installed, one is ended. Prints JSON: nodes, and those that are left."""
+a kind are asked for, what comes is installed, one is ended. Writes JSON: nodes that were made, and those that are left."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from ray.autoscaler.v2.instance_manager.node_provider import NodeProviderAdapter
 from ray.autoscaler.v2.instance_manager.ray_installer import RayInstaller
 from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
-kind, head_address = sys.argv[1:]
+kind, head_address, answer = sys.argv[1:]
 reader = FileConfigReader(str(Path.home() / "ray_bootstrap_config.yaml"), skip_content_hash=False)
 config = reader.get_cached_autoscaling_config()
 assert config.provider == Provider.UNKNOWN
@@ -32,13 +32,15 @@ def until(condition) -> None:
         time.sleep(0.1)
 
 
-cloud.launch(shape={kind: 2}, request_id="1")
-until(workers)
+for request in ("1", "2"):
+    # moto makes one spot node, whatever is asked
+    cloud.launch(shape={kind: 1}, request_id=request)
+until(lambda: len(workers()) == 2)
 made = sorted(workers())
 for name in made:
     RayInstaller(node_provider, config).install_ray(
         Instance(instance_id=name, cloud_instance_id=name, instance_type=kind, node_kind=NodeKind.WORKER), head_address
     )
-cloud.terminate(ids=made[:1], request_id="2")
+cloud.terminate(ids=made[:1], request_id="3")
 until(lambda: made[0] not in workers())
-print(json.dumps({"made": made, "left": sorted(workers())}))
+Path(answer).write_text(json.dumps({"made": made, "left": sorted(workers())}))

@@ -86,7 +86,8 @@ def commands(said: list[dict[str, Any]], host: str) -> list[str]:
     for one in said:
         if one["program"] == "ssh" and one["host"] == host:
             shell = one["arguments"][-1]
-            found.append(shlex.split(shell)[0].partition("PYTHONWARNINGS=ignore && ")[2] or shell)
+            command = shlex.split(shell)[0].partition("PYTHONWARNINGS=ignore && ")[2]
+            found.append(command.removeprefix("(").removesuffix(")") or shell)
     return found
 
 
