@@ -124,7 +124,9 @@ def _check(config: dict[str, Any]) -> None:
     for source in config["file_mounts"].values():
         if not Path(source).expanduser().exists():
             do = (
-                "make it by `ray get-auth-token --generate`" if source.endswith("auth_token") else "start at its folder"
+                "make it by `ray get-auth-token --generate`"
+                if source.endswith("auth_token")
+                else "start ray in the folder that holds it"
             )
             raise ConfigError(f"file_mounts: there is no {source}; {do}")
 

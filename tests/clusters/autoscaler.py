@@ -1,5 +1,7 @@
-"""What Ray's autoscaler does on the head of a cluster that `ray up` made, with the configuration it got: two nodes of
-a kind are asked for, what comes is installed, one is ended. Writes JSON: nodes that were made, and those that are left."""
+"""What Ray's autoscaler does on the head of a cluster that `ray up` made, with the configuration that it got.
+
+Two nodes of a kind are asked for and installed, then one is ended. Writes JSON: those that were made, and are left.
+"""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`ray up clusters/aws.yaml` against an AWS of moto's, with machines that are folders; and what its provider refuses."""
+"""`ray up clusters/aws.yaml` against moto's AWS, with machines that are folders; and what its provider refuses."""
 
 import json
 import stat
@@ -14,8 +14,10 @@ import pytest
 import yaml
 from fakes import Machines, commands
 from moto import mock_aws, settings
+from moto.iam.models import SERVICE_NAME_CONVERSION
 from moto.moto_api import recorder
 from moto.server import ThreadedMotoServer
+from ray.autoscaler._private.aws.config import _get_subnets_or_die
 from ray.autoscaler._private.aws.utils import client_cache, resource_cache
 from ray.autoscaler._private.util import prepare_config
 
@@ -111,6 +113,7 @@ def story(tmp_path_factory) -> Any:
     try:
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
         with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(SERVICE_NAME_CONVERSION, "spot", "EC2Spot")
             patch.setattr(recorder, "_location", str(folder / "asked.jsonl"))
             recorder.start_recording()
             yield told(Machines(folder, endpoint), Account(endpoint))
@@ -220,7 +223,7 @@ class TestCluster:
         assert {one["MetadataOptions.HttpTokens"] for one in story.started} == {"required"}
 
     def test_the_account_has_the_role_that_spot_nodes_need(self, story):
-        assert [name for name in story.policies if name.startswith("AWSServiceRoleFor")] != []
+        assert aws.SPOT_ROLE in story.policies
 
     def test_only_the_callers_address_comes_in(self, story):
         inner, ssh = sorted(story.group["IpPermissions"], key=lambda rule: rule["IpProtocol"])
@@ -257,3 +260,171 @@ class TestCluster:
         secrets = [story.machines.token, key.read_text().splitlines()[1], "AWS_SECRET_ACCESS_KEY"]
         public = json.dumps([story.said, story.nodes["scaled"], story.started, story.printed], default=str)
         assert not [one for one in secrets if one in public] and "UserData" not in public
+
+
+# the provider alone
+
+
+@pytest.fixture
+def account(monkeypatch, tmp_path):
+    """An empty account; the caller is at home and has a token."""
+    token = tmp_path / "auth_token"
+    token.write_text("token")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAYFL_SSH_FROM", HOME)
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "testing")
+    for key in ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(aws, "SPREADING", 0.0)
+    # moto's name is another
+    monkeypatch.setitem(SERVICE_NAME_CONVERSION, "spot", "EC2Spot")
+    for cache in (resource_cache, client_cache, _get_subnets_or_die):
+        cache.cache_clear()
+    with mock_aws():
+        yield Account()
+
+
+def cluster(tmp_path: Path, **provider: Any) -> dict[str, Any]:
+    """What Ray hands to the provider."""
+    config = prepare_config(yaml.safe_load(Path(FILE).read_text()))
+    config["provider"] |= provider
+    config["file_mounts"]["~/.ray/auth_token"] = str(tmp_path / "auth_token")
+    for kind in config["available_node_types"].values():
+        kind["resources"] = {"CPU": 8}
+    return config
+
+
+def refused(account: Account, config: dict[str, Any]) -> str:
+    """What is said of it, after nothing was made."""
+    with pytest.raises(ConfigError) as error:
+        Provider.bootstrap_config(config)
+    assert account.groups() == [] and account.policies() == {}
+    return str(error.value)
+
+
+def test_a_token_that_is_not_there_is_missed_before_anything_costs(account, tmp_path):
+    (tmp_path / "auth_token").unlink()
+    assert refused(account, cluster(tmp_path)) == (
+        f"file_mounts: there is no {tmp_path}/auth_token; make it by `ray get-auth-token --generate`"
+    )
+
+
+def test_a_file_that_is_not_there_is_missed(account, tmp_path):
+    config = cluster(tmp_path)
+    config["file_mounts"]["~/rayfl/rayfl"] = "nowhere/rayfl"
+    assert refused(account, config).startswith("file_mounts: there is no nowhere/rayfl; start ray in the folder")
+
+
+def test_a_type_that_would_never_start_is_refused(account, tmp_path):
+    config = cluster(tmp_path)
+    config["available_node_types"]["gpu-worker"]["resources"] = {}
+    said = refused(account, config)
+    assert said.startswith("available_node_types.gpu-worker: Ray did not find out how many CPUs g5.4xlarge has in us-")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ('{"a": "${user}"}', "KeyError: 'user'")],
+)
+def test_a_policy_that_is_none_is_refused(account, tmp_path, text, said):
+    file = tmp_path / "policy.json"
+    if text is not None:
+        file.write_text(text)
+    error = refused(account, cluster(tmp_path, head_policy=str(file)))
+    assert error.startswith(
+        f"provider.head_policy: given {file}; allowed: a file of JSON, where ${{...}} may be partition"
+    )
+    assert said in error
+
+
+def test_a_bucket_is_for_all_nodes_until_it_is_named_no_more(account, tmp_path):
+    Provider.bootstrap_config(cluster(tmp_path, bucket="results"))
+    head, worker = (account.policies()[f"ray-rayfl-{REGION}-{kind}"] for kind in ("head", "worker"))
+    assert head == {"head": policy("head"), "bucket": policy("bucket")} and worker == {"bucket": policy("bucket")}
+    Provider.bootstrap_config(cluster(tmp_path))
+    head, worker = (account.policies()[f"ray-rayfl-{REGION}-{kind}"] for kind in ("head", "worker"))
+    assert head == {"head": policy("head")} and worker == {}
+
+
+def test_no_policy_is_for_everything():
+    for name in ("head", "bucket"):
+        for part in policy(name)["Statement"]:
+            assert not [action for action in listed(part["Action"]) if "*" in action]
+            assert part["Resource"] != "*" or part["Action"] == "ec2:DescribeInstances"
+
+
+def test_what_a_file_names_itself_is_left_alone(account, tmp_path):
+    config = cluster(tmp_path)
+    [subnet, *_] = account.ec2.describe_subnets()["Subnets"]
+    group = account.ec2.create_security_group(GroupName="mine", Description="mine", VpcId=subnet["VpcId"])["GroupId"]
+    for kind in config["available_node_types"].values():
+        kind["node_config"] |= {"SecurityGroupIds": [group], "IamInstanceProfile": {"Arn": "arn:aws:iam::1:mine"}}
+    made = Provider.bootstrap_config(config)
+    assert [one["GroupName"] for one in account.groups()] == ["mine"] and account.policies() == {}
+    nodes = [kind["node_config"] for kind in made["available_node_types"].values()]
+    assert {node["SecurityGroupIds"][0] for node in nodes} == {group}
+    assert {node["IamInstanceProfile"]["Arn"] for node in nodes} == {"arn:aws:iam::1:mine"}
+    assert "ssh_group" not in made["provider"]
+
+
+def test_what_is_there_is_taken(account, tmp_path):
+    assert Provider.bootstrap_config(cluster(tmp_path)) == Provider.bootstrap_config(cluster(tmp_path))
+    [group] = account.groups()
+    assert len(group["IpPermissions"]) == 1 and account.ssh() == []
+
+
+def test_a_group_of_a_command_that_was_stopped_is_made_whole(account, tmp_path):
+    [group] = Provider.bootstrap_config(cluster(tmp_path))["available_node_types"]["head"]["node_config"][
+        "SecurityGroupIds"
+    ]
+    inside = account.groups()[0]["IpPermissions"]
+    account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=inside)
+    Provider.bootstrap_config(cluster(tmp_path))
+    assert account.groups()[0]["IpPermissions"] == inside != []
+
+
+def test_everybody_who_was_let_in_before_is_out(account, tmp_path):
+    config = Provider.bootstrap_config(cluster(tmp_path))
+    group = config["provider"]["ssh_group"]
+    for network in ("0.0.0.0/0", "192.0.2.0/24"):
+        aws._let_in(account.ec2, group, network)
+    # two that somebody else has added
+    account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[aws._ssh("0.0.0.0/0")])
+    aws._let_in(account.ec2, group, f"{HOME}/32")
+    aws._let_in(account.ec2, group, f"{HOME}/32")
+    assert account.ssh() == [f"{HOME}/32"]
+
+
+@pytest.mark.parametrize(
+    ("given", "network"),
+    [("198.51.100.7", "198.51.100.7/32"), ("198.51.100.0/24", "198.51.100.0/24"), ("10.1.2.3/8", "10.0.0.0/8")],
+)
+def test_addresses_and_networks(monkeypatch, given, network):
+    monkeypatch.setenv("RAYFL_SSH_FROM", given)
+    assert caller_address() == network
+
+
+@pytest.mark.parametrize("given", ["0.0.0.0/0", "here", "2001:db8::1", "198.51.100.7/33"])
+def test_what_is_no_address_or_everybodys_is_refused(monkeypatch, given):
+    monkeypatch.setenv("RAYFL_SSH_FROM", given)
+    with pytest.raises(ConfigError) as error:
+        caller_address()
+    assert str(error.value) == (
+        f"RAYFL_SSH_FROM: given {given}; allowed: an IPv4 address or network that is not everybody's, "
+        "as 198.51.100.7 or 198.51.100.0/24"
+    )
+
+
+def test_the_address_is_the_one_that_aws_sees(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAYFL_SSH_FROM", raising=False)
+    (tmp_path / "answer").write_text("198.51.100.7\n")
+    monkeypatch.setattr(aws, "WHO_AM_I", (tmp_path / "answer").as_uri())
+    assert caller_address() == "198.51.100.7/32"
+
+
+def test_without_an_answer_the_address_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAYFL_SSH_FROM", raising=False)
+    monkeypatch.setattr(aws, "WHO_AM_I", (tmp_path / "nothing").as_uri())
+    with pytest.raises(ConfigError, match="^RAYFL_SSH_FROM: not set, and file:.* does not answer .*; set it to the"):
+        caller_address()
