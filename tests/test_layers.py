@@ -37,6 +37,7 @@ LAYERS = (
     ("driver",),
     ("comparison", "scaling", "reference"),
     ("schema", "template"),
+    ("clusters",),
     ("cli", "testing"),
     ("__main__",),
 )
@@ -56,6 +57,7 @@ OWNERS = {
         "engine.shared",
         "engine.status",
         "tuning",
+        "clusters",
     ),
     "mlflow": ("results.mlflow",),
     "typer": ("cli",),
