@@ -13,6 +13,7 @@ from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.driver import LOADING, WRITING, claimed, load_data
 from rayfl.engine.cluster import cluster
+from rayfl.engine.shared import require_shared
 from rayfl.experiment import Experiment
 from rayfl.report import figures, write_labels, write_report
 from rayfl.results.console import SweepProgress
@@ -22,7 +23,7 @@ from rayfl.results.rows import Record
 from rayfl.results.tuned import Best
 from rayfl.tuning.load import load_sweep, read_sweep
 from rayfl.tuning.recorder import Recorder
-from rayfl.tuning.stages import Interrupted, check_room, run_sweep
+from rayfl.tuning.stages import Interrupted, check_room, checked, run_sweep
 from rayfl.tuning.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -58,19 +59,21 @@ def sweep(
     *,
     resume: bool = False,
     address: str | None = None,
+    storage: str | None = None,
     progress: SweepProgress | None = None,
     follow: Callable[[Path], None] = lambda path: None,
     arrays: Arrays | None = None,
 ) -> Comparison:
     """Tunes every row of a comparison with the same budget on Ray, and leaves tables and plots of the tuned rows in a
-    folder. `plan`: a sweep's file, or what it would hold, with objects as you like. `follow` is told the folder of the
-    sweep and of every trial as it begins.
+    folder. `plan`: a sweep's file, or what it would hold, with objects as you like. `storage`: for a cluster whose
+    nodes share no folder, where trials leave their checkpoints, as s3://BUCKET/FOLDER. `follow` is told the folder of
+    the sweep and of every trial as it begins.
 
     A ConfigError says what is wrong before anything is started or written; KeyboardInterrupt: the user stopped it.
     """
     if not isinstance(plan, Sweep):
         plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)
-    folder = Path(folder).resolve()
+    folder, storage = Path(folder).resolve(), storage and checked(storage)
     with claimed(folder, plan.plain(), resume):
         progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
         if arrays is None:
@@ -82,12 +85,14 @@ def sweep(
         progress.phase("starting Ray")
         with cluster(address):
             check_room(plan, address)
+            if storage is None:
+                require_shared(folder)
             record = _open_sweep(folder, plan)
             follow(record.path)
             progress.begin(plan.name, record.path)
             status, error = "stopped", None
             try:
-                best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow))
+                best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow), storage)
                 progress.phase(WRITING)
                 found = findings(folder, best, records(folder, record.id))
                 write_report(found, progress.note)

@@ -48,7 +48,17 @@ KNOWN_TYPES = {"net": ("models.base",)}
 """What a module imports from below for annotations alone: a `Net` holds its model."""
 
 OWNERS = {
-    "ray": ("engine.actors", "engine.cluster", "engine.nodes", "engine.pool", "engine.server", "tuning", "clusters"),
+    "ray": (
+        "engine.actors",
+        "engine.cluster",
+        "engine.nodes",
+        "engine.pool",
+        "engine.server",
+        "engine.shared",
+        "engine.status",
+        "tuning",
+        "clusters",
+    ),
     "mlflow": ("results.mlflow",),
     "typer": ("cli",),
     "pytest": ("testing",),

@@ -1,4 +1,5 @@
-"""The command line: sweep | run | scale, compare | report | export, describe | check, init | explain | list | schema.
+"""The command line: sweep | run | scale | status, compare | report | export, describe | check, init | explain | list |
+schema.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (nothing is left behind), 130 stopped by the user, 143 by SIGTERM.
 Heavy imports stand inside the commands, so that `--help` and an error in a YAML file come at once.
@@ -28,6 +29,7 @@ EXAMPLES = {
     train.scale: "rayfl scale --clients 100,10000 --rounds 3",
     look.compare: "rayfl compare quickstart --format latex",
     look.report: "rayfl report runs/quickstart",
+    look.status: "rayfl status --address 10.0.0.1:6379",
     look.export: "rayfl export runs/NAME --capacity 0.25 --to submodel",
     ask.describe: "rayfl describe quickstart --row heterofl",
     ask.check: "rayfl check experiment.yaml",

@@ -1,11 +1,11 @@
-"""rayfl compare | report | export: what is made of runs that ended."""
+"""rayfl compare | report | export | status: what is made of runs that ended, and where those are that have not."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rayfl.cli.shared import Output, copy_to, say, show, uri_of, warn
+from rayfl.cli.shared import Address, Output, copy_to, print_table, say, show, uri_of, warn
 from rayfl.config import ConfigError, choose, nearest
 
 if TYPE_CHECKING:
@@ -125,3 +125,33 @@ def export(
 
     exported(run, capacity, to, client, best=best, say=warn)
     say(f"model.safetensors, config.json and model.pt2 in {to}")
+
+
+def status(
+    address: Address = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """What a running cluster does: its nodes with their client actors, and every run with its trial, round, deaths and
+    time left. Unless --address or RAY_ADDRESS names it, the cluster of this machine."""
+    import json
+    import os
+    from dataclasses import asdict
+
+    from rayfl.engine import status as now
+    from rayfl.engine.cluster import cluster
+    from rayfl.results.status import nodes_table, runs_table, trials
+
+    with cluster(address or os.environ.get("RAY_ADDRESS") or "auto"):
+        nodes, runs = now.nodes(), now.running()
+    studies = trials(runs)
+    if as_json:
+        found = {"nodes": [asdict(node) for node in nodes], "runs": [asdict(run) | {"left": run.left} for run in runs]}
+        print(json.dumps(found | {"trials": studies}, indent=1))
+        return
+    print_table(nodes_table(nodes, runs))
+    if not runs:
+        say("no run")
+        return
+    print_table(runs_table(runs))
+    for study, counts in studies.items():
+        say(f"{study}: {', '.join(f'{count} {status}' for status, count in counts.items())}")

@@ -37,7 +37,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: training.lr=0.1. May be repeated."),
 ]
-Output = Annotated[Path, typer.Option(resolve_path=True, help="The folder of all runs and of mlflow.db.")]
+Output = Annotated[
+    Path, typer.Option(resolve_path=True, envvar="RAYFL_OUTPUT", help="The folder of all runs and of mlflow.db.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")]
 Address = Annotated[
     str | None,

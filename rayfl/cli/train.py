@@ -84,6 +84,12 @@ def sweep(
     name: Name = None,
     resume: Resume = False,
     address: Address = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAYFL_STORAGE", help="Where nodes without a shared folder keep checkpoints: s3://BUCKET/FOLDER."
+        ),
+    ] = None,
     tracking_uri: TrackingUri = None,
     experiment_name: ToExperiment = None,
     no_models: Annotated[
@@ -116,7 +122,14 @@ def sweep(
     )
     with progress, sending as sender:
         found = comparison.sweep(
-            plan, folder, resume=resume, address=address, progress=progress, follow=sender.add, arrays=arrays
+            plan,
+            folder,
+            resume=resume,
+            address=address,
+            storage=storage,
+            progress=progress,
+            follow=sender.add,
+            arrays=arrays,
         )
         progress.phase(SENDING)
     published = found.folder.config.get("published")

@@ -1,1 +1,1 @@
-"""Clusters: what stands in their files, and what rayfl does with them."""
+"""Clusters: how `ray up` makes one, whether it is fit for a sweep, and sweeps that run there."""

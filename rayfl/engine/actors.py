@@ -29,11 +29,11 @@ class ClientActor:
         install(packages)
         self.host = Host(threads, bool(ray.get_gpu_ids()))
 
-    def load(self, refs: list[ray.ObjectRef]) -> str:
+    def load(self, refs: list[ray.ObjectRef]) -> "Place":
         """Takes up a run: `refs` to the data set's arrays, to the worker's `Recipe`, and to what networks have that
-        nobody trains. They travel in a list, so that they stay references. Answers the id of the actor's node."""
+        nobody trains. They travel in a list, so that they stay references. Answers where the actor is."""
         self.host.load(*ray.get(refs))
-        return ray.get_runtime_context().get_node_id()
+        return Place(ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())))
 
     def run(self, verb: "Verb", shared: "Packed", job: "Packed") -> "Packed":
         return self.host.run(verb, shared, job)
@@ -44,6 +44,16 @@ class ClientActor:
 
     def add(self, sizes: Sequence[int], *parts: "Packed") -> "Packed":
         return self.host.add(sizes, *parts)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor is."""
+
+    node: str = ""
+    """Ray's id of its node; "" until it is known."""
+    gpus: tuple[str, ...] = ()
+    """The ids, on that node, of the GPUs that it has its share of."""
 
 
 @dataclass(frozen=True)

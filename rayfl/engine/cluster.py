@@ -25,6 +25,7 @@ from rayfl.engine.locks import TEMPORARY, clear, take
 from rayfl.engine.plugins import packed
 from rayfl.engine.server import ServerActor
 from rayfl.engine.simulation import STEP_SECONDS
+from rayfl.engine.status import About, server_name
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line
@@ -281,11 +282,12 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
     _actors(experiment, address)
     with cluster(address), _room_for(experiment, address) as (group, places):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here}
+        options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here, "name": server_name()}
         crew = Crew(group, places, experiment.run.cpus, experiment.run.gpus, experiment.run.threads, packages)
         server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:
-            get(server.load.remote(experiment, [ray.put(arrays)], str(folder)))
+            about = About(experiment.method.name, str(folder))
+            get(server.load.remote(experiment, [ray.put(arrays)], str(folder), about))
             yield Remote(server)
             ray.get(server.close.remote())
         finally:

@@ -11,6 +11,7 @@ import ray
 from ray._private.internal_api import node_stats
 
 from rayfl.engine.cluster import Remote, cluster
+from rayfl.engine.status import RunStatus
 
 STORE_SHARE = 0.3
 """Of the machine's memory: what all nodes' object stores may take, as Ray itself has it of one node's."""
@@ -77,8 +78,8 @@ def forget_peak() -> None:
 
 def starting(run: Remote) -> int:
     """A run's client actors that have not taken it up yet."""
-    status: Any = ray.get(run.server.status.remote())
-    return status["starting"]
+    status: RunStatus = ray.get(run.server.status.remote())
+    return status.starting
 
 
 def usage_of(run: Remote) -> tuple[Usage, list[Usage]]:

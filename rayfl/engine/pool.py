@@ -25,7 +25,7 @@ from ray.exceptions import (
 )
 
 from rayfl.config import ConfigError
-from rayfl.engine.actors import Crew
+from rayfl.engine.actors import Crew, Place
 from rayfl.engine.branches import Branches, Sum
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.tensors import pack, unpack
@@ -60,7 +60,7 @@ class _Slot:
     loading: Any = None
     """The call that takes up a run, until it is answered."""
     ready: bool = False
-    node: str = ""
+    place: Place = Place()
     """Where the actor is, once it is ready."""
     running: deque[int] = field(default_factory=deque)
     """Its jobs; it works on the first."""
@@ -97,7 +97,7 @@ class RayPool(Executor):
     @property
     def is_spread(self) -> bool:
         """Whether an actor is on another node than this process."""
-        return any(slot.node != self.here for slot in self.slots if slot.ready)
+        return any(slot.place.node != self.here for slot in self.slots if slot.ready)
 
     def close(self) -> None:
         """Ends the actors."""
@@ -191,7 +191,7 @@ class _Batch:
         free = [slot for slot in ready if len(slot.running) < IN_FLIGHT]
         for slot in sorted(free, key=lambda slot: len(slot.running)):
             waiting = (i for i in self.queue if len(ready) == 1 or self.raised_in.get(i) is not slot.actor)
-            index = self.branches.choose(waiting, slot.node) if self.branches else next(waiting, None)
+            index = self.branches.choose(waiting, slot.place.node) if self.branches else next(waiting, None)
             if index is not None:
                 return index, slot
         return None
@@ -216,7 +216,7 @@ class _Batch:
     def _admit(self, slot: _Slot) -> None:
         loading, slot.loading = slot.loading, None
         try:
-            slot.node = ray.get(loading)
+            slot.place = ray.get(loading)
             slot.ready, slot.failures = True, 0
         except (*LOST, RayTaskError) as error:
             self.pool._replace(slot, error)
@@ -246,7 +246,7 @@ class _Batch:
             return
         if self.branches is None:
             self.done[index] = answer
-        elif (parts := self.branches.answered(index, answer, self.updates.pop(index), slot.node)) is not None:
+        elif (parts := self.branches.answered(index, answer, self.updates.pop(index), slot.place.node)) is not None:
             self._add_up(parts)
         key = self.jobs[index].key
         self.left[key] -= 1
@@ -269,7 +269,7 @@ class _Batch:
 
     def _add_up(self, parts: Sum) -> None:
         """On the node where most parts are, unless that is this one."""
-        slots = [slot for slot in self.pool.slots if slot.ready and slot.node == parts.node]
+        slots = [slot for slot in self.pool.slots if slot.ready and slot.place.node == parts.node]
         if len(parts.parts) > 1 and parts.node != self.pool.here and slots:
             slot = min(slots, key=lambda slot: len(slot.running))
             index = next(self.numbers)

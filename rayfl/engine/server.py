@@ -3,13 +3,15 @@
 Its process starts the client actors before it imports torch (`rayfl.engine.actors`).
 """
 
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
 from rayfl.engine.actors import Crew
+from rayfl.engine.status import About, Gauges, RunStatus
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from rayfl.tensors import Packed
 
 
+PACE = 10
+"""Rounds, the last ones, whose mean seconds say how long the others will take."""
+
+
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"io": 1})  # pyright: ignore
 class ServerActor:
     """A `Simulation` in a process of its own, with its verbs. `status()` answers while a step runs."""
@@ -29,6 +35,8 @@ class ServerActor:
         self.crew = replace(crew, packages=ray.put(crew.packages))
         self.actors = [self.crew.start(bundle) for bundle in crew.bundles]
         self.pool: RayPool | None = None
+        self.about: About | None = None
+        self.gauges = Gauges()
 
         import torch
 
@@ -39,9 +47,9 @@ class ServerActor:
         keep_freed_memory()
         install(crew.packages)
 
-    def load(self, experiment: "Experiment", refs: list[ray.ObjectRef], folder: str) -> None:
+    def load(self, experiment: "Experiment", refs: list[ray.ObjectRef], folder: str, about: About) -> None:
         """Takes up a run, in the same client actors as the last one. `refs` holds the data set's arrays, `folder` is
-        for what clients keep."""
+        for what clients keep, `about` is for `status`."""
         from rayfl import frozen
         from rayfl.engine.memory import give_back_freed_memory
         from rayfl.engine.pool import RayPool
@@ -60,20 +68,35 @@ class ServerActor:
         self.simulation = Simulation(experiment, ray.get(refs[0]), Path(folder), executor)
         # a partition of many clients takes far more memory than what is left of it
         give_back_freed_memory()
+        self.about, self.pace = about, deque[float](maxlen=PACE)
 
     def step(self, *seconds: float) -> "list[Line]":
-        return self.simulation.step(*seconds)
+        lines = self.simulation.step(*seconds)
+        self.pace.extend(line["seconds"] for line in lines)
+        if (status := self._status()) is not None:
+            self.gauges.show(status)
+        return lines
 
     @ray.method(concurrency_group="io")
-    def status(self) -> dict[str, Any]:
-        """Where the run is, at once."""
-        ready = [slot.ready for slot in self.pool.slots] if self.pool else []
-        return {
-            "round": self.simulation.round,
-            "actors": sum(ready),
-            "starting": len(ready) - sum(ready),
-            "deaths": self.pool.deaths if self.pool else 0,
-        }
+    def status(self) -> RunStatus | None:
+        """Where the run is, at once; None before there is one."""
+        return self._status()
+
+    def _status(self) -> RunStatus | None:
+        if self.about is None:
+            return None
+        pool, run = self.pool, self.simulation
+        slots = pool.slots if pool else []
+        return RunStatus(
+            about=self.about,
+            round=run.round,
+            rounds=run.rounds,
+            pace=sum(self.pace) / len(self.pace) if self.pace else None,
+            places=[slot.place for slot in slots if slot.ready],
+            gpus=self.crew.gpus,
+            starting=sum(not slot.ready for slot in slots),
+            deaths=pool.deaths if pool else 0,
+        )
 
     def client_scores(self) -> "np.ndarray":
         return self.simulation.client_scores

@@ -15,7 +15,7 @@ from rayfl.engine.cluster import require_ray
 from rayfl.plain import last, short
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
-from rayfl.tuning.search import trial_of
+from rayfl.tuning.search import called, trial_of
 from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import ENDED
@@ -160,7 +160,7 @@ class Recorder(tune.Callback):
 
     def _what(self, trial) -> str:
         row, seed, point = trial_of(trial.config)
-        return f"{row} ({', '.join(filter(None, [text_of(point), f'seed {seed}']))})"
+        return called(row, point, seed)
 
     def _refuse(self, trial) -> None:
         """Raises the trial's error if the user has to do something about it."""

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rayfl.config import Config, ConfigError, choose, parse
 from rayfl.seeds import stream
-from rayfl.tuning.space import Domain, Point, Search
+from rayfl.tuning.space import Domain, Point, Search, text_of
 
 
 class Asha(Config):
@@ -110,6 +110,11 @@ def trial_of(config: Mapping[str, Any]) -> tuple[str, int, Point]:
     """(row, seed, point) of Tune's configuration of a trial: one of a list, or one that a searcher chose."""
     config = config.get("trial", config)
     return config["row"], config["seed"], point_of(config)
+
+
+def called(row: str, point: Point, seed: int) -> str:
+    """A trial as people read it: "fedrolex (lr=0.1, seed 0)"."""
+    return f"{row} ({', '.join(filter(None, [text_of(point), f'seed {seed}']))})"
 
 
 def point_of(config: Mapping[str, Any]) -> Point:

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import cloudpickle
 import ray
+from pyarrow.fs import FileSelector, FileSystem, FileType
 from ray import tune
 from ray.tune import TuneError
 
+from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.engine import cluster
 from rayfl.engine.plugins import packed
@@ -43,17 +45,20 @@ class Interrupted(Exception):
     """The user stopped the sweep; `--resume` goes on."""
 
 
-def run_sweep(sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder) -> list[Record]:
+def run_sweep(
+    sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder, storage: str | None = None
+) -> list[Record]:
     """All stages of a sweep, those that are done passed over. Returns the records of the best points, all seeds.
 
-    `run` is the sweep's own folder. Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a
+    `run` is the sweep's own folder. `storage`: where all nodes find what trials leave for each other, if not there.
+    Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a
     ConfigError if a trial's code does, and a RuntimeError that names the trials that failed.
     """
     recorder.recall()
     for row in sweep.rows:
         if left_out := sweep.left_out(row):
             recorder.progress.note(f"{row}: outside search.budget: {'; '.join(map(text_of, left_out))}")
-    stages = _Stages(sweep, run, ray.put(arrays), recorder)
+    stages = _Stages(sweep, run, ray.put(arrays), recorder, storage)
     search, first = sweep.search, sweep.search.seeds[0]
     if search.is_fair:
         tried = zip_longest(*(sweep.points[row] for row in sweep.rows))
@@ -98,6 +103,8 @@ class _Stages:
     run: RunFolder
     arrays: ray.ObjectRef
     recorder: Recorder
+    storage: str | None = None
+    """Where Tune keeps its snapshots and the trials' checkpoints, as s3://BUCKET/FOLDER; else in the sweep's folder."""
 
     def listed(self, name: str, trials: list[dict[str, Any]]) -> None:
         """These trials, each to its end."""
@@ -120,14 +127,15 @@ class _Stages:
         marker = path / "done"
         if marker.exists():
             return
-        if tune.Tuner.can_restore(str(path)):
+        place = str(path) if self.storage is None else f"{self.storage}/{self.run.id}/{name}"
+        if tune.Tuner.can_restore(place):
             trust.require(path, self.run.id)
-            _fill_gaps(path)
-            tuner = tune.Tuner.restore(str(path), self._trainable(), resume_errored=True, param_space=space)
+            _fill_gaps(place)
+            tuner = tune.Tuner.restore(place, self._trainable(), resume_errored=True, param_space=space)
         else:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
-            tuner = self._tuner(path, space, config)
+            tuner = self._tuner(place, space, config)
         with _interrupts() as received, _hushed():
             try:
                 results = tuner.fit()
@@ -162,13 +170,15 @@ class _Stages:
             self.arrays,
             [place + 1 for place in places],
             run,
+            str(self.run.path),
+            self.storage is None,
         )
         return tune.with_resources(
             tune.with_parameters(FederatedTrial, shared=shared),
             tune.PlacementGroupFactory([head, *clients]),
         )
 
-    def _tuner(self, path: Path, space: dict[str, Any], config: dict[str, Any]) -> tune.Tuner:
+    def _tuner(self, place: str, space: dict[str, Any], config: dict[str, Any]) -> tune.Tuner:
         return tune.Tuner(
             self._trainable(),
             param_space=space,
@@ -180,8 +190,8 @@ class _Stages:
                 **config,
             ),
             run_config=tune.RunConfig(
-                name=path.name,
-                storage_path=str(path.parent),
+                name=place.rpartition("/")[2],
+                storage_path=place.rpartition("/")[0],
                 callbacks=[self.recorder],
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=self.sweep.search.max_failures),
@@ -194,13 +204,18 @@ def _folder_of(trial: Any) -> str:
     return trial.trial_id
 
 
-def _fill_gaps(stage: Path) -> None:
+def _fill_gaps(stage: str) -> None:
     """Empty folders for checkpoints that were removed after Tune's last snapshot: it removes them again, and
     an absent one is an error to it."""
-    for trial in stage.iterdir():
-        numbers = [int(folder.name.removeprefix("checkpoint_")) for folder in trial.glob("checkpoint_*")]
-        for number in range(max(numbers, default=0)):
-            (trial / f"checkpoint_{number:06d}").mkdir(exist_ok=True)
+    files, path = FileSystem.from_uri(stage)
+    found = (PurePosixPath(file.path) for file in files.get_file_info(FileSelector(path, recursive=True)))
+    newest: dict[PurePosixPath, int] = {}
+    for folder in found:
+        if folder.match("*/checkpoint_*") and folder.parent.parent == PurePosixPath(path):
+            newest[folder.parent] = max(newest.get(folder.parent, 0), int(folder.name.removeprefix("checkpoint_")))
+    for trial, number in newest.items():
+        for gone in range(number):
+            files.create_dir(str(trial / f"checkpoint_{gone:06d}"))
 
 
 @contextmanager
@@ -259,3 +274,18 @@ def _actors(sweep: Sweep) -> int:
         return run.actors
     share = cluster.room(run.cpus, run.gpus, run.server_cpus * sweep.trials) // sweep.trials
     return max(1, min(share, experiment.jobs))
+
+
+def checked(storage: str) -> str:
+    """A place for what trials leave, without the last slash. A ConfigError if nothing can be written there."""
+    try:
+        files, path = FileSystem.from_uri(storage)
+        files.create_dir(path)
+        if files.get_file_info(path).type != FileType.Directory:
+            raise OSError("it is no folder")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--storage: given {storage!r} ({str(error).splitlines()[0]}); allowed: s3://BUCKET/FOLDER of a bucket "
+            "that this machine and all nodes may write, as by an instance profile"
+        ) from None
+    return storage.rstrip("/")

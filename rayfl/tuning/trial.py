@@ -22,10 +22,12 @@ from rayfl.engine.files import remove
 from rayfl.engine.locks import Temporary
 from rayfl.engine.plugins import install
 from rayfl.engine.server import ServerActor
+from rayfl.engine.shared import require_seen
+from rayfl.engine.status import About, server_name
 from rayfl.experiment import Experiment, Resources
 from rayfl.listeners import tell
 from rayfl.metrics import EVALUATED, Line
-from rayfl.tuning.search import trial_of
+from rayfl.tuning.search import called, trial_of
 from rayfl.tuning.sweep import Sweep
 
 ENDED = "ended"
@@ -45,6 +47,10 @@ class Shared:
     places: list[int]
     """The bundle of each client actor in a trial's placement group."""
     run: Resources
+    study: str
+    """The sweep's folder."""
+    is_shared: bool
+    """Whether every node has to see it."""
 
 
 class FederatedTrial(tune.Trainable):
@@ -61,10 +67,10 @@ class FederatedTrial(tune.Trainable):
         # bundle 0 holds this process and the server, the clients' bundles follow
         here = PlacementGroupSchedulingStrategy(group, 0)
         crew = Crew(group, shared.places, run.cpus, run.gpus, run.threads, shared.packages)
-        self.server = ServerActor.options(scheduling_strategy=here).remote(crew)
+        self.server = ServerActor.options(scheduling_strategy=here, name=server_name()).remote(crew)
         install(shared.packages)
         self.sweep: Sweep = pickle.loads(shared.sweep)
-        self.arrays = shared.arrays
+        self.arrays, self.study, self.is_shared = shared.arrays, shared.study, shared.is_shared
         self.folder = Temporary()
         self.reset_config(config)
 
@@ -76,9 +82,13 @@ class FederatedTrial(tune.Trainable):
     def _load(self) -> Experiment:
         """What the trial runs; the server takes it up when it is asked for first."""
         if self.experiment is None:
+            if self.is_shared:
+                # this node may have joined later
+                require_seen(Path(self.study))
             row, seed, point = trial_of(self.config)
             experiment = self.sweep.experiment(row, point, seed)
-            ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder.path)))
+            about = About(called(row, point, seed), self.study, self.sweep.trials)
+            ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder.path), about))
             self.experiment, self.started, self.ended, self.saved = experiment, False, False, time.monotonic()
             self.listeners = experiment.heard()
         return self.experiment

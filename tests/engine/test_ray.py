@@ -18,6 +18,7 @@ from rayfl.engine.actors import Crew
 from rayfl.engine.files import checksum
 from rayfl.engine.pool import JobFailed, RayPool
 from rayfl.engine.server import ServerActor
+from rayfl.engine.status import About
 from rayfl.methods import METHODS
 
 pytestmark = pytest.mark.ray
@@ -375,19 +376,24 @@ def test_the_server_actor_says_where_it_is_while_it_works(group, actors, tmp_pat
     server = ServerActor.remote(crew_of(group, [0]))
     spec = faulty(tmp_path, "wait")
     arrays = ray.put(spec.data.arrays())
-    ray.get(server.load.remote(spec, [arrays], str(tmp_path / "first")))
+    assert ray.get(server.status.remote()) is None
+    ray.get(server.load.remote(spec, [arrays], str(tmp_path / "first"), About("fedavg", "first")))
     step = server.step.remote()
     status = ray.get(server.status.remote())
-    assert status["round"] == 0 and status["deaths"] == 0
+    assert (status.about.label, status.round, status.rounds, status.deaths) == ("fedavg", 0, spec.rounds, 0)
+    assert (status.pace, status.left) == (None, None)
     assert ray.wait([step], timeout=0)[0] == []
     (tmp_path / "marker").touch()
     ray.get(step)
 
     spec = tiny(method="fedrolex", rounds=3)
-    ray.get(server.load.remote(spec, [arrays], str(tmp_path / "second")))
+    ray.get(server.load.remote(spec, [arrays], str(tmp_path / "second"), About("fedrolex", "second")))
     lines = []
     while step := ray.get(server.step.remote()):
         lines += step
+    status = ray.get(server.status.remote())
+    assert (status.round, status.left, len(status.places), status.starting) == (3, 0.0, 1, 0)
+    assert status.pace == pytest.approx(sum(line["seconds"] for line in lines) / 3)
     ray.get(server.save.remote(str(tmp_path / "saved")))
     ray.get(server.close.remote())
     simulation = simulate(spec, tmp_path / "serial")

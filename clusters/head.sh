@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Starts the MLflow server of a cluster on its head, unless it runs: http://127.0.0.1:5000 there, for user admin.
+#
+# Secrets are made here at the first start, are in files that nobody else reads, and in no command line.
+# - MLFLOW_BACKEND: the database, else a sqlite on the head's own disk, which ends with it. sqlite must not lie on NFS.
+# - MLFLOW_ARTIFACTS: a folder or s3://BUCKET/PATH, else the folder that all nodes see.
+# Either may stand before the command in a cluster's file. One that holds a password belongs as a line into
+# ~/.rayfl/mlflow.env on the head. A server that runs takes them up after `kill $(cat ~/.rayfl/mlflow.pid)`.
+set -euo pipefail
+umask 077
+
+own=$HOME/.rayfl
+# shellcheck source=/dev/null
+. "$own/env.sh"
+mkdir -p "$own" ~/.mlflow
+
+answers() { curl -sf -o /dev/null http://127.0.0.1:5000/health; }
+
+if ! grep -qs ^MLFLOW_AUTH_ADMIN_PASSWORD= "$own/mlflow.env"; then
+    password=$(openssl rand -hex 24)
+    {
+        echo "MLFLOW_AUTH_ADMIN_PASSWORD=$password"
+        echo "MLFLOW_FLASK_SERVER_SECRET_KEY=$(openssl rand -hex 32)"
+    } >>"$own/mlflow.env"
+    printf '[mlflow]\nmlflow_tracking_username = admin\nmlflow_tracking_password = %s\n' "$password" >~/.mlflow/credentials
+    chmod 600 "$own/mlflow.env" ~/.mlflow/credentials
+fi
+
+if answers; then exit; fi
+
+set -a
+# shellcheck source=/dev/null
+. "$own/mlflow.env"
+set +a
+export MLFLOW_BACKEND_STORE_URI=${MLFLOW_BACKEND:-sqlite:///$own/mlflow.db}
+export MLFLOW_ARTIFACTS_DESTINATION=${MLFLOW_ARTIFACTS:-$RAYFL_SHARED/mlflow}
+export MLFLOW_AUTH_CONFIG_PATH=$own/mlflow.ini
+cat >"$own/mlflow.ini" <<END
+[mlflow]
+default_permission = READ
+database_uri = sqlite:///$own/mlflow_users.db
+admin_username = admin
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+END
+case $MLFLOW_BACKEND_STORE_URI in
+postgresql*) uv pip install --quiet --python ~/env psycopg2-binary ;;
+esac
+
+# one process: of several, uvicorn ends those that a busy head keeps from answering at once. Nobody uses MLflow's jobs.
+export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
+setsid nohup mlflow server --host 127.0.0.1 --port 5000 --workers 1 --app-name basic-auth \
+    >"$own/mlflow.log" 2>&1 </dev/null &
+echo $! >"$own/mlflow.pid"
+for _ in $(seq 300); do
+    if answers; then exit; fi
+    kill -0 $! 2>/dev/null || break
+    sleep 1
+done
+echo "head.sh: MLflow did not start; the end of $own/mlflow.log:" >&2
+tail -n 20 "$own/mlflow.log" >&2
+exit 1

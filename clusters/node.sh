@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Makes a machine a node: the folder that all nodes see, a Python with rayfl, and what every shell of the node knows.
+# The files of clusters/ call it on every node; whoever calls it again changes nothing.
+#
+#     node.sh head          workers mount the head's own disk by NFS; it ends with the head
+#     node.sh HOST:/PATH    all nodes mount that, an EFS or another NFS server
+#     node.sh mounted       the folder is there already, on every node
+#
+# RAYFL_SHARED is the folder, else /mnt/rayfl. Ray sets RAY_HEAD_IP for workers alone. Not run on AWS or GCP.
+set -euo pipefail
+
+storage=${1:?what all nodes see: head, HOST:/PATH or mounted}
+shared=${RAYFL_SHARED:-/mnt/rayfl}
+head=${RAY_HEAD_IP:-}
+own=$HOME/.rayfl
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export PATH="$HOME/env/bin:$HOME/.local/bin:$PATH"
+
+fail() {
+    echo "node.sh: $*" >&2
+    exit 1
+}
+
+packages() {
+    # a machine that has just started installs its own updates
+    sudo apt-get -qq -o DPkg::Lock::Timeout=600 update
+    sudo DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=600 install "$@" >/dev/null
+}
+
+mount_nfs() {
+    mountpoint -q "$shared" && return
+    [ -x /sbin/mount.nfs4 ] || packages nfs-common
+    sudo mkdir -p "$shared"
+    sudo mount -t nfs4 -o "nfsvers=4.1,hard,timeo=600,retrans=2$2" "$1" "$shared"
+}
+
+export_nfs() {
+    command -v exportfs >/dev/null || [ -x /usr/sbin/exportfs ] || packages nfs-kernel-server
+    sudo mkdir -p "$shared" /etc/exports.d
+    sudo chown "$(id -u):$(id -g)" "$shared"
+    # private networks; who of them comes through is the matter of the cluster's security group
+    echo "$shared 10.0.0.0/8(rw,no_subtree_check) 172.16.0.0/12(rw,no_subtree_check) 192.168.0.0/16(rw,no_subtree_check)" |
+        sudo tee /etc/exports.d/rayfl.exports >/dev/null
+    sudo exportfs -ra
+}
+
+share() {
+    case $storage in
+    head) if [ -n "$head" ]; then mount_nfs "$head:$shared" ""; else export_nfs; fi ;;
+    *:/*)
+        mount_nfs "$storage" ,noresvport
+        [ -w "$shared" ] || sudo chown "$(id -u):$(id -g)" "$shared"
+        ;;
+    mounted) [ -d "$shared" ] || fail "$shared: no such folder; mount one that all nodes see, or name it by RAYFL_SHARED" ;;
+    *) fail "given $storage; allowed: head, HOST:/PATH, mounted" ;;
+    esac
+    [ -w "$shared" ] || fail "$shared: $(id -un) may not write there; change its owner or mode"
+}
+
+install() {
+    command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | UV_NO_MODIFY_PATH=1 sh
+    # workers have the head's versions: Ray refuses others, and they may have come out since
+    local same=$shared/nodes python=3.12 versions=()
+    if [ -n "$head" ]; then
+        [ -s "$same/versions.txt" ] || fail "$same/versions.txt: the head has not written it; is $shared the head's?"
+        python=$(cat "$same/python.txt")
+        versions=(--constraints "$same/versions.txt")
+    fi
+    [ -x ~/env/bin/python ] || uv venv --quiet --python "$python" ~/env
+    uv pip install --quiet --python ~/env --compile-bytecode "${versions[@]}" --editable "${here}[aws]" "mlflow[auth]"
+    if [ -z "$head" ]; then
+        mkdir -p "$same"
+        ~/env/bin/python -c 'import platform; print(platform.python_version())' >"$same/python.txt"
+        uv pip freeze --quiet --python ~/env --exclude-editable >"$same/versions.txt"
+    fi
+}
+
+environment() {
+    mkdir -p "$own"
+    chmod 700 "$own"
+    {
+        # a shell that starts another would have it twice
+        echo "case :\$PATH: in *:$HOME/env/bin:*) ;; *) export PATH=$HOME/env/bin:$HOME/.local/bin:\$PATH ;; esac"
+        echo "export RAY_AUTH_MODE=token RAY_ENABLE_UV_RUN_RUNTIME_ENV=0"
+        echo "export RAYFL_SHARED=$shared RAYFL_OUTPUT=$shared/runs"
+        [ -n "$head" ] || echo "export RAY_ADDRESS=auto MLFLOW_TRACKING_URI=http://127.0.0.1:5000"
+    } >"$own/env.sh"
+    # on top: Ubuntu's .bashrc ends early for shells that nobody types in
+    local line=". $own/env.sh" all
+    all=$(cat ~/.bashrc 2>/dev/null || true)
+    grep -qxF "$line" <<<"$all" || printf '%s\n%s\n' "$line" "$all" >~/.bashrc
+}
+
+share
+install
+environment

@@ -1,0 +1,53 @@
+"""Whether all nodes of a cluster see one folder. Ray Tune keeps the checkpoints of trials there, and a node with a disk
+of its own would write them where nobody looks."""
+
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.config import ConfigError
+from rayfl.engine.locks import LOCK
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _read(file: str) -> str | None:
+    try:
+        return Path(file).read_text()
+    except OSError:
+        return None
+
+
+def require_shared(folder: Path) -> None:
+    """A ConfigError that names the nodes which do not see a folder that this process holds (`locks.held`)."""
+    file = folder / LOCK
+    here, held = ray.get_runtime_context().get_node_id(), file.read_text()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
+    asked = [_read.options(scheduling_strategy=place).remote(str(file)) for place in places]
+    seen = [_sees(ref, held) for ref in asked]
+    blind = sorted(node["NodeManagerAddress"] for node, is_seen in zip(others, seen, strict=True) if not is_seen)
+    if blind:
+        raise _unseen(folder, ", ".join(blind))
+
+
+def require_seen(folder: Path) -> None:
+    """The same of this node alone, which may have joined later."""
+    if not (folder / LOCK).exists():
+        raise _unseen(folder, ray.util.get_node_ip_address())
+
+
+def _sees(ref: ray.ObjectRef, held: str) -> bool:
+    try:
+        return ray.get(ref) == held
+    except RayError:
+        # it left the cluster meanwhile
+        return True
+
+
+def _unseen(folder: Path, nodes: str) -> ConfigError:
+    return ConfigError(
+        f"--output: given {folder}, which these nodes do not see as the node of this command does: {nodes}; allowed: a "
+        "folder that all nodes share (clusters/README.md), or --storage s3://BUCKET/FOLDER for what trials leave"
+    )
