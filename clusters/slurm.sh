@@ -44,10 +44,10 @@ rm -f "$pid" "$ended"
 trap 'warned=yes; kill -TERM "$(cat "$pid")" 2> /dev/null || kill -TERM "$step" || true' USR1
 
 # shellcheck disable=SC2016
+run='python -u scripts/sweep.py "${@:3}" & echo $! > "$1"; code=0; wait $! || code=$?; echo $code > "$2"; exit $code'
 srun "${nodes[@]}" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
   ray symmetric-run --address "${hosts[0]}:6379" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_PER_TASK" -- \
-  bash -c 'python -u scripts/sweep.py "${@:3}" & echo $! > "$1"; code=0; wait $! || code=$?; echo $code > "$2"; exit $code' \
-  sweep "$pid" "$ended" "${sweep[@]}" &
+  bash -c "$run" sweep "$pid" "$ended" "${sweep[@]}" &
 step=$!
 
 # the other nodes see only after a minute that their head is gone, and the job may not have that minute
