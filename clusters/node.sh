@@ -32,7 +32,11 @@ packages() {
 }
 
 mount_nfs() {
-    mountpoint -q "$shared" && return
+    local mounted
+    mounted=$(findmnt -n -o SOURCE --mountpoint "$shared" || true)
+    [ "$mounted" = "$1" ] && return
+    # of a head that is gone: nothing answers there
+    [ -z "$mounted" ] || sudo umount -fl "$shared"
     [ -x /sbin/mount.nfs4 ] || packages nfs-common
     sudo mkdir -p "$shared"
     sudo mount -t nfs4 -o "nfsvers=4.1,hard,timeo=600,retrans=2$2" "$1" "$shared"

@@ -78,10 +78,10 @@ def machine(tmp_path):
     program(tmp_path / "uv", SAYS + UV)
     program(programs / "curl", SAYS + CURL.replace("{uv}", str(tmp_path / "uv")))
     program(programs / "mlflow", SAYS + MLFLOW)
-    program(programs / "mountpoint", '#!/bin/bash\n[ -e "$HOME/mounted" ]\n')
+    program(programs / "findmnt", '#!/bin/bash\ncat "$HOME/mounted" 2>/dev/null\n')
     program(
         programs / "sudo",
-        SAYS + '[ "$1" = mount ] && touch "$HOME/mounted"\n[ "$1" = tee ] && cat >"$HOME/exports"\ntrue\n',
+        SAYS + '[ "$1" = mount ] && echo "$6" >"$HOME/mounted"\n[ "$1" = tee ] && cat >"$HOME/exports"\ntrue\n',
     )
     program(programs / "exportfs", SAYS)
     return Machine(home, shared)
@@ -116,6 +116,14 @@ def test_a_worker_mounts_the_heads_disk_once(machine):
     [mounted] = [one for one in machine.said("sudo") if one.startswith("mount ")]
     assert mounted.endswith(f"10.0.0.5:{machine.shared} {machine.shared}") and "hard" in mounted
     assert "exportfs -ra" not in machine.said("sudo")
+
+
+def test_a_worker_of_a_head_that_is_gone_mounts_the_new_ones_disk(machine):
+    versions(machine)
+    for address in ("10.0.0.5", "10.0.0.6"):
+        assert succeeded(machine.node("head", RAY_HEAD_IP=address))
+    said = [one.split()[0] + one.split()[-2] for one in machine.said("sudo") if "mount" in one.split()[0]]
+    assert said == [f"mount10.0.0.5:{machine.shared}", "umount-fl", f"mount10.0.0.6:{machine.shared}"]
 
 
 @pytest.mark.parametrize("role", [{}, {"RAY_HEAD_IP": "10.0.0.5"}])
