@@ -22,7 +22,11 @@ if ! grep -qs ^MLFLOW_AUTH_ADMIN_PASSWORD= "$own/mlflow.env"; then
         echo "MLFLOW_AUTH_ADMIN_PASSWORD=$password"
         echo "MLFLOW_FLASK_SERVER_SECRET_KEY=$(openssl rand -hex 32)"
     } >>"$own/mlflow.env"
-    printf '[mlflow]\nmlflow_tracking_username = admin\nmlflow_tracking_password = %s\n' "$password" >~/.mlflow/credentials
+    {
+        echo "[mlflow]"
+        echo "mlflow_tracking_username = admin"
+        echo "mlflow_tracking_password = $password"
+    } >~/.mlflow/credentials
     chmod 600 "$own/mlflow.env" ~/.mlflow/credentials
 fi
 

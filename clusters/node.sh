@@ -22,13 +22,21 @@ fail() {
 }
 
 packages() {
-    # a machine that has just started installs its own updates
-    sudo apt-get -qq -o DPkg::Lock::Timeout=600 update
+    # a machine that has just started installs its own updates, and nobody else may meanwhile
+    local tries=0
+    until sudo apt-get -qq update; do
+        [ $((tries += 1)) -lt 60 ] || fail "apt-get update fails"
+        sleep 10
+    done
     sudo DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=600 install "$@" >/dev/null
 }
 
 mount_nfs() {
-    mountpoint -q "$shared" && return
+    local mounted
+    mounted=$(findmnt -n -o SOURCE --mountpoint "$shared" || true)
+    [ "$mounted" = "$1" ] && return
+    # of a head that is gone: nothing answers there
+    [ -z "$mounted" ] || sudo umount -fl "$shared"
     [ -x /sbin/mount.nfs4 ] || packages nfs-common
     sudo mkdir -p "$shared"
     sudo mount -t nfs4 -o "nfsvers=4.1,hard,timeo=600,retrans=2$2" "$1" "$shared"
@@ -39,7 +47,8 @@ export_nfs() {
     sudo mkdir -p "$shared" /etc/exports.d
     sudo chown "$(id -u):$(id -g)" "$shared"
     # private networks; who of them comes through is the matter of the cluster's security group
-    echo "$shared 10.0.0.0/8(rw,no_subtree_check) 172.16.0.0/12(rw,no_subtree_check) 192.168.0.0/16(rw,no_subtree_check)" |
+    local options="(rw,no_subtree_check)"
+    echo "$shared 10.0.0.0/8$options 172.16.0.0/12$options 192.168.0.0/16$options" |
         sudo tee /etc/exports.d/rayfl.exports >/dev/null
     sudo exportfs -ra
 }
@@ -51,7 +60,9 @@ share() {
         mount_nfs "$storage" ,noresvport
         [ -w "$shared" ] || sudo chown "$(id -u):$(id -g)" "$shared"
         ;;
-    mounted) [ -d "$shared" ] || fail "$shared: no such folder; mount one that all nodes see, or name it by RAYFL_SHARED" ;;
+    mounted)
+        [ -d "$shared" ] || fail "$shared: no such folder; mount one that all nodes see, or name it by RAYFL_SHARED"
+        ;;
     *) fail "given $storage; allowed: head, HOST:/PATH, mounted" ;;
     esac
     [ -w "$shared" ] || fail "$shared: $(id -un) may not write there; change its owner or mode"

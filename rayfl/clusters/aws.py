@@ -28,9 +28,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ray.autoscaler._private.aws.config import _configure_subnet
-from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
-from ray.autoscaler._private.aws.utils import client_cache
+try:
+    from ray.autoscaler._private.aws.config import _configure_subnet
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+    from ray.autoscaler._private.aws.utils import client_cache
+except ModuleNotFoundError as error:
+    raise ImportError(f"{error}; install rayfl with its extra: `uv sync --extra aws`") from None
 
 from rayfl.config import ConfigError
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-FILES = [path for path in sorted(Path("clusters").glob("*.yaml")) if path.stem != "kuberay"]
+FILES = [Path("clusters", f"{name}.yaml") for name in ("aws", "gcp", "local")]
 WITH_TYPES = [path for path in FILES if path.stem != "local"]
 
 
@@ -19,10 +19,6 @@ def given(path: Path) -> dict[str, Any]:
 
 def every(files: list[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("path", files, ids=lambda path: path.stem)
-
-
-def test_all_kinds_are_there():
-    assert [path.stem for path in FILES] == ["aws", "gcp", "local"]
 
 
 @every(FILES)
