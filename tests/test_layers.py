@@ -37,6 +37,7 @@ LAYERS = (
     ("driver",),
     ("comparison", "scaling", "reference"),
     ("schema", "template"),
+    ("clusters",),
     ("cli", "testing"),
     ("__main__",),
 )
@@ -47,7 +48,7 @@ KNOWN_TYPES = {"net": ("models.base",)}
 """What a module imports from below for annotations alone: a `Net` holds its model."""
 
 OWNERS = {
-    "ray": ("engine.actors", "engine.cluster", "engine.nodes", "engine.pool", "engine.server", "tuning"),
+    "ray": ("clusters", "engine.actors", "engine.cluster", "engine.nodes", "engine.pool", "engine.server", "tuning"),
     "mlflow": ("results.mlflow",),
     "typer": ("cli",),
     "pytest": ("testing",),
