@@ -48,7 +48,7 @@ KNOWN_TYPES = {"net": ("models.base",)}
 """What a module imports from below for annotations alone: a `Net` holds its model."""
 
 OWNERS = {
-    "ray": ("clusters", "engine.actors", "engine.cluster", "engine.nodes", "engine.pool", "engine.server", "tuning"),
+    "ray": ("engine.actors", "engine.cluster", "engine.nodes", "engine.pool", "engine.server", "tuning", "clusters"),
     "mlflow": ("results.mlflow",),
     "typer": ("cli",),
     "pytest": ("testing",),
