@@ -186,7 +186,7 @@ class Jobs:
                 "the same command attaches to it again"
             ) from error
         if job.status != "SUCCEEDED":
-            why = (job.message or "").partition(", last available logs")[0].strip()
+            why = (job.message or "").partition(", last available logs")[0].strip().rstrip(".")
             raise RuntimeError(f"the job {id} {job.status.lower()}: {why}; the same command goes on with it")
 
     async def _tail(self, id: str, show: Callable[[str], None]) -> None:

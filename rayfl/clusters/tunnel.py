@@ -21,6 +21,9 @@ LAST_LINES = 5
 """How much of what a tunnel said an error repeats."""
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 """The `ray` of this environment, which need not be the one on the PATH."""
+WITH_US = '("$@" < /dev/null; kill -9 0) & cat > /dev/null; kill -9 0'
+"""A shell's line for a command that ends with the process that holds the shell's stdin, however that one dies. Its
+process group goes with it: the ssh that it started."""
 
 
 def is_url(cluster: str) -> bool:
@@ -46,10 +49,10 @@ def opened(cluster: str) -> Iterator[str]:
         return
     port = _free_port()
     with tempfile.TemporaryFile() as said:
-        # in a session of its own: Ctrl-C is for this process, which ends the tunnel when it has said what it has to
+        # in a session of its own: Ctrl-C is for this process, which may still have to speak to the cluster
         process = subprocess.Popen(
-            [*RAY, "dashboard", cluster, "--port", str(port)],
-            stdin=subprocess.DEVNULL,
+            ["sh", "-c", WITH_US, "sh", *RAY, "dashboard", cluster, "--port", str(port)],
+            stdin=subprocess.PIPE,
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -58,10 +61,9 @@ def opened(cluster: str) -> Iterator[str]:
             _wait(process, port, cluster, said)
             yield f"http://127.0.0.1:{port}"
         finally:
-            # and the ssh that it started
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
 
 
 def _free_port() -> int:

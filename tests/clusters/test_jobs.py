@@ -16,9 +16,10 @@ import sweeps
 import yaml
 from helpers import TINY, message, run, simulate, tiny
 from processes import PATIENCE, alive, descendants, until
+from ray.job_submission import JobStatus
 
 from rayfl.cli import elsewhere
-from rayfl.clusters import archive, tunnel
+from rayfl.clusters import archive, jobs, tunnel
 from rayfl.clusters.jobs import Jobs, Work
 from rayfl.config import ConfigError
 from rayfl.engine.plugins import packed
@@ -152,6 +153,70 @@ def test_what_failed_or_was_stopped_is_gone_on_with(monkeypatch, tmp_path, known
     assert ("echo --resume" in sent["entrypoint"]) is resumes
 
 
+class Following:
+    """Ray's client, of a job that prints these pieces of text and ends so; a piece may be an error."""
+
+    def __init__(self, pieces, status="SUCCEEDED", message=None):
+        self.pieces, self.job = pieces, SimpleNamespace(status=JobStatus(status), message=message)
+
+    async def tail_job_logs(self, id):
+        for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    def get_job_info(self, id):
+        return self.job
+
+
+def followed(monkeypatch, *pieces, **ends):
+    """The lines that are shown."""
+    monkeypatch.setattr(Jobs, "_connected", lambda self: Following(pieces, **ends))
+    shown = []
+    Jobs("aws.yaml", "http://127.0.0.1:1").follow("rayfl-small-1", shown.append)
+    return shown
+
+
+HEADER = "INFO Runtime env is setting up.\nRunning entrypoint for job rayfl-small-1: python -m rayfl\n"
+
+
+def test_what_a_job_prints_is_shown_in_lines(monkeypatch):
+    assert followed(monkeypatch, HEADER + "one\ntw", "o\n\nthr", "ee") == ["one", "two", "", "three"]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        (
+            "FAILED",
+            "It failed with exit code 1, last available logs (truncated):\nx",
+            "failed: It failed with exit code 1",
+        ),
+        ("STOPPED", "Job was intentionally stopped.", "stopped: Job was intentionally stopped"),
+    ],
+)
+def test_a_job_that_did_not_end_well_is_an_error(monkeypatch, status, message, said):
+    with pytest.raises(RuntimeError) as error:
+        followed(monkeypatch, HEADER, status=status, message=message)
+    assert str(error.value) == f"the job rayfl-small-1 {said}; the same command goes on with it"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([HEADER, RuntimeError("WebSocket closed")], "WebSocket closed"),
+        ([HEADER], "rayfl-small-1 is running after its output ended"),
+    ],
+)
+def test_a_lost_connection_stops_nothing(monkeypatch, pieces, why):
+    monkeypatch.setattr(jobs, "END_SECONDS", 0)
+    with pytest.raises(RuntimeError) as error:
+        followed(monkeypatch, *pieces, status="RUNNING")
+    assert str(error.value) == (
+        f"the connection to aws.yaml was lost ({why}); rayfl-small-1 goes on, and the same command attaches to it again"
+    )
+
+
 @pytest.mark.parametrize(
     ("cluster", "command"),
     [
@@ -242,6 +307,27 @@ def test_a_tunnel_ends_with_all_that_it_started(monkeypatch, tmp_path, trouble):
                 raise trouble
     except KeyboardInterrupt:
         assert trouble
+    until(lambda: not alive(pids))
+
+
+HOLDS = """
+import sys, time
+from rayfl.clusters import tunnel
+tunnel.RAY = (sys.executable, {program!r})
+with tunnel.opened({file!r}):
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_tunnel_ends_with_a_process_that_is_killed(monkeypatch, tmp_path, start):
+    file = ray_that(monkeypatch, tmp_path, SERVES.format(file=str(tmp_path / "pids")))
+    holder = start(program=(sys.executable, "-c", HOLDS.format(program=str(tmp_path / "ray.py"), file=str(file))))
+    assert holder.process.stdout is not None and holder.process.stdout.readline() == "open\n"
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(alive(pids)) == 2
+    holder.kill()
+    holder.finish()
     until(lambda: not alive(pids))
 
 
