@@ -19,7 +19,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ OUTPUT = (
 STOP_SECONDS = 30
 """How long a job that is stopped has for its checkpoint: more than `termination.GRACE_SECONDS`."""
 END_SECONDS = 30.0
-"""How long after its last line a job may take to be called ended."""
+"""How long after its last line a job may go on to be called ended."""
 FETCH_SECONDS = 600.0
 LOOK_SECONDS = 0.5
 BAD_INPUT = 2
@@ -205,29 +205,30 @@ class Jobs:
         end = time.monotonic() + seconds
         while not (job := self.client.get_job_info(id)).status.is_terminal():
             if time.monotonic() > end:
-                raise TimeoutError(f"{id} is {job.status.lower()} after its output ended")
+                raise TimeoutError(f"{id} is still {job.status.lower()} after {seconds:g} seconds")
             time.sleep(LOOK_SECONDS)
         return job
 
     def fetch(self, work: Work, id: str, folder: Path) -> None:
         """Copies what a job has made into a folder here, without checkpoints. A RuntimeError says where it is if that
         does not succeed."""
+        try:
+            archive.unpack(self._archive(work), folder, id)
+        except Exception as error:
+            raise RuntimeError(
+                f"{id} is done, and its results could not be copied ({str(error) or type(error).__name__}); they are "
+                f"in {work.name} below the cluster's RAYFL_OUTPUT, and the same command copies them"
+            ) from error
+
+    def _archive(self, work: Work) -> bytes:
         there = f'"{OUTPUT}"/{shlex.quote(work.name)}'
         copying = self.client.submit_job(entrypoint=f"python -m rayfl.clusters.archive {there}")
-        try:
-            self._ended(copying, FETCH_SECONDS)
-            printed = self.client.get_job_logs(copying)
-        finally:
-            with suppress(RuntimeError):  # it runs still
-                self.client.delete_job(copying)
-        found = archive.found(printed)
-        if found is None:
-            last = (printed.strip().splitlines() or ["it printed nothing"])[-1]
-            raise RuntimeError(
-                f"{id} is done, and its results could not be copied ({last[:200]}); they are in {work.name} below the "
-                "cluster's RAYFL_OUTPUT"
-            )
-        archive.unpack(found, folder, id)
+        self._ended(copying, FETCH_SECONDS)
+        printed = self.client.get_job_logs(copying)
+        self.client.delete_job(copying)
+        if found := archive.found(printed):
+            return found
+        raise RuntimeError((printed.strip().splitlines() or ["it printed nothing"])[-1][:200])
 
     def how_to_stop(self, id: str) -> str:
         if is_url(self.cluster):

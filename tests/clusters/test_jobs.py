@@ -205,7 +205,7 @@ def test_a_job_that_did_not_end_well_is_an_error(monkeypatch, status, message, s
     ("pieces", "why"),
     [
         ([HEADER, RuntimeError("WebSocket closed")], "WebSocket closed"),
-        ([HEADER], "rayfl-small-1 is running after its output ended"),
+        ([HEADER], "rayfl-small-1 is still running after 0 seconds"),
     ],
 )
 def test_a_lost_connection_stops_nothing(monkeypatch, pieces, why):
@@ -396,6 +396,51 @@ def test_a_copy_is_made_again_and_another_run_takes_its_place(tmp_path):
 def test_a_run_of_this_machine_is_not_written_over(tmp_path):
     a_run(tmp_path / "small")
     assert message(archive.require_copy, tmp_path / "small").startswith(f"{tmp_path / 'small'}: holds a run of this")
+
+
+class Copying(Client):
+    """Ray's client, of a cluster where a job prints this."""
+
+    def __init__(self, printed):
+        self.printed, self.submitted, self.deleted = printed, [], []
+
+    def submit_job(self, **given):
+        self.submitted.append(given)
+        return "raysubmit-1"
+
+    def get_job_info(self, id):
+        return SimpleNamespace(status=JobStatus.SUCCEEDED)
+
+    def get_job_logs(self, id):
+        return self.printed
+
+    def delete_job(self, id):
+        self.deleted.append(id)
+
+
+def fetched(monkeypatch, tmp_path, printed) -> Copying:
+    client = Copying(printed)
+    monkeypatch.setattr(Jobs, "_connected", lambda self: client)
+    Jobs("aws.yaml", "http://127.0.0.1:1").fetch(work(name="my name"), "job-1", tmp_path / "here")
+    return client
+
+
+def test_a_copy_is_what_a_job_of_its_own_prints(monkeypatch, tmp_path):
+    a_run(tmp_path / "there")
+    client = fetched(monkeypatch, tmp_path, archive.line_of(archive.packed(tmp_path / "there")))
+    assert RunFolder.exists(tmp_path / "here") and client.deleted == ["raysubmit-1"]
+    done = shell(client.submitted[0]["entrypoint"], tmp_path, RAYFL_OUTPUT="/the output")
+    assert json.loads(done.stdout) == ["-m", "rayfl.clusters.archive", "/the output/my name"]
+
+
+def test_where_results_are_that_cannot_be_copied(monkeypatch, tmp_path):
+    with pytest.raises(RuntimeError) as error:
+        fetched(monkeypatch, tmp_path, "Traceback\nOSError: no space left\n")
+    assert str(error.value) == (
+        "job-1 is done, and its results could not be copied (OSError: no space left); they are in my name below the "
+        "cluster's RAYFL_OUTPUT, and the same command copies them"
+    )
+    assert not (tmp_path / "here").exists()
 
 
 def test_half_an_archive_is_none(tmp_path):
