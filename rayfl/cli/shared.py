@@ -45,6 +45,13 @@ Address = Annotated[
     str | None,
     typer.Option(help="A running Ray cluster, HOST:PORT; else RAY_ADDRESS, else one of its own."),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="Run it there, and show it here: a file of Ray's cluster launcher, or http://127.0.0.1:8265 of a tunnel.",
+    ),
+]
 TrackingUri = Annotated[
     str | None,
     typer.Option(help="An MLflow server; else MLFLOW_TRACKING_URI, else sqlite in --output."),

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from rayfl.cli.elsewhere import elsewhere, require_alone, words
 from rayfl.cli.files import find_config, some_rows
 from rayfl.cli.output import Json, Quiet, Shows
 from rayfl.cli.shared import (
     Address,
+    Cluster,
     ConfigPath,
     Name,
     Output,
@@ -39,6 +41,7 @@ def run(
     name: Name = None,
     resume: Resume = False,
     address: Address = None,
+    cluster: Cluster = None,
     tracking_uri: TrackingUri = None,
     experiment_name: ToExperiment = None,
     quiet: Quiet = False,
@@ -46,6 +49,21 @@ def run(
 ) -> None:
     """One federated run: config, metrics, result, plots and checkpoints in a folder, and in MLflow."""
     shows, config = Shows(quiet, json), find_config(config)
+    if cluster is not None:
+        require_alone(address, tracking_uri)
+        shown = words({"--quiet": quiet, "--json": json})
+        options = words({"--set": settings, "--row": row, "--experiment": experiment_name})
+        with shows.busy(LOADING):
+            from rayfl.clusters.jobs import Work, show_token
+
+            show_token()
+            from rayfl.engine.plugins import packed
+
+            experiment = experiment_of(config, settings, row)
+            folder = folder_of(output, name or (f"{config.stem}-{row}" if row else config.stem))
+            work = Work("run", config, options, folder.name, experiment.plain(), packed(experiment), resume, shown)
+        elsewhere(work, cluster, folder, shows)
+        return
     with shows.busy(LOADING) as phase:
         from rayfl import driver
         from rayfl.report import write_labels, write_report
@@ -90,6 +108,7 @@ def sweep(
             envvar="RAYFL_STORAGE", help="Where nodes without a shared folder keep checkpoints: s3://BUCKET/FOLDER."
         ),
     ] = None,
+    cluster: Cluster = None,
     tracking_uri: TrackingUri = None,
     experiment_name: ToExperiment = None,
     no_models: Annotated[
@@ -100,6 +119,25 @@ def sweep(
 ) -> None:
     """Tunes every row of a comparison with the same budget and ranks the tuned methods."""
     shows, config = Shows(quiet, json), find_config(config)
+    settings = [*(settings or []), *([f"rounds={rounds}"] if rounds is not None else [])]
+    if cluster is not None:
+        require_alone(address, tracking_uri)
+        shown = words({"--quiet": quiet, "--json": json})
+        options = words({"--set": settings, "--rows": rows, "--experiment": experiment_name, "--storage": storage})
+        options += words({"--no-models": no_models})
+        with shows.busy(LOADING):
+            from rayfl.clusters.jobs import Work, show_token
+
+            show_token()
+            from rayfl.engine.plugins import packed
+            from rayfl.tuning.load import load_sweep
+
+            plan = load_sweep(config, settings, rows)
+            folder = folder_of(output, name or plan.name)
+            packages = packed([plan, *map(plan.example, plan.rows)])
+            work = Work("sweep", config, options, folder.name, plan.plain(), packages, resume, shown)
+        elsewhere(work, cluster, folder, shows)
+        return
     with shows.busy(LOADING) as phase:
         from rayfl import comparison, driver
         from rayfl.results.console import SweepProgress
@@ -107,7 +145,6 @@ def sweep(
         from rayfl.tuning.load import load_sweep
 
         phase(f"reading {config}")
-        settings = [*(settings or []), *([f"rounds={rounds}"] if rounds is not None else [])]
         plan = load_sweep(config, settings, rows)
         folder = folder_of(output, name or plan.name)
         driver.check_folder(folder, plan.plain(), resume)

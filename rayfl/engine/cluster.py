@@ -14,7 +14,7 @@ import numpy as np
 import ray
 from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import AuthenticationError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -65,7 +65,12 @@ def cluster(address: str | None = None) -> Iterator[None]:
     except ConnectionError as error:
         raise ConfigError(
             f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
-            "if it uses token authentication, set RAY_AUTH_MODE=token here too"
+            "if it uses token authentication, set RAY_AUTH_MODE=token here too, with its token in ~/.ray/auth_token"
+        ) from None
+    except AuthenticationError:
+        raise ConfigError(
+            f"--address {address}: RAY_AUTH_MODE is set, and no token is there; put the cluster's into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
     session = Path(context.address_info["session_dir"]) if address == "local" else None  # pyright: ignore
     with ExitStack() as held:
