@@ -67,7 +67,7 @@ EARLY = 0.25
 HANG = 300.0
 """Seconds without a new line of metrics."""
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
-ACTOR, SERVER, RAYLET, GCS = "ray::ClientActor", "ray::ServerActor", "/raylet", "/gcs_server"
+ACTOR, SERVER, RAYLET, GCS = "ray::ClientActor", "ServerActor", "/raylet", "/gcs_server"
 
 
 class Wrong(Exception):

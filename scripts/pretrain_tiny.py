@@ -34,14 +34,15 @@ EVERY = 50
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a new folder")
-    parser.add_argument("--steps", type=int, default=1500, help="of 64 sequences each")
+    parser.add_argument("--steps", type=int, default=4000, help="of 64 sequences each")
     parser.add_argument("--vocabulary", type=int, default=4000)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
     parser.add_argument("--positions", type=int, default=128, help="tokens of the longest text to fine-tune on")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--hide", type=float, default=0.4, help="the share of tokens to guess")
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.folder.exists():
@@ -61,6 +62,7 @@ def pretrain(given: argparse.Namespace) -> None:
         length=given.length,
         order="shuffled",
         mask_rule="bert",
+        mask_rate=given.hide,
         loss_on="masked",
     )
     arrays = data.arrays()

@@ -90,7 +90,7 @@ def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
             resources = ray.cluster_resources()
             groups = [name for name in resources if name.startswith("CPU_group_") and name.count("_") == 2]
             rooms.append([(resources[name], ray.available_resources().get(name, 0)) for name in groups])
-            killed.extend(named(descendants(os.getpid()), "ray::ServerActor"))
+            killed.extend(named(descendants(os.getpid()), "ServerActor"))
             for pid in killed:
                 os.kill(pid, 9)
 

@@ -106,7 +106,7 @@ def running() -> list[RunStatus]:
 
 def server_name() -> str:
     """A name by which `running` finds a server actor."""
-    return f"{PREFIX}{uuid.uuid4().hex}"
+    return f"{PREFIX}{uuid.uuid4().hex[:12]}"
 
 
 class Gauges:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import ray
@@ -83,6 +84,12 @@ def raylets():
         nodes.shutdown()
 
 
+def exported() -> str:
+    """What Prometheus gets of all nodes."""
+    places = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes() if node["Alive"]]
+    return "".join(urlopen(f"http://{host}:{port}/metrics").read().decode() for host, port in places)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_actors_spread_over_nodes_and_gpus_as_asked_and_the_cluster_says_where(raylets, tmp_path):
@@ -97,6 +104,7 @@ def test_actors_spread_over_nodes_and_gpus_as_asked_and_the_cluster_says_where(r
                 lines += step
             until(lambda: len(status.running()[0].places) == 4)
             [found] = status.running()
+            until(lambda: "ray_rayfl_round{" in exported() and f'study="{tmp_path / "ray"}"' in exported())
             said = subprocess.run(
                 [Path(sys.executable).with_name("rayfl"), "status", "--json", "--address", raylets.address],
                 capture_output=True,
