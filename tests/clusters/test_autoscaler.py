@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 from helpers import TINY
 from processes import descendants, until
@@ -20,6 +21,7 @@ from rayfl.results.folder import RunFolder, runs
 
 HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 """What the provider takes the head's id for."""
+HEAD_TYPE = "ray.head.default"
 IDLE_MINUTES = 0.1
 
 
@@ -27,35 +29,54 @@ IDLE_MINUTES = 0.1
 def autoscaled(tmp_path):
     """The address of a head without CPUs for clients, which may grow by two workers."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    address = f"{ray.util.get_node_ip_address()}:{port}"
     config = {
         "cluster_name": "grows",
         "max_workers": 2,
         "idle_timeout_minutes": IDLE_MINUTES,
-        "provider": {"type": "fake_multinode", "head_node_id": HEAD, "gcs_address": address, "launch_multiple": True},
+        # by its name, fake_multinode, the launcher would look for a file that Ray's wheel lacks
+        "provider": {
+            "type": "external",
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "head_node_id": HEAD,
+            "gcs_address": address,
+            "launch_multiple": True,
+            "disable_node_updaters": True,
+        },
         "available_node_types": {
-            "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+            HEAD_TYPE: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
             "worker": {"resources": {"CPU": 2, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2},
         },
-        "head_node_type": "ray.head.default",
+        "head_node_type": HEAD_TYPE,
+        # what the launcher fills in for clouds that it knows
+        "auth": {},
+        "upscaling_speed": 1.0,
+        "file_mounts": {},
+        "cluster_synced_files": [],
+    } | {
+        f"{part}_commands": []
+        for part in ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
     }
     file = tmp_path / "grows.json"
     file.write_text(json.dumps(config))
     # short, because it is part of sockets' names
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place:
+    log = tmp_path / "head.log"
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place, log.open("w") as said:
         head = subprocess.Popen(
-            [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
-            + [f"--port={address.partition(':')[2]}", "--num-cpus=1", f"--autoscaling-config={file}"]
-            + ["--include-dashboard=false", f"--temp-dir={place}"],
+            [Path(sys.executable).with_name("ray"), "start", "--head", "--block", f"--port={port}"]
+            + ["--num-cpus=1", f"--autoscaling-config={file}", "--include-dashboard=false", f"--temp-dir={place}"],
             env=os.environ
-            | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD},
-            stdout=(tmp_path / "head.log").open("w"),
+            | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD}
+            # as `ray up` starts a head
+            | {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD, "RAY_NODE_TYPE_NAME": HEAD_TYPE},
+            stdout=said,
             stderr=subprocess.STDOUT,
         )
         started = []
         try:
-            until(lambda: "Ray runtime started" in (tmp_path / "head.log").read_text())
+            until(lambda: "Ray runtime started" in log.read_text())
             yield address
             started = descendants(head.pid)
         finally:
