@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,13 @@ def until(condition: Callable[[], object], command: "Command | None" = None) -> 
         assert time.monotonic() < deadline, "it never came true"
         assert command is None or command.process.poll() is None, command.finish()
         time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return free.getsockname()[1]
 
 
 def descendants(pid: int) -> list[int]:

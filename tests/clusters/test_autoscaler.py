@@ -3,7 +3,6 @@ trials wait for them, and go when they are idle."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ import pytest
 import ray
 import yaml
 from helpers import TINY
-from processes import descendants, until
+from processes import descendants, free_port, until
 
 from rayfl.engine import status
 from rayfl.engine.cluster import cluster
@@ -28,9 +27,7 @@ IDLE_MINUTES = 0.1
 @pytest.fixture
 def autoscaled(tmp_path):
     """The address of a head without CPUs for clients, which may grow by two workers."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"{ray.util.get_node_ip_address()}:{port}"
     config = {
         "cluster_name": "grows",
