@@ -32,10 +32,10 @@ def require_shared(folder: Path) -> None:
         raise _unseen(folder, ", ".join(blind))
 
 
-def require_seen(folder: Path) -> None:
-    """The same of this node alone, which may have joined later."""
-    if not (folder / LOCK).exists():
-        raise _unseen(folder, ray.util.get_node_ip_address())
+def require_seen(file: Path) -> None:
+    """The same of this node alone, which may have joined later: it has to see a file of that folder."""
+    if not file.exists():
+        raise _unseen(file.parent, ray.util.get_node_ip_address())
 
 
 def _sees(ref: ray.ObjectRef, held: str) -> bool:

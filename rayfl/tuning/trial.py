@@ -84,7 +84,7 @@ class FederatedTrial(tune.Trainable):
         if self.experiment is None:
             if self.is_shared:
                 # this node may have joined later
-                require_seen(Path(self.study))
+                require_seen(Path(self.study, "run.json"))
             row, seed, point = trial_of(self.config)
             experiment = self.sweep.experiment(row, point, seed)
             about = About(called(row, point, seed), self.study, self.sweep.trials)

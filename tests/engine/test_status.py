@@ -165,10 +165,11 @@ def test_nodes_that_do_not_see_the_output_are_named_before_the_first_trial(rayle
 @pytest.mark.ray
 def test_a_node_that_joined_later_says_it_itself(ray_cluster, tmp_path):
     with held(tmp_path / "runs"):
-        require_seen(tmp_path / "runs")
         require_shared(tmp_path / "runs")
-    with pytest.raises(ConfigError, match="--storage s3://BUCKET/FOLDER for what trials leave"):
-        require_seen(tmp_path / "elsewhere")
+        (tmp_path / "runs" / "run.json").touch()
+    require_seen(tmp_path / "runs" / "run.json")
+    with pytest.raises(ConfigError, match="elsewhere, .* --storage s3://BUCKET/FOLDER for what trials leave"):
+        require_seen(tmp_path / "elsewhere" / "run.json")
 
 
 @pytest.mark.ray
