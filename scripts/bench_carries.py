@@ -122,7 +122,8 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
     )
     crew = Crew(placement_group([{"CPU": 1}] * actors), range(actors), cpus=1, gpus=0, threads=1)
     server: Any = ServerActor.remote(crew)  # pyright: ignore
-    ray.get(server.load.remote(what, [ray.put(what.data.arrays())], str(folder)))
+    about = About(what.method.name, str(folder))
+    ray.get(server.load.remote(what, [ray.put(what.data.arrays())], str(folder), about))
     saved = str(folder / "checkpoints")
 
     def on_server(work: Callable[[Any], Any]) -> Any:
