@@ -116,6 +116,7 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
 
     from rayfl.engine.actors import Crew
     from rayfl.engine.server import ServerActor
+    from rayfl.engine.status import About
 
     ray.init(
         address="local", num_cpus=actors + 1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
