@@ -329,7 +329,7 @@ def test_secrets_are_named_and_not_shown(given, wrong):
     given["provider"] |= {"db_password": "hunter2", "aws_secret_access_key": 12345, "empty_token": ""}
     given["setup_commands"] += [
         "export MLFLOW_TRACKING_PASSWORD=hunter2",
-        "export WANDB_API_KEY=$(cat ~/.wandb) HF_TOKEN=$HF_TOKEN RAY_AUTH_TOKEN_PATH=/root/t",
+        "export WANDB_API_KEY=$(cat ~/.wandb) HF_TOKEN=$HF_TOKEN RAY_AUTH_TOKEN_PATH=/run/t",
         "aws configure set aws_access_key_id AKIAABCDEFGHIJKLMNOP",
         "mlflow server --backend-store-uri postgresql://mlflow:hunter2@db/mlflow",
         "mlflow server --backend-store-uri postgresql://mlflow:$PASSWORD@db/mlflow",
