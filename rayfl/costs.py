@@ -55,6 +55,11 @@ def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None
     return (3 * 2 * macs(net, densities or {}) - 2 * frozen) * samples
 
 
+def forward_flops(net: Net, samples: int) -> float:
+    """Floating point operations of a forward pass of so many samples: 2 a multiply-add."""
+    return 2.0 * net.macs * samples
+
+
 def space_mb(parameters: int) -> float:
     """Size of so many float32 parameters in MB of 2^20 bytes, as HeteroFL prints it."""
     return parameters * BYTES / 2**20

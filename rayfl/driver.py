@@ -49,7 +49,7 @@ FREE = ("rounds", "run", "listeners", "published", "question", "titles")
 class Verbs(Protocol):
     """What a simulation can do, in this process or in a server actor."""
 
-    def step(self, seconds: float = STEP_SECONDS) -> list[Line]: ...
+    def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None: ...
     def save(self, folder: Path) -> None: ...
     def restore(self, folder: Path) -> tuple[int, list[str]]: ...
     def deployment(self, capacity: float, client: int | None = None) -> Deployment: ...
@@ -136,9 +136,9 @@ def _loop(
     over = ended and EVALUATED in past[-1]
     saved = time.monotonic()
     with heeded() as notice:
-        while not over and not notice.given and (lines := simulation.step()):
+        while not over and not notice.given and (lines := simulation.step()) is not None:
             record.append(lines)
-            is_evaluated = EVALUATED in lines[-1]
+            is_evaluated = bool(lines) and EVALUATED in lines[-1]
             if is_evaluated and experiment.evaluation.clients:
                 record.save_clients(simulation.client_scores)
             ended |= tell(listeners, lines)
@@ -216,7 +216,7 @@ class Session:
     """The rounds so far."""
 
     def __iter__(self) -> Iterator[Line]:
-        while made := self.simulation.step(0.0):
+        while (made := self.simulation.step(0.0)) is not None:
             self.lines += made
             yield from made
 

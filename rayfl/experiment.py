@@ -152,7 +152,16 @@ class Experiment(Config):
         """What a method is bound to; of equal tasks by capacity each method makes its own networks."""
         population = self.clients
         nets = Affordable(self.model, population.metric, tuple(population.all_capacities))
-        return Task(self.model, self.training, nets, max(nets), population.count, population.metric, self.seed)
+        return Task(
+            self.model,
+            self.training,
+            nets,
+            max(nets),
+            population.count,
+            population.metric,
+            self.seed,
+            self.data.public,
+        )
 
     def bound(self) -> Method:
         """The method, applied to this experiment."""

@@ -75,6 +75,9 @@ class Update:
     weights of those who hold it, broadcastable to the submodel's tensor. Of the group "params"."""
     products: dict[str, Factors] = field(default_factory=dict)
     """Name -> sum_k w_k B_k A_k, of clients whose answer is a product of low rank."""
+    derived: dict[str, Params] = field(default_factory=dict)
+    """Like `whole`, of what the server finds out from a client's answer alone. It is found out where the answer is made,
+    and is no part of it: neither counted as traffic nor transformed."""
     metrics: dict[str, float] = field(default_factory=dict)
     """By the names of `rayfl.metrics`; what is not listed there is a sum over clients. bytes_down, bytes_up and
     train_flops, where a method gives them, stand in place of what the worker counts."""
@@ -90,6 +93,7 @@ class Update:
             _plus(self.whole, other.whole),
             _plus({"": self.row_weights}, {"": other.row_weights})[""],
             _longer(self.products, other.products),
+            _plus(self.derived, other.derived),
             carries=self.carries | other.carries,
         )
 
@@ -159,7 +163,7 @@ class Fold:
         for group, sums in update.sums.items():
             rows = update.row_weights if group == "params" else {}
             self._of(group, sums).add(selection, sums, update.weight, rows)
-        for group, sums in update.whole.items():
+        for group, sums in (update.whole | update.derived).items():
             self._of(group, sums).add(None, sums, update.weight)
         self.products = _longer(self.products, update.products)
 

@@ -45,6 +45,8 @@ ROUND = (
     Metric("bytes_up", "sent by clients", "bytes", total=True),
     Metric("bytes_delta", "sent to clients to know the change of thresholds (SpaFL)", "bytes"),
     Metric("train_flops", "floating point operations of local training", "operations", total=True),
+    Metric("server_flops", "floating point operations of the server's own work", "operations", total=True),
+    Metric("server_steps", "steps of the server's own training"),
     Metric("resets", "layers whose thresholds started again (SpaFL)"),
     Metric("seconds", "wall clock of the round, its evaluation included", "seconds", total=True),
 )

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class ClientData:
     """As stored; this process's own memory."""
     prepare: Prepare
     goal: Goal
+    is_augmented: bool = True
+    """Whether training batches are."""
 
     def __len__(self) -> int:
         return _count(self.samples)
@@ -61,6 +63,29 @@ class ClientData:
         """The client's label set as [classes] bool."""
         return self.goal.present(self.samples)
 
+    @property
+    def unlabeled(self) -> "ClientData":
+        """The same samples, whose labels are 0."""
+        return self.labeled(torch.zeros_like(self.samples["y"]))
+
+    def labeled(self, y: torch.Tensor) -> "ClientData":
+        """The same samples with other labels, or with targets in their place, [N, ...]."""
+        return replace(self, samples=self.samples | {"y": y.to(self.device)})
+
+    @property
+    def still(self) -> "ClientData":
+        """The same samples, never augmented."""
+        return replace(self, is_augmented=False)
+
+    def picked(self, rows: torch.Tensor) -> "ClientData":
+        """The samples of these rows [n], in this order."""
+        return replace(self, samples=_picked(self.samples, rows.to(self.device)))
+
+    def plain(self, batch_size: int) -> Iterator[Batch]:
+        """All samples once, as they stand, not augmented."""
+        for start in range(0, len(self), batch_size):
+            yield self.prepare.batch(self.prepare.whole(_rows(self.samples, start, batch_size)), None)
+
     def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """So many augmented training batches, shuffled as `prepare` says; the last batch of an epoch may be smaller."""
         while steps:
@@ -70,7 +95,7 @@ class ClientData:
             order = order[: steps * batch_size].to(self.device)
             shuffled = self.prepare.whole(_picked(self.samples, order))
             for start in range(0, len(order), batch_size):
-                yield self.prepare.batch(_rows(shuffled, start, batch_size), generator)
+                yield self.prepare.batch(_rows(shuffled, start, batch_size), generator if self.is_augmented else None)
                 steps -= 1
 
     def in_order(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:

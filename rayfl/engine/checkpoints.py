@@ -54,12 +54,20 @@ class Checkpoint:
     """What the result depends on."""
     state: State
     carries: Kept
+    begun: Line
+    """What a round in progress has measured so far; nothing between rounds."""
 
 
 def write(
-    folder: Path, round: int, config: dict[str, Any], state: State, carries: Carries | None = None, keep: int = 2
+    folder: Path,
+    round: int,
+    config: dict[str, Any],
+    state: State,
+    carries: Carries | None = None,
+    keep: int = 2,
+    begun: Line | None = None,
 ) -> Path:
-    """Writes the checkpoint of `round` into `folder` and removes all but it and those before it, `keep` in all: later
+    """Writes the checkpoint of `round`, perhaps in the middle of the next one, into `folder` and removes all but it and those before it, `keep` in all: later
     ones are of rounds that are made again.
 
     NotWritten if the disk does not take it: the others stay as they are.
@@ -78,7 +86,7 @@ def write(
             np.save(partial / KEPT, rows, allow_pickle=False)
             sync(partial / KEPT)
             checksums[KEPT] = sha256(partial / KEPT)
-        manifest = {"version": VERSION, "round": round, "config": config, "sha256": checksums}
+        manifest = {"version": VERSION, "round": round, "config": config, "sha256": checksums, "begun": begun or {}}
         (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
         sync(partial / MANIFEST)
         sync(partial)
@@ -113,7 +121,8 @@ def read(path: Path, carries: bool = True) -> Checkpoint:
         for file, expected in zip(kept.files.values(), rows["sha256"], strict=True):
             if sha256(file) != expected.tobytes().hex():
                 raise DamagedCheckpoint(f"{file}: its SHA-256 is not the one that {path / KEPT} says")
-        return Checkpoint(manifest["round"], manifest["config"], load_tensors(path / STATE), kept)
+        state = load_tensors(path / STATE)
+        return Checkpoint(manifest["round"], manifest["config"], state, kept, manifest.get("begun", {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         if isinstance(error, ConfigError):
             raise

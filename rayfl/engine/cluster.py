@@ -261,7 +261,7 @@ class Remote:
     def __init__(self, server: Any):
         self.server = server
 
-    def step(self, seconds: float = STEP_SECONDS) -> list[Line]:
+    def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None:
         require_ray()
         return get(self.server.step.remote(seconds))
 

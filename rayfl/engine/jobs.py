@@ -16,8 +16,9 @@ from rayfl.methods.base import Client, Payload
 from rayfl.submodel import Selection
 from rayfl.training import Fill
 
-Verb = Literal["train", "collect", "evaluate"]
-"""What a worker can do. Clients of one selection share a `Parcel`; collections and evaluations share a `Deployment`."""
+Verb = Literal["train", "refine", "collect", "evaluate"]
+"""What a worker can do. Clients of one selection share a `Parcel`; a refinement has a `Lesson`; collections and
+evaluations share a `Deployment`."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,14 @@ class Trained:
     """Sums over the chunk's clients."""
     refused: list[tuple[int, str]]
     """(client, reason) of updates that are not in `update`."""
+
+
+@dataclass(frozen=True)
+class Refine:
+    """When a lesson is, and what its client keeps. The answer is a `Refined`."""
+
+    round: int
+    carry: Carry | None = None
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,9 @@ class ServerActor:
         give_back_freed_memory()
         self.about, self.pace = about, deque[float](maxlen=PACE)
 
-    def step(self, *seconds: float) -> "list[Line]":
+    def step(self, *seconds: float) -> "list[Line] | None":
         lines = self.simulation.step(*seconds)
-        self.pace.extend(line["seconds"] for line in lines)
+        self.pace.extend(line["seconds"] for line in lines or ())
         if (status := self._status()) is not None:
             self.gauges.show(status)
         return lines

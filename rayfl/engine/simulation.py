@@ -1,6 +1,6 @@
-"""The round: sample, select, map, fold, step, evaluate.
+"""The round: sample, select, map, fold, step, refine, evaluate.
 
-Knows no method by name and nothing of Ray. All that a round needs is in `(state, carries, round)`, which is what
+Knows no method by name and nothing of Ray. All that a round needs is in `(state, carries, round, begun)`, which is what
 a checkpoint holds; every random draw has an address. So a run is equal, to the bit, for any executor, after any
 restart and after any fault that the executor survives.
 """
@@ -20,18 +20,19 @@ from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints
 from rayfl.engine.carries import Carries
-from rayfl.engine.jobs import Executor, Job, Parcel, Train, Trained
+from rayfl.engine.jobs import Executor, Job, Parcel, Refine, Train, Trained
 from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.evaluation import Clients, Evaluation, Evaluator
 from rayfl.experiment import Experiment
 from rayfl.fold import Fold, Pairs, aligned, together
-from rayfl.methods.base import Client, Deployment
+from rayfl.methods.base import Client, Deployment, Lesson, Refined
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.net import Net
 from rayfl.server import MOMENTS
 from rayfl.submodel import Selection
 from rayfl.tensors import as_tensor
+from rayfl.updates import norm
 
 STEP_SECONDS = 1.0
 JOBS = 8
@@ -84,6 +85,8 @@ class Simulation:
         self.carries = Carries(folder / "carries")
         self.state = self.method.init()
         self.round = 0
+        self.begun: Line = {}
+        """What the round has measured so far, behind its local updates; nothing between rounds."""
         self._is_said = False
         self.client_scores = np.empty(0, CLIENT_SCORES)
         """Of the last evaluation."""
@@ -97,20 +100,37 @@ class Simulation:
 
     def run_round(self) -> Line:
         """Trains one round, evaluates if it is due, and returns the round's line of metrics."""
-        started = time.perf_counter()
-        line = self.train()
-        self.round += 1
-        if self.round % self.experiment.evaluation.every == 0 or self.done:
-            line |= self.evaluate()
-        return {"round": self.round, "seconds": time.perf_counter() - started} | line
+        while (line := self.advance()) is None:
+            pass
+        return line
 
-    def step(self, seconds: float = STEP_SECONDS) -> list[Line]:
-        """Rounds up to the next evaluation, or for about so many seconds, one at least: their lines; none when it is
-        done."""
+    def advance(self) -> Line | None:
+        """The next part of a round: its local updates, or lessons of the server. With the last one it is evaluated if
+        that is due, and its line of metrics is returned."""
+        started = time.perf_counter()
+        spent = self.begun.get("seconds", 0.0)
+        line = self._refine() if self.begun else self.train()
+        over = not self.method.plan(self.state, self.round)
+        if over:
+            self.round += 1
+            if self.round % self.experiment.evaluation.every == 0 or self.done:
+                line |= self.evaluate()
+        line = {"round": self.round, "seconds": 0.0} | line | {"seconds": spent + time.perf_counter() - started}
+        self.begun = {} if over else line
+        return line if over else None
+
+    def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None:
+        """Rounds up to the next evaluation, or for about so many seconds: their lines, perhaps none in the middle of a
+        round. None when it is done."""
+        if self.done:
+            return None
         lines: list[Line] = []
         until = time.monotonic() + seconds
-        while not self.done and (not lines or EVALUATED not in lines[-1] and time.monotonic() < until):
-            lines.append(self.run_round())
+        while not self.done:
+            if (line := self.advance()) is not None:
+                lines.append(line)
+            if EVALUATED in (line or {}) or time.monotonic() >= until:
+                break
         return lines
 
     # training
@@ -146,6 +166,31 @@ class Simulation:
         if refused:
             line["refusals"] = "; ".join(f"client {id}: {reason}" for id, reason in refused)
         return line
+
+    def _refine(self) -> Line:
+        """The server's next lessons, and what the round has measured with them."""
+        lessons = {lesson.name: lesson for lesson in self.method.plan(self.state, self.round)}
+        jobs = [self._lesson(lesson) for lesson in lessons.values()]
+        refined: dict[str, Refined] = dict(
+            zip(lessons, self.executor.map("refine", jobs, lessons.__getitem__), strict=True)  # pyright: ignore
+        )
+        line = self.begun
+        for name, found in refined.items():
+            if not math.isfinite(norm(found.groups.values())):
+                raise RefusedUpdate(
+                    f"round {self.round + 1}: what the server learned ({name}) is not finite; lower the learning rate "
+                    f"of its work, in the section method"
+                )
+            line = plus(line, found.metrics)
+        self.state = self.method.absorb(self.state, self.round, refined)
+        return line
+
+    def _lesson(self, lesson: Lesson) -> Job:
+        def make() -> Refine:
+            return Refine(self.round, None if lesson.client is None else self.carries.get(lesson.client))
+
+        about = f"the server's work {lesson.name!r}, round {self.round + 1}"
+        return Job(lesson.name, lesson.samples * lesson.net.macs, make, about)
 
     def _heed(self, answer: Trained) -> None:
         """What clients keep is written down, and a refusal may end the run."""
@@ -253,13 +298,14 @@ class Simulation:
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint of this moment below `folder`."""
-        checkpoints.write(folder, self.round, self.experiment.result_config(), self.state, self.carries)
+        config = self.experiment.result_config()
+        checkpoints.write(folder, self.round, config, self.state, self.carries, begun=self.begun)
 
     def restore(self, folder: Path) -> tuple[int, list[str]]:
         """Goes to the newest good checkpoint below `folder`: its round (0 if there is none), what to say."""
         said: list[str] = []
         found = checkpoints.latest(folder, self.experiment.result_config(), said.append)
         if found is not None:
-            self.round, self.state = found.round, found.state
+            self.round, self.state, self.begun = found.round, found.state, dict(found.begun)
             self.carries.restore(found.carries)
         return self.round, said

@@ -3,6 +3,7 @@
 Every verb is a pure function of its messages and the data, so a job can run again anywhere.
 """
 
+import functools
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.goal import Score
 from rayfl.data.samples import ClientData
-from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Parcel, Train, Trained
+from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Parcel, Refine, Train, Trained
 from rayfl.evaluation import judge
 from rayfl.fold import Carry, Pairs, Update, together
-from rayfl.methods.base import Client, Deployment, Method, Visit
+from rayfl.methods.base import Client, Deployment, Lesson, Method, Refined, Study, Visit
 from rayfl.metrics import plus
 from rayfl.net import load, resident
 from rayfl.seeds import stream, torch_generator
@@ -55,7 +56,7 @@ class Worker:
         # a GPU holds the whole data set once; the CPU reads the shared memory that it came in
         self.samples = {
             source: {name: as_tensor(array).to(self.device) for name, array in split.items()}
-            for source, split in (("train", arrays.train), ("test", arrays.test))
+            for source, split in (("train", arrays.train), ("test", arrays.test), ("public", arrays.public or {}))
         }
 
     # training
@@ -84,7 +85,8 @@ class Worker:
         data = self._rows("train", self.federation.train[client.id])
         seed = stream(self.recipe.seed, "local", client.round, client.id)
         try:
-            update = self.method.local_update(parcel.payload, Visit(client, parcel.selection, data, carry, seed))
+            visit = Visit(client, parcel.selection, data, carry, seed, self.public)
+            update = self.method.local_update(parcel.payload, visit)
         except ConfigError:
             raise
         except Exception:
@@ -99,6 +101,13 @@ class Worker:
             spent["bytes_up"] = transformed(updates.transforms, parcel.payload, update, stream(seed, "transforms"))
             update.metrics.pop("bytes_up", None)
         return update, {"clients": 1} | spent | update.metrics, None
+
+    def refine(self, lesson: Lesson, job: Refine) -> Refined:
+        """Work of the server."""
+        client, seed = lesson.client, stream(self.recipe.seed, "refine", job.round)
+        data = None if client is None else self._rows("train", self.federation.train[client])
+        study = Study(job.round, seed, self.public, self.validation, data, job.carry)
+        return self.method.refine(lesson, study)
 
     # evaluation
 
@@ -131,6 +140,20 @@ class Worker:
         return Evaluated.of(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
 
     # data
+
+    @functools.cached_property
+    def public(self) -> ClientData | None:
+        """The public samples, where there are some."""
+        asked, federation = self.method.task.public, self.federation
+        if asked is None:
+            return None
+        data = self._rows(federation.public_source, federation.public)
+        return data if asked.labeled else data.unlabeled
+
+    @functools.cached_property
+    def validation(self) -> ClientData:
+        """What the server holds out of the training set."""
+        return self._rows("train", self.federation.validation)
 
     def _batches(self, job: Collect) -> Iterator[torch.Tensor]:
         if job.pooled is None:

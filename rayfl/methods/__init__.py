@@ -10,6 +10,7 @@ from rayfl.methods.base import Visit as Visit
 from rayfl.methods.dense import Dense as Dense
 from rayfl.methods.depthfl import DepthFL
 from rayfl.methods.depthfl_nefl import DepthFLNeFL
+from rayfl.methods.distillation import DISTILLATION
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.feddropout import FedDropout
 from rayfl.methods.fedpm import FedPM
@@ -50,6 +51,7 @@ METHODS: dict[str, type[Method]] = {
     "fiarse": FIARSE,
     "pruning_greedy": PruningGreedy,
     **LOWRANK,
+    **DISTILLATION,
 }
 
 METHODS_KIND = Kind("method", Method, METHODS, "rayfl.methods")

@@ -7,7 +7,7 @@ and what does a device run in the end (`deploy`). The verbs are pure: state come
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self, cast
 
@@ -19,6 +19,7 @@ from torch import nn
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import Named
+from rayfl.data.public import Public
 from rayfl.data.samples import ClientData
 from rayfl.fold import Carry, Fold, State, Update
 from rayfl.methods.contract import Contract
@@ -50,6 +51,8 @@ class Task:
     """What a capacity is a share of."""
     seed: int = 0
     """The run's seed: every draw of the server is addressed from it."""
+    public: Public | None = None
+    """What is said of the samples that the server has, and no client."""
 
     @property
     def server(self) -> Net:
@@ -93,6 +96,8 @@ class Visit:
     """What the client kept from its last round, or None; read only."""
     seed: int
     """The client's own in this round: every draw of its work is addressed from it."""
+    public: ClientData | None = None
+    """The public samples, where the run has some. Their labels are 0 unless they may be used."""
 
     @property
     def net(self) -> Net:
@@ -102,6 +107,48 @@ class Visit:
     @property
     def round(self) -> int:
         return self.client.round
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Work of the server in a round, behind its local updates: a worker does it, with the accelerator that it has."""
+
+    name: str
+    """What it is called in its round: every draw of it is addressed by that."""
+    net: Net
+    """The network that works."""
+    samples: int
+    """Samples that it trains on at most, or passes forward three times as many: what it is expected to cost."""
+    payload: Payload
+    """What it works on."""
+    client: int | None = None
+    """Whose data and carry it wants."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a worker does a lesson with."""
+
+    round: int
+    seed: int
+    """The round's own: a lesson that goes on from another one draws what that would have drawn."""
+    public: ClientData | None
+    """As for a visit."""
+    validation: ClientData
+    """What the server holds out of the training set; perhaps nothing."""
+    data: ClientData | None = None
+    """Of the lesson's client."""
+    carry: Carry | None = None
+    """What that client keeps."""
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What a lesson gives."""
+
+    groups: dict[str, Params]
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Added to the round's, as `server_flops`."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +240,19 @@ class Method(Named, ABC):
         """The next state, from what the round's answers add up to. Does not change `state`."""
         return {group: fold.mean(group) for group in state}
 
+    def plan(self, state: State, round: int) -> Sequence[Lesson]:
+        """What workers do for the server next, all at the same time; nothing, before the first local update of a round
+        and when it is over. What is under way is in the state, so that a run can go on from the middle of a round."""
+        return ()
+
+    def refine(self, lesson: Lesson, study: Study) -> Refined:
+        """A lesson, on a worker."""
+        raise NotImplementedError(f"method {self.name} plans lessons and does not say how they are done")
+
+    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+        """The next state, from what all planned lessons gave, by name. Does not change `state`."""
+        return state
+
     @abstractmethod
     def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
         """What a device of this capacity runs after `round` rounds; with a carry, the client's who keeps that."""
@@ -204,6 +264,7 @@ class Method(Named, ABC):
         module: nn.Module,
         visit: Visit,
         *,
+        loss: Loss | None = None,
         training: Training | None = None,
         adjust: Callable[[nn.Module], None] | None = None,
         project: Callable[[nn.Module], None] | None = None,
@@ -211,7 +272,7 @@ class Method(Named, ABC):
     ) -> dict[str, float]:
         """Steps on the client's loss, in place; the metrics of `steps.fit`, which says what the last three are.
 
-        `training` in place of the task's, but at the task's learning rates.
+        `loss` in place of the client's; `training` in place of the task's, but at the task's learning rates.
         """
         training, data = training or self.task.training, visit.data
         rate = self.task.training.rate(visit.round, len(data))
@@ -221,7 +282,8 @@ class Method(Named, ABC):
         with ours, torch_scope(stream(visit.seed, "dropout"), data.device):
             steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
             batches = data.batches(steps, training.batch_size, generator)
-            return fit(module, batches, self.loss(visit), training, rate, adjust, project, momentum, static)
+            loss = loss or self.loss(visit)
+            return fit(module, batches, loss, training, rate, adjust, project, momentum, static)
 
     def weight_of(self, data: ClientData) -> float:
         """The client's weight."""

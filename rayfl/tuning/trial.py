@@ -99,13 +99,13 @@ class FederatedTrial(tune.Trainable):
             self.started = True
             for listener in self.listeners:
                 listener.on_start(experiment.plain(), None, self.round)
-        lines = ray.get(self.server.step.remote())
-        if not lines:
-            # restored from its last checkpoint: what it says here was said before
-            return {"lines": [], "done": True}
-        while not self.sweep.search.is_fair and EVALUATED not in lines[-1]:
-            # schedulers and searchers want their metric in every result
-            lines += ray.get(self.server.step.remote())
+        lines: list[Line] = []
+        # schedulers and searchers want their metric in every result
+        while not lines or not self.sweep.search.is_fair and EVALUATED not in lines[-1]:
+            if (more := ray.get(self.server.step.remote())) is None:
+                # restored from its last checkpoint: what it says here was said before
+                return {"lines": [], "done": True}
+            lines += more
         self.round = lines[-1]["round"]
         result = {key: v for key, v in lines[-1].items() if isinstance(v, int | float)} | {"lines": lines}
         self.ended |= tell(self.listeners, lines)

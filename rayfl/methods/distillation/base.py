@@ -1,0 +1,187 @@
+"""What the methods share whose clients run different networks and exchange what these know.
+
+A capacity stands for a network of any model (`models/mix.py`). What the server holds of one is a group of the state,
+"net CAPACITY": its parameters and its norms' running statistics; capacities of equal networks share a group. A method
+says what a client does and answers, what targets the server makes of the answers, and which of its networks learn from
+them. The server's students are in the state too ("student CAPACITY", `rayfl.distillation`), beside their "targets", as
+long as they learn.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
+
+import torch
+
+from rayfl import costs
+from rayfl.config import ConfigError
+from rayfl.data.samples import ClientData
+from rayfl.distillation import LESSON, Distillation, beginning, go_on, is_done, predicted, result
+from rayfl.fold import Carry, State, Update
+from rayfl.methods.base import Client, Deployment, Lesson, Method, Payload, Refined, Study, Visit
+from rayfl.metrics import label
+from rayfl.net import Net, load, params_of, resident
+from rayfl.norms import tracked
+from rayfl.seeds import stream, torch_scope
+from rayfl.submodel import Selection, prefix
+from rayfl.tensors import Params, copied
+from rayfl.training import Loss, Training
+
+TARGETS = "targets"
+STUDENT = "student "
+
+
+class Distilling(Method):
+    mixes: ClassVar = True
+
+    distillation: Distillation
+    """How a student of the server is trained."""
+
+    # networks
+
+    def group(self, capacity: float) -> str:
+        """The group of the state with the network of a capacity."""
+        nets = self.task.nets
+        return f"net {label(next(c for c in nets if nets[c] == nets[capacity]))}"
+
+    @property
+    def groups(self) -> dict[str, Net]:
+        """Group -> network, of all capacities, largest first."""
+        return {self.group(capacity): net for capacity, net in self.task.nets.items()}
+
+    def initial(self, capacity: float) -> Params:
+        """What the network of a capacity starts from, its statistics included. It is drawn from the run's seed alone, so
+        that a client can draw it itself."""
+        net = self.task.nets[capacity]
+        if net == self.task.server:
+            return self.task.initial() | net.statistics()
+        with torch_scope(stream(self.task.seed, "init", self.group(capacity))):
+            return net.initial() | net.statistics()
+
+    def init(self) -> State:
+        return {self.group(capacity): self.initial(capacity) for capacity in self.task.nets}
+
+    def select(self, state: State, client: Client) -> Selection:
+        """The whole network of the client's capacity."""
+        net = self.task.nets[client.capacity]
+        return prefix(net, net)
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        return {group: state[group] for group, net in self.groups.items() if net == selection.net}
+
+    # a client's work
+
+    def trained(
+        self, given: Params, visit: Visit, *, loss: Loss | None = None, training: Training | None = None
+    ) -> tuple[Params, dict[str, float]]:
+        """Steps from parameters and statistics: these afterwards, which share the memory of the resident module, and
+        the metrics of `fit`. `loss` and `training` as for `fit`."""
+        names, device = visit.net.layout.shapes, visit.data.device
+        module = resident(visit.net, device)
+        load(module, given)
+        statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
+        with tracked(module, statistics):
+            metrics = self.fit(module, visit, loss=loss, training=training)
+        return params_of(module) | statistics, metrics
+
+    def answer(self, trained: Params, visit: Visit, metrics: dict[str, float]) -> Update:
+        """The client's whole network, weighted."""
+        weight = self.weight_of(visit.data)
+        group = self.group(visit.client.capacity)
+        return Update({group: copied(trained, weight)}, weight, metrics=metrics)
+
+    def known(self, trained: Params, visit: Visit) -> tuple[torch.Tensor, float]:
+        """The logits [N, C] of a trained network on all public samples, and the floating point operations of that."""
+        return self.asked(trained, visit.net, public_of(visit))
+
+    def asked(self, params: Params, net: Net, data: ClientData) -> tuple[torch.Tensor, float]:
+        """The logits [N, C] of a network on samples, and the floating point operations of that."""
+        return predicted(resident(net, data.device), net, params, data), costs.forward_flops(net, len(data))
+
+    # the server's students
+
+    def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """(logits [B, C], targets [B, ...]) -> the mean over the batch."""
+        raise NotImplementedError
+
+    def taught(self, state: State, students: Sequence[str], targets: Params) -> State:
+        """The state in which the networks of some groups begin to learn. `targets`: a row a public sample, "targets";
+        with "rows" [n] a row for each of these samples."""
+        return {**state, TARGETS: targets} | {f"{STUDENT}{group}": beginning(state[group]) for group in students}
+
+    def plan(self, state: State, round: int) -> Sequence[Lesson]:
+        nets, steps = self.groups, {group: t for group, t in state.items() if group.startswith(STUDENT)}
+        return [
+            Lesson(
+                name,
+                nets[name.removeprefix(STUDENT)],
+                LESSON * self.distillation.batch_size,
+                {"student": student, TARGETS: state[TARGETS]},
+            )
+            for name, student in steps.items()
+        ]
+
+    def refine(self, lesson: Lesson, study: Study) -> Refined:
+        """The next steps of a student."""
+        public, targets = public_of(study), lesson.payload[TARGETS]
+        data = (public.picked(targets["rows"]) if "rows" in targets else public).labeled(targets["targets"])
+        student, metrics = go_on(
+            lesson.payload["student"],
+            lesson.net,
+            data,
+            self.loss_of_student,
+            self.distillation,
+            study.seed,
+            study.validation,
+        )
+        return Refined({"student": student}, metrics)
+
+    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+        new = dict(state)
+        for name, found in refined.items():
+            student = found.groups["student"]
+            if is_done(student):
+                new[name.removeprefix(STUDENT)] = result(student)
+                del new[name]
+            else:
+                new[name] = student
+        if not any(group.startswith(STUDENT) for group in new):
+            new.pop(TARGETS, None)
+        return new
+
+    # what a device runs
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        """The server's network of the capacity; with what a client keeps as its "own" in place of it."""
+        group, net = self.group(capacity), self.task.nets[capacity]
+        given = cast(Params, (carry or {}).get("own", {})) or state.get(group) or self.initial(capacity)
+        names = net.layout.shapes
+        statistics = {name: t for name, t in given.items() if name not in names}
+        is_start = group not in state and not carry
+        return Deployment(group, net, {name: given[name] for name in names}, statistics or None, is_start=is_start)
+
+
+def public_of(work: Visit | Study) -> ClientData:
+    """The public samples. Whoever asks has checked that there are some (`check_public`)."""
+    assert work.public is not None
+    return work.public
+
+
+def check_public(method: Method, labeled: bool = False) -> None:
+    """A ConfigError if there are no public samples, or if their labels are wanted and may not be used."""
+    tasks = {getattr(net.model, "task", "classes") for net in method.task.nets.values()}
+    if tasks != {"classes"}:
+        raise ConfigError(
+            f"method: given {method.name}, with networks that answer every token; allowed: networks that give samples "
+            "classes, because targets are a row a sample"
+        )
+    public = method.task.public
+    if public is None:
+        raise ConfigError(
+            f"data.public: missing; allowed: a share of the training set, e.g. {{share: 0.1}}, another data set or "
+            f"noise, because method {method.name} learns from public data"
+        )
+    if labeled and not public.labeled:
+        raise ConfigError(
+            f"data.public.labeled: given false; allowed: true, because method {method.name} learns from the labels of "
+            "public data"
+        )
