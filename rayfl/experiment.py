@@ -131,7 +131,7 @@ class Experiment(Config):
         plain["run"] = {"threads": self.run.threads}
         for name in ("rounds", "listeners"):
             del plain[name]
-        plain["data"] = {k: v for k, v in plain["data"].items() if k not in self.data.not_in_result}
+        plain["data"] = self.data.in_result()
         return plain
 
     def with_(self, **sections: Any) -> Self:

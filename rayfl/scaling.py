@@ -207,7 +207,9 @@ def measured(experiment: Experiment, point: Point, rounds: int, address: str | N
         "driver_own": driver.own - before.own,
         "server_own": server_after.own,
         "actor_own": statistics.fmean(actor.own for actor in actors_after),
-        "data_bytes": sum(array.nbytes for split in (arrays.train, arrays.test) for array in split.values()),
+        "data_bytes": sum(
+            array.nbytes for split in (arrays.train, arrays.test, arrays.public or {}) for array in split.values()
+        ),
         "store_bytes": store,
         "bytes_down": statistics.fmean(line["bytes_down"] for line in taken),
         "bytes_up": statistics.fmean(line["bytes_up"] for line in taken),

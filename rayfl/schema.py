@@ -2,12 +2,13 @@
 refuse by its type, its range or its name."""
 
 from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import Any, Literal
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from rayfl.catalogue import KINDS, first_sentence
-from rayfl.config import Config, Named
+from rayfl.config import Config, Named, kinds_of
 from rayfl.experiment import NAMED, Experiment
 from rayfl.reference import SECTIONS, SWEEP, kinds_below, settings
 
@@ -123,9 +124,12 @@ def _section(cls: type[Config], at: str) -> dict[str, Any]:
     properties = {}
     for name, setting in settings(cls).items():
         place = f"{at}.{name}"
-        chosen = _chosen(setting.field.annotation)
+        kinds = list(kinds_of(setting.field.annotation))
+        chosen = next(filter(None, map(_chosen, kinds)), "")
         if chosen:
             part = _choice(chosen)
+            if NoneType in kinds:
+                part["anyOf"].append({"type": "null"})
         else:
             part = {"type": "array", "items": _choice(place)} if place in KINDS else generated[name]
         words = f"{setting.text} ({setting.line})" if setting.text else setting.line

@@ -32,6 +32,7 @@ PURPOSES = (
     "masks",
     "partition",
     "pooled",
+    "public",
     "scores",
     "search",
     "searcher",

@@ -23,6 +23,8 @@ class Arrays:
     """The natural user (writer, device) of each training sample [N], integers or text, where the data set knows it."""
     test_users: np.ndarray | None = None
     """Likewise of each test sample, where users have test samples of their own."""
+    public: Split | None = None
+    """Public samples that are not in the training set, as the training set has its own: `DataSet.arrays` fills it."""
 
     @property
     def test_samples(self) -> int:
@@ -64,7 +66,7 @@ def validate(arrays: Any, columns: Mapping[str, Column], where: str = "data") ->
 
 
 def validate_split(split: Any, columns: Mapping[str, Column], part: str, where: str = "data") -> Split:
-    """One of the two splits; `part` is "training" or "test"."""
+    """One of the splits; `part` is "training", "test" or "public"."""
     place = f"{where}: the {part} set"
     if not isinstance(split, Mapping) or set(split) != set(columns):
         given = f"the names {_names(split)}" if isinstance(split, Mapping) else type(split).__name__

@@ -10,13 +10,15 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar, final
 
-from pydantic import PrivateAttr, model_serializer
+from pydantic import PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 from rayfl.config import ConfigError, Named
 from rayfl.data.arrays import Arrays, Column, validate
 from rayfl.data.goal import Goal
+from rayfl.data.public import Public
 from rayfl.data.samples import Prepare
 
 T = TypeVar("T")
@@ -30,10 +32,13 @@ class DataSet(Named, ABC):
 
     not_in_result: ClassVar[tuple[str, ...]] = ()
     """Fields that change nothing in a result: where the same files lie."""
+    public: Public | None = None
+    """Samples beside those of clients, for methods that distil: a part of the training set, another data set, or noise;
+    unless given none."""
 
     @abstractmethod
     def load(self) -> Arrays:
-        """Training and test set. Whoever wants them calls `arrays`."""
+        """Training and test set. Whoever wants them, and the public samples, calls `arrays`."""
 
     @property
     @abstractmethod
@@ -60,20 +65,46 @@ class DataSet(Named, ABC):
         """Files that an exported network is used with, such as a tokenizer's."""
         return ()
 
+    @property
+    def unit(self) -> float | None:
+        """What stored pixels are divided by, of images: those of two data sets mean the same if it is equal. None:
+        samples are no images."""
+        return None
+
     @final
     def arrays(self) -> Arrays:
-        """Training and test set, checked."""
-        return validate(self.load(), self.columns)
+        """Training and test set, checked, and the public samples that are not in the training set."""
+        found = validate(self.load(), self.columns)
+        return found if self.public is None else replace(found, public=self.public.split(self, found))
+
+    @final
+    def in_result(self) -> dict[str, Any]:
+        """What a result depends on: the dump without `not_in_result`, that of a public data set included."""
+        plain = {name: value for name, value in self.model_dump(mode="json").items() if name not in self.not_in_result}
+        if self.public is not None and self.public.data is not None:
+            plain["public"] = plain["public"] | {"data": self.public.data.in_result()}
+        return plain
+
+    @model_serializer(mode="wrap")
+    def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `public` where there is none, as files from before there was any have it."""
+        plain = dump(self)
+        return plain if self.public is not None else {name: plain[name] for name in plain if name != "public"}
 
     @final
     def described(self) -> "DataSet":
         """All that is known of it without its samples, for processes that get these by reference. It dumps as this
         data set does."""
-        described = Described.model_construct(name=self.name)
+        public = None if self.public is None else self.public.described()
+        described = Described.model_construct(name=self.name, public=public)
         described._known = {name: getattr(self, name) for name in ("columns", "prepare", "goal", "offers")}
         described._plain = self.model_dump(mode="json")
         described._not_in_result = self.not_in_result
         return described
+
+
+Public.model_rebuild(_types_namespace={"DataSet": DataSet})
+DataSet.model_rebuild()
 
 
 class Described(DataSet):
@@ -107,7 +138,7 @@ class Described(DataSet):
         return self._not_in_result
 
     @model_serializer
-    def _dumped(self) -> dict[str, Any]:
+    def _dumped(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._plain
 
 

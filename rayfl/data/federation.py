@@ -5,11 +5,13 @@ from typing import Literal
 
 import numpy as np
 
+from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays
 from rayfl.data.base import DataSet
 from rayfl.data.goal import Goal
 from rayfl.data.partition import Labels, Partition, Shards, hold_out, partition
 from rayfl.data.partition.base import rank
+from rayfl.data.public import Public
 from rayfl.data.samples import Prepare
 from rayfl.seeds import numpy_generator
 
@@ -30,6 +32,11 @@ class Federation:
     """Client -> rows of the training set that it holds out of its own for tuning, and does not train on."""
     prepare: Prepare
     goal: Goal
+    public: np.ndarray
+    """Rows [n] of the public samples in `public_source`, ascending; none without a section `data.public`."""
+    public_source: Literal["train", "public"]
+    """ "train" where they are rows of the training set, which no client has and the server does not validate on;
+    "public" where they are `Arrays.public`."""
 
     def pooled(self, seed: int) -> np.ndarray:
         """All clients' training rows, shuffled."""
@@ -45,10 +52,12 @@ def federate(
     seed: int,
     local_holdout: float = 0.0,
 ) -> Federation:
-    """Holds out the server's validation rows, the share `holdout` of every class, then splits the rest over the
-    clients. Of its own training rows each client holds out the share `local_holdout`."""
+    """Holds out the server's validation rows, the share `holdout` of every class, and of what they leave the public
+    rows, then splits the rest over the clients. Of its own training rows each client holds out the share
+    `local_holdout`."""
     y, y_test = data.goal.labels(arrays.train), data.goal.labels(arrays.test)
     kept, validation = hold_out(y, holdout, numpy_generator(seed, "hold_out"))
+    kept, public = _hold_out_public(data.public, arrays, y, kept, seed)
     users = None if arrays.users is None else arrays.users[kept]
     labels = Labels(y[kept], y_test, users, data.goal.kinds, arrays.test_users)
     train, test = partition(spec, labels, clients, seed)
@@ -56,7 +65,30 @@ def federate(
     if source == "train":
         test = test.within(kept)
     train, local_validation = _hold_out_locally(train.within(kept), local_holdout, seed)
-    return Federation(train, test, source, validation, local_validation, data.prepare, data.goal)
+    public_source = "train" if data.public is None or data.public.share else "public"
+    return Federation(
+        train, test, source, validation, local_validation, data.prepare, data.goal, public, public_source
+    )
+
+
+def _hold_out_public(
+    spec: Public | None, arrays: Arrays, y: np.ndarray, kept: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the rows `kept` of labels y, those for clients, and the public rows."""
+    if spec is None:
+        return kept, np.empty(0, np.int64)
+    if spec.share is None:
+        if arrays.public is None:
+            raise ConfigError("data.public: given arrays without public samples; allowed: those of `DataSet.arrays`")
+        return kept, np.arange(len(next(iter(arrays.public.values()))))
+    totals = np.bincount(y)
+    left, held = hold_out(y[kept], spec.share, numpy_generator(seed, "public"), totals)
+    if not len(left) or not len(held):
+        raise ConfigError(
+            f"data.public.share: given {spec.share:g}, which takes {len(held)} of {len(kept)} training samples; allowed: "
+            "a share that takes one or more, and leaves some for clients"
+        )
+    return kept[left], kept[held[spec.first(len(held))]]
 
 
 def _hold_out_locally(train: Shards, fraction: float, seed: int) -> tuple[Shards, Shards]:

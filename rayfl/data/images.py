@@ -123,6 +123,10 @@ class ImageData(DataSet, ABC):
         return replace(kept, size=self.size)
 
     @property
+    def unit(self) -> float:
+        return self.preprocessing.scale
+
+    @property
     def goal(self) -> Classes:
         return Classes(self.classes)
 

@@ -140,10 +140,12 @@ def label_counts(shards: Shards, y: np.ndarray, classes: int) -> np.ndarray:
     return np.bincount(cell, minlength=len(shards) * classes).reshape(len(shards), classes)
 
 
-def hold_out(y: np.ndarray, fraction: float, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of labels y [N] that stay and rows held out, ascending int64: at random, of each class the rounded
-    fraction."""
-    totals = np.bincount(y)
+def hold_out(
+    y: np.ndarray, fraction: float, generator: np.random.Generator, totals: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of labels y [N] that stay and rows held out, ascending int64: at random, of each class the rounded fraction:
+    of `totals` [C] samples, unless given of its samples in y."""
+    totals = np.bincount(y) if totals is None else totals
     pool = shuffled_by_class(y, generator)
     held = rank(y[pool]) < np.rint(totals * fraction)[y[pool]]
     return np.sort(pool[~held]), np.sort(pool[held])

@@ -112,7 +112,7 @@ class TextData(DataSet, ABC):
 
     def corpus(self) -> Corpus:
         """As tokens: from disk, or made now."""
-        excluded = {"tokenizer", *DRAWN, *self.not_in_tokens, *self.not_in_result}
+        excluded = {"tokenizer", "public", *DRAWN, *self.not_in_tokens, *self.not_in_result}
         made_of = {
             "version": VERSION,
             "settings": self.model_dump(mode="json", exclude=excluded),
