@@ -2,10 +2,10 @@
 
 It is a mapping of tensors, so that it can stand in a server's state, and go on from any step to the same bits:
 
-    net/NAME     its parameters, and its norms' running statistics
-    KEY/NAME     what the optimizer remembers of a parameter: momentum_buffer, or exp_avg, exp_avg_sq and step
-    best/NAME    the parameters and statistics of the step that did best on validation data
-    mean/NAME    the mean of those of some steps
+    net.NAME     its parameters, and its norms' running statistics
+    KEY.NAME     what the optimizer remembers of a parameter: momentum_buffer, or exp_avg, exp_avg_sq and step
+    best.NAME    the parameters and statistics of the step that did best on validation data
+    mean.NAME    the mean of those of some steps
     step, best, score, averaged, done    where it is: numbers
 """
 
@@ -22,7 +22,7 @@ from rayfl.config import Config
 from rayfl.data.samples import Batch, ClientData
 from rayfl.net import Net, load, params_of, resident
 from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.tensors import Params
+from rayfl.tensors import Params, copied
 from rayfl.training import answered
 
 LESSON = 250
@@ -89,7 +89,7 @@ class Distillation(Config):
 
 def beginning(params: Params) -> Params:
     """A student that starts from these parameters and statistics."""
-    return _named("net", params) | {"step": torch.tensor(0), "done": torch.tensor(False)}
+    return _named("net", copied(params)) | {"step": torch.tensor(0), "done": torch.tensor(False)}
 
 
 def is_done(student: Params) -> bool:
@@ -110,9 +110,10 @@ def go_on(
     how: Distillation,
     seed: int,
     validation: ClientData | None = None,
-    most: int = LESSON,
+    most: int | None = None,
 ) -> tuple[Params, dict[str, float]]:
-    """The student after its next steps, at most so many, and what they took: `server_flops` and `server_steps`.
+    """The student after its next steps, a lesson's unless `most` says how many, and what they took: `server_flops` and
+    `server_steps`.
 
     `data`: samples whose labels are the targets; `validation`: samples with labels. Step s takes the samples that the
     seed and s say. Batches are not augmented.
@@ -124,14 +125,14 @@ def go_on(
     statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
     optimizer = how.new_optimizer(module)
     _remember(optimizer, module, student)
-    student = {name: t for name, t in student.items() if not name.startswith("net/")}
+    student = {name: t for name, t in student.items() if not name.startswith("net.")}
     start, total = int(student["step"]), how.steps_of(len(data))
-    stop, flops, done = min(start + most, total), 0.0, False
+    stop, flops, done = min(start + (most or LESSON), total), 0.0, False
     best = how.patience and validation is not None and len(validation)
     with norms.tracked(module, statistics):
         for step, (x, y) in zip(range(start, stop), _batches(data, how.batch_size, seed, start), strict=False):
             module.train()
-            with torch_scope(stream(seed, "student dropout", step), device):
+            with torch_scope(stream(seed, "dropout", step), device):
                 _step(module, optimizer, loss(answered(module(x), "last"), y), how, how.rate(step, total))
             flops += costs.training_flops(net, len(y))
             reached = step + 1
@@ -147,7 +148,7 @@ def go_on(
     student |= _named("net", {n: t.detach().cpu().clone() for n, t in (params_of(module) | statistics).items()})
     student |= _memory(optimizer, module)
     student |= {"step": torch.tensor(stop), "done": torch.tensor(done or stop == total)}
-    return student, {"server_flops": flops, "server_steps": stop - start}
+    return dict(sorted(student.items())), {"server_flops": flops, "server_steps": stop - start}
 
 
 @torch.no_grad()
@@ -218,7 +219,7 @@ def _score(module: nn.Module, params: Params, data: ClientData) -> float:
 def _memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
     """What an optimizer remembers, by key and parameter."""
     return {
-        f"{key}/{name}": t.detach().cpu().clone()
+        f"{key}.{name}": t.detach().cpu().clone()
         for name, parameter in module.named_parameters()
         for key, t in optimizer.state.get(parameter, {}).items()
         if isinstance(t, torch.Tensor)
@@ -229,14 +230,14 @@ def _remember(optimizer: torch.optim.Optimizer, module: nn.Module, student: Para
     """Gives an optimizer back what it remembered."""
     for name, parameter in module.named_parameters():
         for key in ("momentum_buffer", "exp_avg", "exp_avg_sq", "step"):
-            if (t := student.get(f"{key}/{name}")) is not None:
+            if (t := student.get(f"{key}.{name}")) is not None:
                 optimizer.state[parameter][key] = t.clone() if key == "step" else t.to(parameter.device, copy=True)
 
 
 def _named(part: str, params: Params) -> Params:
-    return {f"{part}/{name}": t for name, t in params.items()}
+    return {f"{part}.{name}": t for name, t in params.items()}
 
 
 def _part(student: Params, part: str) -> Params:
     """Of the names below `part`."""
-    return {name.removeprefix(f"{part}/"): t for name, t in student.items() if name.startswith(f"{part}/")}
+    return {name.removeprefix(f"{part}."): t for name, t in student.items() if name.startswith(f"{part}.")}

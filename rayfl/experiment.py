@@ -320,8 +320,9 @@ def _check(experiment: Experiment) -> None:
 
 @lru_cache(maxsize=256)
 def _check_model(model: Model) -> None:
-    """With all that a network may have."""
-    check_axes(Net(model, exits=model.exit_count if model.exit_count > 1 else 0, steps=True))
+    """With all that a network may have; of several models every one."""
+    for member in model.members:
+        check_axes(Net(member, exits=member.exit_count if member.exit_count > 1 else 0, steps=True))
 
 
 def load_experiment(path: str | Path, settings: list[str] | None = None) -> Experiment:

@@ -76,7 +76,7 @@ class Update:
     products: dict[str, Factors] = field(default_factory=dict)
     """Name -> sum_k w_k B_k A_k, of clients whose answer is a product of low rank."""
     derived: dict[str, Params] = field(default_factory=dict)
-    """Like `whole`, of what the server finds out from a client's answer alone. It is found out where the answer is made,
+    """Like `whole`, of what the server finds out from a client's answer alone. It is found where the answer is made,
     and is no part of it: neither counted as traffic nor transformed."""
     metrics: dict[str, float] = field(default_factory=dict)
     """By the names of `rayfl.metrics`; what is not listed there is a sum over clients. bytes_down, bytes_up and

@@ -34,8 +34,14 @@ other models under the marker `slow`."""
 EVERY_MODEL = ("heterofl", "fedrolex", "feddropout", "fiarse", "lg_fedavg")
 """A method of each kind of selection, which is tested on every model: the first positions, a window, random ones,
 single weights, some layers. Of text there is one model among them."""
-TWINS = {"resnet34": "resnet18", "resnet110": "resnet56", "preact_resnet18_heterofl": "preact_resnet18"}
+TWINS = {
+    "resnet34": "resnet18",
+    **dict.fromkeys(("resnet8", "resnet20", "resnet32", "resnet110"), "resnet56"),
+    "preact_resnet18_heterofl": "preact_resnet18",
+}
 """Models that are the network of another one where a stage has one block."""
+ONE = {name: model for name, model in MODELS.items() if name != "mix"}
+"""Models of one network, which methods cut. Several: see test_mix.py."""
 WITHOUT_SMALL_BLOCKS = ("roberta", "bert", "distilbert", "gpt2", "llama")
 UNFIT = {
     ("depthfl_nefl", "wide_resnet101_2"),
@@ -54,7 +60,7 @@ def fitting(method: type[Method]) -> list[str]:
         "blocks": lambda model: model().blocks,
         "adapters": lambda model: issubclass(model, Lora),
     }
-    models = {name: model for name, model in MODELS.items() if wants[method.contract.wants](model)}
+    models = {name: model for name, model in ONE.items() if wants[method.contract.wants](model)}
     return [name for name in models if name not in TWINS and (method.own_name(), name) not in UNFIT]
 
 
@@ -71,7 +77,7 @@ for _name, _method in METHODS.items():
     _few = [m for m in _models if m in EVERY_METHOD or (_many and not issubclass(MODELS[m], TokenModel))]
     _base = DenseContract if issubclass(_method, Dense) else MethodContract
     contract(_base, _method, method=_name, models=_few, more_models=[m for m in _models if m not in _few])
-for _name, _model in MODELS.items():
+for _name, _model in ONE.items():
     contract(ModelContract, _model, model=_name)
 for _name, _rule in PARTITIONS.items():
     contract(PartitionContract, _rule, partition=_name)

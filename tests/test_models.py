@@ -29,13 +29,16 @@ NO_TRANSFORMERS = [name for name in OF_IMAGES if not name.startswith("vit")]
 """A LayerNorm over fewer features is another function, and heads are cut one by one: see test_vit.py."""
 
 DEPTHS = {
+    "resnet8": (2, 1, 2),
+    "resnet20": (1, 2, 2),
+    "resnet32": (2, 2, 2),
     "resnet34": (1, 2, 1, 2),
     "resnet56": (2, 1, 2),
     "resnet110": (1, 1, 2),
     "wide_resnet101_2": (1, 2, 1, 2),
     "scalefl_resnet110": (1, 3, 2),
 }
-"""Fewer blocks for the deepest."""
+"""Fewer blocks for the deepest, and a second one for the shallowest."""
 SMALL = {
     **dict.fromkeys(POST_ACT, {"channels": 16}),
     "scalefl_resnet110": {"exits": ("stage2.0", "stage2.2", "stage3.0")},
@@ -93,6 +96,14 @@ def test_published_counts(name, count, layers):
     params = Net(MODELS[name]()).initial()
     assert sum(p.numel() for p in params.values()) == Net(MODELS[name]()).parameters == count
     assert list(params) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+
+
+@pytest.mark.parametrize(("depth", "count"), [(8, 78_042), (20, 272_474), (32, 466_906), (56, 855_770)])
+def test_counts_of_resnets_for_small_images(depth, count):
+    """So many layers with weights: a stem, two a block, a classifier."""
+    net = Net(MODELS[f"resnet{depth}"]())
+    weighted = [path for path in net.layers if "projection" not in path]
+    assert net.parameters == count and len(weighted) == depth
 
 
 def counts(net):
@@ -416,6 +427,9 @@ def test_unknown_blocks_are_refused():
     ("name", "depth"),
     [
         ("resnet34", (3, 4, 6, 3)),
+        ("resnet8", (1, 1, 1)),
+        ("resnet20", (3, 3, 3)),
+        ("resnet32", (5, 5, 5)),
         ("resnet56", (9, 9, 9)),
         ("scalefl_resnet110", (18, 18, 18)),
         ("wide_resnet101_2", (3, 4, 23, 3)),
@@ -489,6 +503,9 @@ def test_how_published_networks_start():
     assert inits == {
         "resnet18": "torch",
         "resnet34": "torch",
+        "resnet8": "kaiming",
+        "resnet20": "kaiming",
+        "resnet32": "kaiming",
         "resnet56": "kaiming",
         "resnet110": "kaiming",
         "wide_resnet101_2": "kaiming_fan_out",

@@ -97,7 +97,7 @@ def test_a_step_ends_with_an_evaluation(tmp_path):
     while not simulation.done:
         lines += simulation.step()
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
-    assert simulation.step() == []
+    assert simulation.step() is None
 
 
 def test_seeds_decide_everything(tmp_path):

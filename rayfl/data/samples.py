@@ -63,11 +63,6 @@ class ClientData:
         """The client's label set as [classes] bool."""
         return self.goal.present(self.samples)
 
-    @property
-    def unlabeled(self) -> "ClientData":
-        """The same samples, whose labels are 0."""
-        return self.labeled(torch.zeros_like(self.samples["y"]))
-
     def labeled(self, y: torch.Tensor) -> "ClientData":
         """The same samples with other labels, or with targets in their place, [N, ...]."""
         return replace(self, samples=self.samples | {"y": y.to(self.device)})

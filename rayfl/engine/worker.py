@@ -6,7 +6,7 @@ Every verb is a pure function of its messages and the data, so a job can run aga
 import functools
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,7 @@ class Worker:
         if asked is None:
             return None
         data = self._rows(federation.public_source, federation.public)
-        return data if asked.labeled else data.unlabeled
+        return replace(data, samples=asked.shown(data.samples))
 
     @functools.cached_property
     def validation(self) -> ClientData:

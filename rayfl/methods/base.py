@@ -18,7 +18,7 @@ from torch import nn
 
 from rayfl import costs
 from rayfl.clients import Population
-from rayfl.config import Named
+from rayfl.config import ConfigError, Named
 from rayfl.data.public import Public
 from rayfl.data.samples import ClientData
 from rayfl.fold import Carry, Fold, State, Update
@@ -190,6 +190,8 @@ class Method(Named, ABC):
 
     judged_on: ClassVar[Literal["test", "clients"]] = "test"
     """The split whose mean score a run is judged by: clients' own where every client has a network of its own."""
+    mixes: ClassVar[bool] = False
+    """Whether its capacities may stand for networks of several models."""
     contract: ClassVar[Contract] = Contract()
     """What `rayfl.testing` is told of it."""
 
@@ -204,7 +206,24 @@ class Method(Named, ABC):
 
     def bind(self, task: Task) -> Self:
         """The same method, applied to a task, with the networks that it gives its capacities."""
-        return self.model_copy(update={"task": replace(task, nets=self.sizes(task))})
+        nets = self.sizes(task)
+        if not self.mixes and len(task.model.members) > 1:
+            self._check_one_model(task.model, nets)
+        return self.model_copy(update={"task": replace(task, nets=nets)})
+
+    def _check_one_model(self, model: Model, nets: Mapping[float, Net]) -> None:
+        """A ConfigError if these networks are of several models."""
+        if len({member for net in nets.values() for member in net.model.members}) == 1:
+            return
+        # it imports this file
+        from rayfl.methods import METHODS_KIND
+
+        size = ", or method.size: largest or smallest" if "size" in type(self).model_fields else ""
+        several = sorted(name for name, cls in METHODS_KIND.known().items() if cls.mixes)
+        raise ConfigError(
+            f"model: given {model.name}; allowed: one model, because method {self.name} trains parts of one "
+            f"network{size}; methods for several: {', '.join(several) or 'none'}"
+        )
 
     # questions
 
@@ -292,13 +311,15 @@ class Method(Named, ABC):
 
 @dataclass(frozen=True, eq=False)
 class Affordable(Mapping[float, Net]):
-    """Capacity -> the widest network that it buys, found when it is asked for."""
+    """Capacity -> the network that the model has for it, or the widest that it buys, found when it is asked for."""
 
     model: Model
     metric: costs.Metric
     capacities: tuple[float, ...]
 
     def __getitem__(self, capacity: float) -> Net:
+        if net := self.model.chosen(capacity):
+            return net
         return Net(self.model, costs.width_for(Net(self.model), capacity, self.metric))
 
     def __contains__(self, capacity: object) -> bool:

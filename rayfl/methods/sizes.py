@@ -31,8 +31,8 @@ def same(task: Task, size: Size) -> Mapping[float, Net]:
     own: every device keeps the network of its capacity."""
     if size == "own":
         return task.nets
-    net = (max if size == "largest" else min)(task.nets.values(), key=lambda net: net.width)
-    return dict.fromkeys(task.nets, net)
+    capacity = (max if size == "largest" else min)(task.nets)
+    return dict.fromkeys(task.nets, task.nets[capacity])
 
 
 def fixed_capacities(method: str, nets: Mapping[float, Net], clients: Population, otherwise: str) -> None:

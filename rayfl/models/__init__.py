@@ -8,11 +8,15 @@ from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
 from rayfl.models.huggingface import GPT2, Bert, DistilBert, Llama, Roberta
 from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.lora import Lora
+from rayfl.models.mix import Mix
 from rayfl.models.resnet import (
     DepthFLResNet18,
     PreActResNet18,
     PreActResNet18HeteroFL,
+    ResNet8,
     ResNet18,
+    ResNet20,
+    ResNet32,
     ResNet34,
     ResNet56,
     ResNet110,
@@ -34,6 +38,9 @@ MODELS |= {
     "preact_resnet18_heterofl": PreActResNet18HeteroFL,
     "resnet18": ResNet18,
     "resnet34": ResNet34,
+    "resnet8": ResNet8,
+    "resnet20": ResNet20,
+    "resnet32": ResNet32,
     "resnet56": ResNet56,
     "resnet110": ResNet110,
     "wide_resnet101_2": WideResNet101,
@@ -50,4 +57,5 @@ MODELS |= {
     "heterofl_transformer": HeteroFLTransformer,
     "fedrolex_transformer": FedRolexTransformer,
     "lora": Lora,
+    "mix": Mix,
 }

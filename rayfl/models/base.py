@@ -89,6 +89,15 @@ class Model(Named, ABC):
         `rayfl.exporting` writes of every network. `answer`: which of its early exits count. `files`: the data's
         (`DataSet.attached`)."""
 
+    def chosen(self, capacity: float) -> Net | None:
+        """The network that was chosen for a capacity. None: it is the widest of the model that the capacity buys."""
+        return None
+
+    @property
+    def members(self) -> tuple["Model", ...]:
+        """The models whose networks its capacities may stand for: itself, unless they are several."""
+        return (self,)
+
     @property
     def frozen_key(self) -> Hashable:
         """Models of equal keys have the same `frozen` tensors."""

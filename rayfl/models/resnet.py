@@ -128,6 +128,42 @@ class ResNet34(Pretrained, PostActResNet):
     drawn: ClassVar = ("conv", "head")
 
 
+class ResNet8(PostActResNet):
+    """For small images, as resnet56, with 3 blocks: 78,042 parameters."""
+
+    name: Literal["resnet8"] = "resnet8"
+    channels: int = Field(default=16, ge=1)
+    """Channels of the stem and the first stage; they double from stage to stage."""
+    init: Init = "kaiming"
+    """As for resnet18."""
+
+    depth: ClassVar[tuple[int, ...]] = (1, 1, 1)
+
+
+class ResNet20(PostActResNet):
+    """For small images, as resnet56, with 9 blocks: 272,474 parameters."""
+
+    name: Literal["resnet20"] = "resnet20"
+    channels: int = Field(default=16, ge=1)
+    """Channels of the stem and the first stage; they double from stage to stage."""
+    init: Init = "kaiming"
+    """As for resnet18."""
+
+    depth: ClassVar[tuple[int, ...]] = (3, 3, 3)
+
+
+class ResNet32(PostActResNet):
+    """For small images, as resnet56, with 15 blocks: 466,906 parameters."""
+
+    name: Literal["resnet32"] = "resnet32"
+    channels: int = Field(default=16, ge=1)
+    """Channels of the stem and the first stage; they double from stage to stage."""
+    init: Init = "kaiming"
+    """As for resnet18."""
+
+    depth: ClassVar[tuple[int, ...]] = (5, 5, 5)
+
+
 class ResNet56(PostActResNet):
     """For small images, as in NeFL, with projections: 855,770 parameters."""
 

@@ -49,8 +49,8 @@ class Distilling(Method):
         return {self.group(capacity): net for capacity, net in self.task.nets.items()}
 
     def initial(self, capacity: float) -> Params:
-        """What the network of a capacity starts from, its statistics included. It is drawn from the run's seed alone, so
-        that a client can draw it itself."""
+        """What the network of a capacity starts from, its statistics included. A client can draw it itself, from the
+        run's seed."""
         net = self.task.nets[capacity]
         if net == self.task.server:
             return self.task.initial() | net.statistics()

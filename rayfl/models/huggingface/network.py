@@ -57,6 +57,12 @@ class Network(nn.Module):
             answers.append(given.logits[..., : self.classes])
         return tuple(answers) if self.has_exits else answers[0]
 
+    def set_submodule(self, target: str, module: nn.Module, strict: bool = False) -> None:
+        super().set_submodule(target, module, strict)
+        # what computes is transformers' module, which has the children too
+        owner = getattr(self.run, "__self__")  # noqa: B009
+        owner.set_submodule(target, module, strict)
+
     def _seen(self, there: torch.Tensor) -> torch.Tensor:
         """What may be looked at, from every token: [B, 1, 1 or T, T]. In four dimensions transformers takes it as it
         is, and asks for no values, which a tensor on the meta device has not."""

@@ -1,0 +1,86 @@
+"""What a classifier reads: the features of a network, for methods that compare or combine them.
+
+>>> from rayfl.models import MODELS
+>>> net = Net(MODELS["digits_cnn"](input=(1, 8, 8)))
+>>> classifier_path(net), feature_size(net)
+('head', 128)
+>>> module = net.build()
+>>> with tapped(module, classifier_path(net)) as tap:
+...     logits = module(torch.zeros(5, 1, 8, 8))
+>>> tap.features.shape, bool((module.head(tap.features) == logits).all())
+(torch.Size([5, 128]), True)
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from rayfl.net import Net
+
+
+class Tap:
+    """What a layer was last given."""
+
+    def __init__(self):
+        self._given: torch.Tensor | None = None
+
+    @property
+    def features(self) -> torch.Tensor:
+        """[B, D]; gradients flow through it."""
+        if self._given is None:
+            raise ValueError("features: the module has not been called within `tapped`")
+        return self._given
+
+    def _hook(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._given = inputs[0]
+
+
+@contextmanager
+def tapped(module: nn.Module, layer: str) -> Iterator[Tap]:
+    """Within the block a call of the module leaves in the tap what the layer at this path was given. The module is
+    called as it is: what replays recorded kernels calls no layers."""
+    tap = Tap()
+    handle = module.get_submodule(layer).register_forward_pre_hook(tap._hook)
+    try:
+        yield tap
+    finally:
+        handle.remove()
+
+
+def feature_size(net: Net) -> int:
+    """D: the features that the classifier reads. A ValueError as of `classifier_path`."""
+    return _classifier(net)[1]
+
+
+def classifier_path(net: Net) -> str:
+    """The path of the one linear layer that makes features [B, D] logits [B, C]. A ValueError if there is none."""
+    return _classifier(net)[0]
+
+
+@functools.lru_cache(maxsize=512)
+def _classifier(net: Net) -> tuple[str, int]:
+    """Its path, and its inputs."""
+    if net.exits:
+        raise _none(net, f"answers at {net.exits} exits")
+    paths = {name.rpartition(".")[0] for name in net.layout.classifier}
+    if len(paths) != 1:
+        raise _none(net, f"has {len(paths)} layers with a row a class")
+    [path], module = paths, net.blank()
+    layer = module.get_submodule(path)
+    if not isinstance(layer, nn.Linear):
+        raise _none(net, f"has a {type(layer).__name__} with a row a class, {path!r}")
+    with torch.no_grad(), tapped(module.eval(), path) as tap:
+        module(net.model.example(1, "meta"))
+    if tap.features.dim() != 2:
+        raise _none(net, "answers for every token")
+    return path, layer.in_features
+
+
+def _none(net: Net, why: str) -> ValueError:
+    return ValueError(
+        f"model: given {net.model.name}, which {why}; allowed, where features are needed: a network with one linear "
+        "classifier of whole samples"
+    )

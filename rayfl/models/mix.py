@@ -1,0 +1,250 @@
+"""Populations that mix architectures: a network of any model for every capacity.
+
+    >>> from rayfl.models import MODELS
+    >>> mix = MODELS["mix"](networks={1: "resnet20", 0.5: {"name": "resnet8", "channels": 8}})
+    >>> [mix.chosen(capacity).parameters for capacity in (1, 0.5)]
+    [272474, 19954]
+
+As one network, in a description or for a method that trains one, a mix is the network of its largest capacity.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    SerializeAsAny,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from torch import nn
+
+from rayfl.axes import CLASSES, Axis, Dims, declare
+from rayfl.config import ConfigError
+from rayfl.metrics import label
+from rayfl.models.base import MODELS_KIND, SAMPLES, Model
+from rayfl.models.features import classifier_path
+from rayfl.models.layers import sequential
+from rayfl.net import Net
+from rayfl.plain import shown
+from rayfl.tensors import Params
+
+ALIKE = ("input", "task", "ids", "classes")
+"""Fields in which the networks of a mix agree, because they are of the same data."""
+
+
+class Around(Model, ABC):
+    """A model whose networks are those of another one, `inner`, but for what a subclass changes."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> Model:
+        """The other one."""
+
+    @property
+    def varying(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As of the inner model."""
+        return self.inner.varying
+
+    def build(self, net: Net) -> nn.Module:
+        return self._within(net).build()
+
+    def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
+        return self.inner.example(batch, device)
+
+    def prepare(self) -> None:
+        self.inner.prepare()
+
+    def initial(self, net: Net) -> Params:
+        return self._within(net).initial()
+
+    def statistics(self, net: Net) -> Params:
+        return self._within(net).statistics()
+
+    @property
+    def frozen_key(self) -> Hashable:
+        return self.inner.frozen_key
+
+    def frozen(self) -> Params:
+        return self.inner.frozen()
+
+    def parts(self, net: Net) -> Mapping[str, Any]:
+        return self.inner.parts(self._within(net))
+
+    @property
+    def head_paths(self) -> tuple[str, ...]:
+        return self.inner.head_paths
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        return self.inner.blocks
+
+    def _within(self, net: Net) -> Net:
+        return replace(net, model=self.inner)
+
+
+class Projected(Around):
+    """Networks of another model with a linear projection of their last features directly before the classifier, so that
+    classifiers of all models have one shape: logits = W (P f + p) + b, f [B, D], P [features, D], W [C, features].
+
+    The classifier at a path, say "head", becomes "head.project" and "head.classifier". Both are drawn as torch's linear
+    layers are. Features of the projection are never cut. It has no early exits.
+    """
+
+    of: SerializeAsAny[Model]
+    """The other model: any model's section."""
+    features: int = Field(ge=1)
+    """Numbers that the projection gives."""
+
+    @field_validator("of", mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Model:
+        return MODELS_KIND.read(given, "of")
+
+    @property
+    def inner(self) -> Model:
+        return self.of
+
+    def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
+        return self.model_copy(update={"of": self.of.fitted(data, offers, f"{where}.of")})
+
+    @property
+    def blank(self) -> Self:
+        return self.model_copy(update={"of": self.of.blank})
+
+    def build(self, net: Net) -> nn.Module:
+        within = self._within(net)
+        module, path = within.build(), classifier_path(within)
+        old = module.get_submodule(path)
+        assert isinstance(old, nn.Linear)
+        features, dims = Axis.fixed("features", self.features), within.layout.dims[f"{path}.weight"]
+        project = _linear(old.in_features, self.features, (features, dims[1]), has_bias=True)
+        labels = Axis.fixed(CLASSES, old.out_features)
+        classifier = _linear(self.features, old.out_features, (labels, features), has_bias=old.bias is not None)
+        module.set_submodule(path, sequential(project=project, classifier=classifier))
+        return module
+
+    def initial(self, net: Net) -> Params:
+        """As of the other model, but for the projection and the classifier."""
+        return super(Around, self).initial(net) | _without_classifier(self._within(net))
+
+
+class Mix(Around):
+    """A network of any model for every capacity. Each is trained at its full width."""
+
+    name: Literal["mix"] = "mix"
+    networks: "Networks" = Field(default={1: "resnet20", 0.5: "resnet8"}, validate_default=True)  # pyright: ignore
+    """Capacity -> any model's section, for every capacity of the population: {"1": resnet20, "0.5": {name: resnet8,
+    channels: 8}}. In a file a capacity stands in quotes."""
+    features: int | None = Field(default=None, ge=1)
+    """Numbers that the classifier of every network reads: its last features go through a linear projection first (the
+    common representation of Fed-ET and FedProto). Unless given, classifiers stay as their models have them."""
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        (largest, first), *rest = self.networks
+        for capacity, model in rest:
+            where = f"networks.{label(capacity)}"
+            if first.takes and model.takes and first.takes != model.takes:
+                raise ConfigError(
+                    f"{where}: given {model.name}, a network of {SAMPLES[model.takes]}; allowed: one of "
+                    f"{SAMPLES[first.takes]}, as that of capacity {label(largest)}"
+                )
+        return self
+
+    @property
+    def inner(self) -> Model:
+        return self._model(self.networks[0][1])
+
+    @property
+    def members(self) -> tuple[Model, ...]:
+        return tuple(dict.fromkeys(self._model(model) for _, model in self.networks))
+
+    def chosen(self, capacity: float) -> Net:
+        for own, model in self.networks:
+            if own == capacity:
+                return Net(self._model(model))
+        given = ", ".join(label(own) for own, _ in self.networks)
+        raise ConfigError(f"model.networks: no network for capacity {label(capacity)}; given: {given}")
+
+    def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
+        fitted = [(c, m.fitted(data, offers, f"{where}.networks.{label(c)}")) for c, m in self.networks]
+        for name in ALIKE:
+            values = [(c, getattr(model, name)) for c, model in fitted if name in type(model).model_fields]
+            for capacity, value in values:
+                if value != values[0][1]:
+                    raise ConfigError(
+                        f"{where}.networks.{label(capacity)}.{name}: given {value!r}; allowed: {values[0][1]!r}, as for "
+                        f"capacity {label(values[0][0])}"
+                    )
+        return self.model_copy(update={"networks": tuple(fitted)})
+
+    def prepare(self) -> None:
+        for member in self.members:
+            member.prepare()
+
+    @property
+    def blank(self) -> Self:
+        return self.model_copy(update={"networks": tuple((c, model.blank) for c, model in self.networks)})
+
+    @property
+    def exit_count(self) -> int:
+        return self.inner.exit_count
+
+    def _model(self, model: Model) -> Model:
+        return model if self.features is None else Projected(of=model, features=self.features)
+
+
+def _read(given: Any) -> tuple[tuple[float, Model], ...]:
+    """Largest capacity first."""
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError('a mapping of capacities to models, such as {"1": resnet20, "0.5": resnet8}')
+    found: dict[float, Model] = {}
+    for key, section in given.items():
+        capacity = _capacity(key)
+        if capacity in found:
+            raise ConfigError(f"networks: given capacity {label(capacity)} twice; allowed: each capacity once")
+        where = f"networks.{label(capacity)}"
+        model = found[capacity] = MODELS_KIND.read(section, where)
+        if isinstance(model, Mix):
+            raise ConfigError(f"{where}: given mix; allowed: one model for a capacity")
+    return tuple(sorted(found.items(), key=lambda pair: -pair[0]))
+
+
+def _capacity(key: Any) -> float:
+    try:
+        capacity = 0.0 if isinstance(key, bool) else float(key)
+    except (TypeError, ValueError):
+        capacity = 0.0
+    if not 0 < capacity <= 1:
+        raise ConfigError(f"networks: given {shown(key)} as a capacity; allowed: numbers more than 0, at most 1")
+    return capacity
+
+
+def _plain(networks: tuple[tuple[float, Model], ...], info: SerializationInfo) -> dict[str, Any]:
+    """The mapping that was given; a capacity as the shortest text that is read as this number."""
+    return {repr(capacity).removesuffix(".0"): model.model_dump(mode=info.mode) for capacity, model in networks}
+
+
+Networks = Annotated[
+    tuple[tuple[float, Any], ...],
+    BeforeValidator(_read),
+    PlainSerializer(_plain, return_type=dict),
+    WithJsonSchema({"type": "object"}),
+]
+"""Capacity -> model: a mapping in a file."""
+
+
+def _linear(cin: int, cout: int, weight: Dims, *, has_bias: bool) -> nn.Linear:
+    return declare(nn.Linear(cin, cout, bias=has_bias), weight=weight, bias=weight[:1])
+
+
+def _without_classifier(net: Net) -> Params:
+    return {name: t for name, t in net.initial().items() if name not in net.layout.classifier}

@@ -1,0 +1,168 @@
+"""Students, and what all distillation methods promise: bits across actors, resumes and cuts; FedDF's arithmetic."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rayfl import distillation, norms
+from rayfl.config import ConfigError
+from rayfl.distillation import Distillation, beginning, go_on, is_done, result
+from rayfl.engine.simulation import Simulation
+from rayfl.engine.worker import Recipe, Worker
+from rayfl.experiment import Experiment
+from rayfl.tensors import Params
+from rayfl.testing.tiny import Shuffled, assert_same, run, simulate, tiny
+from rayfl.training import divergence
+
+PUBLIC = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "public": {"share": 0.3}}
+SMALL = {"steps": 6, "batch_size": 8, "optimizer": "adam", "lr": 0.01, "patience": 4, "validate_every": 2}
+
+
+def experiment(method: Any, **sections: Any) -> Experiment:
+    given = {"data": PUBLIC, "partition": "iid", "method": method, "evaluation": {"holdout": 0.2}}
+    return tiny(**given | sections)
+
+
+def feddf(**options: Any) -> dict[str, Any]:
+    return {"name": "feddf", "distillation": SMALL} | options
+
+
+# students
+
+
+def data_with_targets(simulation: Simulation) -> Any:
+    worker = simulation.executor.worker  # pyright: ignore
+    public = worker.public
+    return public.labeled(torch.randn(len(public), 4, generator=torch.Generator().manual_seed(1))), worker.validation
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Distillation(steps=13, batch_size=8, momentum=0.9, lr=0.05),
+        Distillation(epochs=2, batch_size=8, optimizer="adam", lr=0.01, cosine=True, clip=1.0),
+        Distillation(steps=13, batch_size=8, lr=0.05, average_from=4, average_every=3),
+        Distillation(steps=40, batch_size=8, lr=0.3, patience=6, validate_every=3),
+    ],
+)
+def test_a_student_goes_on_from_any_step_to_the_same_bits(how: Distillation, tmp_path: Path) -> None:
+    simulation = simulate(experiment(feddf()), tmp_path)
+    data, validation = data_with_targets(simulation)
+    net = simulation.method.task.server
+    start = beginning(simulation.state["net 0.3"])
+
+    def learned(most: int) -> Params:
+        student = start
+        while not is_done(student):
+            student, _ = go_on(student, net, data, lambda z, t: divergence(t, z, 1.0), how, 7, validation, most)
+        return student
+
+    whole = learned(1000)
+    assert_same(learned(1), whole)
+    assert_same(learned(5), whole)
+    assert int(whole["step"]) <= how.steps_of(len(data))
+    assert_same(result(whole), {n: whole[f"{kept(how)}.{n}"] for n in sorted(simulation.state["net 0.3"])})
+
+
+def kept(how: Distillation) -> str:
+    return "best" if how.patience else "mean" if how.average_from is not None else "net"
+
+
+def test_a_student_is_torch_s_own_loop(tmp_path: Path) -> None:
+    """SGD with momentum on KL by hand, in the order that the seed says, from the same start."""
+    simulation = simulate(experiment(feddf(), model="digits_cnn"), tmp_path)
+    data, _ = data_with_targets(simulation)
+    net = simulation.method.task.server
+    given = simulation.state["net 0.3"]
+    how = Distillation(steps=7, batch_size=10, momentum=0.5, lr=0.1)
+    student, metrics = go_on(beginning(given), net, data, lambda z, t: divergence(t, z, 2.0), how, 3)
+    module = net.build()
+    module.load_state_dict({n: t for n, t in given.items() if n in net.layout.shapes}, strict=False)
+    module.train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.5)
+    [(x, y)] = data.plain(1000)
+    order = torch.cat(
+        [torch.randperm(len(x), generator=distillation.torch_generator(3, "student", e)) for e in range(3)]
+    )
+    per_epoch = -(-len(x) // 10)
+    for step in range(7):
+        epoch, place = divmod(step, per_epoch)
+        rows = order[epoch * len(x) :][: len(x)][place * 10 : place * 10 + 10]
+        optimizer.zero_grad()
+        log_p, log_q = F.log_softmax(y[rows] / 2, 1), F.log_softmax(module(x[rows]) / 2, 1)
+        ((log_p.exp() * (log_p - log_q)).sum() / len(rows)).backward()
+        optimizer.step()
+    assert metrics["server_steps"] == 7
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(student[f"net.{name}"], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+# the same bits
+
+
+def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved behind every lesson of the server, each restored run ends with the same bits."""
+    monkeypatch.setattr(distillation, "LESSON", 2)
+    asked = experiment(feddf())
+    straight = simulate(asked, tmp_path / "straight")
+    lines = run(straight)
+    first, saved = simulate(asked, tmp_path / "first"), 0
+    while not first.done:
+        first.advance()
+        if first.begun and first.round == 1:
+            saved += 1
+            first.save(tmp_path / f"checkpoint {saved}")
+    assert saved >= 3
+    for i in range(1, saved + 1):
+        again = simulate(asked, tmp_path / f"again {i}")
+        assert again.restore(tmp_path / f"checkpoint {i}") == (1, [])
+        assert again.begun
+        assert run(again) == lines[1:]
+        assert_same(again.state, straight.state)
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
+    asked = experiment(feddf())
+    serial = simulate(asked, tmp_path / "serial")
+    lines = run(serial)
+    arrays = asked.data.arrays()
+
+    def shuffled(recipe: Recipe) -> Shuffled:
+        return Shuffled(Worker(recipe, arrays))
+
+    other = simulate(experiment(feddf(), run={"chunk": chunk}), tmp_path / "other", shuffled)
+    assert run(other) == lines
+    assert_same(other.state, serial.state)
+
+
+# FedDF
+
+
+def test_one_client_s_student_has_nothing_to_learn(tmp_path: Path) -> None:
+    """KL of a network to itself is 0 where no norm sees another batch; so are its gradients."""
+    simulation = simulate(
+        experiment(feddf(), clients={"count": 1, "cohort": 1, "capacities": [0.3]}, model={"name": "digits_cnn"}),
+        tmp_path,
+    )
+    worker, net = simulation.executor.worker, simulation.method.task.server  # pyright: ignore
+    given = simulation.state["net 0.3"]
+    logits = distillation.predicted(net.build(), net, given, worker.public)
+    module = distillation.resident(net, torch.device("cpu"))
+    distillation.load(module, given)
+    norms.load(module, given)
+    [(x, _)] = worker.public.plain(1000)
+    loss = divergence(logits, module.eval()(x), 1.0)
+    loss.backward()
+    assert abs(loss.item()) < 1e-6
+    assert all(float(p.grad.abs().max()) < 1e-5 for p in module.parameters() if p.grad is not None)
+
+
+def test_public_data_are_wanted() -> None:
+    with pytest.raises(ConfigError, match="data.public: missing"):
+        experiment(feddf(), data={"name": "synthetic", "public": None})
+    with pytest.raises(ConfigError, match="steps"):
+        experiment(feddf(distillation={"steps": 0}))
