@@ -179,10 +179,11 @@ class Mix(Around):
         for name in ALIKE:
             values = [(c, getattr(model, name)) for c, model in fitted if name in type(model).model_fields]
             for capacity, value in values:
-                if value != values[0][1]:
+                largest, wanted = values[0]
+                if value != wanted:
                     raise ConfigError(
-                        f"{where}.networks.{label(capacity)}.{name}: given {value!r}; allowed: {values[0][1]!r}, as for "
-                        f"capacity {label(values[0][0])}"
+                        f"{where}.networks.{label(capacity)}.{name}: given {value!r}; allowed: {wanted!r}, as for "
+                        f"capacity {label(largest)}"
                     )
         return self.model_copy(update={"networks": tuple(fitted)})
 
