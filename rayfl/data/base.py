@@ -9,8 +9,8 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
 from pydantic import PrivateAttr, SerializerFunctionWrapHandler, model_serializer

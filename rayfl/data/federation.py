@@ -66,9 +66,7 @@ def federate(
         test = test.within(kept)
     train, local_validation = _hold_out_locally(train.within(kept), local_holdout, seed)
     public_source = "train" if data.public is None or data.public.share else "public"
-    return Federation(
-        train, test, source, validation, local_validation, data.prepare, data.goal, public, public_source
-    )
+    return Federation(train, test, source, validation, local_validation, data.prepare, data.goal, public, public_source)
 
 
 def _hold_out_public(
@@ -85,8 +83,8 @@ def _hold_out_public(
     left, held = hold_out(y[kept], spec.share, numpy_generator(seed, "public"), totals)
     if not len(left) or not len(held):
         raise ConfigError(
-            f"data.public.share: given {spec.share:g}, which takes {len(held)} of {len(kept)} training samples; allowed: "
-            "a share that takes one or more, and leaves some for clients"
+            f"data.public.share: given {spec.share:g}, which takes {len(held)} of {len(kept)} training samples; "
+            "allowed: a share that takes one or more, and leaves some for clients"
         )
     return kept[left], kept[held[spec.first(len(held))]]
 

@@ -30,8 +30,8 @@ class Public(Config):
     `noise`."""
 
     share: float | None = Field(default=None, gt=0, lt=1)
-    """So much of the training set, which no client then holds: at random by the run's seed, of every class this share of
-    all its training samples, rounded. It is taken of what the server's validation rows leave."""
+    """So much of the training set, which no client then holds: at random by the run's seed, and of every class this
+    share of all its training samples, rounded. It is taken of what the server's validation rows leave."""
     data: "SerializeAsAny[DataSet] | None" = None
     """The training samples of another data set, by its section. They are prepared as this data set's own."""
     noise: int | None = Field(default=None, ge=1, le=10**6)
@@ -89,8 +89,8 @@ class Public(Config):
         _check_kind(data, own)
         if self.labeled and data.goal.kinds != own.goal.kinds:
             raise ConfigError(
-                f"data.public.labeled: given true with the {data.goal.kinds} classes of {data.name}; allowed: false, or "
-                f"a data set of {own.goal.kinds} classes, as data set {own.name} has them"
+                f"data.public.labeled: given true with the {data.goal.kinds} classes of {data.name}; allowed: false, "
+                f"or a data set of {own.goal.kinds} classes, as data set {own.name} has them"
             )
         train = data.arrays().train
         for name, array in arrays.train.items():
@@ -106,7 +106,8 @@ class Public(Config):
     def _noise(self, samples: int, own: "DataSet", arrays: Arrays) -> Split:
         if own.unit is None:
             raise ConfigError(
-                f"data.public.noise: given with data set {own.name}, whose samples are no images; allowed: share or data"
+                f"data.public.noise: given with data set {own.name}, whose samples are no images; allowed: "
+                "share or data"
             )
         x, y = arrays.train["x"], arrays.train[LABEL]
         shape = (min(samples, self.count or samples), *x.shape[1:])
