@@ -6,10 +6,9 @@ They are a part of the training set that no client holds, the training samples o
 they are says a `Federation`; those that are not in the training set are `Arrays.public`.
 """
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from rayfl.config import Config, ConfigError
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 LABEL = "y"
 """The array of labels, where samples have some."""
-
-A = TypeVar("A", np.ndarray, torch.Tensor)
 
 
 class Public(Config):
@@ -63,8 +60,8 @@ class Public(Config):
             raise ConfigError("public.data.public: given a section; allowed: none, in a data set that is public itself")
         return self
 
-    def shown(self, samples: dict[str, A]) -> dict[str, A]:
-        """Public samples as methods may see them: with labels of 0 unless these may be used."""
+    def shown(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Public samples (`Split` or `Samples`) as methods may see them: with labels of 0 unless these may be used."""
         if self.labeled or LABEL not in samples:
             return samples
         return samples | {LABEL: samples[LABEL] * 0}
