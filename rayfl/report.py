@@ -10,6 +10,7 @@ from rayfl.data.partition.base import label_counts
 from rayfl.engine.checkpoints import latest
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.results import published
+from rayfl.results.budgets import write_equal_cost
 from rayfl.results.findings import Findings, found_in
 from rayfl.results.folder import RunFolder
 from rayfl.results.pareto import write_pareto
@@ -29,6 +30,7 @@ def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None
     `formats`."""
     folder, best, judge = found.folder, found.best, found.judge
     write_tables(folder, best, judge, found.tuned)
+    write_equal_cost(folder, best)
     write_plots(folder / "plots", best, judge, formats)
     finished = found.finished
     for name, plot in tuning_plots(finished, found.paths, found.metric, found.mode).items():

@@ -24,7 +24,7 @@ LAYERS = (
     ("submodel", "frozen"),
     ("models", "fold"),
     ("costs", "transforms", "engine.carries"),
-    ("updates", "engine.checkpoints"),
+    ("updates", "engine.checkpoints", "distillation"),
     ("methods",),
     ("dead_channels", "engine.jobs"),
     ("evaluation",),

@@ -11,12 +11,13 @@ from matplotlib.figure import Figure
 from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.results import plots
+from rayfl.results.budgets import TRAFFIC
 from rayfl.results.drawing import COLORS, FORMATS, Plot, said, shades_of, styles_of
 from rayfl.results.folder import records
 from rayfl.results.pareto import write_pareto
 from rayfl.results.plots import (
     axis_of,
-    by_traffic,
+    by_cost,
     client_histogram,
     label_distribution,
     learning_curves,
@@ -196,9 +197,9 @@ def test_traffic_is_drawn_where_it_differs():
     lines = [line(r, m=m, bytes_down=2320, bytes_up=2320) for r, m in ((1, 0.5), (2, 0.75))]
     silent = [line | {"bytes_down": 0, "bytes_up": 0} for line in lines]
     styles = styles_of(["a", "b", "c", "local"])
-    assert by_traffic({"a": [lines], "b": [lines, lines], "c": [[{"round": 1}]]}, "m", "m", styles) is None
-    assert by_traffic({"a": [silent], "b": [silent]}, "m", "m", styles) is None
-    plot = by_traffic({"a": [lines], "local": [silent]}, "m", "m", styles)
+    assert by_cost({"a": [lines], "b": [lines, lines], "c": [[{"round": 1}]]}, "m", "m", styles, TRAFFIC) is None
+    assert by_cost({"a": [silent], "b": [silent]}, "m", "m", styles, TRAFFIC) is None
+    plot = by_cost({"a": [lines], "local": [silent]}, "m", "m", styles, TRAFFIC)
     assert plot is not None and list(plot.header) == ["method", "round", "gbit", "m"]
     assert plot.rows == [
         ["a", 1, 3.712e-05, 0.5],

@@ -1,9 +1,10 @@
 """One data set a file, and how it is split over clients; README.md says how to add one."""
 
-from rayfl.config import Kind
 from rayfl.data.arrays import Arrays as Arrays
 from rayfl.data.arrays import Column as Column
 from rayfl.data.arrays import Split as Split
+from rayfl.data.base import DATASETS
+from rayfl.data.base import DATASETS_KIND as DATASETS_KIND
 from rayfl.data.base import DataSet as DataSet
 from rayfl.data.cifar import CIFAR10, CIFAR100
 from rayfl.data.digits import Digits
@@ -32,7 +33,7 @@ from rayfl.data.synthetic import Synthetic
 from rayfl.data.synthetic_text import SyntheticText
 from rayfl.data.text import SST2, AGNews, OwnText, Shakespeare, WikiText2
 
-DATASETS: dict[str, type[DataSet]] = {
+DATASETS |= {
     "digits": Digits,
     "mnist": MNIST,
     "fashion_mnist": FashionMNIST,
@@ -50,5 +51,3 @@ DATASETS: dict[str, type[DataSet]] = {
     "function": Function,
     "text": OwnText,
 }
-
-DATASETS_KIND = Kind("data set", DataSet, DATASETS, "rayfl.datasets")

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
-from pydantic import PrivateAttr, SerializerFunctionWrapHandler, model_serializer
+from pydantic import PrivateAttr, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from rayfl.config import ConfigError, Named
+from rayfl.config import ConfigError, Kind, Named
 from rayfl.data.arrays import Arrays, Column, validate
 from rayfl.data.goal import Goal
 from rayfl.data.public import Public
@@ -35,6 +35,13 @@ class DataSet(Named, ABC):
     public: Public | None = None
     """Samples beside those of clients, for methods that distil: a part of the training set, another data set, or noise;
     unless given none."""
+
+    @field_validator("public", mode="before")
+    @classmethod
+    def _read_its_data(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("data") is not None:
+            return {**given, "data": DATASETS_KIND.read(given["data"], "public.data")}
+        return given
 
     @abstractmethod
     def load(self) -> Arrays:
@@ -104,6 +111,11 @@ class DataSet(Named, ABC):
 
 
 Public.model_rebuild(_types_namespace={"DataSet": DataSet})
+
+DATASETS: dict[str, type[DataSet]] = {}
+"""Name -> class; `rayfl.data` fills it."""
+
+DATASETS_KIND = Kind("data set", DataSet, DATASETS, "rayfl.datasets")
 DataSet.model_rebuild()
 
 

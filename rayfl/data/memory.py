@@ -94,7 +94,9 @@ class InMemory(OwnImages):
                 f"data: given arrays of digest {given.digest[:12]}; allowed: those of the run, of digest "
                 f"{self.digest[:12]}"
             )
-        copy = self.model_copy()
+        # equal sections, and only the given one may have arrays
+        public = given.public if given.public == self.public else self.public
+        copy = self.model_copy(update={"public": public})
         copy._arrays = given.load()
         return copy
 

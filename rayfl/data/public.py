@@ -6,11 +6,10 @@ They are a part of the training set that no client holds, the training samples o
 they are says a `Federation`; those that are not in the training set are `Arrays.public`.
 """
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from rayfl.config import Config, ConfigError
 from rayfl.data.arrays import Arrays, Split, validate_split
@@ -22,16 +21,14 @@ if TYPE_CHECKING:
 LABEL = "y"
 """The array of labels, where samples have some."""
 
-A = TypeVar("A", np.ndarray, torch.Tensor)
-
 
 class Public(Config):
     """The `public:` section of a data set: samples beside those of clients, from exactly one of `share`, `data` and
     `noise`."""
 
     share: float | None = Field(default=None, gt=0, lt=1)
-    """So much of the training set, which no client then holds: at random by the run's seed, of every class this share
-    of all its training samples, rounded. It is taken of what the server's validation rows leave."""
+    """So much of the training set, which no client then holds: at random by the run's seed, and of every class this
+    share of all its training samples, rounded. It is taken of what the server's validation rows leave."""
     data: "SerializeAsAny[DataSet] | None" = None
     """The training samples of another data set, by its section. They are prepared as this data set's own."""
     noise: int | None = Field(default=None, ge=1, le=10**6)
@@ -42,14 +39,6 @@ class Public(Config):
     count: int | None = Field(default=None, ge=1)
     """At most so many samples, at random, the same in every run; unless given all. The rest of a `share` is
     nobody's."""
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _read(cls, given: Any) -> Any:
-        # data sets have a section like this one, so their file imports this one
-        from rayfl.data import DATASETS_KIND
-
-        return None if given is None else DATASETS_KIND.read(given, "public.data")
 
     @model_validator(mode="after")
     def _is_of_one_source(self) -> Self:
@@ -63,8 +52,8 @@ class Public(Config):
             raise ConfigError("public.data.public: given a section; allowed: none, in a data set that is public itself")
         return self
 
-    def shown(self, samples: dict[str, A]) -> dict[str, A]:
-        """Public samples as methods may see them: with labels of 0 unless these may be used."""
+    def shown(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Public samples (`Split` or `Samples`) as methods may see them: with labels of 0 unless these may be used."""
         if self.labeled or LABEL not in samples:
             return samples
         return samples | {LABEL: samples[LABEL] * 0}
@@ -106,8 +95,8 @@ class Public(Config):
     def _noise(self, samples: int, own: "DataSet", arrays: Arrays) -> Split:
         if own.unit is None:
             raise ConfigError(
-                f"data.public.noise: given with data set {own.name}, whose samples are no images; allowed: share or "
-                "data"
+                f"data.public.noise: given with data set {own.name}, whose samples are no images; allowed: "
+                "share or data"
             )
         x, y = arrays.train["x"], arrays.train[LABEL]
         shape = (min(samples, self.count or samples), *x.shape[1:])

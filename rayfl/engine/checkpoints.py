@@ -67,8 +67,8 @@ def write(
     keep: int = 2,
     begun: Line | None = None,
 ) -> Path:
-    """Writes the checkpoint of `round`, perhaps in the middle of the next one, into `folder`, and removes all but it and
-    those before it, `keep` in all: later ones are of rounds that are made again.
+    """Writes the checkpoint of `round`, perhaps in the middle of the next one, into `folder`, and removes all but it
+    and those before it, `keep` in all: later ones are of rounds that are made again.
 
     NotWritten if the disk does not take it: the others stay as they are.
     """

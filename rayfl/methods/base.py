@@ -215,14 +215,10 @@ class Method(Named, ABC):
         """A ConfigError if these networks are of several models."""
         if len({member for net in nets.values() for member in net.model.members}) == 1:
             return
-        # it imports this file
-        from rayfl.methods import METHODS_KIND
-
         size = ", or method.size: largest or smallest" if "size" in type(self).model_fields else ""
-        several = sorted(name for name, cls in METHODS_KIND.known().items() if cls.mixes)
         raise ConfigError(
             f"model: given {model.name}; allowed: one model, because method {self.name} trains parts of one "
-            f"network{size}; methods for several: {', '.join(several) or 'none'}"
+            f"network{size}; or a method for several networks, as feddf"
         )
 
     # questions

@@ -19,6 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from rayfl.metrics import Line, label, named
 from rayfl.plain import short
+from rayfl.results.budgets import CLIENT_FLOPS, TRAFFIC, Cost, with_spent
 from rayfl.results.cells import percent, plain
 from rayfl.results.drawing import Plot, Style, legend, line_of, new_figure, panels, said, styles_of, title_axis
 from rayfl.results.folder import RunFolder
@@ -41,7 +42,8 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
     axis, of_clients = axis_of(facts, metric), named(facts.score, "mean", "clients")
     found = {
         "learning_curves": learning_curves(curves, metric, axis, styles),
-        "accuracy_by_traffic": by_traffic(curves, metric, axis, styles) if len(curves) > 1 else None,
+        "accuracy_by_traffic": by_cost(curves, metric, axis, styles, TRAFFIC) if len(curves) > 1 else None,
+        "accuracy_by_flops": by_cost(curves, metric, axis, styles, CLIENT_FLOPS) if len(curves) > 1 else None,
         "accuracy_by_capacity": by_capacity(records, styles),
         "curves_by_capacity": curves_by_capacity(curves, records, styles) if len(curves) > 1 else None,
         "client_accuracy": client_histogram(scores, axis_of(facts, of_clients), styles)
@@ -105,38 +107,38 @@ def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mappin
     return Plot(figure, ["capacity", *_over_rounds(curves, score)[0]], rows)
 
 
-def by_traffic(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style]) -> Plot | None:
-    """`metric` over what was communicated by then, up and down (SpaFL, arXiv 2406.00431, figure 2): means and ±
-    standard deviation over the runs of each row. On a log scale if rows differ by ten times; one that sends nothing is
-    a dotted line at its last value. Nothing if all send as much."""
+def by_cost(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style], cost: Cost) -> Plot | None:
+    """`metric` over what was spent by then (SpaFL, arXiv 2406.00431, figure 2): means and ± standard deviation over the
+    runs of each row. On a log scale if rows differ by ten times; one that spends nothing is a dotted line at its last
+    value. Nothing if all spend as much."""
     found = {}
     for name, runs in curves.items():
-        sent = [with_traffic(lines) for lines in runs]
-        rounds, gbit = common([[line for line in lines if metric in line] for lines in sent], "gbit")
+        spent = [with_spent(lines, cost) for lines in runs]
+        rounds, amount = common([[line for line in lines if metric in line] for lines in spent], cost.unit)
         if rounds:
-            found[name] = rounds, gbit.mean(0), *mean_and_std(common(sent, metric)[1])
-    totals = [float(gbit[-1]) for _, gbit, *_ in found.values()]
+            found[name] = rounds, amount.mean(0), *mean_and_std(common(spent, metric)[1])
+    totals = [float(amount[-1]) for _, amount, *_ in found.values()]
     if not any(totals) or max(totals) - min(totals) < 0.01 * max(totals):
         return None
     figure, axes = new_figure()
-    for name, (_, gbit, values, std) in found.items():
+    for name, (_, amount, values, std) in found.items():
         style = styles[name]
-        if gbit[-1]:
-            axes.plot(gbit, values, label=name, **line_of(style, len(gbit)))
-            _band(axes, gbit, values, std, style)
+        if amount[-1]:
+            axes.plot(amount, values, label=name, **line_of(style, len(amount)))
+            _band(axes, amount, values, std, style)
         else:
-            axes.axhline(values[-1], label=f"{name}: sends nothing", color=style["color"], linestyle=":")
+            axes.axhline(values[-1], label=f"{name}: {cost.none}", color=style["color"], linestyle=":")
     if max(totals) > 10 * min(total for total in totals if total):
         axes.set_xscale("log")
-    axes.set_xlabel("communicated by all clients, Gbit")
+    axes.set_xlabel(cost.axis)
     title_axis(axes.yaxis, axis)
     legend(axes)
     rows = [
         [name, round, float(x), float(y)]
-        for name, (rounds, gbit, values, _) in found.items()
-        for round, x, y in zip(rounds, gbit, values, strict=True)
+        for name, (rounds, amount, values, _) in found.items()
+        for round, x, y in zip(rounds, amount, values, strict=True)
     ]
-    return Plot(figure, ["method", "round", "gbit", metric], rows)
+    return Plot(figure, ["method", "round", cost.unit, metric], rows)
 
 
 def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot | None:
@@ -320,15 +322,6 @@ def _band(axes: Axes, x: npt.ArrayLike, mean: np.ndarray, std: np.ndarray, style
     """± a standard deviation."""
     if std.any():
         axes.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def with_traffic(lines: Iterable[Line]) -> list[Line]:
-    """Lines with `gbit`: what all rounds up to theirs communicated, in 10^9 bits."""
-    sent, found = 0.0, []
-    for line in lines:
-        sent += 8 * (line.get("bytes_down", 0) + line.get("bytes_up", 0)) / 1e9
-        found.append(line | {"gbit": sent})
-    return found
 
 
 def write_plots(

@@ -167,8 +167,11 @@ def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mappi
         "bytes_down": ("down", human_bytes),
         "bytes_up": ("up", human_bytes),
         "train_flops": ("FLOPs", human_flops),
+        "server_flops": ("server FLOPs", human_flops),
         "seconds": ("time", human_time),
     }
+    if not any(map(any, (values_of([row], "server_flops") for row in records))):
+        del costs["server_flops"]
     groups, titles, paths = by_label(records, metric), titles_of(records), _paths(tuned)
     rows = []
     for name, runs in groups.items():

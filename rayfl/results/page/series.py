@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from rayfl.metrics import Line, label, named
+from rayfl.results.budgets import TRAFFIC, with_spent
 from rayfl.results.findings import Findings
 from rayfl.results.folder import RunFolder
-from rayfl.results.plots import axis_of, common, mean_and_std, with_traffic, with_unit
+from rayfl.results.plots import axis_of, common, mean_and_std, with_unit
 from rayfl.results.rows import by_label, capacities, facts_of, titles_of
 
 COARSE = 40
@@ -43,7 +44,7 @@ def curves_of(found: Findings) -> Curves:
     """All curves of a page, from the folders of the runs."""
     titles = titles_of(found.best)
     lines = {
-        titles[of]: [with_traffic(RunFolder.open(row["path"]).rounds()) for row in rows]
+        titles[of]: [with_spent(RunFolder.open(row["path"]).rounds(), TRAFFIC) for row in rows]
         for of, rows in by_label(found.best, found.judge).items()
     }
     best: dict[str, dict[str, Curve]] = {}
@@ -91,7 +92,7 @@ def _others(found: Findings, title: str) -> list[tuple[str, str, Curve]]:
     for record in found.finished:
         if record["id"] in best or record["label"] not in titles:
             continue
-        lines = [line for line in with_traffic(RunFolder.open(record["path"]).rounds()) if found.metric in line]
+        lines = [line for line in with_spent(RunFolder.open(record["path"]).rounds(), TRAFFIC) if found.metric in line]
         if lines:
             kept = np.unique(np.linspace(0, len(lines) - 1, min(len(lines), COARSE)).round().astype(int))
             if curve := _curve([[lines[i] for i in kept]], found.metric, title):

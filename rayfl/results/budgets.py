@@ -1,0 +1,135 @@
+"""What rows reach for the same cost: the same traffic, or the same work of the clients.
+
+Methods spend differently in a round: one sends networks, another logits; one trains on its own data alone, another on
+public data too. So beside the table of equal rounds stands one of equal cost. A budget is what some row spends in all;
+what a row reaches for it is what its last evaluation found by then.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayfl.metrics import EVALUATED, Line, named
+from rayfl.results.cells import as_csv, human_bytes, human_flops, percent, plain
+from rayfl.results.folder import RunFolder
+from rayfl.results.rows import Record, by_label, facts_of, judge_of, titles_of
+from rayfl.results.tables import Table
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Something that rounds spend."""
+
+    title: str
+    names: tuple[str, ...]
+    """The metrics of a round whose sum it is."""
+    per: float
+    """Of these are one `unit`."""
+    unit: str
+    axis: str
+    """What an axis of it is called."""
+    none: str
+    """What is said of a row that spends nothing."""
+    human: Callable[[float], str]
+
+
+TRAFFIC = Cost(
+    "traffic",
+    ("bytes_down", "bytes_up"),
+    1.25e8,
+    "gbit",
+    "communicated by all clients, Gbit",
+    "sends nothing",
+    lambda gbit: human_bytes(gbit * 1.25e8),
+)
+CLIENT_FLOPS = Cost(
+    "client FLOPs",
+    ("train_flops",),
+    1e12,
+    "tflops",
+    "floating point operations of all clients, 10^12",
+    "clients do nothing",
+    lambda tflops: human_flops(tflops * 1e12),
+)
+
+
+def with_spent(lines: Iterable[Line], cost: Cost) -> list[Line]:
+    """Lines with what all rounds up to theirs spent, by the name of the cost's unit."""
+    total, found = 0.0, []
+    for line in lines:
+        total += sum(line.get(name, 0) for name in cost.names) / cost.per
+        found.append(line | {cost.unit: total})
+    return found
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What the runs of a row reached within a budget."""
+
+    rounds: list[int]
+    """Of each run that was evaluated by then."""
+    values: Mapping[str, list[float]]
+    """Metric -> the runs' values."""
+
+
+def reached(runs: Iterable[Sequence[Line]], cost: Cost, budget: float, metrics: Iterable[str]) -> Reached:
+    """At each run's last evaluation within the budget."""
+    last = []
+    for lines in runs:
+        within = [
+            line for line in with_spent(lines, cost) if EVALUATED in line and line[cost.unit] <= budget * (1 + 1e-9)
+        ]
+        last += within[-1:]
+    known = {metric: [line.get(metric, math.nan) for line in last] for metric in metrics}
+    values = {metric: [value for value in some if math.isfinite(value)] for metric, some in known.items()}
+    return Reached([line["round"] for line in last], values)
+
+
+def budgets(curves: Iterable[Sequence[Sequence[Line]]], cost: Cost) -> list[float]:
+    """The least that a row spends in all, the middle one, and the most; means over a row's runs, of rows that spend
+    anything. None where all spend as much."""
+    totals = sorted(
+        statistics.fmean(with_spent(lines, cost)[-1][cost.unit] for lines in runs) for runs in curves if runs
+    )
+    totals = [total for total in totals if total]
+    if not totals or totals[-1] - totals[0] < 0.01 * totals[-1]:
+        return []
+    return sorted({totals[0], totals[len(totals) // 2], totals[-1]})
+
+
+def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
+    """A line a row: what it reached within each budget, by what judges the rows and by the server's network; and in
+    which round. None where all rows spend as much."""
+    judge, facts = judge_of(records), facts_of(records[0])
+    groups, titles = by_label(records, judge), titles_of(records)
+    lines = {name: [RunFolder.open(row["path"]).rounds() for row in rows] for name, rows in groups.items()}
+    curves = {name: [run for run in runs if run] for name, runs in lines.items()}
+    limits = budgets(curves.values(), cost)
+    if not limits:
+        return None
+    server = named(facts.score, "server")
+    has_server = any(server in line for runs in curves.values() for lines in runs for line in lines)
+    metrics = {judge: facts.score}
+    if has_server and server != judge:
+        metrics[server] = f"{facts.score} of the server"
+    cell, unit = (percent, " %") if facts.scores[facts.score] == "max" else (plain, "")
+    header, rows = ["method", "seeds"], [[titles[name], str(len(runs))] for name, runs in curves.items()]
+    for budget in limits:
+        said = cost.human(budget)
+        header += [f"{title}{unit}, {said}" for title in metrics.values()] + ["round"]
+        for row, runs in zip(rows, curves.values(), strict=True):
+            found = reached(runs, cost, budget, metrics)
+            row += [cell(values) for values in found.values.values()]
+            row.append(f"{statistics.fmean(found.rounds):g}" if found.rounds else "–")
+    note = f"At equal {cost.title}: what the last evaluation within a budget found. Budgets are what rows spend in all."
+    return Table(header, rows, notes=[note])
+
+
+def write_equal_cost(folder: Path, records: Sequence[Record]) -> None:
+    """equal_traffic and equal_flops, each as .md and .csv, where rows spend unequally."""
+    for name, cost in (("equal_traffic", TRAFFIC), ("equal_flops", CLIENT_FLOPS)):
+        if len({record["label"] for record in records}) > 1 and (table := equal_cost(records, cost)) is not None:
+            (folder / f"{name}.md").write_text(table.markdown())
+            (folder / f"{name}.csv").write_text(as_csv(table.header, table.rows))

@@ -1,0 +1,41 @@
+"""What rows reach for the same cost."""
+
+import math
+
+import pytest
+
+from rayfl.metrics import EVALUATED
+from rayfl.results.budgets import CLIENT_FLOPS, TRAFFIC, budgets, reached, with_spent
+
+
+def lines(down: int, flops: float, *scores: float) -> list[dict]:
+    """Rounds that are evaluated where there is a score."""
+    return [
+        {"round": i + 1, "bytes_down": down, "bytes_up": 10, "train_flops": flops}
+        | ({} if math.isnan(score) else {EVALUATED: True, "accuracy_server": score})
+        for i, score in enumerate(scores)
+    ]
+
+
+def test_spending_adds_up_in_its_unit():
+    run = lines(115, 2e12, 0.1, 0.2)
+    assert [line["gbit"] for line in with_spent(run, TRAFFIC)] == [1e-6, 2e-6]
+    assert [line["tflops"] for line in with_spent(run, CLIENT_FLOPS)] == [2, 4]
+
+
+def test_a_row_is_at_its_last_evaluation_within_a_budget():
+    runs = [lines(115, 1e12, 0.1, math.nan, 0.3, 0.4), lines(115, 1e12, 0.2, math.nan, 0.5, 0.6)]
+    found = reached(runs, TRAFFIC, 3e-6, ["accuracy_server"])
+    assert (found.rounds, found.values) == ([3, 3], {"accuracy_server": [0.3, 0.5]})
+    found = reached(runs, TRAFFIC, 2.9e-6, ["accuracy_server"])
+    assert (found.rounds, found.values) == ([1, 1], {"accuracy_server": [0.1, 0.2]})
+    assert reached(runs, TRAFFIC, 0.9e-6, ["accuracy_server"]).rounds == []
+
+
+def test_budgets_are_what_rows_spend():
+    cheap, dear, dearest = ([lines(down, 1e12, 0.1, 0.2)] for down in (115, 240, 490))
+    assert budgets([cheap, dear, dearest], TRAFFIC) == pytest.approx([2e-6, 4e-6, 8e-6])
+    assert budgets([cheap, dearest], TRAFFIC) == pytest.approx([2e-6, 8e-6])
+    assert budgets([cheap, dear], CLIENT_FLOPS) == [], "all spend as much"
+    silent = [[line | {"bytes_down": 0, "bytes_up": 0} for line in cheap[0]]]
+    assert budgets([silent, dear], TRAFFIC) == []
