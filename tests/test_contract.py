@@ -23,6 +23,7 @@ from rayfl.testing import (
     ListenerContract,
     MethodContract,
     ModelContract,
+    NetworksContract,
     PartitionContract,
     ScoreContract,
 )
@@ -72,6 +73,9 @@ def contract(base: type, of: type, **said: Any) -> None:
 
 
 for _name, _method in METHODS.items():
+    if _method.contract.wants in ("networks", "split"):
+        contract(NetworksContract, _method, method=_name)
+        continue
     _models = fitting(_method)
     _many = _name in EVERY_MODEL or _method.contract.wants == "exits"
     _few = [m for m in _models if m in EVERY_METHOD or (_many and not issubclass(MODELS[m], TokenModel))]

@@ -115,7 +115,8 @@ class Simulation:
             self.round += 1
             if self.round % self.experiment.evaluation.every == 0 or self.done:
                 line |= self.evaluate()
-        line = {"round": self.round, "seconds": 0.0} | line | {"seconds": spent + time.perf_counter() - started}
+        head = {"round": self.round, "seconds": spent + time.perf_counter() - started}
+        line = head | line | head
         self.begun = {} if over else line
         return line if over else None
 

@@ -7,7 +7,8 @@ A package of your own inherits it by one import, with pytest:
     class TestMine(MethodContract):
         method = {"name": "my_package.heads:PersonalHead"}
 
-A method that extends `rayfl.Dense` takes `DenseContract`. Each class documents what else a subclass may say. For the
+A method that extends `rayfl.Dense` takes `DenseContract`, one whose clients run different networks
+`NetworksContract`. Each class documents what else a subclass may say. For the
 values in a failed assertion: `pytest.register_assert_rewrite("rayfl.testing")` in your conftest.py.
 """
 
@@ -18,3 +19,4 @@ from rayfl.testing.dense import DenseContract as DenseContract
 from rayfl.testing.listeners import ListenerContract as ListenerContract
 from rayfl.testing.methods import MethodContract as MethodContract
 from rayfl.testing.models import ModelContract as ModelContract
+from rayfl.testing.networks import NetworksContract as NetworksContract

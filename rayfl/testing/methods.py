@@ -48,8 +48,8 @@ FITTING: dict[str, tuple[str, ...]] = {
 CAPACITIES = (0.3, 0.2, 0.1)
 
 
-class MethodContract:
-    """A subclass says `method`; what else it says fits a method that is unlike ours."""
+class MethodPromises:
+    """What all methods promise: a base of `MethodContract` and `NetworksContract`."""
 
     method: Any
     """As in a `method:` section: a name, a mapping with options, or an object."""
@@ -59,16 +59,6 @@ class MethodContract:
     """Others, for the tests of every model, under the marker `slow`."""
     sections: dict[str, Any] = {}  # noqa: RUF012
     """Other sections of every experiment."""
-
-    def pytest_generate_tests(self, metafunc: Any) -> None:
-        import pytest
-
-        slow = [pytest.param(model, marks=pytest.mark.slow) for model in self.more_models]
-        of_any = self.contract.wants in ("", "adapters")
-        plain, more = (self.fitting, slow) if of_any else (FITTING[""], [])
-        for name, models in (("model", [*self.fitting, *slow]), ("plain_model", [*plain, *more])):
-            if name in metafunc.fixturenames:
-                metafunc.parametrize(name, models)
 
     # experiments
 
@@ -98,10 +88,6 @@ class MethodContract:
         given["clients"] = {**self.contract.clients, **self.sections.get("clients", {}), **sections.get("clients", {})}
         return tiny(**given)
 
-    def shared(self, state: State) -> Params:
-        """What the server holds that is a mean over clients."""
-        return state[self.contract.mean]
-
     def with_changing_capacities(self, **sections: Any) -> Experiment:
         """With capacities that change from round to round, if the method bears that."""
         try:
@@ -121,6 +107,103 @@ class MethodContract:
         state = self.experiment().bound().init()
         assert all(isinstance(t, torch.Tensor) for _, t in leaves(state)), "a state holds nothing but tensors"
         assert_same(state, self.experiment().bound().init())
+
+    # a round
+
+    def check_deployments(self, simulation: Simulation, line: dict[str, Any]) -> None:
+        experiment, accuracies = simulation.experiment, []
+        for capacity in CAPACITIES:
+            deployed = simulation.method.deploy(simulation.state, 1, capacity)
+            shapes = {name: p.shape for name, p in deployed.net.blank().named_parameters()}
+            assert {name: t.shape for name, t in deployed.params.items()} == shapes
+            name, judged = named("accuracy", capacity), not deployed.is_start
+            assert (name in line) == judged, f"capacity {capacity}: what clients start from is nobody's result"
+            assert (f"density_{label(capacity)}" in line) == (judged and bool(deployed.masked))
+            accuracies += [line[name]] if judged else []
+        if accuracies:
+            assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+            assert math.isclose(line["accuracy_mean"], sum(accuracies) / len(accuracies))
+            assert line["accuracy_worst"] == min(accuracies)
+        judge = experiment.facts()["judge"]
+        assert judge in line and judge in experiment.metrics(), f"a run is judged by {judge}, which no line has"
+        assert line[EVALUATED]
+
+    # the same bits
+
+    def test_a_resumed_run_is_the_straight_run(self, tmp_path: Path) -> None:
+        """To the bit: state, what clients keep, and every line of metrics."""
+        experiment = self.with_changing_capacities(rounds=4, evaluation={"every": 2})
+        straight = simulate(experiment, tmp_path / "straight")
+        lines = run(straight)
+        first = simulate(experiment, tmp_path / "first")
+        run(first, 3)
+        first.save(tmp_path / "checkpoints")
+        second = simulate(experiment, tmp_path / "second")
+        assert second.restore(tmp_path / "checkpoints") == (3, [])
+        assert run(second) == lines[3:]
+        assert_same(second.state, straight.state)
+        assert second.carries.files.keys() == straight.carries.files.keys()
+        for client in straight.carries.files:
+            assert_same(second.carries.get(client) or {}, straight.carries.get(client) or {})
+        assert second.client_scores.tobytes() == straight.client_scores.tobytes()
+
+    def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
+        """Nor how it is cut up: jobs of one client and of two, in a random order, whose messages go through flat
+        buffers, as on Ray."""
+        experiment = self.experiment()
+        arrays = experiment.data.arrays()
+
+        def shuffled(recipe: Recipe) -> Shuffled:
+            return Shuffled(Worker(recipe, arrays))
+
+        serial = simulate(experiment, tmp_path / "serial")
+        lines = run(serial)
+        for chunk in (1, 2):
+            other = self.experiment(run={"chunk": chunk})
+            simulation = simulate(other, tmp_path / f"shuffled {chunk}", shuffled)
+            assert run(simulation) == lines
+            assert_same(simulation.state, serial.state)
+
+    def test_verbs_are_pure_and_travel_by_pickle(self, tmp_path: Path) -> None:
+        """A local update changes neither what it was sent nor the state, and is a function of its inputs."""
+        simulation = simulate(self.experiment(), tmp_path)
+        method, state = simulation.method, simulation.state
+        [(selection, [client, *_]), *_] = simulation.cohort().values()
+        data = rows_of(simulation, client.id)
+        payload = method.extract(state, selection)
+        before = checksum({"payload": payload, "state": state})
+        public = simulation.executor.worker.public  # pyright: ignore
+        first = method.local_update(payload, Visit(client, selection, data, None, 9, public))
+        assert checksum({"payload": payload, "state": state}) == before, "a local update changes what it is sent"
+
+        copy, copied = pickle.loads(pickle.dumps((method, selection)))
+        assert (copy, copied.key) == (method, selection.key)
+        second = copy.local_update(payload, Visit(client, copied, data, None, 9, public))
+        for name in ("sums", "whole", "derived", "carries"):
+            one, other = ({str(k): v for k, v in getattr(update, name).items()} for update in (first, second))
+            assert_same(one, other)
+        assert (second.weight, second.metrics) == (first.weight, first.metrics)
+
+        simulation.train()
+        assert checksum({"payload": payload, "state": state}) == before, "a step changes the state before it"
+
+
+class MethodContract(MethodPromises):
+    """A subclass says `method`; what else it says fits a method that is unlike ours."""
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        import pytest
+
+        slow = [pytest.param(model, marks=pytest.mark.slow) for model in self.more_models]
+        of_any = self.contract.wants in ("", "adapters")
+        plain, more = (self.fitting, slow) if of_any else (FITTING[""], [])
+        for name, models in (("model", [*self.fitting, *slow]), ("plain_model", [*plain, *more])):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, models)
+
+    def shared(self, state: State) -> Params:
+        """What the server holds that is a mean over clients."""
+        return state[self.contract.mean]
 
     # selections
 
@@ -187,24 +270,6 @@ class MethodContract:
                 assert torch.equal(after[name][~held[name]], t[~held[name]]), f"{name}: what nobody held has changed"
         self.check_deployments(simulation, line)
 
-    def check_deployments(self, simulation: Simulation, line: dict[str, Any]) -> None:
-        experiment, accuracies = simulation.experiment, []
-        for capacity in CAPACITIES:
-            deployed = simulation.method.deploy(simulation.state, 1, capacity)
-            shapes = {name: p.shape for name, p in deployed.net.blank().named_parameters()}
-            assert {name: t.shape for name, t in deployed.params.items()} == shapes
-            name, judged = named("accuracy", capacity), not deployed.is_start
-            assert (name in line) == judged, f"capacity {capacity}: what clients start from is nobody's result"
-            assert (f"density_{label(capacity)}" in line) == (judged and bool(deployed.masked))
-            accuracies += [line[name]] if judged else []
-        if accuracies:
-            assert all(0 <= accuracy <= 1 for accuracy in accuracies)
-            assert math.isclose(line["accuracy_mean"], sum(accuracies) / len(accuracies))
-            assert line["accuracy_worst"] == min(accuracies)
-        judge = experiment.facts()["judge"]
-        assert judge in line and judge in experiment.metrics(), f"a run is judged by {judge}, which no line has"
-        assert line[EVALUATED]
-
     def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:
         """The mean over holders of what was sent is what was sent. What a state counts is no parameter."""
         if not self.contract.exact or self.contract.over == "all":
@@ -231,63 +296,6 @@ class MethodContract:
             simulation.round += 1
             found = simulation.method.deploy(simulation.state, simulation.round, 1.0).params
             assert_same({name: found[name] for name in reference}, reference)
-
-    # the same bits
-
-    def test_a_resumed_run_is_the_straight_run(self, tmp_path: Path) -> None:
-        """To the bit: state, what clients keep, and every line of metrics."""
-        experiment = self.with_changing_capacities(rounds=4, evaluation={"every": 2})
-        straight = simulate(experiment, tmp_path / "straight")
-        lines = run(straight)
-        first = simulate(experiment, tmp_path / "first")
-        run(first, 3)
-        first.save(tmp_path / "checkpoints")
-        second = simulate(experiment, tmp_path / "second")
-        assert second.restore(tmp_path / "checkpoints") == (3, [])
-        assert run(second) == lines[3:]
-        assert_same(second.state, straight.state)
-        assert second.carries.files.keys() == straight.carries.files.keys()
-        for client in straight.carries.files:
-            assert_same(second.carries.get(client) or {}, straight.carries.get(client) or {})
-        assert second.client_scores.tobytes() == straight.client_scores.tobytes()
-
-    def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
-        """Nor how it is cut up: jobs of one client and of two, in a random order, whose messages go through flat
-        buffers, as on Ray."""
-        experiment = self.experiment()
-        arrays = experiment.data.arrays()
-
-        def shuffled(recipe: Recipe) -> Shuffled:
-            return Shuffled(Worker(recipe, arrays))
-
-        serial = simulate(experiment, tmp_path / "serial")
-        lines = run(serial)
-        for chunk in (1, 2):
-            other = self.experiment(run={"chunk": chunk})
-            simulation = simulate(other, tmp_path / f"shuffled {chunk}", shuffled)
-            assert run(simulation) == lines
-            assert_same(simulation.state, serial.state)
-
-    def test_verbs_are_pure_and_travel_by_pickle(self, tmp_path: Path) -> None:
-        """A local update changes neither what it was sent nor the state, and is a function of its inputs."""
-        simulation = simulate(self.experiment(), tmp_path)
-        method, state = simulation.method, simulation.state
-        [(selection, [client, *_]), *_] = simulation.cohort().values()
-        data = rows_of(simulation, client.id)
-        payload = method.extract(state, selection)
-        before = checksum({"payload": payload, "state": state})
-        first = method.local_update(payload, Visit(client, selection, data, None, 9))
-        assert checksum({"payload": payload, "state": state}) == before, "a local update changes what it is sent"
-
-        copy, copied = pickle.loads(pickle.dumps((method, selection)))
-        assert (copy, copied.key) == (method, selection.key)
-        second = copy.local_update(payload, Visit(client, copied, data, None, 9))
-        for one, other in ((first.sums, second.sums), (first.whole, second.whole), (first.carries, second.carries)):
-            assert_same({str(k): v for k, v in one.items()}, {str(k): v for k, v in other.items()})
-        assert (second.weight, second.metrics) == (first.weight, first.metrics)
-
-        simulation.train()
-        assert checksum({"payload": payload, "state": state}) == before, "a step changes the state before it"
 
 
 # what tests look at

@@ -46,7 +46,7 @@ TEACHERS = "teachers"
 
 
 class FedDF(Distilling):
-    contract: ClassVar = Contract(wants="public")
+    contract: ClassVar = Contract(wants="networks")
 
     name: Literal["feddf"] = "feddf"
     weight: Literal["samples", "uniform"] = "samples"

@@ -1,0 +1,94 @@
+"""What every method promises whose clients run different networks (`rayfl.methods.distillation`)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayfl.config import ConfigError
+from rayfl.experiment import Experiment
+from rayfl.methods.base import Method
+from rayfl.testing.methods import MethodPromises
+from rayfl.testing.tiny import assert_same, run, simulate
+
+MIX = {
+    "name": "mix",
+    "networks": {"0.3": "mcmahan_cnn", "0.2": {"name": "resnet8", "channels": 4}, "0.1": "digits_cnn"},
+    "features": 6,
+}
+"""Three families whose classifiers have one shape."""
+FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "split": ()}
+"""What a method wants -> models of ours that have it."""
+DATA = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "shape": [1, 8, 8]}
+
+
+class NetworksContract(MethodPromises):
+    """A subclass says `method`, and `models` if the method does not fit ours."""
+
+    public: Mapping[str, Any] = {"share": 0.25, "labeled": True}
+    """As in a `data.public:` section."""
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        if "model" in metafunc.fixturenames:
+            metafunc.parametrize("model", self.fitting, ids=lambda model: model if isinstance(model, str) else "mix")
+
+    def given(self, **options: Any) -> Method:
+        """With few steps of a student."""
+        method = super().given()
+        short = dict(method.contract.short)
+        if (how := getattr(method, "distillation", None)) is not None:
+            short["distillation"] = how.model_dump() | {"steps": 5, "epochs": None, "batch_size": 8}
+        return super().given(**short | options)
+
+    @property
+    def contract(self) -> Any:
+        return super().given().contract
+
+    @property
+    def fitting(self) -> Any:
+        return self.models or FITTING[self.contract.wants]
+
+    def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
+        """With public data, and rows that the server holds out."""
+        data = {**DATA, "public": self.public} | sections.pop("data", {})
+        held = {"holdout": 0.2} | sections.pop("evaluation", {})
+        partition = sections.pop("partition", "iid")
+        return super().experiment(model, options, data=data, evaluation=held, partition=partition, **sections)
+
+    def test_a_round_is_judged(self, model: Any, tmp_path: Path) -> None:
+        simulation = simulate(self.experiment(model, rounds=1), tmp_path)
+        [line] = run(simulation)
+        assert [line[name] for name in ("round", "clients", "refused")] == [1, 4, 0]
+        assert line["train_flops"] > 0 and line["bytes_up"] > 0
+        self.check_deployments(simulation, line)
+
+    def test_it_goes_on_from_the_middle_of_a_round(self, model: Any, tmp_path: Path) -> None:
+        """From wherever a checkpoint can be written, to the same bits."""
+        experiment = self.experiment(model)
+        straight = simulate(experiment, tmp_path / "straight")
+        lines = run(straight)
+        first, saved = simulate(experiment, tmp_path / "first"), 0
+        while not first.done:
+            first.advance()
+            if first.begun:
+                saved += 1
+                first.save(tmp_path / f"checkpoints {saved}")
+        for i in range(1, saved + 1):
+            again = simulate(experiment, tmp_path / f"again {i}")
+            round, _ = again.restore(tmp_path / f"checkpoints {i}")
+            assert again.begun
+            assert run(again) == lines[round:]
+            assert_same(again.state, straight.state)
+            for client in straight.carries.files:
+                assert_same(again.carries.get(client) or {}, straight.carries.get(client) or {})
+
+    def test_labels_of_public_data_are_not_looked_at(self, tmp_path: Path) -> None:
+        """Unless the method says that it wants them."""
+        unlabeled = {"data": {"public": {**self.public, "labeled": False}}}
+        try:
+            experiment = self.experiment(**unlabeled)
+        except ConfigError as error:
+            assert "labeled" in str(error)
+            return
+        one, other = simulate(experiment, tmp_path / "one"), simulate(self.experiment(), tmp_path / "other")
+        assert run(one) == run(other)
+        assert_same(one.state, other.state)
