@@ -120,7 +120,8 @@ class DSFL(Distilling):
             return state
         targets = self.targets(said["sum"] / fold.weights(SAID)["sum"])
         new = {**state, OPEN: {TARGETS: targets, "round": torch.tensor(round)}}
-        return self.taught(new, [self.student], {TARGETS: targets})
+        # no two names of a checkpoint share memory
+        return self.taught(new, [self.student], {TARGETS: targets.clone()})
 
     def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, targets)
