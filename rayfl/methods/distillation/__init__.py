@@ -3,8 +3,10 @@
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL
 from rayfl.methods.distillation.feddf import FedDF
+from rayfl.methods.distillation.fedmd import FedMD
 
 DISTILLATION: dict[str, type[Unequal]] = {
     "dsfl": DSFL,
     "feddf": FedDF,
+    "fedmd": FedMD,
 }
