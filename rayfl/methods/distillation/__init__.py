@@ -4,9 +4,11 @@ from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL
 from rayfl.methods.distillation.feddf import FedDF
 from rayfl.methods.distillation.fedmd import FedMD
+from rayfl.methods.distillation.fedproto import FedProto
 
 DISTILLATION: dict[str, type[Unequal]] = {
     "dsfl": DSFL,
     "feddf": FedDF,
     "fedmd": FedMD,
+    "fedproto": FedProto,
 }
