@@ -16,7 +16,7 @@ MIX = {
     "features": 6,
 }
 """Three families whose classifiers have one shape."""
-FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "split": ()}
+FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "features": (MIX,), "split": ()}
 """What a method wants -> models of ours that have it."""
 DATA = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "shape": [1, 8, 8]}
 

@@ -1,8 +1,14 @@
-"""Unequal architectures that exchange what they know: one published method a file, on `base.py: Distilling`."""
+"""Unequal architectures that exchange what they know: one published method a file, on `base.py: Unequal`."""
 
-from rayfl.methods.distillation.base import Distilling
+from rayfl.methods.distillation.base import Unequal
+from rayfl.methods.distillation.dsfl import DSFL
 from rayfl.methods.distillation.feddf import FedDF
+from rayfl.methods.distillation.fedmd import FedMD
+from rayfl.methods.distillation.fedproto import FedProto
 
-DISTILLATION: dict[str, type[Distilling]] = {
+DISTILLATION: dict[str, type[Unequal]] = {
+    "dsfl": DSFL,
     "feddf": FedDF,
+    "fedmd": FedMD,
+    "fedproto": FedProto,
 }

@@ -1,0 +1,132 @@
+"""DS-FL: clients exchange what they say of open samples; their mean, sharpened, is everybody's target.
+
+Paper: Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient Collaborative
+Training with Non-IID Private Data", IEEE TMC 2021, https://arxiv.org/abs/2008.06180 (Algorithm 1; there is no code of
+the authors; kitsuyaazuma/SCARLET, of which one of them is an author too, has it as a baseline).
+
+Symbols: w_k client k's network, for ever its own; w_g the server's; f(.; w) logits; o_r the open set of round r, a
+draw of the public samples, without labels; p, t rows of probabilities.
+
+    a client    w_k  <-  SGD on  CE(t(x), softmax(f(x; w_k))),  x in o_{r-1}      `distill_epochs`, the targets before
+                w_k  <-  SGD on its own data
+                p_k(x)  =  softmax(f(x; w_k)),  x in o_r                           sent
+    the server  p(x)  =  mean_k p_k(x)
+                t(x)  =  softmax(p(x) / T)        ERA, entropy reduction: a softmax of probabilities, T = 0.1
+                t(x)  =  p(x)                     SA, simple aggregation
+                w_g  <-  SGD on  CE(t(x), softmax(f(x; w_g))),  x in o_r           `distillation`
+
+No parameters travel. Up go |o| C numbers, down t, the rows of o_{r-1} and those of o_r. w_g is of the server's
+capacity, the largest unless it was set apart, and is what the test set judges; clients' networks are judged on their
+own splits.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["dsfl"]().targets(torch.tensor([[0.4, 0.4, 0.2]]))
+    tensor([[0.4683, 0.4683, 0.0634]])
+
+Departures:
+1. In the paper a client distils at the end of a round, when the targets are sent; here at the start of its next visit.
+   The order of its work is the same, but a client that is not drawn misses the targets of the rounds before its last
+   one, and the last targets of a run reach w_g alone.
+2. A client that has not been drawn yet starts from its capacity's initial network, and distils the latest targets, if
+   there are some, before its first own steps.
+3. Rows are not sent: whoever has the public samples draws them from the run's seed. They are counted, 4 bytes each.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from rayfl import costs
+from rayfl.clients import Population
+from rayfl.distillation import Distillation
+from rayfl.fold import Fold, State, Update
+from rayfl.methods.base import Lesson, Payload, Refined, Study, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.distillation.base import TARGETS, Distilling, check_public, opened, public_of
+from rayfl.methods.sizes import fixed_capacities
+from rayfl.seeds import stream
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, copied, nbytes
+
+OPEN = "open"
+SAID = "probabilities"
+
+
+class DSFL(Distilling):
+    contract: ClassVar = Contract(wants="networks", short={"open": 10})
+
+    name: Literal["dsfl"] = "dsfl"
+    open: int = Field(default=1000, ge=1)
+    """|o|: public samples that are drawn anew for every round; all where there are fewer."""
+    aggregation: Literal["era", "mean"] = "era"
+    """What targets are made of the mean: era sharpens it, mean leaves it (the paper's SA)."""
+    temperature: float = Field(default=0.1, gt=0)
+    """T of ERA: 1 and more makes targets flatter than the mean was, towards uniform."""
+    distill_epochs: int = Field(default=5, ge=0)
+    """A client's passes over the open set; in batches and at the rate of `training`."""
+    distillation: Distillation = Distillation(epochs=5, batch_size=50, lr=0.1)
+    """How the server's network is trained on the open set."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        check_public(self)
+        fixed_capacities(self.name, self.task.nets, clients, "one network for all capacities")
+
+    @property
+    def student(self) -> str:
+        """The group of the server's network, the only one that it has."""
+        return self.group(self.task.server_capacity)
+
+    def init(self) -> State:
+        return {self.student: self.initial(self.task.server_capacity)}
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        """The latest targets [n, C], and the round in whose open set they are."""
+        return {OPEN: state[OPEN]} if OPEN in state else {}
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        public, net, seed = public_of(visit), visit.net, self.task.seed
+        network = cast(Params, (visit.carry or {}).get("own")) or self.initial(visit.client.capacity)
+        distilled, sent = 0, 0
+        if before := payload.get(OPEN):
+            targets = before[TARGETS]
+            data = public.picked(opened(public, self.open, seed, int(before["round"]))).labeled(targets).still
+            training = self.task.training.model_copy(update={"epochs": self.distill_epochs, "steps": None})
+            work = replace(visit, data=data, seed=stream(visit.seed, OPEN))
+            network, metrics = self.trained(network, work, loss=self.loss_of_student, training=training)
+            distilled, sent = int(metrics["train_samples"]), nbytes({TARGETS: targets}) + costs.BYTES * len(data)
+        network, metrics = self.trained(network, visit)
+        rows = opened(public, self.open, seed, visit.round)
+        logits, flops = self.asked(network, net, public.picked(rows))
+        metrics["train_flops"] = flops + costs.training_flops(net, distilled + int(metrics["train_samples"]))
+        metrics["bytes_down"] = sent + costs.BYTES * len(rows)
+        weight = self.weight_of(visit.data)
+        return Update(
+            {},
+            weight,
+            whole={SAID: {"sum": logits.softmax(1) * weight}},
+            metrics=metrics,
+            carries={visit.client.id: {"own": copied(network)}},
+        )
+
+    def targets(self, mean: torch.Tensor) -> torch.Tensor:
+        """Targets [n, C] of mean probabilities [n, C]."""
+        return (mean / self.temperature).softmax(1) if self.aggregation == "era" else mean
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        if not (said := fold.sum(SAID)):
+            return state
+        targets = self.targets(said["sum"] / fold.weights(SAID)["sum"])
+        new = {**state, OPEN: {TARGETS: targets, "round": torch.tensor(round)}}
+        # no two names of a checkpoint share memory
+        return self.taught(new, [self.student], {TARGETS: targets.clone()})
+
+    def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits, targets)
+
+    def refine(self, lesson: Lesson, study: Study) -> Refined:
+        public = public_of(study)
+        rows = opened(public, self.open, self.task.seed, study.round)
+        return super().refine(lesson, replace(study, public=public.picked(rows)))

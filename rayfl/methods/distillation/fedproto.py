@@ -1,0 +1,183 @@
+"""FedProto: clients keep their networks, and share the mean features of every class.
+
+Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022,
+https://arxiv.org/abs/2105.00243 (Algorithm 1; code: yuetan031/FedProto). There are no public data, and the server has
+no network.
+
+Symbols: h_k(x) [D] the features of client k's network, which its classifier reads; D the same for all networks;
+n_kj client k's training samples of class j; C_j [D] the global prototype of class j, of the classes that somebody had.
+
+    a client     w_k   <-  SGD on  CE + `attraction` * mean_D (h_k(x) - C_y)^2      no second term without a C_y
+                 c_kj  =   mean of h_k(x) over its training samples of class j       all, after training; sent with n_kj
+    the server   C_j   <-  sum_k n_kj c_kj / sum_k n_kj     over the round's clients with class j (`weight: samples`)
+                 C_j   <-  the mean of c_kj over them                                             (`weight: uniform`)
+    a device     argmax of its own classifier, or of -|h_k(x) - C_j|^2               `predict`
+
+A class that nobody of the round has keeps its prototype. The nearest prototype is a linear classifier too, of
+2 C_j h - |C_j|^2, with which a client's network is then deployed. Up go D + 1 numbers for every class that the client
+has, down D for every known one. Clients' own splits judge.
+
+The features of a mixture have one size where the model says so: {name: mix, features: 64, networks: ...}.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fedproto"]().attraction
+    1.0
+
+Departures:
+1. Eq. 6 divides the sum, whose weights n_kj / N_j add up to 1, by the number of clients with the class once more. That
+   would shrink prototypes, and the code does not do it: it is left out. The code's mean is `weight: uniform`.
+2. The code's c_kj is the mean over all training steps of what the network gave while it changed, dropout included. Here
+   it is that of the trained network, in evaluation mode, on samples that are not augmented.
+3. The paper sums distances over classes, between prototypes of a batch and global ones. Here, as in the code, it is the
+   mean squared error over all features and samples of a batch, in which a sample without a global prototype counts
+   as 0.
+4. The code's features are those before the last dropout. Here they are what the classifier reads.
+5. The paper predicts by the nearest prototype. The code prints that and the classifier's accuracy, both as running
+   means over clients, and searches the classes of the client's task alone: as `evaluation.label_mask: neg_inf` does.
+6. In the code all clients take part in every round. Here one that is not drawn keeps its network, and a class may live
+   on in the prototype of an earlier round.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from rayfl import costs, norms
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.data.samples import ClientData
+from rayfl.distillation import AT_ONCE
+from rayfl.fold import Carry, Fold, State, Update
+from rayfl.methods.base import Deployment, Payload, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.distillation.base import Unequal
+from rayfl.methods.sizes import fixed_capacities
+from rayfl.metrics import label
+from rayfl.models.features import classifier_path, feature_size, tapped
+from rayfl.net import Net, load, resident
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, copied
+
+PROTOTYPES = "prototypes"
+"""Class -> C_j [D]: in the state, and what a client is sent."""
+FEATURES = "features"
+"""Class -> the weighted prototype that a client sends, and below "counts" its weight []."""
+COUNTS = "counts"
+NEVER = -1e30
+"""The logit of a class without a prototype."""
+
+
+class FedProto(Unequal):
+    judged_on: ClassVar = "clients"
+    contract: ClassVar = Contract(wants="features")
+
+    name: Literal["fedproto"] = "fedproto"
+    weight: Literal["samples", "uniform"] = "samples"
+    """A client's weight in the mean of a class: its training samples of the class, or 1."""
+    attraction: float = Field(default=1.0, ge=0)
+    """lambda: how much a sample's distance to its class's prototype counts in the loss."""
+    predict: Literal["classifier", "prototypes"] = "classifier"
+    """What a device answers by: its own classifier, or the nearest global prototype."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        nets = self.task.nets
+        fixed_capacities(self.name, nets, clients, "one network for all capacities")
+        sizes = {capacity: feature_size(net) for capacity, net in nets.items()}
+        if len(set(sizes.values())) > 1:
+            given = ", ".join(f"{size} of capacity {label(capacity)}" for capacity, size in sizes.items())
+            raise ConfigError(
+                f"model: given classifiers that read different numbers of features: {given}; allowed with method "
+                f"{self.name}: one number, because prototypes of all clients are averaged; set model.features of mix"
+            )
+        for capacity, net in nets.items():
+            if self.predict == "prototypes" and f"{classifier_path(net)}.bias" not in net.layout.shapes:
+                raise ConfigError(
+                    f"method.predict: given prototypes, with a network of capacity {label(capacity)} whose classifier "
+                    "has no bias; allowed: classifier, because distances need a bias"
+                )
+
+    def init(self) -> State:
+        """Nothing: no class has a prototype yet."""
+        return {}
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        """All known prototypes."""
+        return state
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        net, data = visit.net, visit.data
+        network = cast(Params, (visit.carry or {}).get("own")) or self.initial(visit.client.capacity)
+        module = resident(net, data.device)
+        with tapped(module, classifier_path(net)) as tap:
+            loss, known = self.loss(visit), _stacked(payload.get(PROTOTYPES, {}), net, data.device)
+
+            def attracted(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                return loss(logits, y) + self.attraction * distance(tap.features, y, *known)
+
+            network, metrics = self.trained(network, visit, loss=attracted if payload else loss)
+        means, counts = self.prototypes(network, net, data)
+        weights = {j: n if self.weight == "samples" else torch.ones(()) for j, n in counts.items()}
+        metrics["train_flops"] = costs.training_flops(net, int(metrics["train_samples"]))
+        metrics["train_flops"] += costs.forward_flops(net, len(data))
+        return Update(
+            {},
+            self.weight_of(data),
+            whole={FEATURES: {j: mean * weights[j] for j, mean in means.items()}, COUNTS: weights},
+            metrics=metrics,
+            carries={visit.client.id: {"own": copied(network)}},
+        )
+
+    @torch.no_grad()
+    def prototypes(self, network: Params, net: Net, data: ClientData) -> tuple[Params, Params]:
+        """Of every class that the data have, the mean features [D] of a network, and the number of samples []."""
+        module = resident(net, data.device)
+        load(module, network)
+        norms.load(module, {name: t for name, t in network.items() if name not in net.layout.shapes})
+        module.eval()
+        classes = len(data.present)
+        sums = torch.zeros(classes, feature_size(net), device=data.device)
+        counts = torch.zeros(classes, device=data.device)
+        with tapped(module, classifier_path(net)) as tap:
+            for x, y in data.plain(AT_ONCE):
+                module(x)
+                # a product, because sums by index have no order on a GPU
+                of_class = F.one_hot(y, classes).float()
+                sums += of_class.T @ tap.features
+                counts += of_class.sum(0)
+        had = counts.nonzero().flatten().tolist()
+        means = (sums / counts.clamp(min=1)[:, None]).cpu()
+        return {str(j): means[j].clone() for j in had}, {str(j): counts[j].to("cpu", copy=True) for j in had}
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        sums, counts = fold.sum(FEATURES), fold.sum(COUNTS)
+        if not sums:
+            return state
+        new = {**state.get(PROTOTYPES, {}), **{j: sums[j] / n for j, n in counts.items()}}
+        return {PROTOTYPES: {j: new[j] for j in sorted(new, key=int)}}
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        deployed = super().deploy(state, round, capacity, carry)
+        if self.predict == "classifier" or carry is None or PROTOTYPES not in state:
+            return deployed
+        prototypes, known = _stacked(state[PROTOTYPES], deployed.net, torch.device("cpu"))
+        path = classifier_path(deployed.net)
+        bias = torch.where(known, -prototypes.square().sum(1), NEVER)
+        return replace(deployed, params=deployed.params | {f"{path}.weight": 2 * prototypes, f"{path}.bias": bias})
+
+
+def distance(features: torch.Tensor, y: torch.Tensor, prototypes: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """The mean squared error [] between features [B, D] and the prototypes [C, D] of their classes y [B]; a sample
+    whose class is not known ([C] bool) counts as 0."""
+    return ((features - prototypes[y]) * known[y][:, None]).square().mean()
+
+
+def _stacked(prototypes: Params, net: Net, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prototypes of all classes [C, D], 0 where there is none, and of which there is one [C] bool."""
+    classes, size = net.layout.shapes[f"{classifier_path(net)}.weight"]
+    found, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
+    for j, prototype in prototypes.items():
+        found[int(j)], known[int(j)] = prototype, True
+    return found.to(device), known.to(device)
