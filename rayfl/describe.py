@@ -8,6 +8,7 @@ import torch
 from rayfl import costs
 from rayfl.config import ConfigError, set_path
 from rayfl.data.arrays import Column
+from rayfl.data.base import DataSet
 from rayfl.data.samples import ClientData
 from rayfl.experiment import Experiment
 from rayfl.fold import Carry, State, Update
@@ -19,13 +20,17 @@ from rayfl.operations import Convention
 from rayfl.submodel import Coverage, Selection
 from rayfl.tensors import nbytes
 
+PUBLIC = 1000
+"""Public samples where nothing says how many there are."""
+
 
 def describe(experiment: Experiment, convention: Convention = "macs", coverage: int = 0) -> list[dict[str, Any]]:
     """One record a capacity: the width of its network and, where the model has any, the residual blocks and the early
     exits that it keeps; parameters, operations of one sample by a convention, and MB of 2^20 bytes. Of adapters the
     rank too, and the frozen parameters, which a device stores and nobody trains or sends.
 
-    The bytes are those that the method really sends, of one client's last round on two made-up samples. Of a masked
+    The bytes are those that the method really sends, of one client's last round on two made-up samples, and as many
+    public ones as `data.public` says, or `PUBLIC` where it says a share. Of a masked
     network only elements that are not 0 count. With `coverage`: the share of the server's parameters that a client of
     the capacity ever holds in that many rounds.
     """
@@ -88,16 +93,20 @@ def _worked(
     client = Client(0, capacity, experiment.rounds - 1)
     selection = method.select(state, client)
     payload = method.extract(state, selection)
-    data = experiment.data
-    samples = {name: _made_up(column) for name, column in data.columns.items()}
-    made_up = ClientData(samples, data.prepare, data.goal)
-    work = Visit(client, selection, made_up, carry, experiment.seed)
+    public = experiment.data.public
+    theirs = None if public is None else _made_up(experiment.data, public.count or public.noise or PUBLIC)
+    work = Visit(client, selection, _made_up(experiment.data, 2), carry, experiment.seed, theirs)
     return selection, payload, method.local_update(payload, work)
 
 
-def _made_up(column: Column) -> torch.Tensor:
-    """Two samples of zeros."""
-    return torch.zeros(2, *column.shape, dtype=torch.uint8 if column.below is None else getattr(torch, column.stored))
+def _made_up(data: DataSet, samples: int) -> ClientData:
+    """So many samples of zeros."""
+    found = {name: torch.zeros(samples, *column.shape, dtype=_stored(column)) for name, column in data.columns.items()}
+    return ClientData(found, data.prepare, data.goal)
+
+
+def _stored(column: Column) -> torch.dtype:
+    return torch.uint8 if column.below is None else getattr(torch, column.stored)
 
 
 def native(name: str, classes: int | None = None) -> dict[str, Any]:
