@@ -504,7 +504,17 @@ def test_a_sweeps_page_says_what_came_out(mlflow, tmp_path):
     assert len({digest for _, digest in used[0]}) == 4
     [experiment] = mlflow.store.experiments(f"name = '{copy.experiment_of(sweep)}'")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    assert mlflow.page(sweep.path).startswith(f"#/experiments/{experiment.experiment_id}/runs?")
+    page = mlflow.page(sweep.path)
+    assert page.startswith(f"#/experiments/{experiment.experiment_id}/runs?")
+
+    # the page lists rows with their scores, the best first
+    view = json.loads(experiment.tags[copy.VIEW])
+    assert page.endswith("&viewStateShareKey=rayfl") and copy.VIEW.endswith(".rayfl")
+    assert view["selectedColumns"][0] == view["orderByKey"] == "metrics.`All/accuracy_mean`"
+    assert view["selectedColumns"][-2:] == ["metrics.`accuracy_mean`", "params.`training.lr`"]
+    assert view["orderByAsc"] is False
+    again = copy.Copy(mlflow.store)
+    assert again.sync(sweep) and again.page(sweep.path) == page
 
 
 def test_a_result_of_any_length_comes_back_exactly(mlflow, tmp_path):
