@@ -112,16 +112,14 @@ def test_a_ray_that_never_starts_in_time_says_what_to_do(monkeypatch):
 
 
 def test_what_ray_says_of_a_dead_node_is_a_line_beside_the_results(capsys):
-    died = (
-        "The node with node id: 0f and address: 10.0.0.3 has been marked dead because of it. This can happen when a \t"
-    )
-    log = "Raylet is terminated. Termination is unexpected. Last 20 lines of the Raylet logs:\n    - bytes in use: 370910\n"
+    died = "The node with address: 10.0.0.3 has been marked dead because of it. This can happen when a \t"
+    log = "Raylet is terminated. Termination is unexpected. Its logs:\n    - bytes in use: 370910\n"
     for text in (died + "(1) raylet crashes\n", log):
         module._said_by_ray({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "Ray says: The node with node id: 0f and address: 10.0.0.3 has been marked dead because of it",
+        "Ray says: The node with address: 10.0.0.3 has been marked dead because of it",
         "Ray says: Raylet is terminated",
     ]
 

@@ -46,7 +46,7 @@ FACTS, RESULT, MADE = "rayfl.facts", "rayfl.result", "rayfl.made"
 KIND = "mlflow.experimentKind"
 """The tag that says what an experiment's page is like."""
 VIEW = "mlflow.sharedViewState.rayfl"
-"""The tag with the columns of an experiment's page, and with their order; an address asks for it by its last part."""
+"""The tag with the columns of an experiment's page; an address asks for it by its last part."""
 
 FAULTS_OF_A_RUN = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE"}
 """Error codes of a server that is there and refuses one run: the others can still be sent."""

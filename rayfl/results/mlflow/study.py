@@ -80,17 +80,11 @@ class Study:
         return found
 
     def view(self) -> str:
-        """JSON of how MLflow lists the experiment's runs: with what judges them and what was tuned, the best row first.
-        Without it the list has no metric."""
+        """JSON of how MLflow lists the experiment's runs: with what judges them and what was tuned. Without it the list
+        has no metric. It is not sorted by one, because MLflow then takes trials out of their sweep."""
         shown = [ALL_OF.format(name) for name in scores_of(self.folder.facts)] + [self.judge]
         columns = [f"metrics.`{name}`" for name in shown] + [f"params.`{name}`" for name in self.folder.facts.tuned]
-        return json.dumps(
-            {
-                "selectedColumns": columns,
-                "orderByKey": f"metrics.`{ALL_OF.format(self.judge)}`",
-                "orderByAsc": self.folder.facts.better(self.judge) == "min",
-            }
-        )
+        return json.dumps({"selectedColumns": columns})
 
     def description(self) -> str:
         """Markdown: the question, the ranked table and what it does not tell apart, how to make it again."""
@@ -98,9 +92,18 @@ class Study:
         if best := [row for rows in self.rows.values() for row in rows]:
             # unless joined, MLflow makes a mention of "@1"
             cells = table(best, self.judge, self.tuned).markdown().replace("@", "@\N{WORD JOINER}")
-            parts += [cells, not_told_apart(self.rows, self.judge)]
+            parts += [_wide(cells), not_told_apart(self.rows, self.judge)]
         parts += [f"The charts of the experiment show every row at once, in their section {ALL}."]
         return "\n\n".join(filter(None, [*parts, reproduced(self.folder.made)]))
+
+
+def _wide(markdown: str) -> str:
+    """A table with a space behind every cell: MLflow sets columns without any between them."""
+    lines = markdown.splitlines()
+    return "\n".join(
+        line.replace(" |", "&ensp;|") if line.startswith("| ") and not line.startswith("| ---") else line
+        for line in lines
+    )
 
 
 def means(rows: Sequence[Record]) -> Curves:
