@@ -97,7 +97,8 @@ def _said_by_ray(data: dict[str, Any], ignore_prefix: bool) -> None:
         _print_of_ray(data, ignore_prefix)
         return
     for text in data["lines"]:
-        print(f"Ray says: {text.strip().splitlines()[0].partition('. ')[0]}", file=sys.stderr)
+        first = text.strip().partition("\n")[0].partition(". ")[0]
+        print(f"Ray says: {first}", file=sys.stderr)
 
 
 def _started() -> Any:
