@@ -484,7 +484,8 @@ def test_a_sweeps_page_says_what_came_out(mlflow, tmp_path):
     [shown] = [
         line for line in parent.data.tags["mlflow.note.content"].splitlines() if "Heterofl" in line and "|" in line
     ]
-    assert "91.00 ± 1.00" in shown
+    # MLflow sets cells side by side
+    assert "91.00 ± 1.00" in shown and shown.count("&ensp;|") == shown.count("|") - 1
     for part in ("Which one?", sweep.made[0].command, sweep.made[0].commit, f"torch {torch.__version__.split('+')[0]}"):
         assert part in parent.data.tags["mlflow.note.content"]
     assert parent.data.tags["mlflow.user"] == sweep.made[0].user
@@ -504,7 +505,16 @@ def test_a_sweeps_page_says_what_came_out(mlflow, tmp_path):
     assert len({digest for _, digest in used[0]}) == 4
     [experiment] = mlflow.store.experiments(f"name = '{copy.experiment_of(sweep)}'")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    assert mlflow.page(sweep.path).startswith(f"#/experiments/{experiment.experiment_id}/runs?")
+    page = mlflow.page(sweep.path)
+    assert page.startswith(f"#/experiments/{experiment.experiment_id}/runs?")
+
+    # the page lists rows with their scores
+    view = json.loads(experiment.tags[copy.VIEW])
+    assert page.endswith("&viewStateShareKey=rayfl") and copy.VIEW.endswith(".rayfl")
+    assert view["selectedColumns"][0] == "metrics.`All/accuracy_mean`"
+    assert view["selectedColumns"][-2:] == ["metrics.`accuracy_mean`", "params.`training.lr`"]
+    again = copy.Copy(mlflow.store)
+    assert again.sync(sweep) and again.page(sweep.path) == page
 
 
 def test_a_result_of_any_length_comes_back_exactly(mlflow, tmp_path):

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,6 +45,7 @@ STARTS = 3
 """How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
 PORT_SECONDS = "120"
 """How long Ray waits for its GCS to say its port; 30 unless it is set."""
+_print_of_ray = ray._private.worker.print_to_stdstream  # pyright: ignore
 
 
 @contextmanager
@@ -83,7 +85,20 @@ def cluster(address: str | None = None) -> Iterator[None]:
 
 
 def _init(**options: Any) -> Any:
+    driver: Any = ray._private.worker  # pyright: ignore
+    driver.print_to_stdstream = _said_by_ray
     return ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def _said_by_ray(data: dict[str, Any], ignore_prefix: bool) -> None:
+    """What Ray tells a driver of its nodes, as of one that died: a sentence on stderr. Ray itself prints it with twenty
+    lines of a log on stdout, where results are, whatever `log_to_driver` says."""
+    if data.get("pid") != "raylet":
+        _print_of_ray(data, ignore_prefix)
+        return
+    for text in data["lines"]:
+        first = text.strip().partition("\n")[0].partition(". ")[0]
+        print(f"Ray says: {first}", file=sys.stderr)
 
 
 def _started() -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cloudpickle
 from ray import tune
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
@@ -196,7 +196,9 @@ def _text(trial) -> str:
 
 def _reason(trial) -> str:
     """The last line of a trial's error."""
-    return (str(_cause(trial) or "").strip() or _text(trial)).splitlines()[-1]
+    if isinstance(cause := _cause(trial), ActorUnavailableError):
+        return "its process or its node does not answer"
+    return (str(cause or "").strip() or _text(trial)).splitlines()[-1]
 
 
 def _current_recorder() -> Recorder | None:

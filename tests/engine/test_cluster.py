@@ -111,6 +111,19 @@ def test_a_ray_that_never_starts_in_time_says_what_to_do(monkeypatch):
     assert calls == ["started", "killed"] * 3
 
 
+def test_what_ray_says_of_a_dead_node_is_a_line_beside_the_results(capsys):
+    died = "The node with address: 10.0.0.3 has been marked dead because of it. This can happen when a \t"
+    log = "Raylet is terminated. Termination is unexpected. Its logs:\n    - bytes in use: 370910\n"
+    for text in (died + "(1) raylet crashes\n", log):
+        module._said_by_ray({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "Ray says: The node with address: 10.0.0.3 has been marked dead because of it",
+        "Ray says: Raylet is terminated",
+    ]
+
+
 @pytest.mark.ray
 def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
     spec = tiny(method="heterofl", run={"executor": "ray", "actors": 2}, rounds=3)

@@ -17,7 +17,7 @@ from rayfl.results.mlflow import system
 from rayfl.results.mlflow.sent import Sent, experiment_of
 from rayfl.results.mlflow.store import Store, first_line
 from rayfl.results.mlflow.study import (
-    ALL,
+    ALL_OF,
     DataUsed,
     Study,
     data_of,
@@ -45,6 +45,8 @@ FACTS, RESULT, MADE = "rayfl.facts", "rayfl.result", "rayfl.made"
 
 KIND = "mlflow.experimentKind"
 """The tag that says what an experiment's page is like."""
+VIEW = "mlflow.sharedViewState.rayfl"
+"""The tag with the columns of an experiment's page; an address asks for it by its last part."""
 
 FAULTS_OF_A_RUN = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE"}
 """Error codes of a server that is there and refuses one run: the others can still be sent."""
@@ -57,6 +59,8 @@ class Copy:
     def __init__(self, store: Store, note: Callable[[str], None] = print):
         self.store, self.note = store, note
         self._experiments: dict[str, str] = {}
+        self._viewed: set[str] = set()
+        """The ids of experiments with a `VIEW`."""
         self._ids: dict[str, str] = {}
         self._troubles: set[str] = set()
 
@@ -96,7 +100,8 @@ class Copy:
         """The page with the charts of the run or sweep in a folder; "" where its experiment was not met. MLflow 3.17
         shows pages for model training only where the address says so."""
         id = self._experiments.get(experiment_of(RunFolder.open(folder)))
-        return f"#/experiments/{id}/runs?compareRunsMode=CHART&workflowType=machine_learning" if id else ""
+        view = "&viewStateShareKey=rayfl" if id in self._viewed else ""
+        return f"#/experiments/{id}/runs?compareRunsMode=CHART&workflowType=machine_learning{view}" if id else ""
 
     def say_silent(self) -> None:
         """That it does not answer."""
@@ -123,6 +128,8 @@ class Copy:
                 made = found.experiment_id
             if found is None or KIND not in found.tags:
                 self.store.call("set_experiment_tag", made, KIND, "custom_model_development")
+            if found is not None and VIEW in found.tags:
+                self._viewed.add(made)
             self._experiments[name] = made
         return self._experiments[name]
 
@@ -200,6 +207,9 @@ class Copy:
         """The ranked summary, over rounds, and a run for every row."""
         folder = study.folder
         self._tag(run_id, {"mlflow.note.content": study.description()})
+        where = self.experiment(experiment)
+        self.store.call("set_experiment_tag", where, VIEW, study.view())
+        self._viewed.add(where)
         self._log(run_id, over_rounds(study.summary(), folder.started))
         self._log_data(run_id, data_of(row for rows in study.rows.values() for row in rows))
         from rayfl.results.drawing import styles_of
@@ -221,7 +231,7 @@ class Copy:
         tuned = {name: rows[0]["params"][name] for name in sweep.facts.tuned if name in rows[0]["params"]}
         self._log_texts(run_id, f"{rows[0]['title']}, mean of {len(rows)}", tags | _source(sweep.made), tuned)
         self._log_data(run_id, data_of(rows))
-        found = {f"{ALL}/{name}": points for name, points in means(rows).items()}
+        found = {ALL_OF.format(name): points for name, points in means(rows).items()}
         self._log(run_id, over_rounds(found, sweep.started))
         self.store.call("set_terminated", run_id)
 

@@ -13,12 +13,15 @@ from rayfl.results.folder import RunFolder, records
 from rayfl.results.made import Made
 from rayfl.results.rows import Record, best_trials, by_label, facts_of, titles_of, values_of
 from rayfl.results.spread import differences
+from rayfl.results.summary import Facts
 from rayfl.results.tables import table
 from rayfl.results.tuned import Best, tuned
 
 ALL = "All"
 """The section of charts with a line a row. MLflow orders sections as text, where lower case comes later, and puts it
 before the name of a chart."""
+ALL_OF = ALL + "/{}"
+"""What a row's run calls the mean of a metric."""
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
 """Name of a metric -> (round, value)."""
@@ -76,24 +79,44 @@ class Study:
                 found[f"{name}_std"] = [(round, statistics.stdev(values)) for round, values in series]
         return found
 
+    def view(self) -> str:
+        """JSON of how MLflow lists the experiment's runs: with what judges them and what was tuned. Without it the list
+        has no metric. It is not sorted by one, because MLflow then takes trials out of their sweep."""
+        shown = [ALL_OF.format(name) for name in scores_of(self.folder.facts)] + [self.judge]
+        columns = [f"metrics.`{name}`" for name in shown] + [f"params.`{name}`" for name in self.folder.facts.tuned]
+        return json.dumps({"selectedColumns": columns})
+
     def description(self) -> str:
         """Markdown: the question, the ranked table and what it does not tell apart, how to make it again."""
         parts = [self.folder.config.get("question", "")]
         if best := [row for rows in self.rows.values() for row in rows]:
             # unless joined, MLflow makes a mention of "@1"
             cells = table(best, self.judge, self.tuned).markdown().replace("@", "@\N{WORD JOINER}")
-            parts += [cells, not_told_apart(self.rows, self.judge)]
+            parts += [_wide(cells), not_told_apart(self.rows, self.judge)]
         parts += [f"The charts of the experiment show every row at once, in their section {ALL}."]
         return "\n\n".join(filter(None, [*parts, reproduced(self.folder.made)]))
 
 
+def _wide(markdown: str) -> str:
+    """A table with a space behind every cell: MLflow sets columns without any between them."""
+    lines = markdown.splitlines()
+    return "\n".join(
+        line.replace(" |", "&ensp;|") if line.startswith("| ") and not line.startswith("| ---") else line
+        for line in lines
+    )
+
+
 def means(rows: Sequence[Record]) -> Curves:
     """The mean over the rows (seeds) of what judges, of their first score on the test set, and of the training loss."""
-    facts, lines = facts_of(rows[0]), _lines(rows)
+    lines = _lines(rows)
     known = {name for line in lines[0] for name in line}
-    wanted = [facts.judge, *(named(facts.score, of) for of in (*facts.capacities, "mean", "worst")), "train_loss"]
-    names = [name for name in dict.fromkeys(wanted) if name in known]
+    names = [name for name in (*scores_of(facts_of(rows[0])), "train_loss") if name in known]
     return {name: [(round, statistics.fmean(values)) for round, values in _series(lines, name)] for name in names}
+
+
+def scores_of(facts: Facts) -> list[str]:
+    """What judges, and the first score on the test set."""
+    return list(dict.fromkeys([facts.judge, *(named(facts.score, of) for of in (*facts.capacities, "mean", "worst"))]))
 
 
 def over_rounds(found: Curves, started: float) -> list[tuple[str, float, float, int]]:
