@@ -57,10 +57,13 @@ def describe(
         print(json.dumps(found, indent=1))
         return
     table = Table(title=f"{experiment.model.name}, FLOPs by {convention}", title_justify="left", box=None)
-    for column in found[0]:
+    # networks of several models have different columns
+    columns = dict.fromkeys(column for record in sorted(found, key=len, reverse=True) for column in record)
+    for column in columns:
         table.add_column(column, justify="right")
     for record in found:
-        cells = [f"{v:.4f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in record.values()]
+        values = [record.get(column, "–") for column in columns]
+        cells = [f"{v:.4f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in values]
         table.add_row(f"{record['capacity']:g}", *cells[1:])
     print_table(table)
 
