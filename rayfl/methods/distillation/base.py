@@ -21,7 +21,7 @@ from rayfl.methods.base import Client, Deployment, Lesson, Method, Payload, Refi
 from rayfl.metrics import label
 from rayfl.net import Net, load, params_of, resident
 from rayfl.norms import tracked
-from rayfl.seeds import stream, torch_scope
+from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Selection, prefix
 from rayfl.tensors import Params, copied
 from rayfl.training import Loss, Training
@@ -30,11 +30,10 @@ TARGETS = "targets"
 STUDENT = "student "
 
 
-class Distilling(Method):
-    mixes: ClassVar = True
+class Unequal(Method):
+    """Clients run different networks; the server has at most one of each."""
 
-    distillation: Distillation
-    """How a student of the server is trained."""
+    mixes: ClassVar = True
 
     # networks
 
@@ -97,6 +96,24 @@ class Distilling(Method):
         """The logits [N, C] of a network on samples, and the floating point operations of that."""
         return predicted(resident(net, data.device), net, params, data), costs.forward_flops(net, len(data))
 
+    # what a device runs
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        """The server's network of the capacity; with what a client keeps as its "own" in place of it."""
+        group, net = self.group(capacity), self.task.nets[capacity]
+        given = cast(Params, (carry or {}).get("own", {})) or state.get(group) or self.initial(capacity)
+        names = net.layout.shapes
+        statistics = {name: t for name, t in given.items() if name not in names}
+        is_start = group not in state and not carry
+        return Deployment(group, net, {name: given[name] for name in names}, statistics or None, is_start=is_start)
+
+
+class Distilling(Unequal):
+    """The server's networks are students."""
+
+    distillation: Distillation
+    """How a student of the server is trained."""
+
     # the server's students
 
     def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -148,22 +165,17 @@ class Distilling(Method):
             new.pop(TARGETS, None)
         return new
 
-    # what a device runs
-
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
-        """The server's network of the capacity; with what a client keeps as its "own" in place of it."""
-        group, net = self.group(capacity), self.task.nets[capacity]
-        given = cast(Params, (carry or {}).get("own", {})) or state.get(group) or self.initial(capacity)
-        names = net.layout.shapes
-        statistics = {name: t for name, t in given.items() if name not in names}
-        is_start = group not in state and not carry
-        return Deployment(group, net, {name: given[name] for name in names}, statistics or None, is_start=is_start)
-
 
 def public_of(work: Visit | Study) -> ClientData:
     """The public samples. Whoever asks has checked that there are some (`check_public`)."""
     assert work.public is not None
     return work.public
+
+
+def opened(public: ClientData, samples: int, seed: int, round: int) -> torch.Tensor:
+    """Rows [n] of the public samples that are open in a round, in random order: so many, all where there are fewer.
+    `seed`: the run's."""
+    return torch.randperm(len(public), generator=torch_generator(seed, "open", round))[:samples]
 
 
 def check_public(method: Method, labeled: bool = False) -> None:
