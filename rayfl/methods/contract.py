@@ -16,9 +16,9 @@ def once(whole: int, head: int) -> tuple[int, int]:
 class Contract:
     """A method's `contract`. The defaults are those of a method that averages its clients' networks."""
 
-    wants: Literal["", "exits", "blocks", "adapters", "public"] = ""
+    wants: Literal["", "exits", "blocks", "adapters", "public", "extractors"] = ""
     """What a model must have: early exits, residual blocks, or low-rank adapters; public: a method of unequal networks,
-    on public data."""
+    on public data; extractors: one of unequal networks with equal extractors."""
     clients: Mapping[str, Any] = field(default_factory=dict)
     """What the `clients:` section must say."""
     mean: str = "params"
