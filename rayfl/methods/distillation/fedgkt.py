@@ -234,7 +234,7 @@ class FedGKT(Unequal):
     def refine(self, lesson: Lesson, study: Study) -> Refined:
         data, carry, net, id = study.data, study.carry, lesson.net, str(lesson.client)
         assert data is not None and carry is not None
-        module = resident(net, data.device)
+        module = cast(nn.Sequential, resident(net, data.device))
         given = lesson.payload[self.composed] | extractor(cast(Params, carry["own"]))
         if CLIENTS not in lesson.payload:
             flops = 2.0 * trunk_macs(net) * len(data)
