@@ -124,7 +124,7 @@ def go_on(
     load(module, given)
     statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
     optimizer = how.new_optimizer(module)
-    _remember(optimizer, module, student)
+    remember(optimizer, module, student)
     student = {name: t for name, t in student.items() if not name.startswith("net.")}
     start, total = int(student["step"]), how.steps_of(len(data))
     stop, flops, done = min(start + (most or LESSON), total), 0.0, False
@@ -146,7 +146,7 @@ def go_on(
                     stop = reached
                     break
     student |= _named("net", {n: t.detach().cpu().clone() for n, t in (params_of(module) | statistics).items()})
-    student |= _memory(optimizer, module)
+    student |= memory(optimizer, module)
     student |= {"step": torch.tensor(stop), "done": torch.tensor(done or stop == total)}
     return dict(sorted(student.items())), {"server_flops": flops, "server_steps": stop - start}
 
@@ -216,7 +216,7 @@ def _score(module: nn.Module, params: Params, data: ClientData) -> float:
     return score.value(torch.stack(counts).sum(0).cpu())
 
 
-def _memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
+def memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
     """What an optimizer remembers, by key and parameter."""
     return {
         f"{key}.{name}": t.detach().cpu().clone()
@@ -226,11 +226,11 @@ def _memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
     }
 
 
-def _remember(optimizer: torch.optim.Optimizer, module: nn.Module, student: Params) -> None:
+def remember(optimizer: torch.optim.Optimizer, module: nn.Module, kept: Params) -> None:
     """Gives an optimizer back what it remembered."""
     for name, parameter in module.named_parameters():
-        for key in ("momentum_buffer", "exp_avg", "exp_avg_sq", "step"):
-            if (t := student.get(f"{key}.{name}")) is not None:
+        for key in ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
+            if (t := kept.get(f"{key}.{name}")) is not None:
                 optimizer.state[parameter][key] = t.clone() if key == "step" else t.to(parameter.device, copy=True)
 
 

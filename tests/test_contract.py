@@ -73,7 +73,7 @@ def contract(base: type, of: type, **said: Any) -> None:
 
 
 for _name, _method in METHODS.items():
-    if _method.contract.wants in ("networks", "features", "split"):
+    if _method.contract.wants in ("networks", "features", "extractors"):
         contract(NetworksContract, _method, method=_name)
         continue
     _models = fitting(_method)

@@ -42,6 +42,8 @@ DEPTHS = {
 SMALL = {
     **dict.fromkeys(POST_ACT, {"channels": 16}),
     "scalefl_resnet110": {"exits": ("stage2.0", "stage2.2", "stage3.0")},
+    "resnet8_gkt": {"depth": (2, 1, 2)},
+    "resnet55_gkt": {"depth": (2, 1, 2)},
     "vit_b_16": {"input": (3, 16, 16), "layers": 2, "heads": 2, "head_width": 16, "patch": 4},
 }
 SMALLEST = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16, "spafl_cnn": 28}

@@ -16,10 +16,10 @@ def once(whole: int, head: int) -> tuple[int, int]:
 class Contract:
     """A method's `contract`. The defaults are those of a method that averages its clients' networks."""
 
-    wants: Literal["", "exits", "blocks", "adapters", "networks", "features", "split"] = ""
+    wants: Literal["", "exits", "blocks", "adapters", "networks", "features", "extractors"] = ""
     """What a model must have: early exits, residual blocks, or low-rank adapters. Methods of unequal networks have a
     suite of their own; networks: capacities may stand for any; features: for any whose classifiers read equally many
-    features; split: for a network of the server and ones that share its first layers."""
+    features; extractors: for any with equal extractors."""
     short: Mapping[str, Any] = field(default_factory=dict)
     """Options with which a round of it is short."""
     clients: Mapping[str, Any] = field(default_factory=dict)

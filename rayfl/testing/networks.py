@@ -16,7 +16,16 @@ MIX = {
     "features": 6,
 }
 """Three families whose classifiers have one shape."""
-FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "features": (MIX,), "split": ()}
+SPLIT = {
+    "name": "mix",
+    "networks": {
+        "0.3": {"name": "resnet55_gkt", "channels": 4, "depth": [1, 1]},
+        "0.2": {"name": "resnet8_gkt", "channels": 4, "depth": [2]},
+        "0.1": {"name": "resnet8_gkt", "channels": 4, "depth": [1]},
+    },
+}
+"""A network of the server, and two of clients that begin as it does."""
+FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "features": (MIX,), "extractors": (SPLIT,)}
 """What a method wants -> models of ours that have it."""
 DATA = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "shape": [1, 8, 8]}
 

@@ -3,12 +3,14 @@
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL
 from rayfl.methods.distillation.feddf import FedDF
+from rayfl.methods.distillation.fedgkt import FedGKT
 from rayfl.methods.distillation.fedmd import FedMD
 from rayfl.methods.distillation.fedproto import FedProto
 
 DISTILLATION: dict[str, type[Unequal]] = {
-    "dsfl": DSFL,
     "feddf": FedDF,
+    "dsfl": DSFL,
+    "fedgkt": FedGKT,
     "fedmd": FedMD,
     "fedproto": FedProto,
 }

@@ -1,0 +1,318 @@
+"""FedGKT: clients train small networks, the server a large trunk on their features, and each learns from the other.
+
+Paper: He et al., "Group Knowledge Transfer: Federated Learning of Large CNNs at the Edge", NeurIPS 2020,
+https://arxiv.org/abs/2007.14513 (Algorithm 1; code: FedML-AI/FedML, fedml_api/distributed/fedgkt).
+
+Symbols: f_e client k's extractor and f_c its head, for ever its own; f_s the server's trunk, behind an extractor of the
+same features; H = f_e(x); z_c and z_s logits; KD(t -> z) = T^2 KL(softmax(t / T) || softmax(z / T)), the mean over a
+batch.
+
+    a client    f_e, f_c  <-  E_c epochs of  CE(f_c(f_e(x)), y) + a KD(z_s -> f_c(f_e(x)))   no KD before it has a z_s
+                H, z_c of all its samples, in evaluation mode; sent with y
+    the server  E_s epochs, in each all clients of the round one after another:
+                f_s  <-  Adam on  KD(z_c -> f_s(H)) + a CE(f_s(H), y)
+                z_s  =  f_s(H) of all their samples, in evaluation mode; sent to client k
+
+What a client is judged by, and can export, is f_s(f_e(x)) with its own f_e. A sample's z_s is found by the row that the
+sample has in its client's data, never by its batch.
+
+The largest capacity is the server's, and no client has it:
+
+    model: {name: mix, networks: {"1": resnet55_gkt, "0.5": resnet8_gkt}}
+    clients: {capacities: [1, 0.5], weights: [0, 1], ...}
+
+A network has an extractor if it is an nn.Sequential whose first part is called "extractor". Clients may have several
+networks; all extractors, the server's too, are built alike.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fedgkt"]().server.epochs
+    20
+
+Departures:
+1. All clients take part in a round of the paper. Here a cohort may be a part of them: the server then trains on its
+   features, and a client learns from the z_s of its last visit.
+2. H is not sent but counted: f_e stands while the server works, so it is computed anew there from what the client
+   keeps, in place of storing 64 KiB an image. Traffic is that of FedGKT: H, z_c and y up, z_s down, 4 bytes a number,
+   without the features of test images, which the code sends to measure accuracy. `updates.transforms` meet z_c alone,
+   and the bytes up are then those of z_c.
+3. H, z_c and z_s are of images as they stand, a client's steps augment them. In the code all are of augmented ones.
+4. The code finds z_s by the number of a batch while its loader shuffles, so that they are other images'. Its z_s are
+   those of the last epoch's steps, in training mode, before each step. Here they are a pass of their own.
+5. The code distils on the server only where it is told to (`whether_distill_on_the_server`, 0 by default); there and
+   here the server's loss is CE alone otherwise, without a.
+6. A client's optimizer is new in every visit (`training`); the code's remembers. The server's does here too: Adam with
+   AMSGrad. The code lowers its rate when test accuracy stands still, which is not here.
+7. Batches of the server are drawn anew in every epoch; the code repeats those of the client.
+8. The code's experiments start extractors from a network that was trained on all data; here they are random.
+9. Accuracy is that of every client's own test split; the paper's is on the whole test set.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from rayfl import costs, norms
+from rayfl.clients import Population
+from rayfl.config import Config, ConfigError
+from rayfl.distillation import memory, predicted, remember
+from rayfl.fold import Carry, Fold, State, Update
+from rayfl.methods.base import Deployment, Lesson, Payload, Refined, Study, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.distillation.base import Unequal
+from rayfl.methods.sizes import fixed_capacities
+from rayfl.metrics import label
+from rayfl.net import Net, load, params_of, resident
+from rayfl.seeds import stream, torch_generator, torch_scope
+from rayfl.submodel import Selection
+from rayfl.tensors import Params, copied
+from rayfl.training import Loss, divergence
+
+EXTRACTOR = "extractor"
+
+CLIENTS = "client logits"
+"""z_c of the round's clients, by id, while the server works."""
+SERVER = "server logits"
+"""The latest z_s, by client id."""
+MEMORY = "memory"
+"""What the trunk's optimizer remembers."""
+PLACE = "place"
+"""How many (epoch, client) are behind the server in this round."""
+
+
+class ServerTraining(Config):
+    """How the trunk is trained: by Adam with AMSGrad, which remembers for the whole run."""
+
+    epochs: int = Field(default=20, ge=1)
+    """E_s: passes over the features of a round's clients."""
+    batch_size: int = Field(default=256, ge=1)
+    """Samples a step, of one client; its last batch may be smaller."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Learning rate."""
+    weight_decay: float = Field(default=1e-4, ge=0)
+    """L2 penalty on all parameters."""
+
+
+class FedGKT(Unequal):
+    judged_on: ClassVar = "clients"
+    contract: ClassVar = Contract(wants="extractors", fedavg=None)
+
+    name: Literal["fedgkt"] = "fedgkt"
+    weight: Literal["uniform"] = "uniform"
+    """Nothing is averaged."""
+    temperature: float = Field(default=3.0, gt=0)
+    """T, of both sides."""
+    alpha: float = Field(default=1.0, ge=0)
+    """a: of KD on a client, of CE on the server."""
+    distill_on_server: bool = True
+    """Whether the server learns from z_c; otherwise from labels alone."""
+    server: ServerTraining = ServerTraining()
+    """How the trunk is trained."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        nets, server = self.task.nets, self.task.server_capacity
+        held = {capacity for capacity, weight in clients.levels if weight}
+        if clients.assignment == "fixed":
+            # ids that are left over have the last capacity, whatever its weight
+            held.add(clients.capacity(clients.count - 1, self.task.seed, 0))
+        for capacity in sorted(held, reverse=True):
+            if nets[capacity] == nets[server]:
+                raise ConfigError(
+                    f"clients: given clients of capacity {label(capacity)}, whose network is the server's; "
+                    f"allowed with method {self.name}: a largest capacity that no client has, such as capacities: "
+                    "[1, 0.5], weights: [0, 1]"
+                )
+        ours, ours_text = self._extractor(server)
+        for capacity in sorted(held, reverse=True):
+            theirs, theirs_text = self._extractor(capacity)
+            where = f"model: given {nets[capacity].model.name} for capacity {label(capacity)}, whose extractor"
+            if theirs != ours:
+                raise ConfigError(
+                    f"{where} gives features {list(theirs)}; allowed: {list(ours)}, which the server's "
+                    f"{nets[server].model.name} reads"
+                )
+            if theirs_text != ours_text:
+                raise ConfigError(
+                    f"{where} is {theirs_text}; allowed: that of the server's {nets[server].model.name}, {ours_text}"
+                )
+        fixed_capacities(self.name, {c: nets[c] for c in held}, clients, "one network for all clients")
+
+    def _extractor(self, capacity: float) -> tuple[tuple[int, ...], str]:
+        """Shape of the features of one sample, and how the extractor is built. A ConfigError if there is none."""
+        net = self.task.nets[capacity]
+        if (found := _extractor_of(net)) is None:
+            raise ConfigError(
+                f"model: given {net.model.name} for capacity {label(capacity)}, which has no extractor; allowed with "
+                f"method {self.name}: networks whose first part is one, such as resnet55_gkt for the server and "
+                "resnet8_gkt for clients"
+            )
+        return found
+
+    @property
+    def composed(self) -> str:
+        """The group of the server's network: f_s behind an extractor that nobody trains."""
+        return self.group(self.task.server_capacity)
+
+    def init(self) -> State:
+        return {self.composed: self.initial(self.task.server_capacity)}
+
+    # the losses
+
+    def distilled(self, teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+        """KD(teacher -> student) of logits [B, C]."""
+        return self.temperature**2 * divergence(teacher, student, self.temperature)
+
+    def client_loss(self, own: Loss) -> Loss:
+        """(logits [B, C], targets [B, 1 + C] as of `packed`) -> the mean over the batch. `own`: the one without KD."""
+
+        def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            y, teacher = unpacked(targets)
+            return own(logits, y) + self.alpha * self.distilled(teacher, logits)
+
+        return loss
+
+    def server_loss(self, own: Loss) -> Loss:
+        """As `client_loss`, of the server."""
+
+        def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            y, teacher = unpacked(targets)
+            if not self.distill_on_server:
+                return own(logits, y)
+            return self.distilled(teacher, logits) + self.alpha * own(logits, y)
+
+        return loss
+
+    # a client
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        """All clients' z_s: who is sent this finds its own by its id."""
+        return {SERVER: state[SERVER]} if SERVER in state else {}
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        id, net, data = visit.client.id, visit.net, visit.data
+        given = cast(Params, (visit.carry or {}).get("own")) or self.initial(visit.client.capacity)
+        teacher = payload.get(SERVER, {}).get(str(id))
+        work, loss = visit, self.loss(visit)
+        if teacher is not None:
+            work = replace(visit, data=data.labeled(packed(data.samples["y"], teacher)))
+            loss = self.client_loss(loss)
+        trained, metrics = self.trained(given, work, loss=loss)
+        logits, flops = self.asked(trained, net, data)
+        shape, _ = self._extractor(visit.client.capacity)
+        numbers = torch.Size(shape).numel() + logits.shape[1] + 1
+        metrics["train_flops"] = flops + costs.training_flops(net, int(metrics["train_samples"]))
+        metrics["bytes_down"] = 0 if teacher is None else costs.BYTES * teacher.numel()
+        metrics["bytes_up"] = costs.BYTES * numbers * len(data)
+        carries: dict[int, Carry] = {id: {"own": copied(trained)}}
+        return Update({}, 1.0, whole={CLIENTS: {str(id): logits}}, metrics=metrics, carries=carries)
+
+    # the server
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        if not (said := fold.sum(CLIENTS)):
+            return state
+        return {**state, CLIENTS: said, PLACE: {"behind": torch.tensor(0)}}
+
+    def plan(self, state: State, round: int) -> Sequence[Lesson]:
+        """One client's part of an epoch after another; behind the last epoch all clients' z_s at the same time."""
+        if CLIENTS not in state:
+            return ()
+        ids, net, payload = sorted(state[CLIENTS], key=int), self.task.server, {self.composed: state[self.composed]}
+        sizes = {id: len(logits) for id, logits in state[CLIENTS].items()}
+        epoch, turn = divmod(int(state[PLACE]["behind"]), len(ids))
+        if epoch == self.server.epochs:
+            # a third of what training on them costs
+            return [Lesson(f"logits of client {id}", net, -(-sizes[id] // 3), payload, int(id)) for id in ids]
+        id = ids[turn]
+        payload |= {CLIENTS: {id: state[CLIENTS][id]}, MEMORY: state.get(MEMORY, {})}
+        return [Lesson(f"epoch {epoch + 1}, client {id}", net, sizes[id], payload, int(id))]
+
+    def refine(self, lesson: Lesson, study: Study) -> Refined:
+        data, carry, net, id = study.data, study.carry, lesson.net, str(lesson.client)
+        assert data is not None and carry is not None
+        module = cast(nn.Sequential, resident(net, data.device))
+        given = lesson.payload[self.composed] | extractor(cast(Params, carry["own"]))
+        if CLIENTS not in lesson.payload:
+            flops = 2.0 * trunk_macs(net) * len(data)
+            return Refined({SERVER: {id: predicted(module, net, given, data)}}, {"server_flops": flops})
+        targets = packed(data.samples["y"], lesson.payload[CLIENTS][id])
+        loss, data, seed = self.server_loss(data.goal.loss), data.labeled(targets), study.seed
+        load(module, given)
+        norms.load(module, extractor(given))
+        names = net.layout.shapes.keys() | extractor(given).keys()
+        statistics = {name: t.to(data.device, copy=True) for name, t in given.items() if name not in names}
+        extract, trunk = module[0].eval(), module[1:].train()
+        how, steps = self.server, 0
+        optimizer = torch.optim.Adam(trunk.parameters(), how.lr, weight_decay=how.weight_decay, amsgrad=True)
+        remember(optimizer, trunk, lesson.payload[MEMORY])
+        order = torch.randperm(len(data), generator=torch_generator(seed, "student", lesson.name))
+        with norms.tracked(trunk, statistics), torch_scope(stream(seed, "dropout", lesson.name), data.device):
+            for rows in order.split(how.batch_size):
+                [(x, y)] = data.picked(rows).plain(len(rows))
+                with torch.no_grad():
+                    features = extract(x)
+                optimizer.zero_grad()
+                loss(trunk(features), y).backward()
+                optimizer.step()
+                steps += 1
+        found = {name: t.to("cpu", copy=True) for name, t in (params_of(trunk) | statistics).items()}
+        metrics = {"server_flops": 6.0 * trunk_macs(net) * len(data), "server_steps": steps}
+        return Refined({self.composed: found, MEMORY: memory(optimizer, trunk)}, metrics)
+
+    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+        new = dict(state)
+        for found in refined.values():
+            for group, tensors in found.groups.items():
+                new[group] = new.get(group, {}) | tensors
+        if any(SERVER in found.groups for found in refined.values()):
+            del new[CLIENTS], new[PLACE]
+        else:
+            new[PLACE] = {"behind": state[PLACE]["behind"] + 1}
+        return new
+
+    # what a device runs
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        """The server's network, with the client's extractor in place of its own, or with the one that a client of this
+        capacity starts from."""
+        own = cast(Params, (carry or {}).get("own")) or self.initial(capacity)
+        given, names = state[self.composed] | extractor(own), self.task.server.layout.shapes
+        statistics = {name: t for name, t in given.items() if name not in names}
+        params = {name: given[name] for name in names}
+        return Deployment(self.group(capacity), self.task.server, params, statistics or None, is_start=carry is None)
+
+
+def packed(y: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Targets [n, 1 + C] in place of labels: these [n], and logits [n, C] of the same samples."""
+    logits = logits.to(y.device)
+    return torch.cat([y.unsqueeze(1).to(logits.dtype), logits], 1)
+
+
+def unpacked(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The labels [n] and logits [n, C] of targets."""
+    return targets[:, 0].long(), targets[:, 1:]
+
+
+def extractor(params: Params) -> Params:
+    """Of a network's parameters and statistics those of its extractor."""
+    return {name: t for name, t in params.items() if name.startswith(f"{EXTRACTOR}.")}
+
+
+def trunk_macs(net: Net) -> int:
+    """Multiply-adds of a sample behind the extractor."""
+    return sum(macs for path, macs in net.layer_macs.items() if not path.startswith(f"{EXTRACTOR}."))
+
+
+@functools.lru_cache(maxsize=64)
+def _extractor_of(net: Net) -> tuple[tuple[int, ...], str] | None:
+    """Shape of the features of one sample, and how the extractor is built; None if there is none."""
+    module = net.blank()
+    if not isinstance(module, nn.Sequential) or next(iter(module.named_children()), ("",))[0] != EXTRACTOR:
+        return None
+    with torch.no_grad():
+        features = module[0].eval()(net.model.example(1, "meta"))
+    return tuple(features.shape[1:]), " ".join(str(module[0]).split())

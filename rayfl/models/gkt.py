@@ -1,0 +1,85 @@
+"""FedGKT's networks (He et al., NeurIPS 2020, arXiv 2007.14513; FedML's resnet56_gkt): an extractor of features, and
+behind it a small head for clients, or a large trunk for the server.
+
+`extractor`: a convolution of 3x3, a norm and ReLU: [B, 3, H, W] -> [B, channels, H, W]. What stands behind it are
+stages of bottlenecks (`rayfl.models.blocks`), the mean over pixels and a linear layer; the first block of a later stage
+halves the image.
+
+    >>> from rayfl.models import MODELS
+    >>> [Net(MODELS[name]()).parameters for name in ("resnet8_gkt", "resnet55_gkt")]
+    [10586, 591322]
+"""
+
+from abc import ABC
+from functools import partial
+from itertools import chain
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from rayfl.axes import conv, linear, norm
+from rayfl.models.base import ImageModel
+from rayfl.models.blocks import block_paths, bottleneck_block, stages_of
+from rayfl.models.layers import Init, NormKind, check_without, initialise, scaler, sequential
+from rayfl.net import Net
+
+Depth = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+
+OUTER = 4
+"""Channels between two bottlenecks, as a multiple of those inside them."""
+
+
+class GKTResNet(ImageModel, ABC):
+    """An extractor, and what is behind it. A final class adds `name` and `depth`."""
+
+    norm: NormKind = "static_bn"
+    channels: int = Field(default=16, ge=1)
+    """Channels of the features, and inside the bottlenecks of the first stage; these double from stage to stage."""
+    init: Init = "kaiming_fan_out"
+    """How weights start: as torch's layers do; kaiming: normal by the fan-in, of convolutions and linear layers;
+    kaiming_fan_out: normal by the fan-out, of convolutions alone."""
+    depth: Depth
+    """Bottlenecks of every stage."""
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        return block_paths(self.depth)
+
+    def build(self, net: Net) -> nn.Module:
+        check_without(net, [*chain(*self.blocks)])
+        features = net.axis("extractor", self.channels)
+        block = partial(bottleneck_block, norm_kind=self.norm, copies=1)
+        stages, streams = stages_of(net, self.depth, self.channels, features, block, OUTER)
+        module = sequential(
+            extractor=sequential(
+                conv=conv(self.image, features, 3, padding=1, bias=False),
+                scaler=scaler(net.scale),
+                norm=norm(self.norm, features),
+                relu=nn.ReLU(),
+            ),
+            **stages,
+            average=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            head=linear(streams[-1], self.labels),
+        )
+        initialise(module, self.init)
+        return module
+
+
+class GKTResNet8(GKTResNet):
+    """A client's, whose extractor has a head of two bottlenecks: 10,586 parameters."""
+
+    name: Literal["resnet8_gkt"] = "resnet8_gkt"
+    depth: Depth = (2,)
+    """Bottlenecks of every stage."""
+    smallest: ClassVar = {**ImageModel.smallest, "channels": 4, "depth": (1,)}
+
+
+class GKTResNet55(GKTResNet):
+    """The server's: an extractor of 464 parameters and a trunk of 590,858, which is ResNet-55."""
+
+    name: Literal["resnet55_gkt"] = "resnet55_gkt"
+    depth: Depth = (6, 6, 6)
+    """Bottlenecks of every stage."""
+    smallest: ClassVar = {**ImageModel.smallest, "channels": 4, "depth": (1, 1)}
