@@ -2,7 +2,9 @@
 
 from rayfl.methods.distillation.base import Distilling
 from rayfl.methods.distillation.feddf import FedDF
+from rayfl.methods.distillation.fedet import FedET
 
 DISTILLATION: dict[str, type[Distilling]] = {
     "feddf": FedDF,
+    "fedet": FedET,
 }
