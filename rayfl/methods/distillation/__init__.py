@@ -2,7 +2,9 @@
 
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL
+from rayfl.methods.distillation.fedbe import FedBE
 from rayfl.methods.distillation.feddf import FedDF
+from rayfl.methods.distillation.fedet import FedET
 from rayfl.methods.distillation.fedgkt import FedGKT
 from rayfl.methods.distillation.fedmd import FedMD
 from rayfl.methods.distillation.fedproto import FedProto
@@ -10,6 +12,8 @@ from rayfl.methods.distillation.fedproto import FedProto
 DISTILLATION: dict[str, type[Unequal]] = {
     "feddf": FedDF,
     "dsfl": DSFL,
+    "fedet": FedET,
+    "fedbe": FedBE,
     "fedgkt": FedGKT,
     "fedmd": FedMD,
     "fedproto": FedProto,

@@ -99,7 +99,12 @@ class ServerTraining(Config):
 
 class FedGKT(Unequal):
     judged_on: ClassVar = "clients"
-    contract: ClassVar = Contract(wants="extractors", fedavg=None)
+    contract: ClassVar = Contract(
+        wants="extractors",
+        clients={"weights": [0, 1, 1]},
+        short={"server": {"epochs": 2, "batch_size": 8}},
+        fedavg=None,
+    )
 
     name: Literal["fedgkt"] = "fedgkt"
     weight: Literal["uniform"] = "uniform"

@@ -1,0 +1,171 @@
+"""Fed-ET: clients train small networks, and a large one that no client has learns from them on public data.
+
+Paper: Cho et al., "Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated Learning",
+IJCAI 2022, https://arxiv.org/abs/2204.12703 (Algorithm 1; there is no code of the authors).
+
+Symbols: i an architecture, w_i its network, S_i the clients of the round that run it, S all of the round, n_k the
+weight of a client, w_0 the server's network, u the representation layer, s_k(x) in R^C a client's logits, z(x) the
+server's, P the public samples, without labels.
+
+    a client     y_k  =  SGD on its own data from w_i
+    a start      u of w_0  <-  sum_S n_k (u of y_k) / sum_S n_k
+    consensus    s(x)  =  sum_S a_k(x) s_k(x),   a_k(x)  =  Var_c[s_k(x)] / sum_{j in S} Var_c[s_j(x)]
+                 y(x)  =  argmax_c s(x)
+    diversity    t(x)  =  sum_{k in D} Var_c[s_k(x)] s_k(x) / sum_{j in D} Var_c[s_j(x)],
+                 D(x)  =  {k : argmax_c s_k(x) != y(x)}
+    the server   w_0  <-  SGD from w_0 on  CE(z(x), y(x)) + lambda KL(softmax t(x) || softmax z(x)),  x in batches of P
+    back         w_i  <-  sum_{S_i} n_k y_k / sum_{S_i} n_k, running statistics too;  u of w_i  <-  u of w_0
+
+The largest capacity's network is the server's; with weight 0 in `clients.weights` nobody has it, and it is never sent.
+u is the classifier. It must have one shape in all networks, as with `features` of model mix. An architecture that
+nobody ran keeps its network but for u.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fedet"]().distillation.steps
+    128
+
+Where all clients agree on a sample D is empty, and its second term is 0. Where none does D is S, and t is s: y may be a
+class that nobody says. Where the logits of all are constant, all count alike.
+
+Departures:
+1. The paper draws clients in proportion to their data and averages them uniformly. Here they are drawn uniformly, and
+   averaged uniformly too, or by their data (`weight: samples`).
+2. If clients have the server's capacity as well, their architecture is one like the others, and its network is the
+   server's: it is sent to them, w_0 starts from the mean of theirs, and learns on.
+3. The steps, batches and rates of the server's training are those of the FedProphet authors' implementation.
+4. With `updates.transforms` logits are those of the networks as they were trained.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.distillation import Distillation
+from rayfl.fold import Fold, State, Update
+from rayfl.methods.base import Payload, Refined, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.distillation.base import STUDENT, Distilling, check_public
+from rayfl.metrics import label
+from rayfl.models.features import classifier_path
+from rayfl.net import Net
+from rayfl.tensors import Params
+
+LOGITS = "logits"
+
+
+class FedET(Distilling):
+    contract: ClassVar = Contract(wants="features")
+
+    name: Literal["fedet"] = "fedet"
+    distillation: Distillation = Distillation(steps=128, batch_size=64, momentum=0.9, lr=5e-3)
+    """How the server's network is trained."""
+    diversity: float = Field(default=0.05, ge=0)
+    """lambda, the weight of what the clients say who disagree with the consensus."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        check_public(self)
+        shapes = {c: _shapes(net) for c, net in self.task.nets.items()}
+        if len({tuple(shape.items()) for shape in shapes.values()}) > 1:
+            given = "; ".join(f"capacity {label(c)}: {_said(shape)}" for c, shape in shapes.items())
+            raise ConfigError(
+                f"model: given classifiers of different shapes ({given}); allowed: one shape, because method "
+                f"{self.name} exchanges it between all networks; model.features of model mix gives them one"
+            )
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        [given] = payload.values()
+        trained, metrics = self.trained(given, visit)
+        update = self.answer(trained, visit, metrics)
+        logits, flops = self.known(trained, visit)
+        update.derived[LOGITS] = {str(visit.client.id): logits}
+        update.metrics["server_flops"] = flops
+        return update
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        received = [representation(sums, net) for group, net in self.groups.items() if (sums := fold.sum(group))]
+        if not received:
+            return state
+        # before the means use up the sums
+        shared = {name: torch.stack([u[name] for u in received]).sum(0) / fold.weight for name in received[0]}
+        new = {group: fold.mean(group) for group in state}
+        server, said = self.group(self.task.server_capacity), fold.sum(LOGITS)
+        new[server] = with_representation(new[server], self.task.server, shared)
+        logits = torch.stack([said[id] for id in sorted(said, key=int)])
+        return self.taught(new, [server], {"targets": targets(logits)})
+
+    def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        log_q, (told, diverse) = F.log_softmax(logits, 1), targets.unbind(1)
+        entropy = torch.xlogy(diverse, diverse).sum(1)
+        return (-(told * log_q).sum(1) + self.diversity * (entropy - (diverse * log_q).sum(1))).mean()
+
+    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+        new = super().absorb(state, round, refined)
+        server = self.group(self.task.server_capacity)
+        if f"{STUDENT}{server}" in new:
+            return new
+        shared = representation(new[server], self.task.server)
+        return new | {group: with_representation(new[group], net, shared) for group, net in self.groups.items()}
+
+
+# u
+
+
+def representation(params: Params, net: Net) -> Params:
+    """u of a network: "weight" [C, D], and "bias" [C] if it has one."""
+    path = classifier_path(net)
+    return {name.removeprefix(f"{path}."): params[name] for name in net.layout.classifier}
+
+
+def with_representation(params: Params, net: Net, shared: Params) -> Params:
+    """The network with another u."""
+    path = classifier_path(net)
+    return params | {f"{path}.{name}": t.clone() for name, t in shared.items()}
+
+
+def _shapes(net: Net) -> dict[str, tuple[int, ...]]:
+    """The shapes of u."""
+    path = classifier_path(net)
+    return {name.removeprefix(f"{path}."): net.layout.shapes[name] for name in net.layout.classifier}
+
+
+def _said(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+# what clients say
+
+
+def confidence(logits: torch.Tensor, among: torch.Tensor | None = None) -> torch.Tensor:
+    """a_k(x) [K, N] of logits [K, N, C]: shares of the variance over classes, `among` [K, N] those who count; 0 for the
+    others, and where nobody counts."""
+    counted = torch.ones(logits.shape[:2], dtype=torch.bool) if among is None else among
+    variance = logits.var(2, correction=0)
+    # constant logits count only where those of all who count are constant
+    some = (variance * counted).sum(0) > 0
+    weight = torch.where(some, variance, 1.0) * counted
+    return weight / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
+
+
+def consensus(logits: torch.Tensor) -> torch.Tensor:
+    """s(x) [N, C] of logits [K, N, C]."""
+    return (confidence(logits)[:, :, None] * logits).sum(0)
+
+
+def dissent(logits: torch.Tensor, said: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """t(x) [N, C] of logits [K, N, C], 0 where D is empty, and D [K, N] as bool. `said`: y(x) [N]."""
+    among = logits.argmax(2) != said
+    return (confidence(logits, among)[:, :, None] * logits).sum(0), among
+
+
+def targets(logits: torch.Tensor) -> torch.Tensor:
+    """What the server's network learns from logits [K, N, C]: y(x) as 1 of C, and softmax(t(x)), 0 where D is empty;
+    [N, 2, C]."""
+    said = consensus(logits).argmax(1)
+    diverse, among = dissent(logits, said)
+    probabilities = torch.where(among.any(0)[:, None], diverse.softmax(1), 0.0)
+    return torch.stack([F.one_hot(said, logits.shape[2]).to(logits.dtype), probabilities], 1)
