@@ -23,7 +23,7 @@ from independent import (
 
 from rayfl import distillation
 from rayfl.config import ConfigError
-from rayfl.methods import METHODS
+from rayfl.methods.distillation.dsfl import DSFL
 from rayfl.seeds import stream, torch_generator
 from rayfl.tensors import Params
 from rayfl.testing.tiny import assert_same, folded, run, simulate
@@ -47,17 +47,17 @@ def asked(**sections: Any) -> Any:
 def test_the_targets_of_two_clients() -> None:
     """(.6, .3, .1) and (.2, .5, .3): mean (.4, .4, .2), and e^4, e^4, e^2 over their sum."""
     mean = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3]], dtype=torch.float64).mean(0, keepdim=True)
-    era, sa = METHODS["dsfl"](), METHODS["dsfl"](aggregation="mean")
+    era, sa = DSFL(), DSFL(aggregation="mean")
     expected = torch.tensor([[0.468311, 0.468311, 0.063379]], dtype=torch.float64)
     torch.testing.assert_close(era.targets(mean), expected, rtol=0, atol=5e-7)
     torch.testing.assert_close(sa.targets(mean), torch.tensor([[0.4, 0.4, 0.2]], dtype=torch.float64))
-    flat = METHODS["dsfl"](temperature=1e9).targets(mean)
+    flat = DSFL(temperature=1e9).targets(mean)
     torch.testing.assert_close(flat, torch.full((1, 3), 1 / 3, dtype=torch.float64))
 
 
 def test_the_student_s_gradient() -> None:
     """d CE(t, softmax z) / dz = (softmax z - t) / B, for targets that sum to 1."""
-    method = METHODS["dsfl"]()
+    method = DSFL()
     z = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     t = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(1)
     method.loss_of_student(z, t).backward()
@@ -126,6 +126,14 @@ def test_the_server_s_network_is_judged_on_the_test_set_and_clients_on_their_own
     assert line["accuracy_mean"] == line["accuracy_server"] == line["accuracy_0.3"]
     assert "accuracy_0.2" not in line
     assert {"local_accuracy_0.3", "local_accuracy_0.2"} <= line.keys()
+
+
+def test_open_samples_are_not_augmented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their targets are of the samples as they stand. A client's own are."""
+    seen, trained = [], DSFL.trained
+    monkeypatch.setattr(DSFL, "trained", lambda *given, **how: seen.append(given[2]) or trained(*given, **how))
+    run(simulate(asked(), tmp_path))
+    assert [work.data.is_augmented for work in seen] == [True] * 4 + [False, True] * 4
 
 
 def test_a_round_without_answers_leaves_the_targets(tmp_path: Path) -> None:
