@@ -125,9 +125,9 @@ class Projected(Around):
         old = module.get_submodule(path)
         assert isinstance(old, nn.Linear)
         features, dims = Axis.fixed("features", self.features), within.layout.dims[f"{path}.weight"]
-        project = _linear(old.in_features, self.features, (features, dims[1]), has_bias=True)
+        project = _linear(old.in_features, self.features, (features, dims[1]))
         labels = Axis.fixed(CLASSES, old.out_features)
-        classifier = _linear(self.features, old.out_features, (labels, features), has_bias=old.bias is not None)
+        classifier = _linear(self.features, old.out_features, (labels, features))
         module.set_submodule(path, sequential(project=project, classifier=classifier))
         return module
 
@@ -243,8 +243,8 @@ Networks = Annotated[
 """Capacity -> model: a mapping in a file."""
 
 
-def _linear(cin: int, cout: int, weight: Dims, *, has_bias: bool) -> nn.Linear:
-    return declare(nn.Linear(cin, cout, bias=has_bias), weight=weight, bias=weight[:1])
+def _linear(cin: int, cout: int, weight: Dims) -> nn.Linear:
+    return declare(nn.Linear(cin, cout), weight=weight, bias=weight[:1])
 
 
 def _without_classifier(net: Net) -> Params:
