@@ -78,6 +78,8 @@ def test_one_of_each_method_trains_a_step(path, tmp_path):
         given, data = experiment.plain(), experiment.data
         if data.name != "digits":
             given["data"] = made_up(data.offers)
+        if data.public is not None:
+            given["data"]["public"] = {"share": 0.1, "labeled": data.public.labeled}
         if experiment.partition.name == "users":
             given["partition"] = {"name": "iid"}
         given["model"] = experiment.model.blank.model_dump()
@@ -85,7 +87,9 @@ def test_one_of_each_method_trains_a_step(path, tmp_path):
         # a straggler of FedProx does a part of a round
         given["training"] |= {"steps": 2, "batch_size": 2}
         line = helpers.simulate(read_experiment(given, str(path)), tmp_path / f"{method}-{model}").train()
-        assert (line["clients"], line["refused"]) == (1, 0) and 1 <= line["steps"] <= 2, (method, model)
+        # FedMD's first visit has passes of its own
+        most = 1000 if method == "fedmd" else 2
+        assert (line["clients"], line["refused"]) == (1, 0) and 1 <= line["steps"] <= most, (method, model)
 
 
 def made_up(offers) -> dict:
