@@ -3,9 +3,10 @@
 import math
 
 import pytest
+from rows import folder
 
 from rayfl.metrics import EVALUATED
-from rayfl.results.budgets import CLIENT_FLOPS, TRAFFIC, budgets, reached, with_spent
+from rayfl.results.budgets import CLIENT_FLOPS, TRAFFIC, budgets, equal_cost, reached, with_spent
 
 
 def lines(down: int, flops: float, *scores: float) -> list[dict]:
@@ -39,3 +40,26 @@ def test_budgets_are_what_rows_spend():
     assert budgets([cheap, dear], CLIENT_FLOPS) == [], "all spend as much"
     silent = [[line | {"bytes_down": 0, "bytes_up": 0} for line in cheap[0]]]
     assert budgets([silent, dear], TRAFFIC) == []
+
+
+def test_the_table_of_equal_traffic(tmp_path):
+    """A row a method at every budget; a dash where it was not evaluated by then."""
+    cheap = folder(tmp_path / "cheap", "cheap", judged_lines(115, 0.1, 0.2))
+    dear = folder(tmp_path / "dear", "dear", judged_lines(490, 0.3, 0.4))
+    table = equal_cost([run.record() for run in (cheap, dear)], TRAFFIC)
+    assert table is not None
+    assert table.header == [
+        *("method", "seeds"),
+        *("accuracy %, 250 B", "server %, 250 B", "round"),
+        *("accuracy %, 1 kB", "server %, 1 kB", "round"),
+    ]
+    assert table.rows == [
+        ["dear", "1", "–", "–", "–", "40.00", "41.00", "2"],
+        ["cheap", "1", "20.00", "21.00", "2", "20.00", "21.00", "2"],
+    ]
+    assert equal_cost([cheap.record()], CLIENT_FLOPS) is None
+
+
+def judged_lines(down: int, *scores: float) -> list[dict]:
+    found = lines(down, 1e12, *(score + 0.01 for score in scores))
+    return [line | {"accuracy_mean": score, "seconds": 1.0} for line, score in zip(found, scores, strict=True)]

@@ -111,9 +111,9 @@ def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
         return None
     server = named(facts.score, "server")
     has_server = any(server in line for runs in curves.values() for lines in runs for line in lines)
-    metrics = {judge: facts.score}
+    metrics = {judge: "local" if judge == named(facts.score, "mean", "clients") else facts.score}
     if has_server and server != judge:
-        metrics[server] = f"{facts.score} of the server"
+        metrics[server] = "server"
     cell, unit = (percent, " %") if facts.scores[facts.score] == "max" else (plain, "")
     header, rows = ["method", "seeds"], [[titles[name], str(len(runs))] for name, runs in curves.items()]
     for budget in limits:
