@@ -25,6 +25,17 @@ VIT = {"name": "vit_b_16", "layers": 4, "heads": 2, "head_width": 8, "patch": 4}
 LENET = {"name": "lenet5_caffe"}
 LORA = {"name": "lora", "rank": 10, "alpha": 5, "base": VIT | {"layers": 2}}
 
+MIX = {"name": "mix", "features": 6, "networks": {"1": "mcmahan_cnn", "0.6": "lenet5_caffe", "0.3": "digits_cnn"}}
+SPLIT = {
+    "name": "mix",
+    "networks": {
+        "1": {"name": "resnet55_gkt", "channels": 4, "depth": [1, 1], "norm": "layer"},
+        "0.6": {"name": "resnet8_gkt", "channels": 4, "depth": [2], "norm": "layer"},
+        "0.3": {"name": "resnet8_gkt", "channels": 4, "depth": [1], "norm": "layer"},
+    },
+}
+PUBLIC = {"shape": [1, 16, 16], "public": {"share": 0.25, "labeled": True}}
+
 NARROW = {"capacities": [0.2, 0.12, 0.06]}
 """Of models whose 64 channels are a constant."""
 BY_PARAMETERS = {"metric": "params"}
@@ -96,6 +107,24 @@ for method in (
     "fedrora",
 ):
     case(f"{method}-lora", model=LORA)
+STUDENT = {"steps": 6, "batch_size": 8, "lr": 0.05}
+KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "feddf": (DIGITS, {"distillation": STUDENT}),
+    "dsfl": (DIGITS, {"distillation": STUDENT, "open": 12, "distill_epochs": 1}),
+    "fedet": (MIX, {"distillation": STUDENT}),
+    "fedbe": (DIGITS, {"distillation": STUDENT, "samples": 2}),
+    "fedmd": (DIGITS, {"subset": 12, "warmup_epochs": 1, "private_warmup_epochs": 1}),
+    "fedproto": (MIX, {}),
+}
+"""Method -> model and options, with short rounds."""
+for method, (model, options) in KNOWLEDGE.items():
+    case(f"{method}-{model['name']}", model=model, data=PUBLIC, partition={"name": "iid"}, method=options)
+case(
+    "fedgkt-mix",
+    model=SPLIT,
+    method={"server": {"epochs": 2, "batch_size": 8}},
+    clients={"weights": [0, 1, 1]},
+)
 
 # other models
 
@@ -260,7 +289,10 @@ VALUES = {
     # of 8x8 pixels a residual network leaves one, and norms by the batch make rounding errors 10,000 times larger
     method: for_float64(
         CASES[FIRST[method]]
-        | {"data": BASE["data"] | {"shape": [1, 16, 16]}, "evaluation": BASE["evaluation"] | {"every": 3}}
+        | {
+            "data": CASES[FIRST[method]]["data"] | {"shape": [1, 16, 16]},
+            "evaluation": BASE["evaluation"] | {"every": 3},
+        }
     )
     for method in sorted(FIRST)
 }

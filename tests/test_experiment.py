@@ -134,7 +134,7 @@ MISTAKES = {
         "size, weight",
     ),
     "no channel is left": (
-        {"clients": {"capacities": [1, 1e-5], "metric": "params"}},
+        {"clients": {"capacities": [1, 1e-5], "metric": "params"}, "method": {"name": "heterofl"}},
         "test: capacity 1e-05 by params: given model digits_cnn, whose narrowest network "
         "already is 0.000921; take capacities from 0.000921 to 1",
     ),

@@ -362,12 +362,20 @@ def test_summary_by_hand():
         "bytes_down": 130,
         "bytes_up": 65,
         "train_flops": 1300,
+        "server_flops": 0,
         "seconds": 26.0,
     }
 
 
 def test_summary_of_nothing():
-    assert summed([]) == {"rounds": 0, "bytes_down": 0, "bytes_up": 0, "train_flops": 0, "seconds": 0}
+    assert summed([]) == {
+        "rounds": 0,
+        "bytes_down": 0,
+        "bytes_up": 0,
+        "train_flops": 0,
+        "server_flops": 0,
+        "seconds": 0,
+    }
 
 
 def test_the_best_round_is_that_of_what_judges():

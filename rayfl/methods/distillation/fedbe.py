@@ -226,4 +226,5 @@ def statistics(net: Net, params: Params, data: ClientData) -> Params:
     """The running statistics of a network's norms on samples."""
     module = resident(net, data.device)
     load(module, params)
-    return norms.finish(norms.collect(module, (x for x, _ in data.plain(AT_ONCE))), "exact")
+    found = norms.finish(norms.collect(module, (x for x, _ in data.plain(AT_ONCE))), "exact")
+    return {name: t.to(params[name].dtype) for name, t in found.items()}

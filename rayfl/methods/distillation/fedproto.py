@@ -144,7 +144,7 @@ class FedProto(Unequal):
             for x, y in data.plain(AT_ONCE):
                 module(x)
                 # a product, because sums by index have no order on a GPU
-                of_class = F.one_hot(y, classes).float()
+                of_class = F.one_hot(y, classes).to(tap.features.dtype)
                 sums += of_class.T @ tap.features
                 counts += of_class.sum(0)
         had = counts.nonzero().flatten().tolist()
