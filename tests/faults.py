@@ -1,4 +1,4 @@
-"""Clients that fail on purpose, once or always, and a run that waits for none of them."""
+"""Clients and lessons that fail on purpose, once or always, and a run that waits for none of them."""
 
 import os
 import time
@@ -8,25 +8,19 @@ from typing import Any, Literal
 import numpy as np
 from helpers import PersonalHead
 
-from rayfl.config import ConfigError
+from rayfl.config import Config, ConfigError
 from rayfl.engine import pool
 from rayfl.listeners import Listener
+from rayfl.methods.distillation import FedDF, FedGKT
 
 
-class Faulty(PersonalHead):
-    """One client's process dies, hangs or raises before its update; `marker` holds the pids it happened in."""
+class Failing(Config):
+    """A process dies, hangs or raises in its work; `marker` holds the pids it happened in."""
 
-    name: Literal["faulty"] = "faulty"
-    client: int
     fault: Literal["die", "hang", "raise", "refuse", "wait", "hoard"]
     times: int = 1
     """How often; `wait` waits until the marker is there."""
     marker: str
-
-    def local_update(self, payload, visit):
-        if visit.client.id == self.client:
-            self._fail()
-        return super().local_update(payload, visit)
 
     def _fail(self) -> None:
         marker = Path(self.marker)
@@ -56,6 +50,46 @@ class Faulty(PersonalHead):
             time.sleep(0.05)
         time.sleep(20)
         Path(f"{self.marker}-survived").touch()
+
+
+class Faulty(Failing, PersonalHead):
+    """One client's work fails, before its update."""
+
+    name: Literal["faulty"] = "faulty"
+    client: int
+
+    def local_update(self, payload, visit):
+        if visit.client.id == self.client:
+            self._fail()
+        return super().local_update(payload, visit)
+
+
+class FailingLessons(Failing):
+    """A client's work fails behind its steps, or a lesson of the server's does, in a round."""
+
+    client: int | None = None
+    """The client; None: a lesson."""
+    round: int = 1
+
+    def local_update(self, payload, visit):
+        update = super().local_update(payload, visit)
+        if (visit.client.id, visit.round) == (self.client, self.round):
+            self._fail()
+        return update
+
+    def refine(self, lesson, study):
+        refined = super().refine(lesson, study)
+        if self.client is None and study.round == self.round:
+            self._fail()
+        return refined
+
+
+class FaultyFedDF(FailingLessons, FedDF):
+    name: Literal["faulty_feddf"] = "faulty_feddf"
+
+
+class FaultyFedGKT(FailingLessons, FedGKT):
+    name: Literal["faulty_fedgkt"] = "faulty_fedgkt"
 
 
 class Impatient(Listener):

@@ -36,7 +36,7 @@ class Federation:
     """Rows [n] of the public samples in `public_source`, ascending; none without a section `data.public`."""
     public_source: Literal["train", "public"]
     """ "train" where they are rows of the training set, which no client has and the server does not validate on;
-    "public" where they are `Arrays.public`."""
+    "public" where they are all of `Arrays.public`."""
 
     def pooled(self, seed: int) -> np.ndarray:
         """All clients' training rows, shuffled."""

@@ -143,11 +143,13 @@ class Worker:
 
     @functools.cached_property
     def public(self) -> ClientData | None:
-        """The public samples, where there are some."""
+        """The public samples, where there are some: a split of their own where it lies, rows of the training set as a
+        copy."""
         asked, federation = self.method.task.public, self.federation
         if asked is None:
             return None
-        data = self._rows(federation.public_source, federation.public)
+        whole = federation.public_source == "public"
+        data = self._data(self.samples["public"]) if whole else self._rows("train", federation.public)
         return replace(data, samples=asked.shown(data.samples))
 
     @functools.cached_property

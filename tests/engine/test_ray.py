@@ -6,86 +6,23 @@ import os
 import numpy as np
 import pytest
 import ray
+from crews import crew_of, everyone_has_loaded, on_ray, resized, result
 from faults import Faulty
 from helpers import NESTED, PersonalHead, run, simulate, tiny
 from ray.exceptions import ObjectLostError, OutOfMemoryError
-from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfl.config import ConfigError
 from rayfl.engine import pool as executor
 from rayfl.engine import simulation as simulation_module
-from rayfl.engine.actors import Crew
 from rayfl.engine.files import checksum
-from rayfl.engine.pool import JobFailed, RayPool
+from rayfl.engine.pool import JobFailed
 from rayfl.engine.server import ServerActor
 from rayfl.engine.status import About
 from rayfl.methods import METHODS
 
 pytestmark = pytest.mark.ray
-ACTORS = 4
 SILENT = 4.0
 """Seconds that a job may take where one hangs: the pool looks every five, and no other job takes as long."""
-
-
-@pytest.fixture(scope="module")
-def group(ray_cluster):
-    group = placement_group([{"CPU": 1}] * ACTORS)
-    assert group.wait(60)
-    yield group
-    remove_placement_group(group)
-
-
-@pytest.fixture(scope="module")
-def actors(group):
-    """The actors of all tests: starting one takes seconds, taking up another run does not."""
-    pool = RayPool([], crew_of(group, []), [])
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
-def pool(actors, group):
-    return resized(actors, group, 2)
-
-
-def resized(pool, group, count):
-    pool.deaths, pool.deadline = 0, 120.0
-    while len(pool.slots) > count:
-        ray.kill(pool.slots.pop().actor)
-    bundles = range(len(pool.slots), count)
-    crew = crew_of(group, bundles)
-    pool.slots += RayPool(pool.refs, crew, [crew.start(bundle) for bundle in bundles]).slots
-    return pool
-
-
-def crew_of(group, bundles):
-    return Crew(group, bundles, cpus=1, gpus=0, threads=1)
-
-
-def loaded(pool, experiment):
-    """What makes the pool the executor of an experiment."""
-
-    def make(recipe):
-        pool.load([ray.put(experiment.data.arrays()), ray.put(recipe)])
-        everyone_has_loaded(pool)
-        return pool
-
-    return make
-
-
-def everyone_has_loaded(pool):
-    ray.get([slot.loading for slot in pool.slots if slot.loading is not None])
-
-
-def result(simulation):
-    """All lines, and the state's and every carry's bits."""
-    lines = run(simulation)
-    carries = {str(id): simulation.carries.get(id) for id in sorted(simulation.carries.files)}
-    return lines, checksum(simulation.state), checksum(carries)
-
-
-def on_ray(pool, experiment, folder):
-    return simulate(experiment, folder, loaded(pool, experiment))
 
 
 def faulty(tmp_path, fault, times=1, **sections):
