@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import assert_same, run, simulate
+from helpers import assert_same, run, simulate, tiny
 from processes import until
 
 from rayfl.engine.checkpoints import MANIFEST, complete, read
@@ -157,3 +157,13 @@ def test_an_ensemble_is_never_in_memory(start, tmp_path, monkeypatch):
 
     network = 4 * 1_663_370 / 2**20
     assert peak(100) - peak(10) < 15 * network
+
+
+@pytest.mark.parametrize(("public", "is_copied"), [({"noise": 30}, False), ({"share": 0.2}, True)])
+def test_a_public_split_of_its_own_is_not_copied(tmp_path, public, is_copied):
+    """Rows of the training set are."""
+    simulation = simulate(tiny(method="feddf", data={"public": public}, partition="iid"), tmp_path)
+    worker = simulation.executor.worker
+    used, stored = worker.public.samples["x"], worker.samples["train" if is_copied else "public"]["x"]
+    shared = used.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
+    assert shared == (not is_copied)
