@@ -1,5 +1,6 @@
 """Runs that are ended in the middle of the server's work, in processes of their own, and the bits after --resume."""
 
+import functools
 import json
 import os
 import signal
@@ -62,11 +63,13 @@ def inside(folder):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """Name -> (a run in this process that nobody ended, its lines)."""
-    found = {}
-    for name, sections in RUNS.items():
-        simulation = simulate(read_experiment(sections, "test"), tmp_path_factory.mktemp(name))
-        found[name] = simulation, run(simulation)
-    return found
+
+    @functools.cache
+    def ran(name):
+        simulation = simulate(read_experiment(RUNS[name], "test"), tmp_path_factory.mktemp(name))
+        return simulation, run(simulation)
+
+    return ran
 
 
 def assert_same_run(folder, simulation, expected):
@@ -113,7 +116,7 @@ def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, undisturb
 
     code, printed = start("run", config, "--output", tmp_path / "runs", "--resume").finish()
     assert code == 0, printed
-    assert_same_run(folder, *undisturbed[name])
+    assert_same_run(folder, *undisturbed(name))
 
 
 PEAK = """
