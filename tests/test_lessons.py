@@ -1,5 +1,6 @@
 """Runs that are ended in the middle of the server's work, in processes of their own, and the bits after --resume."""
 
+import functools
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import assert_same, run, simulate
+from helpers import assert_same, run, simulate, tiny
 from processes import until
 
 from rayfl.engine.checkpoints import MANIFEST, complete, read
@@ -18,33 +19,35 @@ from rayfl.results.folder import RunFolder
 from rayfl.testing.networks import SPLIT
 
 STUDENTS = {
-    "rounds": 3,
+    "rounds": 2,
     "data": {"name": "digits", "public": {"share": 0.2}},
     "partition": "iid",
     "clients": {"count": 6, "cohort": 4, "capacities": [0.2, 0.1]},
-    "model": {"name": "mix", "networks": {"0.2": {"name": "digits_cnn"}, "0.1": {"name": "resnet8", "channels": 4}}},
+    "model": "digits_cnn",
     "training": {"batch_size": 10, "steps": 5},
     "evaluation": {"holdout": 0.1},
     "method": {
         "name": "feddf",
         "distillation": {
-            "steps": 2000,
+            "steps": 1000,
             "batch_size": 4,
             "optimizer": "adam",
             "lr": 1e-3,
-            "patience": 5000,
-            "validate_every": 50,
+            "patience": 1000,
+            "validate_every": 100,
         },
     },
 }
-"""Two students of eight lessons each, in every round."""
+"""Two students of four lessons each, in every round."""
 TRUNK = STUDENTS | {
-    "data": {"name": "digits", "public": {"share": 0.2}},
     "clients": {"count": 6, "cohort": 4, "capacities": [0.3, 0.1], "weights": [0, 1]},
     "model": {"name": "mix", "networks": {name: SPLIT["networks"][name] for name in ("0.3", "0.1")}},
-    "method": {"name": "fedgkt", "server": {"epochs": 40, "batch_size": 16}},
+    "method": {"name": "fedgkt", "server": {"epochs": 10, "batch_size": 32}},
 }
-"""A trunk that learns of four clients in turn, forty times a round, from what these keep."""
+"""A trunk that learns of four clients in turn, ten times a round, from what these keep."""
+
+
+RUNS = {"students": STUDENTS, "trunk": TRUNK}
 
 
 def inside(folder):
@@ -57,11 +60,22 @@ def inside(folder):
     return {}
 
 
-def assert_undisturbed(folder, sections, other):
-    """Lines, last state and what clients keep are those of a run in this process that nobody ended."""
-    simulation = simulate(read_experiment(sections, "test"), other)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Name -> (a run in this process that nobody ended, its lines)."""
+
+    @functools.cache
+    def ran(name):
+        simulation = simulate(read_experiment(RUNS[name], "test"), tmp_path_factory.mktemp(name))
+        return simulation, run(simulation)
+
+    return ran
+
+
+def assert_same_run(folder, simulation, expected):
+    """Lines, last state, and what clients keep."""
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in RunFolder.open(folder).rounds()]
-    assert lines == run(simulation)
+    assert lines == expected
     found = read(complete(folder / "checkpoints")[-1])
     assert (found.round, found.begun) == (simulation.rounds, {})
     assert_same(found.state, simulation.state)
@@ -74,13 +88,13 @@ def assert_undisturbed(folder, sections, other):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("executor", ["serial", "ray"])
-@pytest.mark.parametrize("sections", [STUDENTS, TRUNK], ids=["students", "trunk"])
-def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, sections, executor, how):
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, undisturbed, name, executor, how):
     config, folder = tmp_path / "lessons.yaml", tmp_path / "runs" / "lessons"
     resources = {"executor": executor, "checkpoint_seconds": 0}
     if executor == "ray":
         resources |= {"actors": 2, "cpus": 0.5}
-    config.write_text(yaml.safe_dump(sections | {"run": resources}))
+    config.write_text(yaml.safe_dump(RUNS[name] | {"run": resources}))
     command = start("run", config, "--output", tmp_path / "runs")
     until(lambda: inside(folder).get("round") == 1, command)
     if how == signal.SIGTERM:
@@ -94,7 +108,7 @@ def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, sections,
         command.finish()
     saved = read(complete(folder / "checkpoints")[-1])
     assert saved.begun["round"] == saved.round == 1
-    if sections is STUDENTS:
+    if name == "students":
         steps = {int(tensors["step"]) for group, tensors in saved.state.items() if group.startswith("student ")}
         assert steps and max(steps) > 0 and not any(step % 250 for step in steps)
     else:
@@ -102,7 +116,7 @@ def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, sections,
 
     code, printed = start("run", config, "--output", tmp_path / "runs", "--resume").finish()
     assert code == 0, printed
-    assert_undisturbed(folder, sections, tmp_path / "serial")
+    assert_same_run(folder, *undisturbed(name))
 
 
 PEAK = """
@@ -146,3 +160,13 @@ def test_an_ensemble_is_never_in_memory(start, tmp_path, monkeypatch):
 
     network = 4 * 1_663_370 / 2**20
     assert peak(100) - peak(10) < 15 * network
+
+
+@pytest.mark.parametrize(("public", "is_copied"), [({"noise": 30}, False), ({"share": 0.2}, True)])
+def test_a_public_split_of_its_own_is_not_copied(tmp_path, public, is_copied):
+    """Rows of the training set are."""
+    simulation = simulate(tiny(method="feddf", data={"public": public}, partition="iid"), tmp_path)
+    worker = simulation.executor.worker
+    used, stored = worker.public.samples["x"], worker.samples["train" if is_copied else "public"]["x"]
+    shared = used.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
+    assert shared == (not is_copied)
