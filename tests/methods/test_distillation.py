@@ -1,4 +1,4 @@
-"""Students, and what all distillation methods promise: bits across actors, resumes and cuts; FedDF's arithmetic."""
+"""Students, and what all distillation methods promise: bits across actors, resumes and cuts."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayfl import distillation, norms
+from rayfl import distillation
 from rayfl.config import ConfigError
 from rayfl.distillation import Distillation, beginning, go_on, is_done, result
 from rayfl.engine.simulation import Simulation
@@ -139,31 +139,7 @@ def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
     assert_same(other.state, serial.state)
 
 
-# FedDF
-
-
-def test_one_client_s_student_has_nothing_to_learn(tmp_path: Path) -> None:
-    """KL of a network to itself is 0 where no norm sees another batch; so are its gradients."""
-    simulation = simulate(
-        experiment(feddf(), clients={"count": 1, "cohort": 1, "capacities": [0.3]}, model={"name": "digits_cnn"}),
-        tmp_path,
-    )
-    worker, net = simulation.executor.worker, simulation.method.task.server  # pyright: ignore
-    given = simulation.state["net 0.3"]
-    logits = distillation.predicted(net.build(), net, given, worker.public)
-    module = distillation.resident(net, torch.device("cpu"))
-    distillation.load(module, given)
-    norms.load(module, given)
-    [(x, _)] = worker.public.plain(1000)
-    loss = divergence(logits, module.eval()(x), 1.0)
-    module.zero_grad()
-    loss.backward()
-    assert abs(loss.item()) < 1e-6
-    assert all(float(p.grad.abs().max()) < 1e-5 for p in module.parameters() if p.grad is not None)
-
-
-def test_public_data_are_wanted() -> None:
-    with pytest.raises(ConfigError, match="data.public: missing"):
-        experiment(feddf(), data={"name": "synthetic", "public": None})
-    with pytest.raises(ConfigError, match="steps"):
-        experiment(feddf(distillation={"steps": 0}))
+def test_steps_or_epochs() -> None:
+    for bad in ({"steps": 0}, {}, {"steps": 1, "epochs": 1}):
+        with pytest.raises(ConfigError, match="steps"):
+            experiment(feddf(distillation=bad))
