@@ -147,7 +147,9 @@ class Worker:
         asked, federation = self.method.task.public, self.federation
         if asked is None:
             return None
-        data = self._rows(federation.public_source, federation.public)
+        # samples of another data set or noise are all public: no copy
+        own = federation.public_source == "train"
+        data = self._rows("train", federation.public) if own else self._data(self.samples["public"])
         return replace(data, samples=asked.shown(data.samples))
 
     @functools.cached_property

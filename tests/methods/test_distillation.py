@@ -13,9 +13,11 @@ from rayfl.distillation import Distillation, beginning, go_on, is_done, result
 from rayfl.engine.simulation import Simulation
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
+from rayfl.fold import Update
 from rayfl.tensors import Params
 from rayfl.testing.tiny import Shuffled, assert_same, run, simulate, tiny
 from rayfl.training import divergence
+from rayfl.updates import Updates
 
 PUBLIC = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "public": {"share": 0.3}}
 SMALL = {"steps": 6, "batch_size": 8, "optimizer": "adam", "lr": 0.01, "patience": 4, "validate_every": 2}
@@ -143,3 +145,32 @@ def test_steps_or_epochs() -> None:
     for bad in ({"steps": 0}, {}, {"steps": 1, "epochs": 1}):
         with pytest.raises(ConfigError, match="steps"):
             experiment(feddf(distillation=bad))
+
+
+def test_the_best_student_or_the_mean() -> None:
+    with pytest.raises(ConfigError, match="patience or average_from"):
+        experiment(feddf(distillation=SMALL | {"average_from": 2}))
+
+
+@pytest.mark.parametrize("model", ["heterofl_transformer", {"name": "lora", "base": "heterofl_transformer"}])
+def test_networks_that_answer_tokens_are_refused(model: Any) -> None:
+    """The network is asked: adapters do not say which task their base has."""
+    data = {"name": "synthetic_text", "task": "next_token", "public": {"share": 0.3}}
+    with pytest.raises(ConfigError, match="answer every token"):
+        tiny(data=data, model=model, partition="iid", method="feddf", clients={"capacities": [1]})
+
+
+@pytest.mark.parametrize("source", [{"share": 0.3}, {"noise": 10}])
+def test_public_samples_of_their_own_are_not_copied(source: Any, tmp_path: Path) -> None:
+    simulation = simulate(experiment(feddf(), data=PUBLIC | {"public": source}), tmp_path)
+    worker = simulation.executor.worker  # pyright: ignore
+    stored, used = worker.samples["public"].get("x"), worker.public.samples["x"]
+    assert (stored is not None and stored.data_ptr() == used.data_ptr()) == ("noise" in source)
+
+
+def test_a_client_whose_teacher_is_not_finite_is_refused() -> None:
+    """Finite parameters may give infinite logits, which would be everybody's targets."""
+    update = Update({"net 1": {"w": torch.ones(2)}}, 1.0, derived={"teachers": {"sum": torch.tensor([torch.inf])}})
+    assert Updates().unfit(update, 1.0) == "not finite"
+    update.derived["teachers"]["sum"] = torch.ones(1)
+    assert Updates().unfit(update, 1.0) is None
