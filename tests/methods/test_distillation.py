@@ -168,6 +168,21 @@ def test_public_samples_of_their_own_are_not_copied(source: Any, tmp_path: Path)
     assert (stored is not None and stored.data_ptr() == used.data_ptr()) == ("noise" in source)
 
 
+@pytest.mark.parametrize("transform", [{"name": "noise", "deviation": 0.5}, {"name": "quantize", "bits": 1}])
+def test_a_variance_that_a_transform_changes_is_not_negative(transform: Any, tmp_path: Path) -> None:
+    """Running statistics travel with a network, and a student's would be NaN."""
+    how = {"name": "fedbe", "samples": 2, "distillation": {"steps": 2, "batch_size": 8}}
+    model, data = {"name": "resnet8", "channels": 4}, PUBLIC | {"shape": [1, 8, 8]}
+    asked = experiment(how, model=model, data=data, updates={"transforms": [transform]}, rounds=1)
+    simulation = simulate(asked, tmp_path)
+    assert simulation.train()["refused"] == 0
+    variances = [t for n, t in simulation.state["net 0.3"].items() if n.endswith(".running_var")]
+    assert min(float(t.min()) for t in variances) >= 0
+    while simulation.begun or simulation.round == 0:
+        simulation.advance()
+    assert all(t.isfinite().all() for t in simulation.state["net 0.3"].values())
+
+
 def test_a_client_whose_teacher_is_not_finite_is_refused() -> None:
     """Finite parameters may give infinite logits, which would be everybody's targets."""
     update = Update({"net 1": {"w": torch.ones(2)}}, 1.0, derived={"teachers": {"sum": torch.tensor([torch.inf])}})
