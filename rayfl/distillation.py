@@ -70,6 +70,8 @@ class Distillation(Config):
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("steps or epochs; one of the two")
+        if self.patience and self.average_from is not None:
+            raise ValueError("patience or average_from; one of the two says which student is kept")
         return self
 
     def steps_of(self, samples: int) -> int:

@@ -36,7 +36,8 @@ from rayfl.tensors import Params
 MOMENTUM = 0.1
 """Share of a batch in running statistics: torch's default."""
 
-STATISTICS = (".running_mean", ".running_var")
+VARIANCE = ".running_var"
+STATISTICS = (".running_mean", VARIANCE)
 """How the names of a norm's running statistics end."""
 
 

@@ -24,6 +24,7 @@ from torch import nn
 from rayfl.bitcodes import encode_places
 from rayfl.config import ConfigError, Kind, Named
 from rayfl.fold import Update
+from rayfl.norms import VARIANCE
 from rayfl.tensors import Params
 
 
@@ -133,7 +134,7 @@ def transformed(transforms: Sequence[Transform], payload: Mapping[str, Params], 
     """Replaces one client's answer by what travels, in place; the bytes that this takes.
 
     `payload` is what the client was sent, `seed` its own in this round. Rows of a classifier that it does not hold stay
-    as they are: no part of its change.
+    as they are: no part of its change. A norm's running variance that a transform makes negative is 0.
     """
     if update.products:
         raise ConfigError(
@@ -153,5 +154,6 @@ def transformed(transforms: Sequence[Transform], payload: Mapping[str, Params], 
         d = transform.change(d, generator)
         size = transform.nbytes(d, size)
     for key, (params, name, _) in answers.items():
-        params[name] = (start[key] + d[key] * rows.get(key, 1.0)) * weight
+        found = start[key] + d[key] * rows.get(key, 1.0)
+        params[name] = (found.clamp_min(0.0) if name.endswith(VARIANCE) else found) * weight
     return size

@@ -36,7 +36,7 @@ class Updates(Config):
         products = {name: factors.tensors for name, factors in update.products.items()}
         answered = norm([*update.sums.values(), *update.whole.values(), products]) / (update.weight or 1.0)
         norms = [answered, *(norm([carry]) for carry in update.carries.values())]
-        if not all(map(math.isfinite, norms)):
+        if not all(map(math.isfinite, [*norms, norm(update.derived.values())])):
             return "not finite"
         after, limit = max(norms), self.growth * (1 + before)
         return f"norm {after:.3g} over the limit {limit:.3g}" if before and after > limit else None

@@ -250,6 +250,15 @@ def test_samples_that_do_not_fit():
         with_public(masked, data="synthetic_text").arrays()
 
 
+def test_the_data_set_itself_is_refused():
+    """Its samples are the clients'."""
+    refused(
+        "data.public.data: given synthetic with the training samples of data set synthetic itself, which clients have; "
+        "allowed: another data set, or a share",
+        data=SMALL,
+    )
+
+
 def test_tokens_of_another_vocabulary():
     with pytest.raises(ConfigError, match="allowed: a data set with the same tokenizer as synthetic_text, because"):
         with_public("synthetic_text", data="synthetic_text").arrays()

@@ -88,6 +88,11 @@ class Public(Config):
                     f"data.public: given {name} of {data.name} stored as {train[name].dtype}; allowed: {array.dtype}, "
                     f"as data set {own.name} stores it"
                 )
+        if all(np.array_equal(train[name], array) for name, array in arrays.train.items()):
+            raise ConfigError(
+                f"data.public.data: given {data.name} with the training samples of data set {own.name} itself, which "
+                "clients have; allowed: another data set, or a share"
+            )
         rows = self.first(len(next(iter(train.values()))))
         found = self.shown({name: array[rows] for name, array in train.items()})
         return validate_split(found, own.columns, "public")

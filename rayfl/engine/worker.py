@@ -148,8 +148,9 @@ class Worker:
         asked, federation = self.method.task.public, self.federation
         if asked is None:
             return None
-        whole = federation.public_source == "public"
-        data = self._data(self.samples["public"]) if whole else self._rows("train", federation.public)
+        # samples of another data set or noise are all public: no copy
+        own = federation.public_source == "train"
+        data = self._rows("train", federation.public) if own else self._data(self.samples["public"])
         return replace(data, samples=asked.shown(data.samples))
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Students, and what all distillation methods promise: bits across actors, resumes and cuts; FedDF's arithmetic."""
+"""Students, and what all distillation methods promise: bits across actors, resumes and cuts."""
 
 from pathlib import Path
 from typing import Any
@@ -7,15 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayfl import distillation, norms
+from rayfl import distillation
 from rayfl.config import ConfigError
 from rayfl.distillation import Distillation, beginning, go_on, is_done, result
 from rayfl.engine.simulation import Simulation
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
+from rayfl.fold import Update
 from rayfl.tensors import Params
 from rayfl.testing.tiny import Shuffled, assert_same, run, simulate, tiny
 from rayfl.training import divergence
+from rayfl.updates import Updates
 
 PUBLIC = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "public": {"share": 0.3}}
 SMALL = {"steps": 6, "batch_size": 8, "optimizer": "adam", "lr": 0.01, "patience": 4, "validate_every": 2}
@@ -139,31 +141,51 @@ def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
     assert_same(other.state, serial.state)
 
 
-# FedDF
+def test_steps_or_epochs() -> None:
+    for bad in ({"steps": 0}, {}, {"steps": 1, "epochs": 1}):
+        with pytest.raises(ConfigError, match="steps"):
+            experiment(feddf(distillation=bad))
 
 
-def test_one_client_s_student_has_nothing_to_learn(tmp_path: Path) -> None:
-    """KL of a network to itself is 0 where no norm sees another batch; so are its gradients."""
-    simulation = simulate(
-        experiment(feddf(), clients={"count": 1, "cohort": 1, "capacities": [0.3]}, model={"name": "digits_cnn"}),
-        tmp_path,
-    )
-    worker, net = simulation.executor.worker, simulation.method.task.server  # pyright: ignore
-    given = simulation.state["net 0.3"]
-    logits = distillation.predicted(net.build(), net, given, worker.public)
-    module = distillation.resident(net, torch.device("cpu"))
-    distillation.load(module, given)
-    norms.load(module, given)
-    [(x, _)] = worker.public.plain(1000)
-    loss = divergence(logits, module.eval()(x), 1.0)
-    module.zero_grad()
-    loss.backward()
-    assert abs(loss.item()) < 1e-6
-    assert all(float(p.grad.abs().max()) < 1e-5 for p in module.parameters() if p.grad is not None)
+def test_the_best_student_or_the_mean() -> None:
+    with pytest.raises(ConfigError, match="patience or average_from"):
+        experiment(feddf(distillation=SMALL | {"average_from": 2}))
 
 
-def test_public_data_are_wanted() -> None:
-    with pytest.raises(ConfigError, match="data.public: missing"):
-        experiment(feddf(), data={"name": "synthetic", "public": None})
-    with pytest.raises(ConfigError, match="steps"):
-        experiment(feddf(distillation={"steps": 0}))
+@pytest.mark.parametrize("model", ["heterofl_transformer", {"name": "lora", "base": "heterofl_transformer"}])
+def test_networks_that_answer_tokens_are_refused(model: Any) -> None:
+    """The network is asked: adapters do not say which task their base has."""
+    data = {"name": "synthetic_text", "task": "next_token", "public": {"share": 0.3}}
+    with pytest.raises(ConfigError, match="answer every token"):
+        tiny(data=data, model=model, partition="iid", method="feddf", clients={"capacities": [1]})
+
+
+@pytest.mark.parametrize("source", [{"share": 0.3}, {"noise": 10}])
+def test_public_samples_of_their_own_are_not_copied(source: Any, tmp_path: Path) -> None:
+    simulation = simulate(experiment(feddf(), data=PUBLIC | {"public": source}), tmp_path)
+    worker = simulation.executor.worker  # pyright: ignore
+    stored, used = worker.samples["public"].get("x"), worker.public.samples["x"]
+    assert (stored is not None and stored.data_ptr() == used.data_ptr()) == ("noise" in source)
+
+
+@pytest.mark.parametrize("transform", [{"name": "noise", "deviation": 0.5}, {"name": "quantize", "bits": 1}])
+def test_a_variance_that_a_transform_changes_is_not_negative(transform: Any, tmp_path: Path) -> None:
+    """Running statistics travel with a network, and a student's would be NaN."""
+    how = {"name": "fedbe", "samples": 2, "distillation": {"steps": 2, "batch_size": 8}}
+    model, data = {"name": "resnet8", "channels": 4}, PUBLIC | {"shape": [1, 8, 8]}
+    asked = experiment(how, model=model, data=data, updates={"transforms": [transform]}, rounds=1)
+    simulation = simulate(asked, tmp_path)
+    assert simulation.train()["refused"] == 0
+    variances = [t for n, t in simulation.state["net 0.3"].items() if n.endswith(".running_var")]
+    assert min(float(t.min()) for t in variances) >= 0
+    while simulation.begun or simulation.round == 0:
+        simulation.advance()
+    assert all(t.isfinite().all() for t in simulation.state["net 0.3"].values())
+
+
+def test_a_client_whose_teacher_is_not_finite_is_refused() -> None:
+    """Finite parameters may give infinite logits, which would be everybody's targets."""
+    update = Update({"net 1": {"w": torch.ones(2)}}, 1.0, derived={"teachers": {"sum": torch.tensor([torch.inf])}})
+    assert Updates().unfit(update, 1.0) == "not finite"
+    update.derived["teachers"]["sum"] = torch.ones(1)
+    assert Updates().unfit(update, 1.0) is None

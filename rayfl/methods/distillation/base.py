@@ -7,6 +7,7 @@ them. The server's students are in the state too ("student CAPACITY", `rayfl.dis
 long as they learn.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
@@ -24,7 +25,7 @@ from rayfl.norms import tracked
 from rayfl.seeds import stream, torch_generator, torch_scope
 from rayfl.submodel import Selection, prefix
 from rayfl.tensors import Params, copied
-from rayfl.training import Loss, Training
+from rayfl.training import Loss, Training, answered
 
 TARGETS = "targets"
 STUDENT = "student "
@@ -121,8 +122,8 @@ class Distilling(Unequal):
         raise NotImplementedError
 
     def taught(self, state: State, students: Sequence[str], targets: Params) -> State:
-        """The state in which the networks of some groups begin to learn. `targets`: a row a public sample, "targets";
-        with "rows" [n] a row for each of these samples."""
+        """The state in which the networks of some groups begin to learn. `targets`: "targets", a row a sample of
+        `refine`."""
         return {**state, TARGETS: targets} | {f"{STUDENT}{group}": beginning(state[group]) for group in students}
 
     def plan(self, state: State, round: int) -> Sequence[Lesson]:
@@ -139,8 +140,7 @@ class Distilling(Unequal):
 
     def refine(self, lesson: Lesson, study: Study) -> Refined:
         """The next steps of a student."""
-        public, targets = public_of(study), lesson.payload[TARGETS]
-        data = (public.picked(targets["rows"]) if "rows" in targets else public).labeled(targets["targets"])
+        data = public_of(study).labeled(lesson.payload[TARGETS][TARGETS])
         student, metrics = go_on(
             lesson.payload["student"],
             lesson.net,
@@ -180,8 +180,7 @@ def opened(public: ClientData, samples: int, seed: int, round: int) -> torch.Ten
 
 def check_public(method: Method, labeled: bool = False) -> None:
     """A ConfigError if there are no public samples, or if their labels are wanted and may not be used."""
-    tasks = {getattr(net.model, "task", "classes") for net in method.task.nets.values()}
-    if tasks != {"classes"}:
+    if not all(map(_answers_samples, method.task.nets.values())):
         raise ConfigError(
             f"method: given {method.name}, with networks that answer every token; allowed: networks that give samples "
             "classes, because targets are a row a sample"
@@ -197,3 +196,10 @@ def check_public(method: Method, labeled: bool = False) -> None:
             f"data.public.labeled: given false; allowed: true, because method {method.name} learns from the labels of "
             "public data"
         )
+
+
+@functools.lru_cache(maxsize=512)
+def _answers_samples(net: Net) -> bool:
+    """Whether it has logits [B, C], and not [B, T, C] of tokens."""
+    with torch.no_grad():
+        return answered(net.blank().eval()(net.model.example(1, "meta")), "last").dim() == 2

@@ -33,6 +33,7 @@ Departures:
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from rayfl.clients import Population
 from rayfl.distillation import Distillation
@@ -43,6 +44,7 @@ from rayfl.methods.distillation.base import Distilling, check_public
 from rayfl.training import divergence
 
 TEACHERS = "teachers"
+TINY = torch.finfo(torch.float32).tiny
 
 
 class FedDF(Distilling):
@@ -57,7 +59,7 @@ class FedDF(Distilling):
     """How a student is trained."""
     targets: Literal["logits", "probabilities"] = "logits"
     """What is averaged over the teachers."""
-    temperature: float = 1.0
+    temperature: float = Field(default=1.0, gt=0)
     """T, of targets and students."""
     start: Literal["mean", "previous"] = "mean"
     """Where students start: at the mean of the clients' networks, or where they were."""
@@ -80,7 +82,8 @@ class FedDF(Distilling):
         if not (said := fold.sum(TEACHERS)):
             return means
         mean = said["sum"] / said["count"]
-        logits = mean if self.targets == "logits" else mean.log() * self.temperature
+        # a probability that is 0 in float32 has no logit, and a target of minus infinity no divergence
+        logits = mean if self.targets == "logits" else mean.clamp_min(TINY).log() * self.temperature
         starts = means if self.start == "mean" else state
         return self.taught(means | starts, [group for group in state if fold.sum(group)], {"targets": logits})
 
