@@ -10,8 +10,8 @@ It is a mapping of tensors, so that it can stand in a server's state, and go on 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Literal, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -73,6 +73,12 @@ class Distillation(Config):
         if self.patience and self.average_from is not None:
             raise ValueError("patience or average_from; one of the two says which student is kept")
         return self
+
+    def with_(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """As a section would say it: these settings, and `given` over them. Of steps and epochs the one that is given
+        counts."""
+        lengths = {"steps": None, "epochs": None} if {"steps", "epochs"} & given.keys() else {}
+        return {**self.model_dump(), **lengths, **given}
 
     def steps_of(self, samples: int) -> int:
         """Steps in a round, with so many public samples."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Literal, Self
 
 import torch
@@ -171,6 +171,13 @@ def kernels(training: Training, macs: int, device: torch.device) -> Iterator[Non
         yield
     finally:
         mkldnn.enabled = before
+
+
+@contextmanager
+def precise(training: Training, device: torch.device) -> Iterator[None]:
+    """How whatever else a worker computes for a run is computed inside: on a GPU by `training.precision`."""
+    with _tf32(training.precision == "tf32") if device.type == "cuda" else nullcontext():
+        yield
 
 
 @contextmanager

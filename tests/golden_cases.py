@@ -107,7 +107,10 @@ for method in (
     "fedrora",
 ):
     case(f"{method}-lora", model=LORA)
-STUDENT = {"steps": 6, "batch_size": 8, "lr": 0.05}
+STUDENT = {
+    **{"steps": 6, "batch_size": 8, "lr": 0.05, "optimizer": "sgd", "momentum": 0, "cosine": False, "clip": None},
+    **{"weight_decay": 0, "patience": 0, "average_from": None},
+}
 KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
     "feddf": (DIGITS, {"distillation": STUDENT}),
     "dsfl": (DIGITS, {"distillation": STUDENT, "open": 12, "distill_epochs": 1}),

@@ -26,6 +26,7 @@ from rayfl.metrics import plus
 from rayfl.net import load, resident
 from rayfl.seeds import stream, torch_generator
 from rayfl.tensors import Params, as_tensor, nbytes
+from rayfl.training import precise
 from rayfl.transforms import transformed
 from rayfl.updates import Updates, norm
 
@@ -86,7 +87,8 @@ class Worker:
         seed = stream(self.recipe.seed, "local", client.round, client.id)
         try:
             visit = Visit(client, parcel.selection, data, carry, seed, self.public)
-            update = self.method.local_update(parcel.payload, visit)
+            with precise(self.method.task.training, self.device):
+                update = self.method.local_update(parcel.payload, visit)
         except ConfigError:
             raise
         except Exception:
@@ -107,7 +109,8 @@ class Worker:
         client, seed = lesson.client, stream(self.recipe.seed, "refine", job.round)
         data = None if client is None else self._rows("train", self.federation.train[client])
         study = Study(job.round, seed, self.public, self.validation, data, job.carry)
-        return self.method.refine(lesson, study)
+        with precise(self.method.task.training, self.device):
+            return self.method.refine(lesson, study)
 
     # evaluation
 

@@ -14,6 +14,7 @@ from rayfl.engine.simulation import Simulation
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
 from rayfl.fold import Update
+from rayfl.methods import METHODS_KIND
 from rayfl.tensors import Params
 from rayfl.testing.tiny import Shuffled, assert_same, run, simulate, tiny
 from rayfl.training import divergence
@@ -142,7 +143,7 @@ def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
 
 
 def test_steps_or_epochs() -> None:
-    for bad in ({"steps": 0}, {}, {"steps": 1, "epochs": 1}):
+    for bad in ({"steps": 0}, {"steps": None}, {"steps": 1, "epochs": 1}):
         with pytest.raises(ConfigError, match="steps"):
             experiment(feddf(distillation=bad))
 
@@ -189,3 +190,31 @@ def test_a_client_whose_teacher_is_not_finite_is_refused() -> None:
     assert Updates().unfit(update, 1.0) == "not finite"
     update.derived["teachers"]["sum"] = torch.ones(1)
     assert Updates().unfit(update, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"distillation": {"steps": 500}}, {"steps": 500, "epochs": None, "optimizer": "adam", "lr": 1e-3, "clip": 5}),
+        ({"distillation": {"epochs": 2, "clip": None}}, {"steps": None, "epochs": 2, "clip": None, "cosine": True}),
+        ({}, {"steps": 10_000, "patience": 1000}),
+    ],
+)
+def test_a_part_of_a_section_leaves_the_paper_s_other_settings(given: Any, expected: Any) -> None:
+    method = METHODS_KIND.read({"name": "feddf"} | given, "method")
+    how = method.distillation.model_dump()  # pyright: ignore
+    assert {name: how[name] for name in expected} == expected
+    assert METHODS_KIND.read(method.model_dump(mode="json", exclude={"task"}), "method") == method
+
+
+def test_training_beside_the_round_s_own_is_at_one_rate(tmp_path: Path) -> None:
+    """The warm-up and cosine of `training` are of the round's own steps."""
+    labeled = PUBLIC | {"public": {"share": 0.3, "labeled": True}}
+    method = {"name": "fedmd", "warmup_epochs": 3, "private_warmup_epochs": 1, "subset": 10}
+    asked = experiment(method, data=labeled)
+    waved = asked.with_(training=asked.training.model_copy(update={"warmup": 1000, "cosine_rounds": 2}))
+    one, other = simulate(asked, tmp_path / "one"), simulate(waved, tmp_path / "other")
+    one.train()
+    other.train()
+    for client in one.carries.files:
+        assert_same(one.carries.get(client) or {}, other.carries.get(client) or {})

@@ -33,7 +33,7 @@ from rayfl.submodel import prefix
 from rayfl.tensors import Params
 from rayfl.testing.tiny import assert_same, folded, run, simulate
 
-TEACHES = {"steps": 9, "batch_size": 8, "optimizer": "adam", "lr": 2e-4, "cosine": True, "clip": 0.1}
+TEACHES = {"patience": 0, "steps": 9, "batch_size": 8, "optimizer": "adam", "lr": 2e-4, "cosine": True, "clip": 0.1}
 """Of 36 public samples: two epochs of five batches, the last of four samples, but for the last step."""
 
 

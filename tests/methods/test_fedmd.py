@@ -31,7 +31,7 @@ from rayfl.testing.tiny import assert_same, folded, run, simulate
 from rayfl.training import Training
 
 LABELED = DATA | {"public": PUBLIC | {"labeled": True}}
-DIGEST = {"epochs": 2, "batch_size": 8, "lr": 0.05}
+DIGEST = {"optimizer": "sgd", "epochs": 2, "batch_size": 8, "lr": 0.05}
 
 
 def fedmd(**options: Any) -> dict[str, Any]:

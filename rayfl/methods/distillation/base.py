@@ -9,9 +9,11 @@ long as they learn.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, cast
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import torch
+from pydantic import model_validator
 
 from rayfl import costs
 from rayfl.config import ConfigError
@@ -35,6 +37,19 @@ class Unequal(Method):
     """Clients run different networks; the server has at most one of each."""
 
     mixes: ClassVar = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lay_over(cls, given: Any) -> Any:
+        """What a section says of a student is laid over the paper's settings."""
+        if not isinstance(given, Mapping):
+            return given
+        papers = {name: field.default for name, field in cls.model_fields.items() if name in given}
+        papers = {name: how for name, how in papers.items() if isinstance(how, Distillation)}
+        return {
+            **given,
+            **{name: how.with_(given[name]) for name, how in papers.items() if isinstance(given[name], Mapping)},
+        }
 
     # networks
 
@@ -74,13 +89,18 @@ class Unequal(Method):
         self, given: Params, visit: Visit, *, loss: Loss | None = None, training: Training | None = None
     ) -> tuple[Params, dict[str, float]]:
         """Steps from parameters and statistics: these afterwards, which share the memory of the resident module, and
-        the metrics of `fit`. `loss` and `training` as for `fit`."""
+        the metrics of `fit`. `loss` in place of the client's; `training` in place of the task's, at one rate for all
+        steps, because the task's warm-up and cosine are of its own steps."""
         names, device = visit.net.layout.shapes, visit.data.device
         module = resident(visit.net, device)
         load(module, given)
         statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
+        method = self
+        if training is not None:
+            steady = training.model_copy(update={"warmup": 0, "cosine_rounds": 0})
+            method = self.model_copy(update={"task": replace(self.task, training=steady)})
         with tracked(module, statistics):
-            metrics = self.fit(module, visit, loss=loss, training=training)
+            metrics = method.fit(module, visit, loss=loss)
         return params_of(module) | statistics, metrics
 
     def answer(self, trained: Params, visit: Visit, metrics: dict[str, float]) -> Update:

@@ -33,8 +33,8 @@ Departures:
 2. If clients have the server's capacity as well, their architecture is one like the others, and its network is the
    server's: it is sent to them, w_0 starts from the mean of theirs, and learns on.
 3. The steps, batches and rates of the server's training are those of the FedProphet authors' implementation.
-4. With `updates.transforms` logits are those of the networks as they were trained; with a server optimizer u of w_0 still
-   starts from the mean itself.
+4. With `updates.transforms` logits are those of the networks as they were trained; with a server optimizer u of w_0
+   still starts from the mean itself.
 """
 
 from collections.abc import Mapping
