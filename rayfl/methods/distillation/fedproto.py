@@ -155,7 +155,8 @@ class FedProto(Unequal):
         sums, counts = fold.sum(FEATURES), fold.sum(COUNTS)
         if not sums:
             return state
-        new = {**state.get(PROTOTYPES, {}), **{j: sums[j] / n for j, n in counts.items()}}
+        # noise on updates is on counts too
+        new = {**state.get(PROTOTYPES, {}), **{j: sums[j] / n for j, n in counts.items() if n > 0}}
         return {PROTOTYPES: {j: new[j] for j in sorted(new, key=int)}}
 
     def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
