@@ -122,7 +122,7 @@ def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
         for row, runs in zip(rows, curves.values(), strict=True):
             found = reached(runs, cost, budget, metrics)
             row += [cell(values) for values in found.values.values()]
-            row.append(f"{statistics.fmean(found.rounds):g}" if found.rounds else "–")
+            row.append(f"{statistics.fmean(found.rounds):.3g}" if found.rounds else "–")
     note = f"At equal {cost.title}: what the last evaluation within a budget found. Budgets are what rows spend in all."
     return Table(header, rows, notes=[note])
 
