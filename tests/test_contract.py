@@ -27,6 +27,7 @@ from rayfl.testing import (
     PartitionContract,
     ScoreContract,
 )
+from rayfl.testing.networks import DATA, FITTING
 from rayfl.testing.tiny import made_up_for, model_of
 
 EVERY_METHOD = ("digits_cnn", "resnet18", "vit_b_16", "heterofl_transformer")
@@ -143,6 +144,11 @@ def test_twins_are_one_network():
 def test_every_method_and_model_has_sound_defaults():
     """As they are published."""
     for name, method in METHODS.items():
+        if (networks := FITTING.get(method.contract.wants)) is not None:
+            clients = {"capacities": [0.3, 0.2, 0.1], **method.contract.clients}
+            data = DATA | {"public": NetworksContract.public}
+            read_experiment({"model": networks[-1], "data": data, "clients": clients, "method": name}, "test")
+            continue
         model = model_of("lora" if method.contract.wants == "adapters" else "digits_cnn")
         data = {"name": "synthetic"} | made_up_for(model)
         read_experiment({"model": model, "data": data, "method": name}, "test")

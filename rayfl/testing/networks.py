@@ -59,7 +59,7 @@ class NetworksContract(MethodPromises):
     def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
         """With public data, and rows that the server holds out."""
         data = {**DATA, "public": self.public} | sections.pop("data", {})
-        held = {"holdout": 0.2} | sections.pop("evaluation", {})
+        held = {"holdout": 0.2, "local_holdout": 0.2} | sections.pop("evaluation", {})
         partition = sections.pop("partition", "iid")
         return super().experiment(model, options, data=data, evaluation=held, partition=partition, **sections)
 
@@ -68,6 +68,7 @@ class NetworksContract(MethodPromises):
         [line] = run(simulation)
         assert [line[name] for name in ("round", "clients", "refused")] == [1, 4, 0]
         assert line["train_flops"] > 0 and line["bytes_up"] > 0
+        assert {"local_accuracy_mean", "local_validation_accuracy_mean"} <= line.keys()
         self.check_deployments(simulation, line)
 
     def test_it_goes_on_from_the_middle_of_a_round(self, model: Any, tmp_path: Path) -> None:
