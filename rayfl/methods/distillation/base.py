@@ -8,6 +8,7 @@ long as they learn.
 """
 
 import functools
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -137,9 +138,9 @@ class Distilling(Unequal):
 
     # the server's students
 
+    @abstractmethod
     def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """(logits [B, C], targets [B, ...]) -> the mean over the batch."""
-        raise NotImplementedError
 
     def taught(self, state: State, students: Sequence[str], targets: Params) -> State:
         """The state in which the networks of some groups begin to learn. `targets`: "targets", a row a sample of
