@@ -35,8 +35,9 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Those that need Ray come first: one process has them all, and the others take the rest meanwhile."""
-    items.sort(key=lambda item: "ray" not in item.keywords)
+    """Those that need Ray come first: one process has them all, and the others take the rest meanwhile. Of them those
+    with nodes of their own are first: the process stays in the Ray that the others share."""
+    items.sort(key=lambda item: ("ray" not in item.keywords, "raylets" not in item.fixturenames))
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -73,6 +73,10 @@ class Unequal(Method):
         with torch_scope(stream(self.task.seed, "init", self.group(capacity))):
             return net.initial() | net.statistics()
 
+    def own(self, carry: Carry | None, capacity: float) -> Params:
+        """The network that a client of the capacity keeps as its "own"; before its first visit, where it starts."""
+        return cast(Params, (carry or {}).get("own")) or self.initial(capacity)
+
     def init(self) -> State:
         return {self.group(capacity): self.initial(capacity) for capacity in self.task.nets}
 

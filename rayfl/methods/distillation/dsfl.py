@@ -33,7 +33,7 @@ Departures:
 """
 
 from dataclasses import replace
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,7 @@ from rayfl.methods.distillation.base import TARGETS, Distilling, check_public, o
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.seeds import stream
 from rayfl.submodel import Selection
-from rayfl.tensors import Params, copied, nbytes
+from rayfl.tensors import copied, nbytes
 
 OPEN = "open"
 SAID = "probabilities"
@@ -88,7 +88,7 @@ class DSFL(Distilling):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         public, net, seed = public_of(visit), visit.net, self.task.seed
-        network = cast(Params, (visit.carry or {}).get("own")) or self.initial(visit.client.capacity)
+        network = self.own(visit.carry, visit.client.capacity)
         distilled, sent = 0, 0
         if before := payload.get(OPEN):
             targets = before[TARGETS]

@@ -43,7 +43,8 @@ Departures:
 6. A client's optimizer is new in every visit (`training`); the code's remembers. The server's does here too: Adam with
    AMSGrad. The code lowers its rate when test accuracy stands still, which is not here.
 7. Batches of the server are drawn anew in every epoch; the code repeats those of the client.
-8. The code's experiments start extractors from a network that was trained on all data; here they are random.
+8. The code's experiments start all extractors from one network that was trained on all data; here they start from one
+   that is random.
 9. Accuracy is that of every client's own test split; the paper's is on the whole test set.
 """
 
@@ -162,6 +163,10 @@ class FedGKT(Unequal):
         """The group of the server's network: f_s behind an extractor that nobody trains."""
         return self.group(self.task.server_capacity)
 
+    def initial(self, capacity: float) -> Params:
+        """All networks start with one extractor, the server's: the trunk reads features of one kind."""
+        return super().initial(capacity) | extractor(super().initial(self.task.server_capacity))
+
     def init(self) -> State:
         return {self.composed: self.initial(self.task.server_capacity)}
 
@@ -199,7 +204,7 @@ class FedGKT(Unequal):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         id, net, data = visit.client.id, visit.net, visit.data
-        given = cast(Params, (visit.carry or {}).get("own")) or self.initial(visit.client.capacity)
+        given = self.own(visit.carry, visit.client.capacity)
         teacher = payload.get(SERVER, {}).get(str(id))
         work, loss = visit, self.loss(visit)
         if teacher is not None:
@@ -284,8 +289,8 @@ class FedGKT(Unequal):
     def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
         """The server's network, with the client's extractor in place of its own, or with the one that a client of this
         capacity starts from."""
-        own = cast(Params, (carry or {}).get("own")) or self.initial(capacity)
-        given, names = state[self.composed] | extractor(own), self.task.server.layout.shapes
+        given = state[self.composed] | extractor(self.own(carry, capacity))
+        names = self.task.server.layout.shapes
         statistics = {name: t for name, t in given.items() if name not in names}
         params = {name: given[name] for name in names}
         return Deployment(self.group(capacity), self.task.server, params, statistics or None, is_start=carry is None)

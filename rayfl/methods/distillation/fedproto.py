@@ -39,7 +39,7 @@ Departures:
 """
 
 from dataclasses import replace
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -109,7 +109,7 @@ class FedProto(Unequal):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         net, data = visit.net, visit.data
-        network = cast(Params, (visit.carry or {}).get("own")) or self.initial(visit.client.capacity)
+        network = self.own(visit.carry, visit.client.capacity)
         module = resident(net, data.device)
         with tapped(module, classifier_path(net)) as tap:
             loss, known = self.loss(visit), _stacked(payload.get(PROTOTYPES, {}), net, data.device)
