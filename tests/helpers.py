@@ -1,5 +1,6 @@
 """What several test files share, besides `rayfl.testing.tiny`: methods and a model made for tests, and their rounds."""
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -12,6 +13,7 @@ from rayfl.data import DATASETS_KIND
 from rayfl.data.goal import Classes
 from rayfl.data.images import Images
 from rayfl.data.samples import ClientData
+from rayfl.experiment import Experiment
 from rayfl.fold import Fold, Update
 from rayfl.methods.base import Client, Deployment, Method, Task, Visit
 from rayfl.methods.dense import Dense
@@ -192,3 +194,14 @@ class Troubled(Dense):
             factor = {"nan": float("nan"), "inf": float("inf"), "explode": 1e6}[self.trouble]
             next(iter(update.sums["params"].values())).mul_(factor)
         return update
+
+
+def saved_inside(experiment: Experiment, folder: Path) -> int:
+    """How often the second round of a run was saved in its middle, as "checkpoint 1" and so on."""
+    simulation, saved = simulate(experiment, folder / "saved"), 0
+    while not simulation.done:
+        simulation.advance()
+        if simulation.begun and simulation.round == 1:
+            saved += 1
+            simulation.save(folder / f"checkpoint {saved}")
+    return saved

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import saved_inside
 
 from rayfl import distillation
 from rayfl.config import ConfigError
@@ -112,12 +113,7 @@ def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: p
     asked = experiment(feddf())
     straight = simulate(asked, tmp_path / "straight")
     lines = run(straight)
-    first, saved = simulate(asked, tmp_path / "first"), 0
-    while not first.done:
-        first.advance()
-        if first.begun and first.round == 1:
-            saved += 1
-            first.save(tmp_path / f"checkpoint {saved}")
+    saved = saved_inside(asked, tmp_path)
     assert saved >= 3
     for i in range(1, saved + 1):
         again = simulate(asked, tmp_path / f"again {i}")

@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import saved_inside
+from independent import assert_close, network, tensors
 from torch import nn
 
 from rayfl.clients import Population
@@ -24,7 +26,6 @@ from rayfl.methods.distillation.fedgkt import CLIENTS, MEMORY, PLACE, SERVER, Fe
 from rayfl.models import MODELS
 from rayfl.net import Net, check_axes, load
 from rayfl.norms import load as load_norms
-from rayfl.norms import static_norms
 from rayfl.seeds import stream, torch_generator
 from rayfl.tensors import Params
 from rayfl.testing.methods import rows_of
@@ -182,21 +183,6 @@ def test_without_logits_of_the_server_a_client_learns_from_labels(tmp_path: Path
 # two rounds in plain torch
 
 
-def network(net: Net, given: Params) -> nn.Sequential:
-    """In torch's own layers, norms and running statistics too."""
-    module = net.build()
-    for path, norm in static_norms(module).items():
-        module.set_submodule(path, nn.BatchNorm2d(norm.weight.numel(), norm.eps))
-    wrong = module.load_state_dict(given, strict=False)
-    assert not wrong.unexpected_keys
-    assert all(name.endswith("num_batches_tracked") for name in wrong.missing_keys)
-    return cast(nn.Sequential, module)
-
-
-def tensors(module: nn.Module) -> Params:
-    return {n: t.detach() for n, t in module.state_dict().items() if not n.endswith("num_batches_tracked")}
-
-
 def kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
     """At T = 3, times 9."""
     p = (teacher / 3).exp() / (teacher / 3).exp().sum(1, keepdim=True)
@@ -214,7 +200,7 @@ def test_two_rounds_in_plain_torch(tmp_path: Path) -> None:
     training = {"epochs": 2, "steps": None, "batch_size": 5, "lr": 0.05, "momentum": 0.9}
     simulation = simulate(experiment(gkt(alpha=0.5), training=training), tmp_path)
     clients, nets, method = simulation.clients, simulation.method.task.nets, cast(FedGKT, simulation.method)
-    server = network(nets[1], simulation.state["net 1"])
+    server = cast(nn.Sequential, network(nets[1], simulation.state["net 1"]))
     trunk, cut = server[1:], len("extractor.")
     adam = torch.optim.Adam(trunk.parameters(), 1e-3, weight_decay=1e-4, amsgrad=True)
     own: dict[int, nn.Sequential] = {}
@@ -224,7 +210,7 @@ def test_two_rounds_in_plain_torch(tmp_path: Path) -> None:
         cohort, sent = clients.sample(0, round), {}
         for id in cohort:
             capacity, data = clients.capacity(id, 0, round), rows_of(simulation, id)
-            module = own.setdefault(id, network(nets[capacity], method.initial(capacity)))
+            module = own.setdefault(id, cast(nn.Sequential, network(nets[capacity], method.initial(capacity))))
             sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9)
             [(x, y)] = data.plain(len(data))
             module.train()
@@ -265,12 +251,6 @@ def test_two_rounds_in_plain_torch(tmp_path: Path) -> None:
         assert_close(deployed.params | (deployed.statistics or {}), tensors(server) | given)
 
 
-def assert_close(actual: Params, expected: Params) -> None:
-    assert actual.keys() == expected.keys()
-    for name, t in expected.items():
-        torch.testing.assert_close(actual[name], t, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
-
-
 # the same bits
 
 
@@ -280,12 +260,7 @@ def test_a_run_goes_on_from_the_middle_of_the_server_s_epochs(tmp_path: Path, no
     asked = experiment(model={"name": "mix", "networks": networks})
     straight = simulate(asked, tmp_path / "straight")
     lines = run(straight)
-    first, saved = simulate(asked, tmp_path / "first"), 0
-    while not first.done:
-        first.advance()
-        if first.begun and first.round == 1:
-            saved += 1
-            first.save(tmp_path / f"checkpoint {saved}")
+    saved = saved_inside(asked, tmp_path)
     # behind the local updates, and behind every client's part of every epoch
     assert saved == 1 + 2 * 4
     for i in (1, 3, 6, saved):
