@@ -33,7 +33,7 @@ STUDENTS = {
             "batch_size": 4,
             "optimizer": "adam",
             "lr": 1e-3,
-            "patience": 1000,
+            "patience": 2500,
             "validate_every": 100,
         },
     },
