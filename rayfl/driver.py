@@ -135,8 +135,9 @@ def _loop(
     )
     over = ended and EVALUATED in past[-1]
     saved = time.monotonic()
+    seconds = min(STEP_SECONDS, experiment.run.checkpoint_seconds)
     with heeded() as notice:
-        while not over and not notice.given and (lines := simulation.step()) is not None:
+        while not over and not notice.given and (lines := simulation.step(seconds)) is not None:
             record.append(lines)
             is_evaluated = bool(lines) and EVALUATED in lines[-1]
             if is_evaluated and experiment.evaluation.clients:

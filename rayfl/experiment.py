@@ -65,7 +65,8 @@ class Resources(Config):
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Clients a job at most; auto: by the work of a client, and by the number of actors."""
     checkpoint_seconds: float = Field(default=30.0, ge=0)
-    """Seconds between checkpoints; there is one at the end too."""
+    """Seconds between checkpoints; there is one at the end too. 0: one behind every round, and within a round behind
+    every lesson of the server."""
     checkpoint: Literal["last", "best"] = "last"
     """best: beside the newest checkpoints, that of the best evaluated round, for `rayfl export --best`. The round is
     chosen on held-out data (validation_*, or local_validation_* where clients' own test splits judge), else by what

@@ -176,15 +176,15 @@ def test_a_run_whose_metrics_are_damaged_goes_on_before_the_damage(tmp_path):
     state = whole.submodel(0.3).state_dict()
     folder = tmp_path / "run"
     file = folder / "metrics.jsonl"
-    assert [path.name for path in complete(folder / "checkpoints")] == ["round-000004", "round-000006"]
+    assert [path.name for path in complete(folder / "checkpoints")] == ["round-000005", "round-000006"]
     lines = file.read_text().splitlines(keepends=True)
 
-    file.write_text("".join(lines[:4] + lines[5:]))
+    file.write_text("".join([*lines[:5], lines[5].replace('"round": 6', '"round": 7')]))
     told = Told().remember()
     again = rayfl.run(experiment, folder, resume=True, listeners=[told])
     assert told.told[:2] == [
-        ("start", 6, 4),
-        ("note", f"{file}: line 5: given round 6; allowed: round 5; going back to a checkpoint before it"),
+        ("start", 6, 5),
+        ("note", f"{file}: line 6: given round 7; allowed: round 6; going back to a checkpoint before it"),
     ]
     assert without_seconds(again).equals(without_seconds(whole))
     assert_same(again.submodel(0.3).state_dict(), state)

@@ -29,16 +29,16 @@ STUDENTS = {
     "method": {
         "name": "feddf",
         "distillation": {
-            "steps": 2500,
+            "steps": 1000,
             "batch_size": 4,
             "optimizer": "adam",
             "lr": 1e-3,
-            "patience": 2500,
+            "patience": 1000,
             "validate_every": 100,
         },
     },
 }
-"""Two students of ten lessons each, in every round: for some seconds, because a run ends its step of a second first."""
+"""Two students of four lessons each, in every round."""
 TRUNK = STUDENTS | {
     "clients": {"count": 6, "cohort": 4, "capacities": [0.3, 0.1], "weights": [0, 1]},
     "model": {"name": "mix", "networks": {name: SPLIT["networks"][name] for name in ("0.3", "0.1")}},
