@@ -1,6 +1,5 @@
 import functools
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,6 @@ from processes import Command
 import rayfl.engine  # noqa: F401, its environment comes before ray
 
 pytest.register_assert_rewrite("rayfl.testing")
-
-SHARES_RAY = re.compile(r"\b(ray_cluster|pool)\b")
-"""Fixtures of Ray in the process of the tests."""
 
 # a token of this user's own clusters is no matter of the tests
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -39,23 +35,20 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Those that need Ray come first: they take longest, and the rest is taken meanwhile. Of them those with nodes of
-    their own are first: the process stays in the Ray that the others share."""
+    """Those that need Ray come first: one process has them all, and the others take the rest meanwhile. Of them those
+    with nodes of their own are first: the process stays in the Ray that the others share."""
     items.sort(key=lambda item: ("ray" not in item.keywords, "raylets" not in item.fixturenames))
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """One process has all tests that share a Ray inside it, and one all of a file that start Ray's commands, or share
-    what takes long to make."""
+    """One process has all tests that need Ray, and one all of a file that share what takes long to make."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             source = _source(config.rootpath / file)
-            if "mark.ray" in source:
-                return "ray" if SHARES_RAY.search(source) else file
-            return file if 'scope="module"' in source else nodeid
+            return "ray" if "mark.ray" in source else file if 'scope="module"' in source else nodeid
 
     return Scheduler(config, log)
 
