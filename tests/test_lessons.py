@@ -96,7 +96,7 @@ def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, undisturb
         resources |= {"actors": 2, "cpus": 0.5}
     config.write_text(yaml.safe_dump(RUNS[name] | {"run": resources}))
     command = start("run", config, "--output", tmp_path / "runs")
-    until(lambda: inside(folder).get("round") == 1, command)
+    until(lambda: (said := inside(folder)).get("round") == 1 and said.get("server_steps"), command)
     if how == signal.SIGTERM:
         command.terminate()
         assert command.finish()[0] == 143
