@@ -12,15 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayfl.axes import Axis as Axis
-    from rayfl.axes import conv as conv
-    from rayfl.axes import declare as declare
-    from rayfl.axes import embedding as embedding
-    from rayfl.axes import linear as linear
-    from rayfl.axes import norm as norm
-    from rayfl.comparison import Comparison as Comparison
-    from rayfl.comparison import sweep as sweep
     from rayfl.config import ConfigError as ConfigError
+    from rayfl.core import Axis as Axis
+    from rayfl.core import Fold as Fold
+    from rayfl.core import Net as Net
+    from rayfl.core import Update as Update
+    from rayfl.core import conv as conv
+    from rayfl.core import declare as declare
+    from rayfl.core import embedding as embedding
+    from rayfl.core import linear as linear
+    from rayfl.core import norm as norm
     from rayfl.data.base import Arrays as Arrays
     from rayfl.data.base import DataSet as DataSet
     from rayfl.data.goal import Score as Score
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from rayfl.driver import run as run
     from rayfl.driver import start as start
     from rayfl.experiment import Experiment as Experiment
-    from rayfl.fold import Fold as Fold
-    from rayfl.fold import Update as Update
     from rayfl.listeners import Listener as Listener
     from rayfl.methods.base import Client as Client
     from rayfl.methods.base import Deployment as Deployment
@@ -47,25 +46,26 @@ if TYPE_CHECKING:
     from rayfl.methods.dense import Dense as Dense
     from rayfl.models.base import ImageModel as ImageModel
     from rayfl.models.base import Model as Model
-    from rayfl.net import Net as Net
+    from rayfl.training import Transform as Transform
+    from rayfl.tuning.comparison import Comparison as Comparison
+    from rayfl.tuning.comparison import sweep as sweep
 
 _PUBLIC = {
-    "axes": ("Axis", "conv", "declare", "embedding", "linear", "norm"),
     "config": ("ConfigError",),
+    "core": ("Axis", "Fold", "Net", "Update", "conv", "declare", "embedding", "linear", "norm"),
     "data.base": ("Arrays", "DataSet"),
     "data.goal": ("Score",),
     "data.images": ("ImageData", "Images"),
     "data.memory": ("InMemory",),
     "data.partition.base": ("NOBODY", "Labels", "Partition"),
-    "comparison": ("Comparison", "sweep"),
     "driver": ("Result", "Session", "export", "run", "start"),
     "experiment": ("Experiment",),
-    "fold": ("Fold", "Update"),
     "listeners": ("Listener",),
     "methods.base": ("Client", "Deployment", "Method", "Task", "Visit"),
     "methods.dense": ("Dense",),
     "models.base": ("ImageModel", "Model"),
-    "net": ("Net",),
+    "training": ("Transform",),
+    "tuning.comparison": ("Comparison", "sweep"),
 }
 """Module -> the public names in it."""
 

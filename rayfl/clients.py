@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from rayfl.config import Config
-from rayfl.plain import shown
-from rayfl.seeds import numpy_generator
+from rayfl.config.plain import shown
+from rayfl.core.seeds import numpy_generator
 
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 """HeteroFL's letters (section 4): share of the widest network's channels."""

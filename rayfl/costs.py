@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rayfl.config import ConfigError
-from rayfl.models.base import Model
-from rayfl.net import Net
-from rayfl.tensors import Params
+from rayfl.core.net import Family, Net
+from rayfl.core.tensors import Params
 
 Metric = Literal["width", "params", "flops"]
 """What a capacity is a share of: channels, parameters, or multiply-adds of the full network."""
@@ -129,7 +128,7 @@ def depth_for(within: Net, capacity: float, metric: Metric, width: float = 1.0, 
 
 
 @functools.lru_cache(maxsize=256)
-def _block_costs(model: Model, width: float, metric: Metric) -> tuple[int, list[list[int]]]:
+def _block_costs(model: Family, width: float, metric: Metric) -> tuple[int, list[list[int]]]:
     """What the network of a width costs without any residual branch, and what every branch adds, by stage."""
     paths = tuple(itertools.chain(*model.blocks))
     cost, none = cost_of(metric), Net(model, width, paths)

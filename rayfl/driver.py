@@ -26,12 +26,12 @@ from rayfl.data.memory import InMemory
 from rayfl.engine.checkpoints import BEST, Best, complete, forget_after, same_config
 from rayfl.engine.locks import Temporary, clear_temporary, held
 from rayfl.engine.simulation import STEP_SECONDS, Simulation
+from rayfl.engine.termination import heeded
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.listeners import Listener, tell
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
 from rayfl.results.folder import RunFolder
-from rayfl.termination import heeded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,14 +180,14 @@ class Result:
     @property
     def plots(self) -> "dict[str, Figure]":
         """Name -> figure, of all plots that the run has."""
-        from rayfl.report import figures
+        from rayfl.results.report import figures
 
         return figures([self.folder.record()], self.experiment)
 
     def submodel(self, capacity: float, client: int | None = None, *, best: bool = False) -> "nn.Module":
         """What a device of this capacity runs, or the client's own network: [B, ...] -> logits [B, C]. `best`: after
         the best round in place of the last, if `run.checkpoint` was best."""
-        from rayfl.exporting import as_module
+        from rayfl.exporting.submodels import as_module
 
         place = _place(self.folder.path, best)
         return as_module(_at_checkpoint(self.experiment, place, capacity, client, print)[1])
@@ -228,7 +228,7 @@ class Session:
 
     def submodel(self, capacity: float, client: int | None = None) -> "nn.Module":
         """What a device of this capacity runs now, or the client's own network: [B, ...] -> logits [B, C]."""
-        from rayfl.exporting import as_module
+        from rayfl.exporting.submodels import as_module
 
         _check_device(self.experiment, capacity, client)
         return as_module(self.simulation.deployment(capacity, client))
@@ -250,9 +250,10 @@ def export(
     """Writes what a device of this capacity runs, or a client's own network, for the world outside; returns it.
 
     `folder` is a run's, with a checkpoint; `best`: after its best round in place of the last, if `run.checkpoint` was
-    best; `data`: its arrays, if they were in memory. Which files there are says `rayfl.exporting.export_submodel`.
+    best; `data`: its arrays, if they were in memory. See
+    `rayfl.exporting.submodels` for the list of files.
     """
-    from rayfl.exporting import export_submodel
+    from rayfl.exporting.submodels import export_submodel
 
     folder, to = Path(folder), Path(to)
     record = RunFolder.open(folder)
@@ -341,7 +342,7 @@ def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | 
     if experiment.run.executor == "serial":
         yield Simulation(experiment, arrays, folder)
         return
-    from rayfl.engine.cluster import running
+    from rayfl.engine.on_ray.cluster import running
 
     with running(experiment, arrays, folder, address) as simulation:
         yield simulation

@@ -1,13 +1,11 @@
-"""What is judged on what: every capacity's network on the global splits, every client's on its own.
+"""The `evaluation:` section, and how a worker scores one network on one piece of a split.
 
-An evaluation is a plan of subjects, splits and items, one list of jobs. Workers answer counts (`Judged`), each with its
-own denominator, and all that follows is arithmetic on these.
+Workers return counts (`Judged`), each with its own denominator; `rayfl.engine.evaluator` plans an evaluation and turns
+the counts into metrics.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -15,18 +13,12 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from rayfl import norms
 from rayfl.config import Config
-from rayfl.data.federation import Federation
+from rayfl.core.net import Answer
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.goal import SCORES_KIND, Score
 from rayfl.data.samples import ClientData
-from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job, Judged
-from rayfl.methods.base import Deployment, Method
-from rayfl.metrics import CLIENT_SCORES, EVALUATED, Line, label, named
-from rayfl.net import Net
-from rayfl.seeds import numpy_generator
-from rayfl.tensors import Params
-from rayfl.training import Answer, Fill, answered, every_exit, mask_logits
+from rayfl.training.settings import Fill, answered, every_exit, mask_logits
 
 K = TypeVar("K", bound=Hashable)
 
@@ -53,7 +45,7 @@ class Evaluation(Config):
     label_mask: Fill = "none"
     """Logits of classes that a client does not have, on its own test split: alone, 0 (as HeteroFL's Local), -inf."""
     statistics: Literal["exact", "cumulative", "pooled", "batch"] = "exact"
-    """How static norms get their statistics before an evaluation (rayfl/norms.py)."""
+    """How static norms get their statistics before an evaluation (rayfl/core/norms.py)."""
     statistics_clients: int | None = Field(default=None, ge=1)
     """Clients whose data the statistics are taken from, drawn anew each time; all unless given."""
     scores: tuple[Any, ...] = ()
@@ -80,6 +72,18 @@ class Evaluation(Config):
 # on a worker
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a network got right on one piece."""
+
+    count: int
+    """Samples."""
+    sums: Mapping[str, torch.Tensor]
+    """Score -> its sums, which add over pieces."""
+    exits: tuple[torch.Tensor, ...] = ()
+    """The first score's sums, of each early exit alone."""
+
+
 @torch.no_grad()
 def judge(
     module: nn.Module,
@@ -101,312 +105,13 @@ def judge(
             given = tuple(mask_logits(logits, present, fill) for logits in given)
         if len(given) > 1:
             first = scores[0]
-            _add(exits, {i: first.counts(*data.goal.rows(z, y, first.part)) for i, z in enumerate(given)})
+            add_to(exits, {i: first.counts(*data.goal.rows(z, y, first.part)) for i, z in enumerate(given)})
         logits = answered(given, answer)
         rows = {part: data.goal.rows(logits, y, part) for part in {score.part for score in scores}}
-        _add(sums, {score.label: score.counts(*rows[score.part]) for score in scores})
+        add_to(sums, {score.label: score.counts(*rows[score.part]) for score in scores})
     return Judged(len(data), {name: t.cpu() for name, t in sums.items()}, tuple(t.cpu() for t in exits.values()))
 
 
-def _add(totals: dict[K, torch.Tensor], more: Mapping[K, torch.Tensor]) -> None:
+def add_to(totals: dict[K, torch.Tensor], more: Mapping[K, torch.Tensor]) -> None:
     for key, t in more.items():
         totals[key] = totals[key] + t if key in totals else t
-
-
-# on the server
-
-
-@dataclass
-class Sums:
-    """What a subject got right so far."""
-
-    count: int = 0
-    scores: dict[str, torch.Tensor] = field(default_factory=dict)
-    exits: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def add(self, found: Evaluated) -> None:
-        self.count += int(found.counts.sum())
-        _add(self.scores, {name: t.sum(0) for name, t in found.sums.items()})
-        _add(self.exits, {i: t.sum(0) for i, t in enumerate(found.exits)})
-
-
-class ByClient:
-    """What the clients got right on a split of their own, clients ascending."""
-
-    def __init__(self, scores: Sequence[Score], found: Sequence[tuple[Sequence[int], Evaluated]]):
-        """`found`: clients, and what is known of them."""
-        ids = np.concatenate([clients for clients, _ in found])
-        order = np.argsort(ids)
-        self.ids: np.ndarray = ids[order]
-        self.counts: np.ndarray = torch.cat([answer.counts for _, answer in found]).numpy()[order]
-        """Samples [n]."""
-        sums = {score.label: torch.cat([answer.sums[score.label] for _, answer in found]) for score in scores}
-        self.values: dict[str, np.ndarray] = {score.label: score.values(sums[score.label])[order] for score in scores}
-        """Score -> [n]."""
-        self.counted: dict[str, np.ndarray] = {score.label: score.counted(sums[score.label])[order] for score in scores}
-        """Score -> who has a value of it, [n] bool."""
-
-
-@dataclass(frozen=True)
-class Clients:
-    """The clients of a run, as an evaluation asks for them."""
-
-    ids: np.ndarray
-    """Those that are evaluated [n], ascending."""
-    capacities: np.ndarray
-    """What each client can run now [clients]; NaN of clients that are not evaluated."""
-    owners: frozenset[int]
-    """Clients who keep a network of their own."""
-    deploy: Callable[[int], Deployment]
-    """What one of them runs. Read when its job goes out, so that only a few are in memory."""
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """What a run is judged by; made once."""
-
-    method: Method
-    federation: Federation
-    evaluation: Evaluation
-    scores: tuple[Score, ...]
-    seed: int
-    executor: Executor
-
-    def evaluate(
-        self, deployed: Mapping[float, Deployment], clients: Clients, round: int, test_samples: int
-    ) -> tuple[Line, np.ndarray]:
-        """The metrics of every capacity's deployment and of every client, after `round` rounds; and the rows of
-        `CLIENT_SCORES`."""
-        subjects = {d.key: d for d in deployed.values()}
-        statistics = self.collect(subjects, round)
-        subjects = {key: replace(d, statistics=statistics.get(key, d.statistics)) for key, d in subjects.items()}
-        plan = [
-            *self._global(subjects, "test", test_samples),
-            *self._global(subjects, "validation", len(self.federation.validation)),
-        ]
-        splits = ["clients", *(["client_validation"] if len(self.federation.local_validation.idx) else [])]
-        members = {split: self._members(split, deployed, clients) for split in splits if self.evaluation.clients}
-        for split, some in members.items():
-            plan += self._local(split, some, subjects)
-        plan = _by_subject(plan)
-        own = {("own", id) for id in clients.owners}
-
-        def shared(key: Hashable) -> Deployment:
-            return clients.deploy(key[1]) if key in own else subjects[key]  # pyright: ignore
-
-        answers = self.executor.map("evaluate", [job for job, _ in plan], shared)
-        sums: dict[tuple[str, Hashable], Sums] = {}
-        local: dict[str, list[tuple[Sequence[int], Evaluated]]] = {split: [] for split in members}
-        own_layers: dict[Hashable, Mapping[str, float]] = {}
-        for (job, message), answer in zip(plan, answers, strict=True):
-            assert isinstance(answer, Evaluated)
-            if answer.layers is not None:
-                own_layers[job.key] = answer.layers
-            if message.split in local:
-                local[message.split].append((message.items, answer))
-            else:
-                sums.setdefault((message.split, job.key), Sums()).add(answer)
-        by_client = {split: ByClient(self.scores, found) for split, found in local.items() if found}
-        line: Line = {EVALUATED: True}
-        for split in ("test", "validation"):
-            line |= self._capacities(split, {c: sums.get((split, d.key)) for c, d in deployed.items()})
-        line |= _densities(deployed)
-        for split, found in by_client.items():
-            line |= self._clients(split, found, clients.capacities, deployed)
-        if own_layers:
-            layers = {key: d.present.layers for key, d in subjects.items() if d.masked}
-            line |= _local_densities(members["clients"], layers | own_layers)
-        return line, self._rows(by_client.get("clients"))
-
-    def _rows(self, found: ByClient | None) -> np.ndarray:
-        """Of `CLIENT_SCORES`."""
-        rows = np.empty(0 if found is None else len(found.ids), CLIENT_SCORES)
-        if found is not None:
-            rows["client"], rows["score"] = found.ids, found.values[self.scores[0].label]
-            rows = rows[found.counted[self.scores[0].label]]
-        return rows
-
-    # statistics of norms
-
-    def collect(
-        self, subjects: Mapping[Hashable, Deployment], round: int, client: int | None = None
-    ) -> dict[Hashable, Params]:
-        """The statistics of the static norms of every subject that has such norms and no statistics, from the data of
-        all clients or of one."""
-        kind = self.evaluation.statistics
-        open = [k for k, d in subjects.items() if kind != "batch" and not d.has_statistics]
-        own = [] if client is None else [(int(self.federation.train.sizes[client]), self._collect_own(client))]
-        pieces = own or (self._pieces(round) if open else [])
-        jobs = [
-            Job(key, n * subjects[key].net.macs, lambda work=work: work, "statistics")
-            for key in open
-            for n, work in pieces
-        ]
-        answers = self.executor.map("collect", jobs, subjects.__getitem__)
-        sums: dict[Hashable, Params] = {}
-        for job, part in zip(jobs, answers, strict=True):
-            total = sums.setdefault(job.key, {})
-            for path, t in part.items():
-                total[path] = total[path] + t if path in total else t.clone()
-        return {key: norms.finish(total, kind) for key, total in sums.items()}
-
-    def _pieces(self, round: int) -> list[tuple[int, Collect]]:
-        """(samples, work) of every job: groups of clients, or spans of the pool."""
-        train, piece = self.federation.train, self.evaluation.piece
-        if self.evaluation.statistics == "pooled":
-            batch = self.method.task.training.batch_size
-            spans = spans_of(len(train.idx), batch * math.ceil(piece / batch))
-            return [(s.stop - s.start, Collect(batch, pooled=s)) for s in spans]
-        ids = np.arange(len(train))
-        if (asked := self.evaluation.statistics_clients) is not None and asked < len(train):
-            draw = numpy_generator(self.seed, "statistics", round)
-            ids = np.sort(draw.choice(len(train), asked, replace=False))
-        groups = grouped(ids, train.sizes, piece)
-        return [(n, Collect(self._statistics_batch, group)) for n, group in groups]
-
-    @property
-    def _statistics_batch(self) -> int:
-        """Batch means are averaged over training batches (HeteroFL); where only sums count, large ones do."""
-        training = self.method.task.training
-        return self.evaluation.batch_size if self.evaluation.statistics == "exact" else training.batch_size
-
-    def _collect_own(self, client: int) -> Collect:
-        """Where the statistics of a client's own network come from: its own data."""
-        return Collect(self._statistics_batch, [client])
-
-    # the plan
-
-    def _global(self, subjects: Mapping[Hashable, Deployment], split: str, samples: int) -> list[tuple[Job, Evaluate]]:
-        """Every subject that is somebody's, on a split that nobody owns."""
-        judged = [d for d in subjects.values() if not d.is_start]
-        spans = spans_of(samples, self.evaluation.piece)
-        return [
-            self._job(d.key, d.net, span.stop - span.start, Evaluate(split, [span], self.evaluation.batch_size))
-            for d in judged
-            for span in spans
-        ]
-
-    def _members(
-        self, split: str, deployed: Mapping[float, Deployment], clients: Clients
-    ) -> dict[Hashable, tuple[Net, np.ndarray]]:
-        """Key of a subject -> its network, and the clients that have data of the split and run it."""
-        shards = self.federation.test if split == "clients" else self.federation.local_validation
-        from_server = self.evaluation.local == "server"
-        server = self.method.task.server_capacity
-        ids = clients.ids[shards.sizes[clients.ids] > 0]
-        capacities = np.full(len(ids), server) if from_server else clients.capacities[ids]
-        owners = np.isin(ids, [] if from_server else sorted(clients.owners))
-        members: dict[Hashable, tuple[Net, np.ndarray]] = {}
-        for capacity, d in deployed.items():
-            shared = ids[(capacities == capacity) & ~owners]
-            if len(shared):
-                _, others = members.get(d.key, (d.net, shared[:0]))
-                members[d.key] = d.net, np.union1d(others, shared)
-        for id, capacity in zip(ids[owners].tolist(), capacities[owners].tolist(), strict=True):
-            members["own", id] = deployed[capacity].net, np.array([id])
-        return dict(sorted(members.items(), key=lambda item: item[1][1][0]))
-
-    def _local(
-        self, split: str, members: Mapping[Hashable, tuple[Net, np.ndarray]], subjects: Mapping[Hashable, Deployment]
-    ) -> list[tuple[Job, Evaluate]]:
-        shards = self.federation.test if split == "clients" else self.federation.local_validation
-        batch, fill = self.evaluation.batch_size, self.evaluation.label_mask
-        plan = []
-        for key, (net, ids) in members.items():
-            own = None if key in subjects else self._collect_own(int(ids[0]))
-            for samples, group in grouped(ids, shards.sizes, self.evaluation.piece):
-                plan.append(self._job(key, net, samples, Evaluate(split, group, batch, fill, own)))
-        return plan
-
-    def _job(self, key: Hashable, net: Net, samples: int, work: Evaluate) -> tuple[Job, Evaluate]:
-        return Job(key, samples * net.macs, lambda: work, f"evaluation on {work.split}"), work
-
-    # the metrics
-
-    def _capacities(self, split: str, found: Mapping[float, Sums | None]) -> Line:
-        """Of every capacity's network on a split that nobody owns."""
-        known = {capacity: sums for capacity, sums in found.items() if sums is not None}
-        server, line = known.get(self.method.task.server_capacity), {}
-        for score in self.scores if known else ():
-            name = score.label
-            values = {capacity: score.value(sums.scores[name]) for capacity, sums in known.items()}
-            line |= {named(name, capacity, split): value for capacity, value in values.items()}
-            if server is not None:
-                line[named(name, "server", split)] = values[self.method.task.server_capacity]
-            line[named(name, "mean", split)] = sum(values.values()) / len(values)
-            line[named(name, "worst", split)] = _worst(score, values.values())
-        if server is not None:
-            first = self.scores[0]
-            for i, sums in server.exits.items():
-                line[named(first.label, f"exit{i + 1}", split)] = first.value(sums)
-        return line
-
-    def _clients(self, split: str, found: ByClient, all: np.ndarray, deployed: Mapping[float, Deployment]) -> Line:
-        """Of every client on its own split, if it has what a score counts there."""
-        line: Line = {}
-        for score in self.scores:
-            name, counted = score.label, found.counted[score.label]
-            if not counted.any():
-                continue
-            values, weights, capacities = found.values[name][counted], found.counts[counted], all[found.ids[counted]]
-            line |= {
-                named(name, c, split): float(values[capacities == c].mean())
-                for c in deployed
-                if (capacities == c).any()
-            }
-            line[named(name, "mean", split)] = float(values.mean())
-            line[named(name, "samples", split)] = float(np.average(values, weights=weights))
-            line[named(name, "worst", split)] = float(values.min() if score.better == "max" else values.max())
-        return line
-
-
-def _worst(score: Score, values: Iterable[float]) -> float:
-    return min(values) if score.better == "max" else max(values)
-
-
-def _densities(deployed: Mapping[float, Deployment]) -> Line:
-    """Of masked networks: the shares of the dense one's parameters and multiply-adds that a device has."""
-    line: Line = {}
-    for capacity, d in deployed.items():
-        if d.masked and not d.is_start:
-            present = d.present
-            line[f"density_{label(capacity)}"] = present.parameters / d.net.parameters
-            line[f"macs_share_{label(capacity)}"] = present.macs / d.net.macs
-    return line
-
-
-def _local_densities(
-    members: Mapping[Hashable, tuple[Net, np.ndarray]], layers: Mapping[Hashable, Mapping[str, float]]
-) -> Line:
-    """The mean over clients of the mean density of their masked layers (SpaFL), and of every layer's."""
-    clients = [(len(ids), layers[key]) for key, (_, ids) in members.items() if key in layers]
-    total = sum(n for n, _ in clients)
-    means = {path: sum(n * of[path] for n, of in clients) / total for path in clients[0][1]}
-    return {"local_density": sum(means.values()) / len(means)} | {
-        f"local_density_{path}": mean for path, mean in means.items()
-    }
-
-
-def _by_subject(plan: list[tuple[Job, Evaluate]]) -> list[tuple[Job, Evaluate]]:
-    """Jobs of one network stand together, because what a client keeps is read for each group of them."""
-    groups: dict[Hashable, list[tuple[Job, Evaluate]]] = {}
-    for job, work in plan:
-        groups.setdefault(job.key, []).append((job, work))
-    return list(itertools.chain(*groups.values()))
-
-
-def spans_of(total: int, size: int) -> list[slice]:
-    """Slices of at most `size` that cover `total`."""
-    return [slice(i, min(i + size, total)) for i in range(0, total, size)]
-
-
-def grouped(ids: np.ndarray, sizes: np.ndarray, piece: int) -> list[tuple[int, list[int]]]:
-    """(samples, ids) of consecutive groups of ids [n], each the shortest that holds `piece` samples; the last one holds
-    what is left."""
-    ends, start, groups = np.cumsum(sizes[ids]), 0, []
-    while start < len(ids):
-        before = int(ends[start - 1]) if start else 0
-        stop = min(int(np.searchsorted(ends, before + piece)) + 1, len(ids))
-        groups.append((int(ends[stop - 1]) - before, ids[start:stop].tolist()))
-        start = stop
-    return groups

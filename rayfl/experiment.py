@@ -19,6 +19,8 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError, Kind, explain, load_yaml, nearest, parse, parse_setting, set_path
+from rayfl.core.net import Net, check_axes
+from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import Arrays, DataSet
 from rayfl.data.federation import Federation, federate
@@ -31,10 +33,8 @@ from rayfl.methods.base import Affordable, Method, Task
 from rayfl.metrics import label, named
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model
-from rayfl.net import Net, check_axes
-from rayfl.server import Server
-from rayfl.training import Training
-from rayfl.updates import Updates
+from rayfl.training.settings import Training
+from rayfl.training.updates import Updates
 
 NAMED: Mapping[str, Kind] = {
     "data": DATASETS_KIND,

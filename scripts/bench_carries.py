@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayfl.engine.nodes import store_bytes
+from rayfl.engine.on_ray.nodes import store_bytes
 from rayfl.experiment import Experiment, read_experiment
 
 COHORT, IMAGES, MEGABYTE = 10, 4, 1e6
@@ -114,9 +114,9 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
     import ray
     from ray.util.placement_group import placement_group
 
-    from rayfl.engine.actors import Crew
-    from rayfl.engine.server import ServerActor
-    from rayfl.engine.status import About
+    from rayfl.engine.on_ray.actors import Crew
+    from rayfl.engine.on_ray.server import ServerActor
+    from rayfl.engine.on_ray.status import About
 
     ray.init(
         address="local", num_cpus=actors + 1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR

@@ -26,12 +26,12 @@ from rich.table import Table
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.tensors import Params, as_vector
 from rayfl.data.goal import Classes
 from rayfl.models import MODELS
-from rayfl.net import Net, load, params_of, resident
-from rayfl.steps import Objective, Steps, fit, static_steps
-from rayfl.tensors import Params, as_vector
-from rayfl.training import Training, kernels
+from rayfl.training.settings import Training, kernels
+from rayfl.training.steps import Objective, Steps, fit, static_steps
 
 GOAL, LR, TOGETHER = Classes(10), 0.01, 8
 OBJECTIVE = Objective(GOAL, "none", None)

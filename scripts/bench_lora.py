@@ -17,8 +17,8 @@ from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
 import rayfl
-from rayfl import frozen
-from rayfl.tensors import nbytes
+from rayfl.core import frozen
+from rayfl.core.tensors import nbytes
 
 ROUNDS = 3
 BASE = {"name": "roberta", "hidden": 384, "heads": 6, "layers": 8, "ffn": 1536, "positions": 66, "vocabulary": 16000}

@@ -34,12 +34,12 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import rayfl  # noqa: E402
+from rayfl.core.fold import HolderMean  # noqa: E402
+from rayfl.core.net import Net, params_of  # noqa: E402
+from rayfl.core.submodel import Mask, Selection, prefix, random_subset, rolling  # noqa: E402
+from rayfl.core.tensors import Params, nbytes, pack  # noqa: E402
 from rayfl.engine.memory import keep_freed_memory  # noqa: E402
-from rayfl.fold import HolderMean  # noqa: E402
 from rayfl.models.resnet import ResNet18  # noqa: E402
-from rayfl.net import Net, params_of  # noqa: E402
-from rayfl.submodel import Mask, Selection, prefix, random_subset, rolling  # noqa: E402
-from rayfl.tensors import Params, nbytes, pack  # noqa: E402
 
 # rounds
 

@@ -29,20 +29,20 @@ import numpy as np
 import torch
 from bench_round import in_turns, ratios, show
 
+from rayfl.core.net import Net
+from rayfl.core.submodel import Mask
+from rayfl.core.tensors import Params, nbytes
 from rayfl.engine.memory import keep_freed_memory
 from rayfl.methods.base import Client, Task
-from rayfl.methods.fiarse import FIARSE
-from rayfl.methods.masked import Masked
-from rayfl.methods.pruning_greedy import PruningGreedy
-from rayfl.methods.thresholds import threshold_for
+from rayfl.methods.masks.base import Masked
+from rayfl.methods.masks.fiarse import FIARSE
+from rayfl.methods.masks.pruning_greedy import PruningGreedy
+from rayfl.methods.masks.thresholds import threshold_for
 from rayfl.metrics import label
 from rayfl.models.base import Model
 from rayfl.models.huggingface import Roberta
 from rayfl.models.resnet import ResNet18
-from rayfl.net import Net
-from rayfl.submodel import Mask
-from rayfl.tensors import Params, nbytes
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 SHARES = (1 / 4, 1 / 16, 1 / 64)
 

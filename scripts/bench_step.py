@@ -31,6 +31,8 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from rayfl import costs  # noqa: E402
+from rayfl.core.net import Net  # noqa: E402
+from rayfl.core.tensors import pack, unpack  # noqa: E402
 from rayfl.data.goal import Classes  # noqa: E402
 from rayfl.data.images import Images  # noqa: E402
 from rayfl.data.samples import ClientData  # noqa: E402
@@ -38,9 +40,7 @@ from rayfl.engine.memory import keep_freed_memory  # noqa: E402
 from rayfl.methods import METHODS  # noqa: E402
 from rayfl.methods.base import Client, Task, Visit  # noqa: E402
 from rayfl.models import MODELS  # noqa: E402
-from rayfl.net import Net  # noqa: E402
-from rayfl.tensors import pack, unpack  # noqa: E402
-from rayfl.training import Training  # noqa: E402
+from rayfl.training.settings import Training  # noqa: E402
 
 LETTERS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 """HeteroFL's five widths."""

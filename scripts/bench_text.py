@@ -27,16 +27,16 @@ from bench_step import show  # noqa: E402
 from peers.timing import in_turns, ratios  # noqa: E402
 from torch import nn  # noqa: E402
 
+from rayfl.core.net import Net  # noqa: E402
+from rayfl.core.tensors import pack, unpack  # noqa: E402
 from rayfl.data.goal import MaskedTokens  # noqa: E402
 from rayfl.data.samples import ClientData  # noqa: E402
 from rayfl.data.tokens import Hidden  # noqa: E402
 from rayfl.engine.memory import keep_freed_memory  # noqa: E402
 from rayfl.methods.base import Client, Task, Visit  # noqa: E402
-from rayfl.methods.heterofl import HeteroFL  # noqa: E402
+from rayfl.methods.width.heterofl import HeteroFL  # noqa: E402
 from rayfl.models.transformer import HeteroFLTransformer  # noqa: E402
-from rayfl.net import Net  # noqa: E402
-from rayfl.tensors import pack, unpack  # noqa: E402
-from rayfl.training import Training  # noqa: E402
+from rayfl.training.settings import Training  # noqa: E402
 
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 TRAINING = Training(batch_size=1, lr=0.1, momentum=0.9, weight_decay=5e-4, clip=1)

@@ -43,8 +43,8 @@ from processes import Command, alive, descendants, named  # noqa: E402
 import rayfl  # noqa: E402
 from rayfl.engine.checkpoints import complete, read  # noqa: E402
 from rayfl.engine.files import checksum, load_tensors  # noqa: E402
+from rayfl.engine.termination import leave  # noqa: E402
 from rayfl.results.folder import RunFolder  # noqa: E402
-from rayfl.termination import leave  # noqa: E402
 
 METHODS = ["scaffold", "lg_fedavg", "standalone", "spafl", "nefl"]
 """Whose clients keep something."""

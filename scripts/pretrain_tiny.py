@@ -19,13 +19,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from rayfl.config import ConfigError
+from rayfl.core.net import Net, load, params_of
+from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.data.samples import ClientData
 from rayfl.data.text.wikitext2 import WikiText2
 from rayfl.models.huggingface.encoders import Roberta
-from rayfl.net import Net, load, params_of
-from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.steps import Objective, Steps
-from rayfl.training import Training
+from rayfl.training.settings import Training
+from rayfl.training.steps import Objective, Steps
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 EVERY = 50

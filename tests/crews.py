@@ -5,9 +5,9 @@ from pathlib import Path
 import ray
 from helpers import run, simulate
 
-from rayfl.engine.actors import Crew
 from rayfl.engine.files import checksum
-from rayfl.engine.pool import RayPool
+from rayfl.engine.on_ray.actors import Crew
+from rayfl.engine.on_ray.pool import RayPool
 
 
 def crew_of(group, bundles):

@@ -9,7 +9,7 @@ import numpy as np
 from helpers import PersonalHead
 
 from rayfl.config import Config, ConfigError
-from rayfl.engine import pool
+from rayfl.engine.on_ray import pool
 from rayfl.listeners import Listener
 from rayfl.methods.distillation import FedDF, FedGKT
 

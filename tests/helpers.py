@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.axes import CLASSES, Axis, linear
 from rayfl.config import ConfigError
+from rayfl.core.axes import CLASSES, Axis, linear
+from rayfl.core.fold import Fold, Update
+from rayfl.core.net import Net
+from rayfl.core.seeds import torch_generator
+from rayfl.core.submodel import prefix
 from rayfl.data import DATASETS_KIND
 from rayfl.data.goal import Classes
 from rayfl.data.images import Images
 from rayfl.data.samples import ClientData
 from rayfl.experiment import Experiment
-from rayfl.fold import Fold, Update
 from rayfl.methods.base import Client, Deployment, Method, Task, Visit
 from rayfl.methods.dense import Dense
 from rayfl.methods.lowrank import LOWRANK
 from rayfl.methods.sizes import fixed_capacities, same
 from rayfl.models.base import ImageModel, Model
-from rayfl.net import Net
-from rayfl.seeds import torch_generator
-from rayfl.submodel import prefix
 from rayfl.testing.tiny import TINY as TINY
 from rayfl.testing.tiny import Shuffled as Shuffled
 from rayfl.testing.tiny import assert_same as assert_same
@@ -34,7 +34,7 @@ from rayfl.testing.tiny import sent as sent
 from rayfl.testing.tiny import simulate as simulate
 from rayfl.testing.tiny import spread as spread
 from rayfl.testing.tiny import tiny as tiny
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 ADAPTED = model_of("lora")
 RESNET = {"name": "resnet18", "channels": 16}

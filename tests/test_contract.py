@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from rayfl.core.net import Net
 from rayfl.data import PARTITIONS, SCORES
 from rayfl.data.memory import InMemory
 from rayfl.experiment import read_experiment
@@ -16,7 +17,6 @@ from rayfl.methods.dense import Dense
 from rayfl.models import MODELS
 from rayfl.models.base import TokenModel
 from rayfl.models.lora import Lora
-from rayfl.net import Net
 from rayfl.testing import (
     DataContract,
     DenseContract,

@@ -11,10 +11,10 @@ import yaml
 from torch import nn
 
 from rayfl.config import ConfigError
+from rayfl.core.net import Net
+from rayfl.core.operations import CONVENTIONS
 from rayfl.costs import cost_of, present, space_mb, training_flops, width_for
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.operations import CONVENTIONS
 
 LEVELS = dict(zip("abcde", (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16), strict=True))
 """HeteroFL's capacity levels."""

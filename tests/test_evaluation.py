@@ -8,14 +8,15 @@ import pytest
 import torch
 from helpers import NESTED, Pruned, run, simulate, tiny
 
-from rayfl import norms
+from rayfl.core import norms
+from rayfl.core.net import Net, load
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.goal import Accuracy, CrossEntropy, MacroF1, Score, TopK
 from rayfl.data.samples import ClientData
-from rayfl.evaluation import Evaluation, grouped, judge, spans_of
+from rayfl.engine.evaluator import grouped, spans_of
+from rayfl.evaluation import Evaluation, judge
 from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
-from rayfl.net import Net, load
-from rayfl.seeds import numpy_generator
 
 NAMES = ("0.3", "0.2", "0.1")
 SCORES = (Accuracy(), CrossEntropy())

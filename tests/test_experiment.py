@@ -9,17 +9,17 @@ from helpers import Pruned, message, tiny
 from torch import nn
 
 import rayfl
-from rayfl.axes import Axis, linear
 from rayfl.config import differences
+from rayfl.core.axes import Axis, linear
 from rayfl.data import DATASETS
-from rayfl.describe import describe
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.methods import METHODS
-from rayfl.methods.heterofl import HeteroFL
+from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.models import MODELS
 from rayfl.models.base import ImageModel
 from rayfl.models.cnn import DigitsCNN
-from rayfl.training import Training
+from rayfl.reference.describe import describe
+from rayfl.training.settings import Training
 
 METHODS_SO_FAR = f"known: {', '.join(sorted(METHODS))}"
 TRAINING = f"known: {', '.join(sorted(Training.model_fields))}"
@@ -222,7 +222,7 @@ class HardCoded(ImageModel):
         (
             Undeclared,
             "test: Sequential: the parameter '1.weight' [10, 64] of a Linear declares no axes; build it with "
-            "rayfl.axes (conv, linear, norm, ...) or say `declare(module, parameter=(Axis, ...))`",
+            "rayfl.conv, rayfl.linear, rayfl.norm, ... or say `declare(module, parameter=(Axis, ...))`",
         ),
         (
             HardCoded,

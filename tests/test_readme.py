@@ -14,7 +14,7 @@ import rayfl
 from rayfl import cli
 from rayfl.data import DATASETS, PARTITIONS
 from rayfl.methods import METHODS
-from rayfl.transforms import TRANSFORMS
+from rayfl.training.transforms import TRANSFORMS
 from rayfl.tuning.load import load_sweep
 
 ROOT = Path.cwd()

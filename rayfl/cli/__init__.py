@@ -18,7 +18,7 @@ from typer.exceptions import TyperException
 from rayfl.cli import ask, learn, look, train
 from rayfl.cli.shared import warn
 from rayfl.config import ConfigError
-from rayfl.termination import Terminated, leave
+from rayfl.engine.termination import Terminated, leave
 
 STOPPED = 130
 """What typer makes of a KeyboardInterrupt."""

@@ -36,9 +36,9 @@ def describe(
 ) -> None:
     """What every capacity runs and costs: width, blocks and exits; parameters, FLOPs of one forward pass, bytes a
     round, size."""
-    from rayfl.describe import changed, native
-    from rayfl.describe import describe as described
     from rayfl.experiment import read_experiment
+    from rayfl.reference.describe import changed, native
+    from rayfl.reference.describe import describe as described
 
     if config is not None and model is None:
         if classes is not None:

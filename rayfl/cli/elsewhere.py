@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rayfl.cli.output import Shows
 from rayfl.cli.shared import say, warn
 from rayfl.config import ConfigError
-from rayfl.termination import Terminated
+from rayfl.engine.termination import Terminated
 
 if TYPE_CHECKING:
     from rayfl.clusters.jobs import Work

@@ -17,7 +17,7 @@ from rayfl.config import ConfigError, load_yaml
 
 if TYPE_CHECKING:
     from rayfl.config import Config
-    from rayfl.reference import Place
+    from rayfl.reference.settings import Place
 
 PLACES = {
     "methods": "method",
@@ -48,7 +48,7 @@ def init(
         raise ConfigError(f"{file}: is there already; allowed: a new file")
     if not file.parent.is_dir():
         raise ConfigError(f"{file}: {file.parent} is no folder; allowed: a file in a folder that is there")
-    from rayfl import template
+    from rayfl.reference import template
 
     given = load_yaml(find_config(Path("quickstart")))
     if not sweep:
@@ -63,7 +63,7 @@ def explain(
 ) -> None:
     """What a setting is: its meaning, what it may be, its default, who uses it, and where it is set in shipped files.
     Of a section, all its settings; where a name chooses, the names."""
-    from rayfl.reference import SECTIONS, SWEEP, find
+    from rayfl.reference.settings import SECTIONS, SWEEP, find
 
     for path in paths:
         if path in SWEEP:
@@ -78,9 +78,9 @@ def explain(
 
 
 def _explained(place: "Place") -> RenderableType:
-    from rayfl.catalogue import KINDS, catalogue
     from rayfl.experiment import DEFAULTS, NAMED
-    from rayfl.reference import sentence_of
+    from rayfl.reference.catalogue import KINDS, catalogue
+    from rayfl.reference.settings import sentence_of
 
     if place.path in KINDS:
         default = f"{DEFAULTS[place.path]} unless given" if place.path in DEFAULTS else ""
@@ -112,7 +112,7 @@ def _titled(path: str, text: str) -> RenderableType:
 
 def _fields(cls: "type[Config]") -> Table:
     """Of a section."""
-    from rayfl.reference import settings
+    from rayfl.reference.settings import settings
 
     return _entries([(name, setting.text, setting.line) for name, setting in settings(cls).items()])
 
@@ -164,7 +164,7 @@ def list_(
         known = ", ".join([*PLACES, FILES])
         raise ConfigError(f"list: given {wrong[0]!r}; allowed: {known}, or a class of your own as package.module:Class")
     if FILES not in asked or len(asked) > 1 or own:
-        from rayfl.catalogue import catalogue
+        from rayfl.reference.catalogue import catalogue
 
         found = catalogue(own)
         for name, place in PLACES.items():
@@ -190,6 +190,6 @@ def schema(
     kind: Annotated[Literal["run", "sweep"], typer.Argument(help="Of which files.")] = "sweep",
 ) -> None:
     """A JSON schema of a sweep's or a run's file, by which an editor completes and checks it."""
-    from rayfl.schema import schema as made
+    from rayfl.reference.schema import schema as made
 
     print(json.dumps(made(kind), indent=1))

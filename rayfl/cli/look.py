@@ -102,8 +102,8 @@ def report(
     paper: Annotated[bool, typer.Option("--paper", help="Plots as PDF and SVG too.")] = False,
 ) -> None:
     """Tables and plots again, from a folder of runs."""
-    from rayfl.report import report_on
     from rayfl.results.drawing import FORMATS
+    from rayfl.results.report import report_on
 
     found = report_on(folder, metric, warn, tuple(FORMATS) if paper else (), html)
     show(found.best, found.judge, found.config.get("published"), found.tuned)
@@ -137,8 +137,8 @@ def status(
     import os
     from dataclasses import asdict
 
-    from rayfl.engine import status as now
-    from rayfl.engine.cluster import cluster
+    from rayfl.engine.on_ray import status as now
+    from rayfl.engine.on_ray.cluster import cluster
     from rayfl.results.status import nodes_table, runs_table, trials
 
     with cluster(address or os.environ.get("RAY_ADDRESS") or "auto"):

@@ -66,9 +66,9 @@ def run(
         return
     with shows.busy(LOADING) as phase:
         from rayfl import driver
-        from rayfl.report import write_labels, write_report
         from rayfl.results.console import RunProgress, Shown
         from rayfl.results.findings import findings
+        from rayfl.results.report import write_labels, write_report
 
         phase(f"reading {config}")
         experiment = experiment_of(config, settings, row)
@@ -139,9 +139,10 @@ def sweep(
         elsewhere(work, cluster, folder, shows)
         return
     with shows.busy(LOADING) as phase:
-        from rayfl import comparison, driver
+        from rayfl import driver
         from rayfl.results.console import SweepProgress
         from rayfl.results.mlflow.models import log_models
+        from rayfl.tuning import comparison
         from rayfl.tuning.load import load_sweep
 
         phase(f"reading {config}")
@@ -199,9 +200,9 @@ def scale(
     some are given."""
     shows, config = Shows(quiet, json), find_config(config)
     with shows.busy(LOADING) as phase:
-        from rayfl import scaling
         from rayfl.results.console import ScaleProgress
         from rayfl.results.scaling import findings, table
+        from rayfl.tuning import scaling
 
         phase(f"reading {config}")
         if row is None and "experiment" in (given := load_yaml(config)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from rayfl.clusters import kubernetes, launcher
 from rayfl.config import ConfigError
-from rayfl.plain import LARGEST_TEXT, read_yaml, shown
+from rayfl.config.plain import LARGEST_TEXT, read_yaml, shown
 
 TOP = re.compile(rb"^(provider|kind)\s*:", re.MULTILINE)
 """What stands at the top of a cluster's file, and of no experiment's."""

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from rayfl.config import nearest
-from rayfl.plain import joined, shown
+from rayfl.config.plain import joined, shown
 
 PLAIN_TYPES = {
     "array": "a list",

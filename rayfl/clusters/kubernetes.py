@@ -9,7 +9,7 @@ from typing import Any
 
 from rayfl.clusters.faults import by_schema, leaves, secrets, texts, versions
 from rayfl.config import nearest
-from rayfl.plain import joined, shown
+from rayfl.config.plain import joined, shown
 
 WORLD = ("LoadBalancer", "NodePort")
 

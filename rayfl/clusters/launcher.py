@@ -12,7 +12,7 @@ from typing import Any
 
 from rayfl.clusters.faults import by_schema, secrets, texts, versions
 from rayfl.config import nearest
-from rayfl.plain import shown
+from rayfl.config.plain import shown
 
 COMMANDS = ("initialization_commands", "setup_commands")
 """Of all nodes; each kind has its own besides."""

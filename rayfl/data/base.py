@@ -2,29 +2,38 @@
 
 The arrays are put into shared memory once; every worker reads the same copy and prepares what it trains on. Workers
 therefore never import the library that a data set is read with.
+
+Public samples are for methods that distil into or through them (FedMD, Li and Wang 2019, arXiv 1910.03581; FedDF, Lin
+et al., NeurIPS 2020, arXiv 2006.07242; DS-FL, Itahara et al., IEEE TMC 2021, arXiv 2008.06180): a part of the training
+set that no client holds, the training samples of another data set, or noise. A `Federation` knows the rows of the
+training set that are public; other public samples are in `Arrays.public`.
 """
 
-import contextlib
-import os
-import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, Self, final
 
-from pydantic import PrivateAttr, SerializerFunctionWrapHandler, field_validator, model_serializer
+import numpy as np
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from rayfl.config import ConfigError, Kind, Named
-from rayfl.data.arrays import Arrays, Column, validate
+from rayfl.config import Config, ConfigError, Kind, Named
+from rayfl.core.seeds import numpy_generator
+from rayfl.data.arrays import Arrays, Column, Split, validate, validate_split
 from rayfl.data.goal import Goal
-from rayfl.data.public import Public
 from rayfl.data.samples import Prepare
 
-T = TypeVar("T")
-
-PATIENCE = 10.0
-"""Seconds without an answer after which a download is given up."""
+LABEL = "y"
+"""The array of labels, where samples have some."""
 
 
 class DataSet(Named, ABC):
@@ -32,7 +41,7 @@ class DataSet(Named, ABC):
 
     not_in_result: ClassVar[tuple[str, ...]] = ()
     """Fields that change nothing in a result: where the same files lie."""
-    public: Public | None = None
+    public: "Public | None" = None
     """Samples beside those of clients, for methods that distil: a part of the training set, another data set, or noise;
     unless given none."""
 
@@ -110,7 +119,127 @@ class DataSet(Named, ABC):
         return described
 
 
-Public.model_rebuild(_types_namespace={"DataSet": DataSet})
+class Public(Config):
+    """The `public:` section of a data set: samples beside those of clients, from exactly one of `share`, `data` and
+    `noise`."""
+
+    share: float | None = Field(default=None, gt=0, lt=1)
+    """So much of the training set, which no client then holds: at random by the run's seed, and of every class this
+    share of all its training samples, rounded. It is taken of what the server's validation rows leave."""
+    data: SerializeAsAny[DataSet] | None = None
+    """The training samples of another data set, by its section. They are prepared as this data set's own."""
+    noise: int | None = Field(default=None, ge=1, le=10**6)
+    """So many images of noise. Bytes are uniform from the smallest to the largest of the training set; floats are
+    standard normal. The same in every run."""
+    labeled: bool = False
+    """Whether methods may use the labels. Otherwise each is 0."""
+    count: int | None = Field(default=None, ge=1)
+    """At most so many samples, at random, the same in every run; unless given all. The rest of a `share` is
+    nobody's."""
+
+    @model_validator(mode="after")
+    def _is_of_one_source(self) -> Self:
+        sources = [name for name in ("share", "data", "noise") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            given = " and ".join(sources) or "none of share, data and noise"
+            raise ConfigError(f"public: given {given}; allowed: exactly one of share, data and noise")
+        if self.labeled and self.noise is not None:
+            raise ConfigError("public.labeled: given true with noise; allowed: false, because noise has no labels")
+        if self.data is not None and self.data.public is not None:
+            raise ConfigError("public.data.public: given a section; allowed: none, in a data set that is public itself")
+        return self
+
+    def shown(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Public samples (`Split` or `Samples`) as methods may see them: with labels of 0 unless these may be used."""
+        if self.labeled or LABEL not in samples:
+            return samples
+        return samples | {LABEL: samples[LABEL] * 0}
+
+    def first(self, samples: int) -> np.ndarray:
+        """Which of so many samples `count` leaves: rows [n] int64, ascending."""
+        order = numpy_generator(0, "public", "count").permutation(samples)
+        return np.sort(order[: self.count])
+
+    def split(self, own: DataSet, arrays: Arrays) -> Split | None:
+        """The samples as the data set `own`, whose arrays these are, has its own; None: they are rows of its training
+        set."""
+        if self.data is not None:
+            return self._foreign(self.data, own, arrays)
+        return None if self.noise is None else self._noise(self.noise, own, arrays)
+
+    def described(self) -> Self:
+        """The same without samples (`DataSet.described`)."""
+        return self if self.data is None else self.model_copy(update={"data": self.data.described()})
+
+    def _foreign(self, data: DataSet, own: DataSet, arrays: Arrays) -> Split:
+        _check_kind(data, own)
+        if self.labeled and data.goal.kinds != own.goal.kinds:
+            raise ConfigError(
+                f"data.public.labeled: given true with the {data.goal.kinds} classes of {data.name}; allowed: false, "
+                f"or a data set of {own.goal.kinds} classes, as data set {own.name} has them"
+            )
+        train = data.arrays().train
+        for name, array in arrays.train.items():
+            if train[name].dtype != array.dtype:
+                raise ConfigError(
+                    f"data.public: given {name} of {data.name} stored as {train[name].dtype}; allowed: {array.dtype}, "
+                    f"as data set {own.name} stores it"
+                )
+        if all(np.array_equal(train[name], array) for name, array in arrays.train.items()):
+            raise ConfigError(
+                f"data.public.data: given {data.name} with the training samples of data set {own.name} itself, which "
+                "clients have; allowed: another data set, or a share"
+            )
+        rows = self.first(len(next(iter(train.values()))))
+        found = self.shown({name: array[rows] for name, array in train.items()})
+        return validate_split(found, own.columns, "public")
+
+    def _noise(self, samples: int, own: DataSet, arrays: Arrays) -> Split:
+        if own.unit is None:
+            raise ConfigError(
+                f"data.public.noise: given with data set {own.name}, whose samples are no images; allowed: "
+                "share or data"
+            )
+        x, y = arrays.train["x"], arrays.train[LABEL]
+        shape = (min(samples, self.count or samples), *x.shape[1:])
+        draw = numpy_generator(0, "public", "noise")
+        if x.dtype == np.uint8:
+            noise = draw.integers(x.min(), x.max(), size=shape, dtype=np.uint8, endpoint=True)
+        else:
+            noise = draw.standard_normal(shape, np.float32)
+        return validate_split({"x": noise, LABEL: np.zeros(len(noise), y.dtype)}, own.columns, "public")
+
+
+def _check_kind(data: DataSet, own: DataSet) -> None:
+    """A ConfigError unless samples of `data` mean the same as those of `own`, array by array."""
+    theirs, ours = data.columns, own.columns
+    if set(theirs) != set(ours):
+        raise ConfigError(
+            f"data.public: given {' and '.join(theirs)} of {data.name}; allowed: {' and '.join(ours)}, as data set "
+            f"{own.name} has them"
+        )
+    for name, column in ours.items():
+        if theirs[name].shape != column.shape:
+            raise ConfigError(
+                f"data.public: given samples {list(theirs[name].shape)} of {data.name}; allowed: {list(column.shape)}, "
+                f"as data set {own.name} has them"
+            )
+    if data.unit != own.unit:
+        raise ConfigError(
+            f"data.public: given {_measured(data)}; allowed: {_measured(own)}, because both are prepared alike"
+        )
+    if any(column.below is not None for name, column in ours.items() if name != LABEL):
+        vocabularies = [[path.read_bytes() for path in one.attached] for one in (data, own)]
+        if not vocabularies[0] or vocabularies[0] != vocabularies[1]:
+            raise ConfigError(
+                f"data.public: given tokens of {data.name}; allowed: a data set with the same tokenizer as {own.name}, "
+                "because equal tokens have to be equal words"
+            )
+
+
+def _measured(data: DataSet) -> str:
+    return f"{data.name} without pixels" if data.unit is None else f"pixels of {data.name}, in units of {data.unit:g}"
+
 
 DATASETS: dict[str, type[DataSet]] = {}
 """Name -> class; `rayfl.data` fills it."""
@@ -152,71 +281,3 @@ class Described(DataSet):
     @model_serializer
     def _dumped(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._plain
-
-
-class InFolder(DataSet, ABC):
-    """A data set of files that lie in a folder."""
-
-    not_in_result: ClassVar = ("root",)
-    root: str | None = None
-    """Folder with the files. Unless given it is the environment's RAYFL_DATA, else ./data."""
-
-    @property
-    def folder(self) -> Path:
-        given = self.root or os.environ.get("RAYFL_DATA")
-        if given is None:
-            return Path("data")
-        folder = Path(given).expanduser()
-        if not folder.is_dir():
-            raise ConfigError(
-                f"data.root: given {given!r}; allowed: an existing folder. Make it, or leave both data.root "
-                "and RAYFL_DATA unset to use ./data"
-            )
-        return folder
-
-    def all_of(self, files: Sequence[str]) -> list[Path]:
-        """The files in the folder. A ConfigError says which have to be there if one is missing."""
-        found = [self.folder / file for file in files]
-        if not all(path.is_file() for path in found):
-            raise self.missing(files)
-        return found
-
-    def missing(self, files: Sequence[str], reason: str = "") -> ConfigError:
-        """What to put where; `reason`: why nobody else does."""
-        folder = self.folder.resolve()
-        wanted = "\n".join(f"  {folder / file}" for file in files)
-        return ConfigError(
-            f"data: {self.name} is not in {folder}{reason}. Put there\n{wanted}\n"
-            "or name another folder by data.root or the environment variable RAYFL_DATA"
-        )
-
-
-class Downloaded(InFolder, ABC):
-    """A data set that lies in a folder in torchvision's layout, or is downloaded into it."""
-
-    files: ClassVar[tuple[str, ...]]
-    """What has to be in the folder where there is no network; archives are unpacked when first used."""
-
-    def fetch(self, read: Callable[[str, bool], T]) -> T:
-        """`read(root, download)` of what is in the folder, or after torchvision has downloaded it."""
-        folder = self.folder
-        # torchvision says RuntimeError for files that are missing or damaged
-        with contextlib.suppress(RuntimeError):
-            return read(str(folder), False)
-        try:
-            with patience(PATIENCE):
-                return read(str(folder), True)
-        except (OSError, RuntimeError) as error:
-            reason = f" and cannot be downloaded ({' '.join(str(error).split())})"
-            raise self.missing(self.files, reason) from None
-
-
-@contextlib.contextmanager
-def patience(seconds: float) -> Iterator[None]:
-    """Inside the block a silent server is an error after so many seconds (torchvision sets no timeout)."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rayfl.data.arrays import Arrays, Split
-from rayfl.data.base import Downloaded
+from rayfl.data.files import Downloaded
 from rayfl.data.images import ImageData, Images
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

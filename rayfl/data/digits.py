@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays
 from rayfl.data.images import ImageData, Images
 from rayfl.data.partition import hold_out
-from rayfl.seeds import numpy_generator
 
 
 class Digits(ImageData):

@@ -6,14 +6,13 @@ from typing import Literal
 import numpy as np
 
 from rayfl.config import ConfigError
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays
-from rayfl.data.base import DataSet
+from rayfl.data.base import DataSet, Public
 from rayfl.data.goal import Goal
 from rayfl.data.partition import Labels, Partition, Shards, hold_out, partition
 from rayfl.data.partition.base import rank
-from rayfl.data.public import Public
 from rayfl.data.samples import Prepare
-from rayfl.seeds import numpy_generator
 
 
 @dataclass(frozen=True)

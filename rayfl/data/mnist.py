@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rayfl.data.arrays import Arrays
-from rayfl.data.base import Downloaded
+from rayfl.data.files import Downloaded
 from rayfl.data.images import ImageData, Images
 
 PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")

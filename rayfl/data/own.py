@@ -8,10 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.config import ConfigError
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays, Split
 from rayfl.data.images import ImageData, Images
 from rayfl.data.partition import hold_out
-from rayfl.seeds import numpy_generator
 
 Stored = Literal["uint8", "float32"]
 

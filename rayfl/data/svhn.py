@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from rayfl.data.arrays import Arrays
-from rayfl.data.base import Downloaded
+from rayfl.data.files import Downloaded
 from rayfl.data.images import ImageData, Images
 
 

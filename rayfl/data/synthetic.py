@@ -7,9 +7,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.config import ConfigError
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays, Split
 from rayfl.data.images import MOST_CLASSES, ImageData, Images
-from rayfl.seeds import numpy_generator
 
 CONTRAST, NOISE = 64, 192
 """Pixels are a class pattern in [0, CONTRAST) plus noise in [0, NOISE), both uniform, so they fill a byte."""

@@ -6,12 +6,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.goal import Goal
 from rayfl.data.samples import Prepare
 from rayfl.data.tokens import PAD, TaskName, TokenTask
-from rayfl.seeds import numpy_generator
 
 
 class SyntheticText(DataSet):

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Column, Split
 from rayfl.data.goal import NOTHING, Classes, Goal, MaskedTokens, NextToken
 from rayfl.data.samples import Batch, Prepare, Samples
-from rayfl.seeds import numpy_generator
 
 PAD = -1
 """The token behind the end of a sequence."""

@@ -4,7 +4,7 @@ A checkpoint is a folder `round-000012/` with `state.safetensors` and `manifest.
 SHA-256 of every file, and one of all this. It is written beside its place and renamed into it. So a folder of that name
 is whole, or it was damaged later; a damaged one is passed over for the one before, and that is said.
 
-What clients keep is in the folder `kept/` beside all checkpoints, one file a client and round (`rayfl.engine.carries`).
+What clients keep is in the folder `kept/` beside all checkpoints, one file a client and round (`client_states.py`).
 A checkpoint's `kept.npy` names those that it goes with, and their SHA-256. They are hard links to the files that the
 run works with: one that did not change since the last checkpoint is neither read nor written nor linked again.
 
@@ -25,9 +25,9 @@ import numpy as np
 from safetensors import SafetensorError
 
 from rayfl.config import ConfigError, differences
-from rayfl.engine.carries import ROWS, Carries, Kept, files_of
+from rayfl.core.fold import State
+from rayfl.engine.client_states import ROWS, Carries, Kept, files_of
 from rayfl.engine.files import PARTIAL, beside, link, load_tensors, opened, remove, save_tensors, sha256, sync
-from rayfl.fold import State
 from rayfl.metrics import Line
 
 VERSION = 3

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rayfl.tensors import Tensors, leaves, nest
+from rayfl.core.tensors import Tensors, leaves, nest
 
 PARTIAL = ".partial-"
 

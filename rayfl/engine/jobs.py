@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import torch
 
-from rayfl.fold import Carry, Update
+from rayfl.core.fold import Carry, Update
+from rayfl.core.submodel import Selection
+from rayfl.evaluation import Judged
 from rayfl.methods.base import Client, Payload
-from rayfl.submodel import Selection
-from rayfl.training import Fill
+from rayfl.training.settings import Fill
 
 Verb = Literal["train", "refine", "collect", "evaluate"]
 """What a worker can do. Clients of one selection share a `Parcel`; a refinement has a `Lesson`; collections and
@@ -71,7 +72,7 @@ class Trained:
     """What the clients of a chunk answer."""
 
     update: Update | None
-    """The sum of their updates, by `rayfl.fold.Pairs`; None if all were refused."""
+    """The sum of their updates, by `rayfl.core.fold.Pairs`; None if all were refused."""
     size: int
     """How many clients `update` stands for: those of the chunk, or, with the last chunk of a branch, of the whole
     branch; 0: a later chunk's update stands for these too."""
@@ -116,18 +117,6 @@ class Evaluate:
     """Logits of classes that a client does not have, on its own splits."""
     own: Collect | None = None
     """Given where the network is one client's own: where its norms' statistics come from, if it has none."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a network got right on one piece."""
-
-    count: int
-    """Samples."""
-    sums: Mapping[str, torch.Tensor]
-    """Score -> its sums, which add over pieces."""
-    exits: tuple[torch.Tensor, ...] = ()
-    """The first score's sums, of each early exit alone."""
 
 
 @dataclass(frozen=True)

@@ -16,23 +16,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rayfl.core.fold import Fold, Pairs, aligned, together
+from rayfl.core.net import Net
+from rayfl.core.server_optimizers import MOMENTS
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints
-from rayfl.engine.carries import Carries
+from rayfl.engine.client_states import Carries
+from rayfl.engine.evaluator import Clients, Evaluator
 from rayfl.engine.jobs import Executor, Job, Parcel, Refine, Train, Trained
 from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
-from rayfl.evaluation import Clients, Evaluation, Evaluator
+from rayfl.evaluation import Evaluation
 from rayfl.experiment import Experiment
-from rayfl.fold import Fold, Pairs, aligned, together
 from rayfl.methods.base import Client, Deployment, Lesson, Refined
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
-from rayfl.net import Net
-from rayfl.server import MOMENTS
-from rayfl.submodel import Selection
-from rayfl.tensors import as_tensor
-from rayfl.updates import norm
+from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
 JOBS = 8

@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayfl import costs, norms
+from rayfl import costs
 from rayfl.config import ConfigError
+from rayfl.core import norms
+from rayfl.core.fold import Carry, Pairs, Update, together
+from rayfl.core.net import load, resident
+from rayfl.core.seeds import stream, torch_generator
+from rayfl.core.tensors import Params, as_tensor, nbytes
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.goal import Score
 from rayfl.data.samples import ClientData
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Parcel, Refine, Train, Trained
 from rayfl.evaluation import judge
-from rayfl.fold import Carry, Pairs, Update, together
 from rayfl.methods.base import Client, Deployment, Lesson, Method, Refined, Study, Visit
 from rayfl.metrics import plus
-from rayfl.net import load, resident
-from rayfl.seeds import stream, torch_generator
-from rayfl.tensors import Params, as_tensor, nbytes
-from rayfl.training import precise
-from rayfl.transforms import transformed
-from rayfl.updates import Updates, norm
+from rayfl.training.settings import precise
+from rayfl.training.transforms import transformed
+from rayfl.training.updates import Updates, norm
 
 
 class ClientFailed(RuntimeError):

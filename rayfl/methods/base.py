@@ -19,17 +19,17 @@ from torch import nn
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError, Named
-from rayfl.data.public import Public
+from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.net import Answer, Net, resident
+from rayfl.core.seeds import stream, torch_generator, torch_scope
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params
+from rayfl.data.base import Public
 from rayfl.data.samples import ClientData
-from rayfl.fold import Carry, Fold, State, Update
 from rayfl.methods.contract import Contract
 from rayfl.models.base import Model
-from rayfl.net import Net, resident
-from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.steps import Objective, fit
-from rayfl.submodel import Selection
-from rayfl.tensors import Params
-from rayfl.training import Answer, Fill, Loss, Training, kernels
+from rayfl.training.settings import Fill, Loss, Training, kernels
+from rayfl.training.steps import Objective, fit
 
 Payload = dict
 """What travels down to a client: group -> name -> tensor, counted in bytes. Read only on the worker."""

@@ -11,13 +11,13 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import nn
 
-from rayfl.fold import Carry, State, Update
+from rayfl.core.fold import Carry, State, Update
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.norms import tracked
+from rayfl.core.submodel import Selection, Slice, prefix
+from rayfl.core.tensors import Params, copied
 from rayfl.methods.base import Client, Deployment, Method, Payload, Visit
-from rayfl.net import Net, load, params_of, resident
-from rayfl.norms import tracked
-from rayfl.submodel import Selection, Slice, prefix
-from rayfl.tensors import Params, copied
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 
 class Dense(Method):

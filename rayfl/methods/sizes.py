@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from rayfl import costs, operations
+from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError, load_yaml
+from rayfl.core import operations
+from rayfl.core.net import Net
 from rayfl.methods.base import Task
 from rayfl.metrics import label
 from rayfl.models.base import Model
-from rayfl.net import Net
 
 Size = Literal["largest", "smallest", "own"]
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from rayfl.axes import CLASSES, Axis
 from rayfl.config import ConfigError, Kind, Named
-from rayfl.net import Net, params_of
-from rayfl.norms import fresh
-from rayfl.tensors import Params
-from rayfl.training import Answer
+from rayfl.core.axes import CLASSES, Axis
+from rayfl.core.net import Answer, Net, params_of
+from rayfl.core.norms import fresh
+from rayfl.core.tensors import Params
 
 SAMPLES = {"input": "images", "ids": "sequences of tokens"}
 """What a data set offers of its samples -> what these are."""
@@ -31,19 +30,21 @@ class Model(Named, ABC):
     smallest: ClassVar[Mapping[str, Any]] = {}
     """Fields and class attributes of its smallest sensible network, on which `rayfl.testing` runs methods."""
 
-    varying: ClassVar[tuple[int, ...]] = (0,)
-    """Dimensions of what a network takes whose size in `example` is one of many."""
-
     if TYPE_CHECKING:  # pydantic makes it, out of the type checker's sight
 
         def __hash__(self) -> int: ...
 
     @abstractmethod
     def build(self, net: Net) -> nn.Module:
-        """The network, freshly initialised, made of rayfl.axes layers or of layers that `declare` their axes.
+        """The network, freshly initialised, made of rayfl.core.axes layers or of layers that `declare` their axes.
 
         It maps a batch of samples to logits, or to a tuple of logits, the first early exit's first.
         """
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """Dimensions of a network's input whose size may differ from `example`: the batch."""
+        return (0,)
 
     @abstractmethod
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
@@ -104,7 +105,7 @@ class Model(Named, ABC):
         return self
 
     def frozen(self) -> Params:
-        """What its networks have that nobody trains, by name: it goes to every node once (`rayfl.frozen`)."""
+        """What its networks have that nobody trains, by name: it goes to every node once (`rayfl.core.frozen`)."""
         return {}
 
     def parts(self, net: Net) -> Mapping[str, Any]:
@@ -167,14 +168,14 @@ class TokenModel(Model):
     length: int = 64
     """Tokens of the longest sequence. Taken from the data set unless given."""
     smallest: ClassVar[Mapping[str, Any]] = {}
-    varying: ClassVar = (0, 1)
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The batch, and the length of the sequences."""
+        return (0, 1)
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
         return torch.zeros(batch, self.length, dtype=torch.int64, device=device)
-
-    def parts(self, net: Net) -> Mapping[str, Any]:
-        """What there is to say of a network beside its width, blocks and exits, by name: columns of a table."""
-        return {}
 
     @property
     def head_paths(self) -> tuple[str, ...]:

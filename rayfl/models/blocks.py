@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rayfl.axes import Axis, conv, norm
+from rayfl.core.axes import Axis, conv, norm
+from rayfl.core.net import Net
 from rayfl.models.layers import NormKind, Step, scaler, sequential
-from rayfl.net import Net
 
 
 class PostActBlock(nn.Module):

@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from rayfl.axes import Axis, conv, linear, norm
 from rayfl.config import ConfigError
+from rayfl.core.axes import Axis, conv, linear, norm
+from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
 from rayfl.models.layers import NormKind, check_without, heterofl_linear, scaler, sequential
-from rayfl.net import Net
 
 
 class DigitsCNN(ImageModel):

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayfl.axes import Axis, conv, linear, norm
+from rayfl.core.axes import Axis, conv, linear, norm
+from rayfl.core.net import Net
 from rayfl.models.layers import NormKind, depthwise, scaler, sequential
-from rayfl.net import Net
 
 ExitKind = Literal["scalefl", "depthfl"]
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from rayfl.net import Net
+from rayfl.core.net import Net
 
 
 class Tap:

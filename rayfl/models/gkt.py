@@ -18,11 +18,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from rayfl.axes import conv, linear, norm
+from rayfl.core.axes import conv, linear, norm
+from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
 from rayfl.models.blocks import block_paths, bottleneck_block, stages_of
 from rayfl.models.layers import Init, NormKind, check_without, initialise, scaler, sequential
-from rayfl.net import Net
 
 Depth = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfl.axes import Axis, declare, linear
 from rayfl.config import nearest
-from rayfl.net import Net
+from rayfl.core.axes import Axis, declare, linear
+from rayfl.core.net import Net
 
 NormKind = Annotated[
     Literal["static_bn", "group", "instance", "layer", "none"],
@@ -19,7 +19,7 @@ NormKind = Annotated[
         "statistics that are made for an evaluation; group: four groups; instance: a group a channel; layer: one group."
     ),
 ]
-"""See `rayfl.axes.norm`."""
+"""See `rayfl.core.axes.norm`."""
 
 
 class Scaler(nn.Module):

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from rayfl.axes import Axis, linear
+from rayfl.core.axes import Axis, linear
+from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
 from rayfl.models.cnn import Conv, convolutions
 from rayfl.models.layers import check_without, scaler, sequential
-from rayfl.net import Net
 
 
 class LiangMLP(ImageModel):

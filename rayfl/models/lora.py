@@ -4,8 +4,8 @@ At every target, a linear layer x -> W0 x of the base network, stand two small m
 
     y = W0 x + s B A drop(x),   A [r, in] ~ U(-1 / sqrt(in), 1 / sqrt(in)),   B [out, r] = 0
 
-The base is frozen: it is in no layout, payload or sum (`rayfl.frozen`). Trained are A, B, and the base's head. The rank
-is an ordinary axis, one a target, so a client of a smaller capacity has a prefix of every A and B. That prefix is a
+The base is frozen: it is in no layout, payload or sum (`rayfl.core.frozen`). Trained are A, B, and the base's head. The
+rank is an ordinary axis, one a target, so a client of a smaller capacity has a prefix of every A and B. It is a
 valid start, because A's distribution does not depend on the rank.
 """
 
@@ -21,17 +21,16 @@ import torch.nn.functional as F
 from pydantic import Field, SerializeAsAny, field_validator
 from torch import nn
 
-from rayfl import frozen
-from rayfl.axes import Axis, axes_of, declare
 from rayfl.config import ConfigError
+from rayfl.core import frozen
+from rayfl.core.axes import Axis, axes_of, declare
+from rayfl.core.net import Answer, Net, load, params_of
+from rayfl.core.seeds import stream, torch_scope
+from rayfl.core.submodel import prefix
+from rayfl.core.tensors import Params
 from rayfl.models import peft
 from rayfl.models.base import MODELS_KIND, Model
 from rayfl.models.vit import ViTB16
-from rayfl.net import Net, load, params_of
-from rayfl.seeds import stream, torch_scope
-from rayfl.submodel import prefix
-from rayfl.tensors import Params
-from rayfl.training import Answer
 
 QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
 """What queries and values are called in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and here."""
@@ -119,7 +118,7 @@ class Lora(Model):
         return {"rank": self.rank_of(net), "frozen": base.parameters - trained}
 
     @property
-    def varying(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def varying(self) -> tuple[int, ...]:
         """As of the base."""
         return self.base.varying
 

@@ -26,15 +26,15 @@ from pydantic import (
 )
 from torch import nn
 
-from rayfl.axes import CLASSES, Axis, Dims, declare
 from rayfl.config import ConfigError
+from rayfl.config.plain import shown
+from rayfl.core.axes import CLASSES, Axis, Dims, declare
+from rayfl.core.net import Net
+from rayfl.core.tensors import Params
 from rayfl.metrics import label
 from rayfl.models.base import MODELS_KIND, SAMPLES, Model
 from rayfl.models.features import classifier_path
 from rayfl.models.layers import sequential
-from rayfl.net import Net
-from rayfl.plain import shown
-from rayfl.tensors import Params
 
 ALIKE = ("input", "task", "ids", "classes")
 """Fields in which the networks of a mix agree, because they are of the same data."""
@@ -49,7 +49,7 @@ class Around(Model, ABC):
         """The other one."""
 
     @property
-    def varying(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def varying(self) -> tuple[int, ...]:
         """As of the inner model."""
         return self.inner.varying
 

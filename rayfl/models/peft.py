@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rayfl.config import ConfigError
-from rayfl.tensors import Params
+from rayfl.core.tensors import Params
 
 BEFORE = "base_model.model."
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

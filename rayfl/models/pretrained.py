@@ -19,12 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rayfl.config import ConfigError
-from rayfl.data.base import PATIENCE, patience
+from rayfl.core.net import Net, params_of
+from rayfl.core.norms import fresh
+from rayfl.core.submodel import prefix
+from rayfl.core.tensors import Params
+from rayfl.data.files import PATIENCE, patience
 from rayfl.models.base import ImageModel
-from rayfl.net import Net, params_of
-from rayfl.norms import fresh
-from rayfl.submodel import prefix
-from rayfl.tensors import Params
 
 RESNET = {
     r"^conv1\.": "conv.",

@@ -9,14 +9,14 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from torch import nn
 
-from rayfl.axes import Axis, conv, linear, norm
 from rayfl.config import nearest
+from rayfl.core.axes import Axis, conv, linear, norm
+from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
 from rayfl.models.blocks import PreActBlock, basic_block, block_paths, bottleneck_block, stages_of
 from rayfl.models.exits import DepthFLExit, EarlyExits, ExitKind, scalefl_exit
 from rayfl.models.layers import Init, NormKind, check_without, heterofl_linear, initialise, scaler, sequential
 from rayfl.models.pretrained import RESNET, Pretrained
-from rayfl.net import Net
 
 ScalerSite = Literal["pre_norm", "post_conv"]
 

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from rayfl.axes import conv, linear, norm
+from rayfl.core.axes import conv, linear, norm
+from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
 from rayfl.models.blocks import PreActBlock, block_paths, stages_of
 from rayfl.models.cnn import Conv, convolutions
 from rayfl.models.layers import NormKind, check_without, scaler, sequential
-from rayfl.net import Net
 
 
 class SpaFLCNN(ImageModel):

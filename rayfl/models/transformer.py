@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import nn
 
-from rayfl.axes import CLASSES, Axis, embedding, layer_norm
 from rayfl.config import nearest
+from rayfl.core.axes import CLASSES, Axis, embedding, layer_norm
+from rayfl.core.net import Net, load, params_of
 from rayfl.models.base import TokenModel
 from rayfl.models.layers import Step, check_without, heterofl_linear, scaler, sequential
-from rayfl.net import Net, load, params_of
 
 
 class Transformer(TokenModel, ABC):

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from rayfl.axes import Axis, conv, declare, layer_norm, linear
+from rayfl.core.axes import Axis, conv, declare, layer_norm, linear
+from rayfl.core.net import Net
 from rayfl.models.layers import Step, check_without, scaler, sequential
 from rayfl.models.pretrained import VIT, Pretrained
-from rayfl.net import Net
 
 EXPANSION = 4
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rayfl.config import ConfigError
+from rayfl.config.plain import shown
 from rayfl.engine.files import opened
 from rayfl.metrics import Line
-from rayfl.plain import shown
 
 
 def read_json(path: Path) -> dict[str, Any]:

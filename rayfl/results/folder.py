@@ -22,8 +22,8 @@ import numpy as np
 from pydantic import ConfigDict, Field, field_validator
 
 from rayfl.config import Config, ConfigError, parse
+from rayfl.config.plain import shown
 from rayfl.metrics import CLIENT_SCORES, Line
-from rayfl.plain import shown
 from rayfl.results import version1
 from rayfl.results.files import (
     append_lines,

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rayfl.config import Config
-from rayfl.plain import public
+from rayfl.config.plain import public
 
 PACKAGES = ("rayfl", "torch", "torchvision", "ray", "mlflow", "numpy")
 NO_COMMIT = "none"

@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from rayfl.config.plain import short
 from rayfl.metrics import Line, label, named
-from rayfl.plain import short
 from rayfl.results.budgets import CLIENT_FLOPS, TRAFFIC, Cost, with_spent
 from rayfl.results.cells import percent, plain
 from rayfl.results.drawing import Plot, Style, legend, line_of, new_figure, panels, said, styles_of, title_axis

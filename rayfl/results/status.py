@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rayfl.engine.status import Node, RunStatus
+from rayfl.engine.on_ray.status import Node, RunStatus
 from rayfl.results.console import clock
 from rayfl.results.folder import runs
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isclose, isfinite
 from typing import Literal
 
-from rayfl.plain import last, short
+from rayfl.config.plain import last, short
 from rayfl.results.rows import Record, facts_of, mean_of, point_of
 from rayfl.results.summary import Better
 

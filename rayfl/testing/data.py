@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from rayfl.config import component
+from rayfl.core.seeds import numpy_generator, torch_generator
+from rayfl.core.tensors import as_tensor
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import DataSet
 from rayfl.data.goal import SCORES_KIND, Accuracy, Score
 from rayfl.data.partition.base import NOBODY, Labels, Partition, partition
 from rayfl.data.samples import ClientData
 from rayfl.metrics import SPLITS, named
-from rayfl.seeds import numpy_generator, torch_generator
-from rayfl.tensors import as_tensor
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
 
 SAMPLES = 12

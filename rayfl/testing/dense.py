@@ -10,15 +10,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from rayfl.core.net import Net
+from rayfl.core.norms import fresh
+from rayfl.core.submodel import Slice
+from rayfl.core.tensors import Params
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Visit
 from rayfl.methods.dense import Dense
 from rayfl.models.base import Model
-from rayfl.net import Net
-from rayfl.norms import fresh
-from rayfl.submodel import Slice
-from rayfl.tensors import Params
 from rayfl.testing.methods import CAPACITIES, MethodContract, rows_of
 from rayfl.testing.tiny import model_of, simulate, spread
 

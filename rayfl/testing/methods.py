@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from rayfl.config import ConfigError, parse
+from rayfl.core.fold import State, Update
+from rayfl.core.net import Net
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params, leaves
 from rayfl.engine.files import checksum
 from rayfl.engine.simulation import Simulation
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
-from rayfl.fold import State, Update
 from rayfl.methods import METHODS_KIND
 from rayfl.methods.base import Client, Method, Visit
 from rayfl.methods.contract import Contract
 from rayfl.metrics import EVALUATED, label, named
-from rayfl.net import Net
-from rayfl.submodel import Selection
-from rayfl.tensors import Params, leaves
 from rayfl.testing.tiny import (
     Shuffled,
     assert_same,

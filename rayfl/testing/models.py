@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from rayfl.axes import size_at
+from rayfl.core.axes import size_at
+from rayfl.core.net import Net, check_axes, load
+from rayfl.core.norms import fresh
+from rayfl.core.seeds import torch_scope
 from rayfl.experiment import Experiment
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model
-from rayfl.net import Net, check_axes, load
-from rayfl.norms import fresh
-from rayfl.seeds import torch_scope
 from rayfl.testing.tiny import assert_same, made_up_for, model_of, run, simulate, split_for, tiny
-from rayfl.training import every_exit
+from rayfl.training.settings import every_exit
 
 NARROW = 0.3
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
+from rayfl.core.fold import Fold, Update
+from rayfl.core.seeds import numpy_generator, torch_generator
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params, Tensors, leaves, pack, unpack
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.engine.simulation import MakeExecutor, Simulation
 from rayfl.engine.worker import Worker
 from rayfl.experiment import Experiment, read_experiment
-from rayfl.fold import Fold, Update
 from rayfl.metrics import Line
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import ImageModel, Model, TokenModel
 from rayfl.models.lora import Lora
-from rayfl.seeds import numpy_generator, torch_generator
-from rayfl.submodel import Selection
-from rayfl.tensors import Params, Tensors, leaves, pack, unpack
 
 TINY: Mapping[str, Any] = {
     "rounds": 2,

@@ -5,9 +5,9 @@ from itertools import chain, islice
 from typing import Any
 
 from rayfl.config import ConfigError, choose
+from rayfl.config.plain import shown
 from rayfl.experiment import Experiment
 from rayfl.metrics import SPLITS, named
-from rayfl.plain import shown
 from rayfl.results.folder import flatten
 from rayfl.results.summary import summaries
 from rayfl.tuning.search import scheduler_of, searcher_of

@@ -19,8 +19,8 @@ from rayfl.config import (
     parse_setting,
     set_path,
 )
+from rayfl.config.plain import shown
 from rayfl.experiment import Experiment, lay_over
-from rayfl.plain import shown
 from rayfl.results.published import Published
 from rayfl.tuning.check import check
 from rayfl.tuning.space import Search

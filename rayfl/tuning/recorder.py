@@ -10,9 +10,9 @@ from ray import tune
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from rayfl.config import ConfigError
+from rayfl.config.plain import last, short
 from rayfl.engine import checkpoints
-from rayfl.engine.cluster import require_ray
-from rayfl.plain import last, short
+from rayfl.engine.on_ray.cluster import require_ray
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import called, trial_of

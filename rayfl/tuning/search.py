@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from rayfl.config import Config, ConfigError, choose, parse
-from rayfl.seeds import stream
+from rayfl.core.seeds import stream
 from rayfl.tuning.space import Domain, Point, Search, text_of
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from pydantic import Field, field_validator, model_serializer, model_validator
 
 from rayfl import costs
-from rayfl.axes import size_at
 from rayfl.config import Config, ConfigError
+from rayfl.config.plain import short, shown
+from rayfl.core.axes import size_at
+from rayfl.core.net import Net
+from rayfl.core.seeds import numpy_generator
 from rayfl.methods.base import Task
-from rayfl.net import Net
-from rayfl.plain import short, shown
-from rayfl.seeds import numpy_generator
 
 MOST_POINTS = 10_000
 """Points of one row; each is a federated run."""

@@ -25,11 +25,11 @@ from ray.tune import TuneError
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.engine import cluster
+from rayfl.engine.on_ray import cluster
 from rayfl.engine.plugins import packed
+from rayfl.engine.termination import Terminated
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.rows import Record, best_trials
-from rayfl.termination import Terminated
 from rayfl.tuning import trust
 from rayfl.tuning.recorder import RayDied, Recorder
 from rayfl.tuning.search import scheduler_of, space_of, trial_config

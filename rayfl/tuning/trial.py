@@ -16,14 +16,14 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfl.engine.actors import Crew
 from rayfl.engine.checkpoints import BEST, Best, DamagedCheckpoint, copy_best
 from rayfl.engine.files import remove
 from rayfl.engine.locks import Temporary
+from rayfl.engine.on_ray.actors import Crew
+from rayfl.engine.on_ray.server import ServerActor
+from rayfl.engine.on_ray.shared import require_seen
+from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import install
-from rayfl.engine.server import ServerActor
-from rayfl.engine.shared import require_seen
-from rayfl.engine.status import About, server_name
 from rayfl.experiment import Experiment, Resources
 from rayfl.listeners import tell
 from rayfl.metrics import EVALUATED, Line

@@ -14,8 +14,8 @@ import yaml
 from helpers import TINY
 from processes import descendants, free_port, until
 
-from rayfl.engine import status
-from rayfl.engine.cluster import cluster
+from rayfl.engine.on_ray import status
+from rayfl.engine.on_ray.cluster import cluster
 from rayfl.results.folder import RunFolder, runs
 
 HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"

@@ -196,7 +196,7 @@ def test_slurm_warns_this_script_alone_and_not_by_the_signal_of_scancel():
 
 
 def test_the_warning_leaves_a_step_the_time_that_it_may_take():
-    from rayfl.termination import GRACE_SECONDS
+    from rayfl.engine.termination import GRACE_SECONDS
 
     assert int(OPTIONS["signal"].partition("@")[2]) > 2 * GRACE_SECONDS
 

@@ -4,7 +4,7 @@ import pytest
 from crews import crew_of, resized
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rayfl.engine.pool import RayPool
+from rayfl.engine.on_ray.pool import RayPool
 
 ACTORS = 4
 

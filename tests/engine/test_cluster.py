@@ -13,9 +13,9 @@ from helpers import TINY, run, simulate, tiny
 from processes import PATIENCE, alive, descendants, named, until
 
 from rayfl.config import ConfigError
-from rayfl.engine import cluster as module
-from rayfl.engine.cluster import bundles, running
 from rayfl.engine.locks import TEMPORARY
+from rayfl.engine.on_ray import cluster as module
+from rayfl.engine.on_ray.cluster import bundles, running
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
@@ -36,7 +36,7 @@ def test_actors_that_share_a_gpu_share_its_bundle(asked, resources, places):
 
 SESSION = """
 import time
-from rayfl.engine.cluster import cluster
+from rayfl.engine.on_ray.cluster import cluster
 with cluster("local"):
     print("started", flush=True)
     time.sleep(600)

@@ -12,12 +12,12 @@ from helpers import NESTED, PersonalHead, run, simulate, tiny
 from ray.exceptions import ObjectLostError, OutOfMemoryError
 
 from rayfl.config import ConfigError
-from rayfl.engine import pool as executor
 from rayfl.engine import simulation as simulation_module
 from rayfl.engine.files import checksum
-from rayfl.engine.pool import JobFailed
-from rayfl.engine.server import ServerActor
-from rayfl.engine.status import About
+from rayfl.engine.on_ray import pool as executor
+from rayfl.engine.on_ray.pool import JobFailed
+from rayfl.engine.on_ray.server import ServerActor
+from rayfl.engine.on_ray.status import About
 from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
 

@@ -4,7 +4,7 @@ import pytest
 from helpers import run, simulate, tiny
 from test_packing import mine  # noqa: F401, a fixture
 
-from rayfl.engine.cluster import running
+from rayfl.engine.on_ray.cluster import running
 from rayfl.experiment import read_experiment
 
 

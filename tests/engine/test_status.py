@@ -15,12 +15,12 @@ from helpers import TINY, simulate, tiny
 from processes import PATIENCE, until
 
 from rayfl.config import ConfigError
-from rayfl.engine import status
-from rayfl.engine.actors import Place
-from rayfl.engine.cluster import cluster, running
 from rayfl.engine.locks import held
-from rayfl.engine.shared import require_seen, require_shared
-from rayfl.engine.status import About, Node, RunStatus
+from rayfl.engine.on_ray import status
+from rayfl.engine.on_ray.actors import Place
+from rayfl.engine.on_ray.cluster import cluster, running
+from rayfl.engine.on_ray.shared import require_seen, require_shared
+from rayfl.engine.on_ray.status import About, Node, RunStatus
 from rayfl.metrics import EVALUATED
 from rayfl.results.folder import RunFolder
 from rayfl.results.status import nodes_table, runs_table, trials

@@ -22,3 +22,12 @@ def clients_answer(monkeypatch):
         monkeypatch.setattr(base, "fit", fill)
 
     return answer
+
+
+@pytest.fixture
+def float64():
+    """New tensors of floats are float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

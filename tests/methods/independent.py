@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayfl.core.net import Net
+from rayfl.core.norms import static_norms
+from rayfl.core.seeds import stream, torch_generator
+from rayfl.core.tensors import Params
 from rayfl.data.samples import Batch, ClientData
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import Experiment
-from rayfl.net import Net
-from rayfl.norms import static_norms
-from rayfl.seeds import stream, torch_generator
-from rayfl.tensors import Params
 from rayfl.testing.methods import rows_of
 from rayfl.testing.tiny import tiny
 

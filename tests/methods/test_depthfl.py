@@ -11,11 +11,11 @@ from torch import nn
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError, parse
+from rayfl.core.norms import fresh
+from rayfl.core.seeds import torch_generator
 from rayfl.evaluation import judge
 from rayfl.methods import METHODS
 from rayfl.models import MODELS
-from rayfl.norms import fresh
-from rayfl.seeds import torch_generator
 
 DepthFL = METHODS["depthfl"]
 NORMED = ExitPerceptron(norm="static_bn")

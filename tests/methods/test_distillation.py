@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from helpers import saved_inside
 
-from rayfl import distillation
 from rayfl.config import ConfigError
-from rayfl.distillation import Distillation, beginning, go_on, is_done, result
+from rayfl.core.fold import Update
+from rayfl.core.tensors import Params
 from rayfl.engine.simulation import Simulation
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
-from rayfl.fold import Update
 from rayfl.methods import METHODS_KIND
-from rayfl.tensors import Params
 from rayfl.testing.tiny import Shuffled, assert_same, run, simulate, tiny
-from rayfl.training import divergence
-from rayfl.updates import Updates
+from rayfl.training import distillation
+from rayfl.training.distillation import Distillation, beginning, go_on, is_done, result
+from rayfl.training.settings import divergence
+from rayfl.training.updates import Updates
 
 PUBLIC = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "public": {"share": 0.3}}
 SMALL = {"steps": 6, "batch_size": 8, "optimizer": "adam", "lr": 0.01, "patience": 4, "validate_every": 2}

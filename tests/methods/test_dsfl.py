@@ -21,13 +21,13 @@ from independent import (
     visited,
 )
 
-from rayfl import distillation
 from rayfl.config import ConfigError
+from rayfl.core.seeds import stream, torch_generator
+from rayfl.core.tensors import Params
 from rayfl.methods.distillation.dsfl import DSFL
-from rayfl.seeds import stream, torch_generator
-from rayfl.tensors import Params
 from rayfl.testing.tiny import assert_same, folded, run, simulate
-from rayfl.training import Training
+from rayfl.training import distillation
+from rayfl.training.settings import Training
 
 SHARED = DATA | {"public": PUBLIC}
 TEACHES = {"epochs": 3, "batch_size": 8, "lr": 0.1}

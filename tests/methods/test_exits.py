@@ -9,18 +9,18 @@ import torch
 from helpers import Perceptron, Shuffled, assert_same, client_data, run, simulate, tiny
 from torch import nn
 
-from rayfl.axes import Axis, linear, norm
 from rayfl.config import ConfigError, parse
+from rayfl.core.axes import Axis, linear, norm
+from rayfl.core.net import Net
+from rayfl.core.seeds import stream
+from rayfl.core.submodel import Mask
 from rayfl.data.samples import ClientData
 from rayfl.engine.files import checksum
 from rayfl.engine.worker import Worker
 from rayfl.methods import METHODS, Client, Method, Task, Visit
 from rayfl.models import MODELS
 from rayfl.models.base import ImageModel
-from rayfl.net import Net
-from rayfl.seeds import stream
-from rayfl.submodel import Mask
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 
 class ExitPerceptron(ImageModel):

@@ -20,16 +20,17 @@ from test_fedet import (
 )
 from torch import nn
 
-from rayfl import costs, distillation
+from rayfl import costs
 from rayfl.config import ConfigError
+from rayfl.core.net import Net
+from rayfl.core.seeds import numpy_generator, stream, torch_generator
+from rayfl.core.tensors import Params
 from rayfl.data.partition.dirichlet import Dirichlet
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import Experiment
 from rayfl.methods.distillation.fedbe import FedBE, averages, gaussian, moments, shares, sharpened, statistics, variance
-from rayfl.net import Net
-from rayfl.seeds import numpy_generator, stream, torch_generator
-from rayfl.tensors import Params
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
+from rayfl.training import distillation
 
 FEW = {
     "epochs": 2,

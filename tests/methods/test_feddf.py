@@ -23,15 +23,15 @@ from independent import (
 )
 from torch import nn
 
-from rayfl import distillation
 from rayfl.config import ConfigError
+from rayfl.core.fold import Update
+from rayfl.core.seeds import stream
+from rayfl.core.submodel import prefix
+from rayfl.core.tensors import Params
 from rayfl.engine.simulation import Simulation
-from rayfl.fold import Update
 from rayfl.methods.distillation.feddf import FedDF
-from rayfl.seeds import stream
-from rayfl.submodel import prefix
-from rayfl.tensors import Params
 from rayfl.testing.tiny import assert_same, folded, run, simulate
+from rayfl.training import distillation
 
 TEACHES = {"patience": 0, "steps": 9, "batch_size": 8, "optimizer": "adam", "lr": 2e-4, "cosine": True, "clip": 0.1}
 """Of 36 public samples: two epochs of five batches, the last of four samples, but for the last step."""

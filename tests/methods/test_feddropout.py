@@ -8,13 +8,13 @@ import torch
 from helpers import bound, client_data, one_round, run, simulate, tiny
 from torch import nn
 
-from rayfl.axes import Axis, layer_norm, linear
+from rayfl.core.axes import Axis, layer_norm, linear
+from rayfl.core.net import Net
+from rayfl.core.seeds import torch_generator
+from rayfl.core.submodel import Picks, Window, random_subset, untied
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS, ImageModel
-from rayfl.net import Net
-from rayfl.seeds import torch_generator
-from rayfl.submodel import Picks, Window, random_subset, untied
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 FedDropout = METHODS["feddropout"]
 

@@ -8,19 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayfl import costs, distillation
+from rayfl import costs
 from rayfl.config import ConfigError
+from rayfl.core.net import Net
+from rayfl.core.norms import static_norms
+from rayfl.core.seeds import stream, torch_generator
+from rayfl.core.tensors import Params
 from rayfl.data.samples import ClientData
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import Experiment
 from rayfl.methods.distillation.fedet import FedET, confidence, consensus, dissent, targets
 from rayfl.models.features import classifier_path
-from rayfl.net import Net
-from rayfl.norms import static_norms
-from rayfl.seeds import stream, torch_generator
-from rayfl.tensors import Params
 from rayfl.testing.methods import rows_of
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
+from rayfl.training import distillation
 
 MIX = {
     "name": "mix",

@@ -22,13 +22,13 @@ from independent import (
 )
 
 from rayfl.config import ConfigError
-from rayfl.distillation import Distillation
-from rayfl.fold import Update
+from rayfl.core.fold import Update
+from rayfl.core.seeds import stream, torch_generator
+from rayfl.core.tensors import Params
 from rayfl.methods.base import Client
-from rayfl.seeds import stream, torch_generator
-from rayfl.tensors import Params
 from rayfl.testing.tiny import assert_same, folded, run, simulate
-from rayfl.training import Training
+from rayfl.training.distillation import Distillation
+from rayfl.training.settings import Training
 
 LABELED = DATA | {"public": PUBLIC | {"labeled": True}}
 DIGEST = {"optimizer": "sgd", "epochs": 2, "batch_size": 8, "lr": 0.05}

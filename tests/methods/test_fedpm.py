@@ -8,20 +8,20 @@ import torch
 from helpers import assert_same, bound, client_data, folded, one_round, updated
 from torch.func import functional_call
 
-from rayfl.bitcodes import decode, encode, entropy
 from rayfl.clients import Population
 from rayfl.config import ConfigError, parse
+from rayfl.core.bitcodes import decode, encode, entropy
+from rayfl.core.net import Net
+from rayfl.core.seeds import stream, torch_generator
+from rayfl.core.tensors import nbytes
 from rayfl.costs import training_flops
 from rayfl.data.goal import Classes
 from rayfl.data.images import Images
 from rayfl.data.samples import ClientData
 from rayfl.methods import METHODS, Client, Task, Update
-from rayfl.methods.fedpm import Drawn, Keep
+from rayfl.methods.masks.fedpm import Drawn, Keep
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.seeds import stream, torch_generator
-from rayfl.tensors import nbytes
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 FedPM = METHODS["fedpm"]
 

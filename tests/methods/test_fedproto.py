@@ -10,14 +10,14 @@ from independent import DATA, MIX, assert_close, batches, descend, experiment, n
 from torch import nn
 
 from rayfl.config import ConfigError
-from rayfl.fold import Update
+from rayfl.core.fold import Update
+from rayfl.core.tensors import Params
 from rayfl.methods.base import Client
 from rayfl.methods.distillation.fedproto import distance
 from rayfl.models.features import classifier_path
-from rayfl.tensors import Params
 from rayfl.testing.methods import rows_of
 from rayfl.testing.tiny import assert_same, folded, run, simulate
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 SIZE = 6
 PROJECTED = MIX | {"features": SIZE}

@@ -8,8 +8,8 @@ from helpers import assert_same, bound, client_data, one_round, run, simulate, t
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.core.seeds import stream, torch_generator
 from rayfl.methods import METHODS, Client
-from rayfl.seeds import stream, torch_generator
 
 FedProx = METHODS["fedprox"]
 

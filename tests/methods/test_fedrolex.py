@@ -9,12 +9,12 @@ from helpers import bound, client_data, one_round, simulate, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rayfl.core.net import Net, resident
+from rayfl.core.submodel import Coverage
+from rayfl.core.tensors import leaves
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS
-from rayfl.net import Net, resident
-from rayfl.submodel import Coverage
-from rayfl.tensors import leaves
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 FedRolex = METHODS["fedrolex"]
 

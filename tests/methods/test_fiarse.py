@@ -6,13 +6,14 @@ from helpers import assert_same, bound, client_data, folded, images, one_round, 
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from rayfl.methods import METHODS, Client, Task, base, fiarse
-from rayfl.methods.fiarse import bracket
-from rayfl.methods.masked import Part
+from rayfl.core.net import Net
+from rayfl.core.seeds import torch_generator
+from rayfl.methods import METHODS, Client, Task, base
+from rayfl.methods.masks import fiarse
+from rayfl.methods.masks.base import Part
+from rayfl.methods.masks.fiarse import bracket
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.seeds import torch_generator
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 FIARSE = METHODS["fiarse"]
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from helpers import assert_same, bound, client_data, drawn_like, one_round
 
+from rayfl.core.net import Net
+from rayfl.core.submodel import Picks, Slice, Window
 from rayfl.methods import METHODS, Client, Task
-from rayfl.methods.fiarse_neurons import importance, largest
+from rayfl.methods.width.fiarse_neurons import importance, largest
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.submodel import Picks, Slice, Window
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 Neurons = METHODS["fiarse_neurons"]
 SMALL = {

@@ -7,11 +7,11 @@ from pydantic import ValidationError
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.core.net import Net
+from rayfl.core.tensors import nbytes
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.tensors import nbytes
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 LGFedAvg = METHODS["lg_fedavg"]
 

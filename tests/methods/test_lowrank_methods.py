@@ -7,20 +7,20 @@ import pytest
 import torch
 from helpers import assert_same, client_data, message, run, simulate, tiny
 
-from rayfl import lowrank
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import Fold
+from rayfl.core.joined import parameters_of
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.seeds import torch_generator
+from rayfl.core.submodel import Slice
+from rayfl.core.tensors import leaves
 from rayfl.experiment import read_experiment
-from rayfl.fold import Fold
-from rayfl.joined import parameters_of
 from rayfl.methods import METHODS, Client, Task, Visit
 from rayfl.methods.lowrank import LOWRANK
 from rayfl.methods.lowrank.base import LowRank, at_rest, part_of, rank_of
 from rayfl.models import MODELS
-from rayfl.net import Net, load, params_of, resident
-from rayfl.seeds import torch_generator
-from rayfl.submodel import Slice
-from rayfl.tensors import leaves
 from rayfl.testing.tiny import made_up_for, model_of
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 R = 8
 VIT = model_of("lora").base

@@ -7,16 +7,16 @@ import pytest
 import torch
 from helpers import RESNET, Perceptron, assert_same, bound, client_data, folded, one_round, sent, tiny, updated, visit
 
-from rayfl.bitcodes import encode_places
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.core.bitcodes import encode_places
+from rayfl.core.net import Net
+from rayfl.core.tensors import nbytes, pack
 from rayfl.methods import METHODS, Client, Task, Update
 from rayfl.methods.base import Affordable
-from rayfl.methods.thresholds import groups, threshold_for, unit_costs
+from rayfl.methods.masks.thresholds import groups, threshold_for, unit_costs
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.tensors import nbytes, pack
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 Greedy = METHODS["pruning_greedy"]
 ALL = (1.0, 1 / 4, 1 / 16, 1 / 64)

@@ -8,17 +8,17 @@ from helpers import Shuffled, assert_same, folded, images, one_round, run, simul
 from torch import nn
 
 from rayfl.config import ConfigError, parse
+from rayfl.core.net import Net, resident
+from rayfl.core.seeds import torch_generator
 from rayfl.engine.files import checksum
 from rayfl.engine.worker import Worker
 from rayfl.methods import METHODS, Task
-from rayfl.methods.nefl import initial_steps
+from rayfl.methods.depth.nefl import initial_steps
 from rayfl.methods.sizes import Submodel, published
 from rayfl.models import MODELS
 from rayfl.models.base import Model
 from rayfl.models.layers import Step
-from rayfl.net import Net, resident
-from rayfl.seeds import torch_generator
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 NeFL = METHODS["nefl"]
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from helpers import images, one_round
 
+from rayfl.core.net import Net
+from rayfl.core.norms import fresh
 from rayfl.methods import METHODS, Task
 from rayfl.methods.sizes import Submodel
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.norms import fresh
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 DepthFLNeFL, ScaleFLNeFL = METHODS["depthfl_nefl"], METHODS["scalefl_nefl"]
 

@@ -7,9 +7,9 @@ import torch
 from helpers import assert_same, bound, client_data, folded, run, simulate, tiny, updated, visit
 
 from rayfl import costs
+from rayfl.core.seeds import torch_generator
 from rayfl.data.samples import ClientData
 from rayfl.methods import METHODS, Client, Method
-from rayfl.seeds import torch_generator
 
 Scaffold = METHODS["scaffold"]
 

@@ -10,11 +10,11 @@ from test_exits import ExitPerceptron, at, names, staged
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError, parse
+from rayfl.core.net import Net
+from rayfl.core.seeds import torch_generator
 from rayfl.costs import cost_of, width_for
 from rayfl.methods import METHODS
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.seeds import torch_generator
 
 ScaleFL = METHODS["scalefl"]
 

@@ -9,12 +9,12 @@ import yaml
 
 from rayfl import costs
 from rayfl.config import ConfigError, parse
+from rayfl.core.net import Net
 from rayfl.experiment import read_experiment
 from rayfl.methods import METHODS, Task
 from rayfl.methods.sizes import Submodel, published
 from rayfl.models import MODELS
-from rayfl.net import Net
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 NeFL = METHODS["nefl"]
 

@@ -10,18 +10,19 @@ from helpers import Shuffled, assert_same, bound, client_data, folded, images, r
 from pydantic import ValidationError
 from torch import nn
 
-from rayfl import costs, norms
+from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.core import norms
+from rayfl.core.net import Net, load
+from rayfl.core.seeds import torch_generator
+from rayfl.core.tensors import leaves, nbytes
 from rayfl.engine.worker import Worker
 from rayfl.methods import METHODS, Client, Task
-from rayfl.methods.spafl import Pruned
+from rayfl.methods.masks.spafl import Pruned
 from rayfl.models import MODELS
-from rayfl.net import Net, load
-from rayfl.seeds import torch_generator
-from rayfl.tensors import leaves, nbytes
 from rayfl.testing.tiny import raised
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 SpaFL = METHODS["spafl"]
 

@@ -7,9 +7,9 @@ import torch
 from helpers import assert_same, bound, client_data, run, simulate, tiny, updated
 
 from rayfl.config import ConfigError, parse
+from rayfl.core.net import params_of
+from rayfl.core.seeds import torch_generator
 from rayfl.methods import METHODS
-from rayfl.net import params_of
-from rayfl.seeds import torch_generator
 
 Standalone = METHODS["standalone"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfl.config import ConfigError, Named
-from rayfl.seeds import numpy_generator
+from rayfl.core.seeds import numpy_generator
 
 NOBODY = -1
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.config import ConfigError, shown
-from rayfl.data.base import InFolder
+from rayfl.data.files import InFolder
 from rayfl.data.text.base import LabelledText, Texts
 from rayfl.data.text.encoders import Encoder, frequent_words, of_words, words_and_marks
 from rayfl.data.tokens import TokenTask

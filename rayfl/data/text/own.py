@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.config import ConfigError, shown
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays, Split
 from rayfl.data.partition import hold_out
 from rayfl.data.partition.base import rank
@@ -16,7 +17,6 @@ from rayfl.data.text.base import LabelledText, LanguageText, Part, Texts, chunke
 from rayfl.data.text.encoders import Encoder, characters, frequent_words, words_and_marks
 from rayfl.data.text.tables import Table, column, not_empty, read_table
 from rayfl.data.tokens import TaskName, TokenTask
-from rayfl.seeds import numpy_generator
 
 
 class OwnText(LabelledText, LanguageText):

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.arrays import Arrays, Split
-from rayfl.data.base import InFolder
+from rayfl.data.files import InFolder
 from rayfl.data.text.base import LanguageText, Part, Texts, chunked
 from rayfl.data.text.encoders import Encoder, Tokens, Vocabulary, characters, frequent_words, of_characters, of_words
 from rayfl.data.tokens import TokenTask

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rayfl.config import ConfigError
-from rayfl.data.base import InFolder
+from rayfl.data.files import InFolder
 from rayfl.data.text.base import LabelledText, Texts
 from rayfl.data.text.encoders import Encoder, frequent_words, of_words
 from rayfl.data.text.tables import column, not_empty, read_table

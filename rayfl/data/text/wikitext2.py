@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays, Split
-from rayfl.data.base import InFolder
+from rayfl.data.files import InFolder
 from rayfl.data.text.base import LanguageText, Part, Texts, chunked
 from rayfl.data.text.encoders import Encoder, Lookup, Tokens, Vocabulary
 from rayfl.data.tokens import Order, TokenTask

@@ -3,8 +3,8 @@
 A capacity stands for a network of any model (`models/mix.py`). What the server holds of one is a group of the state,
 "net CAPACITY": its parameters and its norms' running statistics; capacities of equal networks share a group. A method
 says what a client does and answers, what targets the server makes of the answers, and which of its networks learn from
-them. The server's students are in the state too ("student CAPACITY", `rayfl.distillation`), beside their "targets", as
-long as they learn.
+them. The server's students are in the state too ("student CAPACITY", `rayfl.training.distillation`), beside their
+"targets", as long as they learn.
 """
 
 import functools
@@ -18,17 +18,17 @@ from pydantic import model_validator
 
 from rayfl import costs
 from rayfl.config import ConfigError
+from rayfl.core.fold import Carry, State, Update
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.norms import tracked
+from rayfl.core.seeds import stream, torch_generator, torch_scope
+from rayfl.core.submodel import Selection, prefix
+from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
-from rayfl.distillation import LESSON, Distillation, beginning, go_on, is_done, predicted, result
-from rayfl.fold import Carry, State, Update
 from rayfl.methods.base import Client, Deployment, Lesson, Method, Payload, Refined, Study, Visit
 from rayfl.metrics import label
-from rayfl.net import Net, load, params_of, resident
-from rayfl.norms import tracked
-from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.submodel import Selection, prefix
-from rayfl.tensors import Params, copied
-from rayfl.training import Loss, Training, answered
+from rayfl.training.distillation import LESSON, Distillation, beginning, go_on, is_done, predicted, result
+from rayfl.training.settings import Loss, Training, answered
 
 TARGETS = "targets"
 STUDENT = "student "

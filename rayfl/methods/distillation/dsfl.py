@@ -41,15 +41,15 @@ from pydantic import Field
 
 from rayfl import costs
 from rayfl.clients import Population
-from rayfl.distillation import Distillation
-from rayfl.fold import Fold, State, Update
+from rayfl.core.fold import Fold, State, Update
+from rayfl.core.seeds import stream
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import copied, nbytes
 from rayfl.methods.base import Lesson, Payload, Refined, Study, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import TARGETS, Distilling, check_public, opened, public_of
 from rayfl.methods.sizes import fixed_capacities
-from rayfl.seeds import stream
-from rayfl.submodel import Selection
-from rayfl.tensors import copied, nbytes
+from rayfl.training.distillation import Distillation
 
 OPEN = "open"
 SAID = "probabilities"

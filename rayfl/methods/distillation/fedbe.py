@@ -46,17 +46,18 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from rayfl import costs, norms
+from rayfl import costs
 from rayfl.clients import Population
+from rayfl.core import norms
+from rayfl.core.fold import Fold, State, Update
+from rayfl.core.net import Net, load, resident
+from rayfl.core.seeds import numpy_generator, torch_generator
+from rayfl.core.tensors import Params
 from rayfl.data.samples import ClientData
-from rayfl.distillation import AT_ONCE, Distillation, is_done, result
-from rayfl.fold import Fold, State, Update
 from rayfl.methods.base import Lesson, Payload, Refined, Study, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import STUDENT, Distilling, check_public, public_of
-from rayfl.net import Net, load, resident
-from rayfl.seeds import numpy_generator, torch_generator
-from rayfl.tensors import Params
+from rayfl.training.distillation import AT_ONCE, Distillation, is_done, result
 
 TEACHERS = "teachers"
 ENSEMBLE = "ensemble "

@@ -36,12 +36,12 @@ import torch
 from pydantic import Field
 
 from rayfl.clients import Population
-from rayfl.distillation import Distillation
-from rayfl.fold import Fold, State, Update
+from rayfl.core.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Distilling, check_public
-from rayfl.training import divergence
+from rayfl.training.distillation import Distillation
+from rayfl.training.settings import divergence
 
 TEACHERS = "teachers"
 TINY = torch.finfo(torch.float32).tiny

@@ -46,15 +46,15 @@ from pydantic import Field
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.distillation import Distillation
-from rayfl.fold import Fold, State, Update
+from rayfl.core.fold import Fold, State, Update
+from rayfl.core.net import Net
+from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Refined, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import STUDENT, Distilling, check_public
 from rayfl.metrics import label
 from rayfl.models.features import classifier_path
-from rayfl.net import Net
-from rayfl.tensors import Params
+from rayfl.training.distillation import Distillation
 
 LOGITS = "logits"
 

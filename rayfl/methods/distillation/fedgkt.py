@@ -57,21 +57,22 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfl import costs, norms
+from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError
-from rayfl.distillation import memory, predicted, remember
-from rayfl.fold import Carry, Fold, State, Update
+from rayfl.core import norms
+from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.seeds import stream, torch_generator, torch_scope
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params, copied
 from rayfl.methods.base import Deployment, Lesson, Payload, Refined, Study, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
-from rayfl.net import Net, load, params_of, resident
-from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.submodel import Selection
-from rayfl.tensors import Params, copied
-from rayfl.training import Loss, divergence
+from rayfl.training.distillation import memory, predicted, remember
+from rayfl.training.settings import Loss, divergence
 
 EXTRACTOR = "extractor"
 

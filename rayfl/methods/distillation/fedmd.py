@@ -49,16 +49,16 @@ from pydantic import Field
 
 from rayfl import costs
 from rayfl.clients import Population
+from rayfl.core.fold import Fold, State, Update
+from rayfl.core.seeds import stream
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params, copied, nbytes
 from rayfl.data.samples import ClientData
-from rayfl.distillation import Distillation, beginning, go_on, result
-from rayfl.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Unequal, check_public, opened, public_of
 from rayfl.methods.sizes import fixed_capacities
-from rayfl.seeds import stream
-from rayfl.submodel import Selection
-from rayfl.tensors import Params, copied, nbytes
+from rayfl.training.distillation import Distillation, beginning, go_on, result
 
 CONSENSUS = "consensus"
 SCORES = "scores"

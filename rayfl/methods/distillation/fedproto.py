@@ -45,21 +45,22 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from rayfl import costs, norms
+from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.core import norms
+from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.net import Net, load, resident
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
-from rayfl.distillation import AT_ONCE
-from rayfl.fold import Carry, Fold, State, Update
 from rayfl.methods.base import Deployment, Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
 from rayfl.models.features import classifier_path, feature_size, tapped
-from rayfl.net import Net, load, resident
-from rayfl.submodel import Selection
-from rayfl.tensors import Params, copied
+from rayfl.training.distillation import AT_ONCE
 
 PROTOTYPES = "prototypes"
 """Class -> C_j [D]: in the state, and what a client is sent."""

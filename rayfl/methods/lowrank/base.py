@@ -23,19 +23,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from rayfl import lowrank
 from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.fold import Carry, Factors, Fold, State, Update
-from rayfl.joined import parameters_of
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import Carry, Factors, Fold, State, Update
+from rayfl.core.joined import parameters_of
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.seeds import torch_generator
+from rayfl.core.submodel import Selection, Slice, prefix
+from rayfl.core.tensors import Params, copied, nbytes
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.models.lora import Lora
-from rayfl.net import Net, load, params_of, resident
-from rayfl.seeds import torch_generator
-from rayfl.submodel import Selection, Slice, prefix
-from rayfl.tensors import Params, copied, nbytes
-from rayfl.training import Training
+from rayfl.training.settings import Training
 
 Part = Literal["A", "B", "M", "W"]
 """Of an adapter: its factors, the core between them, and what was merged into the base."""

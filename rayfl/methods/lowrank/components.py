@@ -11,12 +11,12 @@ from typing import Literal
 
 import torch
 
-from rayfl.fold import State, Update
+from rayfl.core.fold import State, Update
+from rayfl.core.net import Net
+from rayfl.core.submodel import Selection, Slice
+from rayfl.core.tensors import Params, nbytes
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.lowrank.base import LowRank, adapters, part_of
-from rayfl.net import Net
-from rayfl.submodel import Selection, Slice
-from rayfl.tensors import Params, nbytes
 
 
 class Components(LowRank):

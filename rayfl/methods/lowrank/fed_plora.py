@@ -23,12 +23,12 @@ Departures:
 
 from typing import ClassVar, Literal
 
-from rayfl.fold import State
+from rayfl.core.fold import State
+from rayfl.core.seeds import torch_generator
+from rayfl.core.submodel import Selection, Slice, prefix, random_subset
 from rayfl.methods.base import Client
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.components import Components
-from rayfl.seeds import torch_generator
-from rayfl.submodel import Selection, Slice, prefix, random_subset
 
 
 class FedPLoRA(Components):

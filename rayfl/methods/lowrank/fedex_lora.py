@@ -31,12 +31,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from rayfl.fold import Fold, State, Update
+from rayfl.core.fold import Fold, State, Update
+from rayfl.core.net import Net
+from rayfl.core.submodel import Selection
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, adapters, merged, rank_sent
-from rayfl.net import Net
-from rayfl.submodel import Selection
 
 
 class FedExLoRA(LowRank):

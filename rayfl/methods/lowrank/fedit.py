@@ -26,11 +26,11 @@ Departures:
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from rayfl.core.net import Net
 from rayfl.methods.base import Task
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, adapters
 from rayfl.methods.sizes import same
-from rayfl.net import Net
 
 
 class FedIT(LowRank):

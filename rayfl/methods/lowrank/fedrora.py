@@ -29,14 +29,14 @@ from typing import ClassVar, Literal, cast
 import torch
 
 from rayfl.clients import Population
-from rayfl.fold import Carry, Fold, State, Update
+from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.net import Net
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params, copied
 from rayfl.methods.base import Deployment, Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, decomposed, part_of, rank_of, rescaled
 from rayfl.methods.sizes import fixed_capacities
-from rayfl.net import Net
-from rayfl.submodel import Selection
-from rayfl.tensors import Params, copied
 
 
 class FedRoRA(LowRank):

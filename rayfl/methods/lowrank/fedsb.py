@@ -37,14 +37,14 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from rayfl import lowrank
-from rayfl.fold import Factors, Fold, State, Update
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import Factors, Fold, State, Update
+from rayfl.core.net import Net, load, resident
+from rayfl.core.seeds import stream, torch_generator, torch_scope
+from rayfl.core.tensors import nbytes
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, Part, adapters
-from rayfl.net import Net, load, resident
-from rayfl.seeds import stream, torch_generator, torch_scope
-from rayfl.tensors import nbytes
 
 
 class FedSB(LowRank):

@@ -25,8 +25,8 @@ Departures:
 
 from typing import ClassVar, Literal
 
-from rayfl import lowrank
-from rayfl.fold import Fold, State
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import Fold, State
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, Part
 

@@ -27,12 +27,12 @@ Departures:
 
 from typing import ClassVar, Literal
 
-from rayfl.fold import Fold, State, Update
+from rayfl.core.fold import Fold, State, Update
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, decomposed, rescaled
-from rayfl.submodel import Selection
-from rayfl.tensors import Params
 
 
 class FlexLoRA(LowRank):

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from rayfl.fold import Fold, State
+from rayfl.core.fold import Fold, State
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import merged, rank_sent
 from rayfl.methods.lowrank.restarting import Restarting

@@ -29,8 +29,8 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from rayfl import lowrank
-from rayfl.fold import Fold, State
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import Fold, State
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import merged
 from rayfl.methods.lowrank.restarting import Restarting

@@ -33,15 +33,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfl import lowrank
 from rayfl.clients import Population
-from rayfl.fold import Update
-from rayfl.joined import parameters_of
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import Update
+from rayfl.core.joined import parameters_of
+from rayfl.core.tensors import Params, nbytes
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, part_of
 from rayfl.methods.sizes import fixed_capacities
-from rayfl.tensors import Params, nbytes
 
 
 class HetLoRA(LowRank):

@@ -28,11 +28,11 @@ from typing import Literal
 
 import torch
 
-from rayfl import lowrank
-from rayfl.fold import State
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import State
+from rayfl.core.submodel import Picks, Positions, Slice, Window
 from rayfl.methods.lowrank.base import rank_of
 from rayfl.methods.lowrank.components import Components
-from rayfl.submodel import Picks, Positions, Slice, Window
 
 
 class ImportantLoRA(Components):

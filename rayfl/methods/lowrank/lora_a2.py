@@ -37,14 +37,14 @@ from pydantic import Field
 from torch import nn
 
 from rayfl import costs
-from rayfl.fold import Update
-from rayfl.joined import parameters_of
+from rayfl.core.fold import Update
+from rayfl.core.joined import parameters_of
+from rayfl.core.net import Net
+from rayfl.core.seeds import stream
+from rayfl.core.tensors import Params, nbytes
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, Part, adapters, part_of, rank_of
-from rayfl.net import Net
-from rayfl.seeds import stream
-from rayfl.tensors import Params, nbytes
 
 
 class LoRAA2(LowRank):

@@ -32,8 +32,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rayfl import lowrank
-from rayfl.fold import Fold, State, Update
+from rayfl.core import factors as lowrank
+from rayfl.core.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank

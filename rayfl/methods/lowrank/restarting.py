@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import torch
 
-from rayfl.fold import State, Update
+from rayfl.core.fold import State, Update
+from rayfl.core.net import Net
+from rayfl.core.submodel import Selection
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged
-from rayfl.net import Net
-from rayfl.submodel import Selection
 
 
 class Restarting(LowRank):

@@ -25,10 +25,10 @@ Departures:
 
 from typing import Literal
 
-from rayfl.fold import State
+from rayfl.core.fold import State
+from rayfl.core.submodel import Selection, Slice, rolling
 from rayfl.methods.base import Client
 from rayfl.methods.lowrank.components import Components
-from rayfl.submodel import Selection, Slice, rolling
 
 
 class RollingLoRA(Components):

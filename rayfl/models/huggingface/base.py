@@ -23,17 +23,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from rayfl.axes import CLASSES, Axis, Dims, declare
 from rayfl.config import ConfigError
+from rayfl.core.axes import CLASSES, Axis, Dims, declare
+from rayfl.core.net import Answer, Net, load
+from rayfl.core.submodel import prefix
+from rayfl.core.tensors import Params
 from rayfl.models.base import TokenModel
 from rayfl.models.huggingface import folder, settings
 from rayfl.models.huggingface.network import Network, Sees, owners, renamed, resized, scaled, stepped
 from rayfl.models.huggingface.settings import Settings
 from rayfl.models.layers import check_without
-from rayfl.net import Net, load
-from rayfl.submodel import prefix
-from rayfl.tensors import Params
-from rayfl.training import Answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

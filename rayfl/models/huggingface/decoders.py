@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayfl.axes import Axis
+from rayfl.core.axes import Axis
+from rayfl.core.net import Net
 from rayfl.models.huggingface.base import HuggingFace
-from rayfl.net import Net
 
 
 class GPT2(HuggingFace):

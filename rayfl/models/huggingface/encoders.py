@@ -7,11 +7,11 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import nn
 
-from rayfl.axes import Axis, linear
+from rayfl.core.axes import Axis, linear
+from rayfl.core.net import Net
+from rayfl.core.tensors import Params
 from rayfl.models.huggingface.base import HuggingFace
 from rayfl.models.layers import scaler
-from rayfl.net import Net
-from rayfl.tensors import Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

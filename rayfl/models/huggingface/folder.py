@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
+from rayfl.core.tensors import Params
 from rayfl.models.huggingface.settings import frozen, plain
-from rayfl.tensors import Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rayfl.axes import CLASSES
+from rayfl.core.axes import CLASSES
 from rayfl.models.layers import Step
 
 Sees = Literal["all", "before"]

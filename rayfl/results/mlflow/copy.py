@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import quote
 
 from rayfl.config import ConfigError
+from rayfl.config.plain import public
 from rayfl.engine.checkpoints import STORE
-from rayfl.plain import public
 from rayfl.results.files import read_lines
 from rayfl.results.folder import RunFolder, Status, flatten, runs
 from rayfl.results.made import NO_COMMIT, Made

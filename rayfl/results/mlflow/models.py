@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rayfl.exporting import as_module
+from rayfl.exporting.submodels import as_module
 from rayfl.methods.base import Deployment
 from rayfl.metrics import label as named
 from rayfl.results.folder import RunFolder

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from rayfl.config import ConfigError
-from rayfl.plain import public
+from rayfl.config.plain import public
 
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

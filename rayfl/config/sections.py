@@ -1,0 +1,415 @@
+"""Typed, frozen configuration, and errors that say where, what was given, what is allowed.
+
+A section of a YAML file is a `Config`; its fields are documented under each field. A section whose `name` chooses
+its class is a `Named`, and a `Kind` finds that class: ours, or one of a user's package. Nothing here knows the
+sections: they stand beside what they configure.
+"""
+
+import contextlib
+import difflib
+import importlib.metadata
+import inspect
+import itertools
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, core_schema
+
+from rayfl.config.plain import DEEPEST, LARGEST_TEXT, joined, read_yaml, shown
+
+MOST_PLACES = 10
+"""Wrong places that one error names."""
+MOST_NAMES = 50
+"""Known names that one line lists."""
+
+PLAIN_WORDS = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a section",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number below 2**63",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "model_type": "a section",
+    "none_required": "null",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "a length of at least {min_length}",
+    "string_type": "text",
+    "too_long": "a length of at most {max_length}",
+    "too_short": "a length of at least {min_length}",
+    "tuple_type": "a list",
+}
+"""pydantic's type of an error -> what is allowed, in plain words."""
+
+RESERVED = (".", "..", "artifacts", "mlflow.db")
+"""Names in an output folder that no run may have."""
+
+
+class ConfigError(ValueError):
+    """Bad input of the user: the command line prints it and exits with 2. One that a validator raises names its place
+    from the section that is parsed."""
+
+
+def _numbers(schema: Any) -> Any:
+    """pydantic's schema, where no number is true or false and whole numbers have 64 bits. A section within a section
+    is a reference here: it has its own."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_numbers, schema))
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    if kind == "int":
+        low = {} if "gt" in schema else {"ge": -(2**63)}
+        high = {} if "lt" in schema else {"le": 2**63 - 1}
+        return core_schema.no_info_before_validator_function(_whole, low | high | schema)  # pyright: ignore
+    if kind == "float":
+        return core_schema.no_info_before_validator_function(_real, schema)  # pyright: ignore
+    data = ("default", "expected", "metadata") if isinstance(kind, str) else ()
+    return {key: part if key in data else _numbers(part) for key, part in schema.items()}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("bool_for_int", "Input should be a whole number")
+    return value
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("bool_for_float", "Input should be a number")
+    return value
+
+
+class Config(BaseModel):
+    """A frozen section of a configuration. Unknown keys are refused; true and false are not numbers; whole numbers fit
+    into 64 bits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return _numbers(handler(source))
+
+
+class Named(Config):
+    """A section whose `name` chooses its class. A class of ours says `name: Literal["fedavg"] = "fedavg"`. A class of
+    a user's package leaves the field: its name is "package.module:Class"."""
+
+    name: str = ""
+
+    @classmethod
+    def own_name(cls) -> str:
+        """The one name of this class's instances."""
+        return cls.model_fields["name"].default or f"{cls.__module__}:{cls.__qualname__}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, given: Any) -> Any:
+        return {"name": cls.own_name(), **given} if isinstance(given, Mapping) else given
+
+    @field_validator("name")
+    @classmethod
+    def _own(cls, name: str) -> str:
+        if name != cls.own_name():
+            raise ValueError(cls.own_name())
+        return name
+
+
+C = TypeVar("C", bound=BaseModel)
+N = TypeVar("N", bound=Named)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[N]):
+    """The classes that a section's `name` may choose: Kind("method", Method, METHODS, "rayfl.methods")."""
+
+    what: str
+    """What they are called in errors."""
+    base: type[N]
+    """Each of them is a concrete subclass of this."""
+    ours: Mapping[str, type[N]]
+    """Name -> class. These win over entry points of the same name."""
+    group: str
+    """The group of entry points by which installed packages offer theirs."""
+
+    def known(self) -> dict[str, type[N]]:
+        """Name -> class: the entry points that load, and ours."""
+        found = {}
+        for point in self._points():
+            with contextlib.suppress(ConfigError):
+                found[point.name] = self._checked(point.load, point.name, "")
+        return found | dict(self.ours)
+
+    def find(self, name: Any, where: str) -> type[N]:
+        """The class of ours or of an entry point by its name, or any class as "package.module:Class". A ConfigError
+        says why there is none: no such name, an import that fails, not a subclass of `base`, abstract methods."""
+        if isinstance(name, str):
+            if name in self.ours:
+                return self.ours[name]
+            for point in self._points():
+                if point.name == name:
+                    return self._checked(point.load, name, where)
+            if ":" in name:
+                return self._checked(lambda: pkgutil.resolve_name(name), name, where)
+        raise ConfigError(f"{where}: no {self.what} is called {shown(name)}; {nearest(name, self.known())}")
+
+    def read(self, value: Any, where: str) -> N:
+        """An instance of `base`: given as one, by its bare name, or as a mapping {"name": ..., options}."""
+        if isinstance(value, self.base):
+            return value
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping) or "name" not in value:
+            known = nearest("", self.known())
+            raise ConfigError(f"{where}: given {shown(value)}; allowed: a mapping with a name; {known}")
+        cls = self.find(value["name"], _join(where, ["name"]))
+        return parse(cls, dict(value) | {"name": cls.own_name()}, where)
+
+    def _points(self) -> Iterable[importlib.metadata.EntryPoint]:
+        return importlib.metadata.entry_points(group=self.group)
+
+    def _checked(self, load: Callable[[], Any], name: str, where: str) -> type[N]:
+        """The class that `load` imports, if `name` may choose it."""
+        given = f"{where}: given {shown(name)}, which"
+        try:
+            cls = load()
+        except (Exception, SystemExit) as error:
+            reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            raise ConfigError(
+                f"{given} cannot be imported ({reason}); allowed: package.module:Class of a package that is installed "
+                "or whose folder is in PYTHONPATH"
+            ) from None
+        base = f"{self.base.__module__}:{self.base.__qualname__}"
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise ConfigError(f"{given} is not a subclass of {base}; allowed: a class that is one")
+        if inspect.isabstract(cls):
+            lacking = _names(cls.__abstractmethods__)
+            raise ConfigError(f"{given} does not define {lacking}; allowed: a class that defines all that {base} asks")
+        own, dotted = cls.own_name(), f"{cls.__module__}:{cls.__qualname__}"
+        offered = any((point.name, point.value) == (own, dotted) for point in self._points())
+        if own not in (name, dotted) and self.ours.get(own) is not cls and not offered:
+            raise ConfigError(
+                f"{given} is called {shown(own)} by its field `name`; allowed: a class without this field, or that "
+                f"name for an entry point of {self.group}"
+            )
+        return cls
+
+
+def parse(cls: type[C], given: Any, where: str) -> C:
+    """`given` (what YAML held) as a `cls`. `where` is the file and path for the error, "exp.yaml: model"."""
+    keys = _keys(cls)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: given {shown(given)}; allowed: a mapping with the keys {_names(keys)}")
+    if internal := [key for key in given if key in cls.model_fields and key not in keys]:
+        raise ConfigError(_unknown(_join(where, internal[:1]), internal[0], cls))
+    try:
+        return cls.model_validate(dict(given))
+    except ValidationError as error:
+        raise ConfigError(explain(cls, given, where, error)) from None
+
+
+def choose(registry: Mapping[str, Any], name: Any, where: str, what: str) -> Any:
+    """`registry[name]`, or an error that lists the known names and the nearest one."""
+    if not isinstance(name, str) or name not in registry:
+        raise ConfigError(f"{where}: no {what} is called {shown(name)}; {nearest(name, registry)}")
+    return registry[name]
+
+
+def nearest(given: Any, known: Iterable[str]) -> str:
+    """ "did you mean 'x'? known: ..." """
+    known = list(known)
+    longer = [name for name in known if name.startswith(str(given))] if given else []
+    close = longer or difflib.get_close_matches(str(given), known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {_names(known)}"
+
+
+def component(text: Any, where: str) -> str:
+    """`text`, if it can be the name of a file or folder on every machine."""
+    good = isinstance(text, str) and text not in ("", *RESERVED) and text.isprintable() and not set(text) & {"/", "\\"}
+    if not good or len(text.encode()) > 150:
+        raise ConfigError(
+            f"{where}: given {shown(text)}; allowed: the name of a folder: 1 to 150 bytes of printable text without / "
+            f"and \\, and none of {_names(RESERVED)}"
+        )
+    return text
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping. `1e-3` is a number; keys are text, each given once."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_TEXT + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    given = _read(text, str(path))
+    if not isinstance(given, dict):
+        found = "nothing" if given is None else shown(given)
+        raise ConfigError(f"{path}: given {found}; allowed: a mapping of sections")
+    return given
+
+
+def set_path(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of `given` with `value` at a dotted path: "training.lr", or into a list "method.submodels.0.width".
+    Missing sections are made; of a list only what is there can be changed."""
+    parts = path.split(".")
+    if len(parts) > DEEPEST:
+        raise ConfigError(f"{shown(path)}: given a path of {len(parts)} parts; allowed: at most {DEEPEST}")
+    return _set(given, parts, 0, value)
+
+
+def _read(text: str | bytes, where: str) -> Any:
+    try:
+        return read_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _set(given: Any, path: list[str], depth: int, value: Any) -> Any:
+    """`given`, which stands `depth` deep in the path, with `value` below it."""
+    if depth == len(path):
+        return value
+    where, at, key = ".".join(path), ".".join(path[:depth]), path[depth]
+    if isinstance(given, list | tuple):
+        places = {str(i): i for i in range(len(given))}
+        if key not in places:
+            allowed = f"0 to {len(given) - 1}" if given else "nothing, because it is empty"
+            raise ConfigError(f"{where}: {at} is a list, given its entry {key!r}; allowed: {allowed}")
+        i = places[key]
+        return [*given[:i], _set(given[i], path, depth + 1, value), *given[i + 1 :]]
+    if given is None and key.isdecimal():
+        raise ConfigError(f"{where}: {at} is not given, so it has no entry {key}; write its list first")
+    section = given or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{where}: {at} is {shown(given)}, not a section")
+    return section | {key: _set(section.get(key), path, depth + 1, value)}
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """ "training.lr=1e-2" from the command line as ("training.lr", 0.01); the value is read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set {shown(text)}: allowed: path=value, e.g. training.lr=0.05")
+    return path.strip(), _read(value, f"--set {shown(text)}")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[str]:
+    """The dotted paths at which two plain configurations differ, as "path: old -> new"."""
+    found = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{at}{key}.")
+        elif a != b:
+            found.append(f"{at}{key}: {shown(a)} -> {shown(b)}")
+    return found
+
+
+def explain(cls: type[BaseModel], given: Any, where: str, error: ValidationError) -> str:
+    """A line for each thing that is wrong. Where one of several types is allowed, they share it; where `given` got as
+    far as a part of one of them, that part counts."""
+    wrong: dict[tuple[Any, ...], list[Any]] = {}
+    for e in error.errors(include_url=False):
+        wrong.setdefault(tuple(_path(given, e)), []).append(e)
+    parents = {path[:i] for path in wrong for i in range(len(path))}
+    places = [errors for path, errors in wrong.items() if path not in parents]
+    lines: dict[str, dict[str, None]] = {}
+    for e in itertools.chain(*places[:MOST_PLACES]):
+        start, allowed = _line(cls, given, where, e)
+        lines.setdefault(start, {})[allowed] = None
+    more = [f"and {len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []
+    return "\n".join([*(start + ", or ".join(allowed) for start, allowed in lines.items()), *more])
+
+
+def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str, str]:
+    """What is wrong, and what would be right."""
+    path = _path(given, error)
+    place = _join(where, path)
+    if error["type"] in ("extra_forbidden", "invalid_key"):
+        return _unknown(place, path[-1], _owner(cls, path[:-1])), ""
+    if error["type"] == "missing":
+        return f"{place}: missing; it has no default", ""
+    context = error.get("ctx", {})
+    if isinstance(context.get("error"), ConfigError):
+        return "\n".join(f"{where}: {line}" for line in str(context["error"]).split("\n")), ""
+    return f"{place}: given {shown(error['input'])}; allowed: ", _allowed(error, context)
+
+
+def _allowed(error: Any, context: Mapping[str, Any]) -> str:
+    if error["type"] == "literal_error":
+        names = context["expected"].replace("'", "").replace(" or ", ", ")
+        return f"one of {names}" if ", " in names else names
+    if plain := PLAIN_WORDS.get(error["type"]):
+        numbers = {key: f"{value:g}" if isinstance(value, float) else value for key, value in context.items()}
+        return plain.format(**numbers)
+    return error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def _path(given: Any, error: Any) -> list[Any]:
+    """Where in `given` the error is. pydantic also names the type that it tried, of several."""
+    is_missing = error["type"] == "missing"
+    path: list[Any] = []
+    for part in error["loc"][:-1] if is_missing else error["loc"]:
+        if part in given if isinstance(given, Mapping) else isinstance(part, int):
+            path.append(part)
+            given = given[part]
+    return [*path, error["loc"][-1]] if is_missing else path
+
+
+def _unknown(place: str, key: Any, cls: type[BaseModel]) -> str:
+    return f"{place}: unknown key {shown(key)}; {nearest(key, _keys(cls))}"
+
+
+def _join(where: str, path: Iterable[Any]) -> str:
+    """ "exp.yaml: training.lr": only the file is set off by a colon."""
+    path = joined(list(path))
+    if not path:
+        return where
+    return f"{where}.{path}" if ": " in where else f"{where}: {path}"
+
+
+def _keys(cls: type[BaseModel]) -> list[str]:
+    """The fields that a user may give; excluded ones are filled in by rayfl."""
+    return [name for name, field in cls.model_fields.items() if not field.exclude]
+
+
+def _owner(cls: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel]:
+    for part in loc:
+        field = cls.model_fields.get(str(part))
+        if field is not None:
+            cls = next((kind for kind in kinds_of(field.annotation) if issubclass(kind, BaseModel)), cls)
+    return cls
+
+
+def kinds_of(annotation: Any) -> Iterator[type]:
+    """The classes that a type names, inside unions and lists as well."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from kinds_of(inner)
+
+
+def _names(names: Iterable[str]) -> str:
+    names = sorted(str(n) for n in names)
+    more = [f"and {len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return ", ".join(names[:MOST_NAMES] + more)

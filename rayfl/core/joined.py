@@ -1,0 +1,117 @@
+"""A module's parameters, and their gradients, as one vector each: a step on many small tensors takes several times as
+long.
+
+What is found of a module stays with it, because clients train in it one after another (`net.resident`).
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from rayfl.core.tensors import Params, as_vector, split_as
+
+Optimizer = torch.optim.Optimizer
+
+_PARAMETERS: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
+_JOINED: WeakKeyDictionary[nn.Module, "Joined"] = WeakKeyDictionary()
+
+
+def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter]:
+    """The module's parameters by name, in its order; found once, so it must not get others later."""
+    found = _PARAMETERS.get(module)
+    if found is None:
+        found = _PARAMETERS[module] = dict(module.named_parameters())
+    return found
+
+
+def joined(module: nn.Module) -> "Joined":
+    """The module's parameters after a client's first backward pass, with the gradients that it gave them."""
+    parameters = {name: p for name, p in parameters_of(module).items() if p.requires_grad}
+    found = _JOINED.get(module)
+    if found is None or not found.fits(parameters):
+        found = _JOINED[module] = Joined(parameters)
+    found.take_gradients()
+    return found
+
+
+class Joined:
+    """Parameters with a gradient as one vector. Those without stay alone: optimizers pass them over until they have
+    one."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]):
+        self.inside = {name: p for name, p in parameters.items() if p.grad is not None}
+        self.alone = {name: p for name, p in parameters.items() if p.grad is None}
+        self.vector = nn.Parameter(as_vector(list(self.inside.values())))
+        self.gradient = torch.zeros_like(self.vector.data)
+        self.vector.grad = self.gradient
+        self.gradients = split_as(self.gradient, list(self.inside.values()))
+        self.places = [p.data_ptr() for p in self.inside.values()]
+        self.parameters = [self.vector, *self.alone.values()]
+        self._optimizers: dict[Hashable, Optimizer] = {}
+
+    def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
+        """Whether these have gradients, and still lie where they were put."""
+        reached = [name for name, p in parameters.items() if p.grad is not None]
+        return self.holds() and reached == list(self.inside) and len(parameters) == len(self.inside) + len(self.alone)
+
+    def holds(self) -> bool:
+        """Whether nobody has joined the parameters with others since."""
+        return self.places == [p.data_ptr() for p in self.inside.values()]
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Of a backward pass that met none. From now on it adds them up in the vector."""
+        if self.inside:
+            torch.cat([cast(torch.Tensor, p.grad).reshape(-1) for p in self.inside.values()], out=self.gradient)
+        self.attach()
+
+    def attach(self) -> None:
+        """The parts of the gradient become the parameters' own."""
+        for parameter, gradient in zip(self.inside.values(), self.gradients, strict=True):
+            parameter.grad = gradient
+
+    def zero_grad(self) -> None:
+        self.gradient.zero_()
+        for parameter in self.alone.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def descend(self, lr: float) -> None:
+        """A step of SGD without momentum and weight decay, as torch's fused one does it on a CPU, to the bit."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-lr)
+
+    def optimizer(self, kind: Hashable, make: Callable[[list[nn.Parameter]], Optimizer]) -> Optimizer:
+        """The one of this kind, as if it were new: its state is 0."""
+        if kind not in self._optimizers:
+            self._optimizers[kind] = make(self.parameters)
+        for state in self._optimizers[kind].state.values():
+            for t in state.values():
+                t.zero_()
+        return self._optimizers[kind]
+
+    def set_momentum(self, optimizer: Optimizer, given: Params) -> None:
+        """SGD's, by the parameters' names; 0 where there is none."""
+        if not given:
+            return
+        # where it was, because a recorded step may hold it
+        buffer = optimizer.state[self.vector].setdefault("momentum_buffer", torch.zeros_like(self.gradient))
+        for name, part in self._named(buffer).items():
+            if name in given:
+                part.copy_(given[name])
+        for name in self.alone.keys() & given.keys():
+            place = self.alone[name].device
+            optimizer.state[self.alone[name]]["momentum_buffer"] = given[name].to(place, copy=True)
+
+    def momentum(self, optimizer: Optimizer) -> Params:
+        """A copy of SGD's, by the parameters' names, of those that have moved."""
+        found = {n: optimizer.state[p]["momentum_buffer"].clone() for n, p in self.alone.items() if optimizer.state[p]}
+        state = optimizer.state[self.vector]
+        return found | self._named(state["momentum_buffer"].clone()) if state else found
+
+    def _named(self, vector: torch.Tensor) -> Params:
+        return dict(zip(self.inside, split_as(vector, list(self.inside.values())), strict=True))

@@ -1,0 +1,98 @@
+"""What one forward pass of a module costs, counted by hooks on its leaf modules.
+
+Published counts differ by convention, so every figure names its own:
+
+    macs               multiply-adds of convolutions and linear layers
+    flops2             2 a multiply-add, 1 a bias addition, 4 an input element of a norm (centre,
+                       divide, scale, shift), 1 an element of an activation, 1 an input element of
+                       pooling
+    heterofl_official  HeteroFL's summary tool: the multiply-adds, 1 an output of a convolution with
+                       a bias, 2 an input element of a norm; then every module's figure times the
+                       number of its own parameter tensors, an artefact of the tool's loop
+
+Residual additions, the Scaler (an identity in evaluation) and reshapes are free in all of them.
+"""
+
+from collections.abc import Callable
+from typing import Literal, cast
+
+import torch
+from torch import nn
+
+from rayfl.core.norms import StaticBatchNorm
+
+Convention = Literal["heterofl_official", "macs", "flops2"]
+
+LAYERS = (nn.Conv2d, nn.Linear)
+NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
+ACTIVATIONS = (nn.ReLU, nn.GELU)
+POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether it is a layer that multiplies: what masks keep elements of, what reports draw. One of `LAYERS`, or
+    a linear layer of another library, which says so by `is_linear`."""
+    return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
+
+
+def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int]]:
+    """Convention -> operations of the forward pass of `x`, and path -> multiply-adds of every layer (`is_layer`).
+
+    On the meta device nothing is computed.
+    """
+    totals, layers = dict.fromkeys(CONVENTIONS, 0), {}
+
+    def hook(path: str):
+        def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            for convention, operations in _COUNT.items():
+                totals[convention] += operations(module, inputs[0], output)
+            if is_layer(module) or hasattr(module, "multiply_adds"):
+                layers[path] = layers.get(path, 0) + _macs(module, inputs[0], output)
+
+        return add
+
+    handles = [
+        part.register_forward_hook(hook(path))
+        for path, part in module.named_modules()
+        if is_layer(part) or not any(True for _ in part.children())
+    ]
+    with torch.no_grad():
+        module.eval()(x)
+    for handle in handles:
+        handle.remove()
+    return totals, layers
+
+
+def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    if isinstance(module, nn.Conv2d):
+        return module.weight.numel() * y[0, 0].numel()
+    if is_layer(module):
+        return cast(torch.Tensor, module.weight).numel() * (y.numel() // y.shape[-1])
+    # a layer that torch does not have says itself
+    own = getattr(module, "multiply_adds", None)
+    return 0 if own is None else own(y)
+
+
+def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    once = _macs(module, x, y)
+    if isinstance(module, nn.Conv2d) and module.bias is not None:
+        once += y.numel()
+    if isinstance(module, NORMS):
+        once += 2 * x.numel()
+    return once * len(list(module.parameters(recurse=False)))
+
+
+def _flops2(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    if is_layer(module):
+        return 2 * _macs(module, x, y) + (y.numel() if module.bias is not None else 0)
+    if isinstance(module, NORMS):
+        return 4 * x.numel()
+    return x.numel() if isinstance(module, ACTIVATIONS + POOLS) else 0
+
+
+_COUNT: dict[str, Callable[[nn.Module, torch.Tensor, torch.Tensor], int]] = {
+    "heterofl_official": _heterofl_official,
+    "macs": _macs,
+    "flops2": _flops2,
+}
+CONVENTIONS = tuple(_COUNT)

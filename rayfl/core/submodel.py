@@ -1,0 +1,415 @@
+"""A submodel is a selection S of coordinates of the global parameters x: the one idea.
+
+    take   S x       what the client gets
+    put    S^T y     where its answer goes
+    cover  S^T 1     who held what
+
+`Slice` keeps positions of named axes and gives a really small dense network; `Mask` keeps single coordinates of
+a network of full shape. `rayfl.core.fold` has the aggregation of the whole family.
+"""
+
+import functools
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rayfl.core.axes import Axis, Dims, Layout
+from rayfl.core.bitcodes import decode_places, encode_places
+from rayfl.core.net import Net
+from rayfl.core.tensors import Params
+
+
+@dataclass(frozen=True)
+class Window:
+    """Positions start, start + 1, ..., wrapping at `size`: `count` of them."""
+
+    start: int
+    count: int
+    size: int
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple((self.start + u) % self.size for u in range(self.count))
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(start in the whole, start in the part, length): one, or two where the window wraps."""
+        first = min(self.count, self.size - self.start)
+        runs = [(self.start, 0, first)]
+        return runs if first == self.count else [*runs, (0, first, self.count - first)]
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Any positions, in any order, each once."""
+
+    positions: tuple[int, ...]
+    size: int
+    groups: int = 1
+    """1: every group of the axis keeps these. More: they are those of so many groups, end to end."""
+
+    @property
+    def count(self) -> int:
+        """Of a group."""
+        return len(self.positions) // self.groups
+
+
+Positions = Window | Picks
+
+
+class Selection(ABC):
+    """The coordinates that one client holds. Equal `key`s mean equal selections."""
+
+    net: Net
+    """The network that runs on the selected parameters."""
+    key: Hashable
+
+    @abstractmethod
+    def take(self, params: Params) -> Params:
+        """S x. May be views of `params`: read only."""
+
+    @abstractmethod
+    def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
+        """whole += alpha * S^T part, in place. A name that `part` lacks is passed over."""
+
+    @abstractmethod
+    def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
+        """whole += value * S^T 1 for one tensor, in place. `value`: a number, or broadcastable to the part."""
+
+    @abstractmethod
+    def covers(self, name: str) -> bool:
+        """Whether every coordinate of the tensor is held."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a client is sent only to know what it holds; 0 where that follows from its network."""
+        return 0
+
+    def cover(self, params: Params) -> Params:
+        """S^T 1: 1 where held, else 0, in the shapes of `params`."""
+        cover = {name: torch.zeros_like(t) for name, t in params.items()}
+        for name, t in cover.items():
+            self.mark(name, 1.0, t)
+        return cover
+
+
+@dataclass(frozen=True)
+class Slice(Selection):
+    """Positions of every cuttable axis of the network `whole`; what `net` lacks is left out.
+
+    It cuts parameters and running statistics of norms alike, by name. A contiguous window is taken as a view; one that
+    wraps is copied in at most two pieces a dimension.
+    """
+
+    whole: Net
+    """The server's network."""
+    net: Net
+    positions: Mapping[str, Positions]
+    """Axis -> the positions that are held. A fixed axis is whole unless it is named, as classes may be: then what it
+    has behind their last is held too."""
+    names: tuple[str, ...] | None = None
+    """Only these tensors; None: all that `net` has."""
+    tied: bool = True
+    """False: what every layer gives has an axis of its own, as in `untied`."""
+
+    def __post_init__(self) -> None:
+        sizes = {name: axis.size for name, axis in self.part_layout.axes.items()}
+        given = {name: self.positions[name].count for name in sizes}
+        if sizes != given:
+            wrong = {n: (given[n], sizes[n]) for n in sizes if given[n] != sizes[n]}
+            raise ValueError(f"positions and network disagree, axis: (positions, network) {wrong}")
+
+    @property
+    def whole_layout(self) -> Layout:
+        return _layout(self.whole, None, self.tied)
+
+    @property
+    def part_layout(self) -> Layout:
+        """Of the tensors that are held."""
+        return _layout(self.net, self.names, self.tied)
+
+    @property
+    def key(self) -> Hashable:
+        return (self.net, self.names, self.tied, *sorted(self.positions.items()))
+
+    def __getstate__(self) -> dict:
+        """What it is made of: indices and layouts are found again where they are needed."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def take(self, params: Params) -> Params:
+        return {name: self._take(name, params[name]) for name in self.part_layout.dims if name in params}
+
+    def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
+        for name, t in part.items():
+            self._add(name, t, whole[name], alpha)
+
+    def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
+        if name in self.part_layout.dims:
+            value = torch.as_tensor(value, dtype=whole.dtype, device=whole.device)
+            self._add(name, value.expand(self.part_layout.shapes[name]), whole, 1.0)
+
+    def covers(self, name: str) -> bool:
+        return self.part_layout.shapes.get(name) == self.whole_layout.shapes[name]
+
+    def _take(self, name: str, t: torch.Tensor) -> torch.Tensor:
+        if (picks := self._picks.get(name)) is not None:
+            for dim, index in picks:
+                t = t.index_select(dim, index)
+            return t
+        whole = _grouped(t, self.whole_layout.dims[name])
+        blocks = self._plan[name]
+        if len(blocks) == 1:
+            return whole[blocks[0][0]].reshape(self.part_layout.shapes[name])
+        part = t.new_empty(self.part_layout.shapes[name])
+        grouped = _grouped(part, self.part_layout.dims[name])
+        for source, target in blocks:
+            grouped[target] = whole[source]
+        return part
+
+    def _add(self, name: str, part: torch.Tensor, t: torch.Tensor, alpha: float) -> None:
+        if (picks := self._picks.get(name)) is not None:
+            _index_add(t, picks, part, alpha)
+            return
+        whole = _grouped(t, self.whole_layout.dims[name])
+        part = _grouped(part, self.part_layout.dims[name])
+        for target, source in self._plan[name]:
+            whole[target].add_(part[source], alpha=alpha)
+
+    @functools.cached_property
+    def _picks(self) -> dict[str, list[tuple[int, torch.Tensor]]]:
+        """The tensors that have single positions: (dimension, index) of what is cut. Found once, for folding asks
+        with every answer."""
+        found = {}
+        for name in self.part_layout.dims:
+            dims = enumerate(self.whole_layout.dims[name])
+            cut = [(d, axis) for d, axis in dims if axis and axis.name in self.positions]
+            if any(isinstance(self.positions[axis.name], Picks) for _, axis in cut):
+                found[name] = [(d, _index(axis, self.positions[axis.name])) for d, axis in cut]
+        return found
+
+    @functools.cached_property
+    def _plan(self) -> dict[str, list[tuple[tuple[slice, ...], tuple[slice, ...]]]]:
+        """The contiguous blocks of all other tensors."""
+        return {name: self._blocks(name) for name in self.part_layout.dims if name not in self._picks}
+
+    def _blocks(self, name: str) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """(index in the whole, index in the part) of every contiguous block, in `_grouped` shape."""
+        everything = [(slice(None), slice(None))]
+        options = []
+        for axis in self.whole_layout.dims[name]:
+            if axis is None or not _is_cut(axis):
+                options.append(everything)
+                continue
+            if axis.groups > 1:
+                options.append(everything)
+            window = self.positions[axis.name]
+            assert isinstance(window, Window)
+            runs = [tuple(n * axis.copies for n in run) for run in window.runs()]
+            options.append([(slice(w, w + n), slice(p, p + n)) for w, p, n in runs])
+        return [(tuple(w for w, _ in block), tuple(p for _, p in block)) for block in itertools.product(*options)]
+
+
+def _is_cut(axis: Axis | None) -> bool:
+    return axis is not None and not axis.is_fixed
+
+
+def _index(axis: Axis, positions: Positions) -> torch.Tensor:
+    """The indices of `positions` along a tensor dimension of this axis."""
+    held = torch.tensor([*positions.positions, *range(positions.size, axis.size)], dtype=torch.int64)
+    inside = held[:, None] * axis.copies + torch.arange(axis.copies)
+    alike = 1 if isinstance(positions, Picks) and positions.groups > 1 else axis.groups
+    groups = torch.arange(alike)[:, None] * (axis.size * axis.copies)
+    return (groups + inside.flatten()).flatten()
+
+
+def _index_add(t: torch.Tensor, picks: list[tuple[int, torch.Tensor]], part: torch.Tensor, alpha: float) -> None:
+    """t[picks] += alpha * part, in place, a dimension at a time: whole rows move twenty times as fast as single
+    positions."""
+    (dim, index), *rest = picks
+    if not rest:
+        t.index_add_(dim, index, part, alpha=alpha)
+        return
+    rows = t.index_select(dim, index)
+    _index_add(rows, rest, part, alpha)
+    t.index_copy_(dim, index, rows)
+
+
+def _grouped(t: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """A view with a dimension of its own for the groups of every grouped axis."""
+    shape: list[int] = []
+    for axis, size in zip(dims, t.shape, strict=True):
+        groups = 1 if axis is None or axis.is_fixed else axis.groups
+        shape += [groups, size // groups] if groups > 1 else [size]
+    return t.view(shape) if len(shape) != t.dim() else t
+
+
+@dataclass(frozen=True)
+class Mask(Selection):
+    """Single coordinates of a network of full shape: of a masked tensor `take` gives the vector [k] of those that are
+    kept, in its order. It travels as the codes of its places (`rayfl.core.bitcodes`).
+    """
+
+    net: Net
+    key: Hashable
+    places: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
+    """Masked tensor -> where it is kept: positions [k] int64 of the flattened tensor, ascending. Read only. A tensor
+    without places is held whole."""
+
+    def take(self, params: Params) -> Params:
+        return {
+            name: t.reshape(-1).index_select(0, self.places[name]) if name in self.places else t
+            for name, t in params.items()
+        }
+
+    def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
+        for name, t in part.items():
+            self.mark(name, t if alpha == 1 else alpha * t, whole[name])
+
+    def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
+        if name in self.places:
+            kept = self.places[name]
+            whole.view(-1).index_add_(0, kept, torch.as_tensor(value, dtype=whole.dtype).expand(len(kept)))
+        else:
+            whole.add_(value)
+
+    def covers(self, name: str) -> bool:
+        return name not in self.places or len(self.places[name]) == math.prod(self.net.layout.shapes[name])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(code) for code in self._codes.values())
+
+    @functools.cached_property
+    def _codes(self) -> dict[str, torch.Tensor]:
+        shapes = self.net.layout.shapes
+        return {name: encode_places(places, math.prod(shapes[name])) for name, places in self.places.items()}
+
+    def __reduce__(self):
+        return _received, (self.net, self.key, self._codes)
+
+
+def _received(net: Net, key: Hashable, codes: dict[str, torch.Tensor]) -> Mask:
+    mask = Mask(net, key, _Decoded(net, codes))
+    object.__setattr__(mask, "_codes", codes)
+    return mask
+
+
+class _Decoded(Mapping[str, torch.Tensor]):
+    """Places out of their codes, decoded when they are asked for, once."""
+
+    def __init__(self, net: Net, codes: Mapping[str, torch.Tensor]):
+        self._codes, self._shapes = codes, net.layout.shapes
+        self._decode = functools.cache(lambda name: decode_places(codes[name], math.prod(self._shapes[name])))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._decode(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._codes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._codes)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+
+@functools.lru_cache(maxsize=512)
+def prefix(whole: Net, net: Net) -> Slice:
+    """The first positions of every axis (HeteroFL Algorithm 1)."""
+    return rolling(whole, net, 0)
+
+
+def rolling(whole: Net, net: Net, offset: int) -> Slice:
+    """Positions offset, offset + 1, ... modulo every axis's own size (FedRolex)."""
+    return windows(whole, net, dict.fromkeys(net.layout.axes, offset))
+
+
+def windows(whole: Net, net: Net, offsets: Mapping[str, int]) -> Slice:
+    """A window of every axis that starts at its own offset, modulo its size.
+
+    One that holds the whole axis starts at 0: then it is a view, and training it is FedAvg, to the bit.
+    """
+    positions = {}
+    for name, axis in net.layout.axes.items():
+        size = whole.layout.axes[name].size
+        start = offsets[name] % size if axis.size < size else 0
+        positions[name] = Window(start, axis.size, size)
+    return Slice(whole, net, positions)
+
+
+def random_subset(
+    whole: Net, net: Net, generator: torch.Generator, *, ordered: bool = True, tied: bool = True
+) -> Slice:
+    """A uniform random subset of every axis, one draw an axis (Federated Dropout), ascending if `ordered`.
+
+    An axis that is held whole is not drawn: it is a view, as in `windows`. Not `tied`: every layer draws for itself.
+    """
+    sizes = _layout(whole, None, tied).axes
+    positions: dict[str, Positions] = {}
+    for name, axis in sorted(_layout(net, None, tied).axes.items()):
+        size = sizes[name].size
+        if axis.size == size:
+            positions[name] = Window(0, size, size)
+        else:
+            drawn = torch.randperm(size, generator=generator)[: axis.size].tolist()
+            positions[name] = Picks(tuple(sorted(drawn) if ordered else drawn), size)
+    return Slice(whole, net, positions, tied=tied)
+
+
+@functools.lru_cache(maxsize=512)
+def _layout(net: Net, names: tuple[str, ...] | None, tied: bool) -> Layout:
+    """Of a network's tensors, or of those that `names` says."""
+    layout = net.full_layout if tied else untied(net.layout)
+    if names is None:
+        return layout
+    return Layout({name: layout.dims[name] for name in names}, {name: layout.shapes[name] for name in names})
+
+
+def untied(layout: Layout) -> Layout:
+    """The layout with an axis of its own ("stage1@1", "stage1@2", ...) for what every convolution or linear layer
+    gives, as if nothing were ever added to it.
+
+    Parameters come in the order of the network: inputs, biases and norms have the axis that was given last. A
+    projection shortcut reads another one than the layer before it gave, and gives none: it is added to that.
+    """
+    given: Counter[str] = Counter()
+    last = None
+
+    def named(axis: Axis | None) -> Axis | None:
+        return axis if axis is None or axis.is_fixed else replace(axis, name=f"{axis.name}@{given[axis.name]}")
+
+    dims = {}
+    for name, axes in layout.dims.items():
+        if not axes:
+            dims[name] = axes
+            continue
+        first, *rest = axes
+        inputs = [named(axis) for axis in rest]
+        if rest and first is not None and not first.is_fixed:
+            reads = rest[0].name if rest[0] is not None else None
+            if last is None or reads == last:
+                given[first.name] += 1
+            last = first.name
+        dims[name] = (named(first), *inputs)
+    return Layout(dims, layout.shapes)
+
+
+class Coverage:
+    """How often each coordinate of the global parameters was held: what a schedule of selections leaves out."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+        self.counts = {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+    def add(self, selection: Selection) -> None:
+        for name, count in self.counts.items():
+            selection.mark(name, 1.0, count)
+
+    def share(self) -> float:
+        """Of all coordinates, those that were held at least once."""
+        counts = self.counts.values()
+        return sum(int((count > 0).sum()) for count in counts) / sum(count.numel() for count in counts)

@@ -1,0 +1,344 @@
+"""Ray for a driver: a local cluster or a running one, and the room that a run takes in it."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray._private.node import Node
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+from ray.exceptions import AuthenticationError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.config import ConfigError
+from rayfl.core.tensors import unpack
+from rayfl.data.base import Arrays
+from rayfl.engine.locks import TEMPORARY, clear, take
+from rayfl.engine.on_ray.actors import Crew
+from rayfl.engine.on_ray.server import ServerActor
+from rayfl.engine.on_ray.status import About, server_name
+from rayfl.engine.plugins import packed
+from rayfl.engine.simulation import STEP_SECONDS
+from rayfl.engine.termination import deaf, kept
+from rayfl.experiment import Experiment
+from rayfl.methods.base import Deployment
+from rayfl.metrics import Line
+
+ROOM_SECONDS = 120.0
+GROWTH_SECONDS = 1800.0
+"""How long an autoscaled cluster may take to grow."""
+LOOK_SECONDS = 2.0
+"""How often a waiting driver looks whether its Ray lives."""
+VITAL = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
+"""What no Ray of one's own goes on without, and what it is called."""
+GOES_ON = "the same command with --resume goes on from the last checkpoint"
+STARTS = 3
+"""How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
+PORT_SECONDS = "120"
+"""How long Ray waits for its GCS to say its port; 30 unless it is set."""
+_print_of_ray = ray._private.worker.print_to_stdstream  # pyright: ignore
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Ray in this process: as it runs here already, or the cluster at `address` (or RAY_ADDRESS), else one of its own
+    that ends with it.
+
+    A plain `ray.init()` would join whatever cluster it finds on the machine.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    _require_answer(address)
+    try:
+        # after Ray's own handlers a SIGTERM would abort this process
+        with kept():
+            context = _started() if address == "local" else _init(address=address)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
+            "if it uses token authentication, set RAY_AUTH_MODE=token here too, with its token in ~/.ray/auth_token"
+        ) from None
+    except AuthenticationError:
+        raise ConfigError(
+            f"--address {address}: RAY_AUTH_MODE is set, and no token is there; put the cluster's into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN"
+        ) from None
+    session = Path(context.address_info["session_dir"]) if address == "local" else None  # pyright: ignore
+    with ExitStack() as held:
+        try:
+            if session is not None:
+                held.callback(os.close, _own_session(session))
+            yield
+        finally:
+            ray.shutdown() if session is None else _end(session)
+
+
+def _init(**options: Any) -> Any:
+    driver: Any = ray._private.worker  # pyright: ignore
+    driver.print_to_stdstream = _said_by_ray
+    return ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def _said_by_ray(data: dict[str, Any], ignore_prefix: bool) -> None:
+    """What Ray tells a driver of its nodes, as of one that died: a sentence on stderr. Ray itself prints it with twenty
+    lines of a log on stdout, where results are, whatever `log_to_driver` says."""
+    if data.get("pid") != "raylet":
+        _print_of_ray(data, ignore_prefix)
+        return
+    for text in data["lines"]:
+        first = text.strip().partition("\n")[0].partition(". ")[0]
+        print(f"Ray says: {first}", file=sys.stderr)
+
+
+def _started() -> Any:
+    """A Ray of this machine alone; a busy machine takes several attempts."""
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", PORT_SECONDS)
+    said = ""
+    for _ in range(STARTS):
+        try:
+            with deaf():
+                return _init(address="local", include_dashboard=False)
+        except Exception as error:
+            if "timed out" not in str(error).lower():
+                raise
+            _end_half_started(error)
+            said = str(error).partition(". ")[0]
+    raise RuntimeError(
+        f"Ray did not start on this machine in {STARTS} attempts ({said}): it is too busy. Try again when it is less "
+        "so; or start Ray once, with `ray start --head`, and give --address auto; a run alone needs no Ray with "
+        "--set run.executor=serial"
+    )
+
+
+def _end_half_started(error: Exception) -> None:
+    """Ray has no handle on a node that did not start in time, and its processes would run on."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def _own_session(folder: Path) -> int:
+    """Holds the folder of an own cluster's session, which Ray leaves, and removes those that dead processes held."""
+    clear(folder.parent, "session_*", _end_those_of)
+    return take(folder, TEMPORARY)
+
+
+def _end(session: Path) -> None:
+    """Ends one's own Ray. Its processes are deaf to SIGTERM, and Ray would give each of them a second to hear it."""
+    worker: Any = ray._private.worker  # pyright: ignore
+    node, worker._global_node = worker._global_node, None
+    ray.shutdown()
+    node.destroy_external_storage()
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+    _end_those_of(session)
+
+
+def _end_those_of(session: Path) -> None:
+    """Ends Ray's processes of a session that is over: two agents would notice that after a minute."""
+    for process in Path("/proc").glob("[0-9]*"):
+        # another user's, or ended meanwhile
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            # agents and workers name themselves, and have their logs open
+            named = command.startswith(b"ray::") and _has_open(process, session)
+            if named or str(session).encode() in command:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _has_open(process: Path, folder: Path) -> bool:
+    """Whether a process, by its folder in /proc, has a file open that lies below a folder."""
+    return any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir())
+
+
+def _require_answer(address: str) -> None:
+    """Ray would ask for minutes."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--address: given {address!r}; allowed: HOST:PORT of a Ray head, auto, or local")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(f"--address {address}: no Ray head answers there ({error})") from None
+
+
+def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float]], list[int]]:
+    """The client bundles of a placement group, and the bundle of every actor.
+
+    Actors that share a GPU share its bundle: {GPU: 1} for four actors of 0.25.
+    """
+    each = int(1 / gpus) if 0 < gpus < 1 else 1
+    places = [actor // each for actor in range(actors)]
+    groups = [places.count(place) for place in range(places[-1] + 1)]
+    resources = []
+    for count in groups:
+        bundle = {"CPU": count * cpus}
+        if gpus:
+            bundle["GPU"] = 1.0 if each > 1 else gpus
+        resources.append(bundle)
+    return resources, places
+
+
+def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
+    """How many client actors fit into the cluster as it is now, beside a server."""
+    total = _resources()
+    fit = int((total.get("CPU", 0) - server_cpus) / cpus + 1e-9)
+    return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
+
+
+def require_room(actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0) -> None:
+    """Refuses a server that this node can never hold, and client actors that a cluster which does not grow cannot.
+
+    Before Ray starts it knows a cluster of one's own, and refuses nothing of another.
+    """
+    if not ray.is_initialized() and not is_own(address):
+        return
+    if server_cpus > (here := _cpus_here()):
+        raise ConfigError(
+            f"run.server_cpus: given {server_cpus:g}; allowed: at most {here:g}, the CPUs of the node that this runs on"
+        )
+    if is_own(address) and actors > room(cpus, gpus, server_cpus):
+        total = _resources()
+        server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
+        raise ConfigError(
+            f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server} do not fit: this machine has "
+            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs; lower run.actors, run.cpus or run.gpus"
+        )
+
+
+def _resources() -> Mapping[str, float]:
+    """What the cluster has; before Ray starts, what it will count on this machine."""
+    if ray.is_initialized():
+        return ray.cluster_resources()
+    machine = ResourceAndLabelSpec()
+    machine.resolve(is_head=True)
+    return {name: float(amount or 0) for name, amount in machine.to_resource_dict().items()}
+
+
+def _cpus_here() -> float:
+    if not ray.is_initialized():
+        return _resources().get("CPU", 0.0)
+    here = ray.get_runtime_context().get_node_id()
+    return next(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+
+
+def is_own(address: str | None) -> bool:
+    return (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+
+
+def require_ray() -> None:
+    """An error where one's own cluster has died: within a minute Ray's core would end this process, and nobody could
+    say why."""
+    for name in _dead():
+        raise RuntimeError(f"Ray's {name} died; {GOES_ON}")
+
+
+def _dead() -> list[str]:
+    """Which vital processes of one's own cluster died."""
+    node = ray._private.worker._global_node  # pyright: ignore
+    return [] if node is None else [VITAL[kind] for kind, _ in node.dead_processes() if kind in VITAL]
+
+
+def get(ref: Any) -> Any:
+    """What a call answers. What a user did wrong is raised as the one sentence that it is, without Ray's traceback."""
+    try:
+        while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
+            require_ray()
+        return ray.get(ref)
+    except RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise ConfigError(str(error.cause)) from None
+        raise
+    except RayError as error:
+        # its actors end with it, and may be noticed first
+        require_ray()
+        if isinstance(error, RayActorError):
+            raise RuntimeError(f"the run's server actor died; {GOES_ON}. Ray says: {error}") from None
+        raise
+
+
+class Remote:
+    """A server actor with the verbs of a `Simulation`, as plain calls."""
+
+    def __init__(self, server: Any):
+        self.server = server
+
+    def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None:
+        require_ray()
+        return get(self.server.step.remote(seconds))
+
+    def save(self, folder: Path) -> None:
+        get(self.server.save.remote(str(folder)))
+
+    def restore(self, folder: Path) -> tuple[int, list[str]]:
+        return get(self.server.restore.remote(str(folder)))
+
+    @property
+    def client_scores(self) -> np.ndarray:
+        return get(self.server.client_scores.remote())
+
+    def deployment(self, capacity: float, client: int | None = None) -> Deployment:
+        return unpack(get(self.server.deployment.remote(capacity, client)))
+
+
+@contextmanager
+def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None) -> Iterator[Remote]:
+    """The experiment on Ray: a server actor on this node, its client actors in a placement group."""
+    experiment = experiment.described()
+    packages = packed(experiment)
+    _actors(experiment, address)
+    with cluster(address), _room_for(experiment, address) as (group, places):
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here, "name": server_name()}
+        crew = Crew(group, places, experiment.run.cpus, experiment.run.gpus, experiment.run.threads, packages)
+        server = ServerActor.options(**options).remote(crew)  # pyright: ignore
+        try:
+            about = About(experiment.method.name, str(folder))
+            get(server.load.remote(experiment, [ray.put(arrays)], str(folder), about))
+            yield Remote(server)
+            ray.get(server.close.remote())
+        finally:
+            # a notebook keeps its last exception, and with it this handle
+            if not _dead():
+                ray.kill(server)
+
+
+@contextmanager
+def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[PlacementGroup, list[int]]]:
+    """A placement group for the run's client actors, and the bundle of each."""
+    run = experiment.run
+    resources, places = bundles(_actors(experiment, address), run.cpus, run.gpus)
+    group = placement_group(resources)
+    seconds = ROOM_SECONDS if is_own(address) else GROWTH_SECONDS
+    try:
+        if not group.wait(seconds):
+            raise ConfigError(f"run: no room for {resources} within {seconds:.0f} s: other jobs hold the cluster")
+        yield group, places
+    finally:
+        # that would wait for it
+        if not _dead():
+            with suppress(Exception):
+                remove_placement_group(group)
+
+
+def _actors(experiment: Experiment, address: str | None) -> int:
+    """How many client actors the run gets. A ConfigError if they do not fit."""
+    run = experiment.run
+    actors = run.actors
+    if actors == "auto":
+        actors = max(1, min(room(run.cpus, run.gpus, run.server_cpus), experiment.jobs))
+    require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
+    return actors

@@ -1,0 +1,96 @@
+"""Channels that a masked network does not have are taken out of it: a smaller dense network with the same answers.
+
+A position of an axis (a filter, a neuron) can go without a trace in two cases.
+
+    zero       its rows are 0 in every parameter that has them: weights, biases, weight and bias of its norm; on a
+               residual stream those of every layer that adds to it. Then what leaves it is 0.
+    unread     its columns are 0 in every layer that reads it. Then it does not matter what leaves it.
+
+It takes its rows and columns with it, after which more may be zero or unread: both are looked for until there are none.
+One position of an axis stays at least; classes and image channels all do.
+
+A filter of zeros before a batch norm whose weight or bias is not 0 may be a constant, and stays. Where anything but
+convolutions, linear layers and batch norms has an axis, all of it stays: LayerNorm and GroupNorm mix positions, tokens
+add to them. So it does in attention heads, by whose size the softmax is scaled. That what stands between the layers
+makes 0 of 0, as ReLU, GELU and pooling do, is taken for granted.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from rayfl.core.axes import Axis
+from rayfl.core.net import Net
+from rayfl.core.norms import StaticBatchNorm
+from rayfl.core.submodel import Picks, Positions, Slice, Window
+from rayfl.core.tensors import Params
+from rayfl.methods.base import Deployment
+
+
+def shrunk(deployed: Deployment, statistics: Params) -> tuple[Deployment, Params]:
+    """The smaller network, and what is left of the norms' `statistics`. May be views of what was given."""
+    kept = survivors(deployed)
+    small = replace(deployed, key=(deployed.key, kept.key), net=kept.net, params=kept.take(deployed.params))
+    return small, kept.take(statistics)
+
+
+def survivors(deployed: Deployment) -> Slice:
+    """The positions that stay, of parameters and of norms' statistics. `net.sizes` of its network names the axes that
+    became smaller."""
+    net = deployed.net
+    whole = net.layout
+    axes = _separable(net)
+    matters = {name: t != 0 for name, t in deployed.params.items()}
+    stays = {name: torch.ones(axis.size, dtype=torch.bool) for name, axis in whole.axes.items()}
+    changed = True
+    while changed:
+        changed = False
+        for axis in axes:
+            here = [
+                (d, _by_position(t, d, other))
+                for name, t in matters.items()
+                for d, other in enumerate(whole.dims[name])
+                if other is not None and other.name == axis.name
+            ]
+            is_written, is_read = torch.zeros(2, axis.size, dtype=torch.bool)
+            for d, t in here:
+                (is_read if d else is_written).logical_or_(t.flatten(1).any(1))
+            now = stays[axis.name] & is_written & is_read
+            changed |= not now.equal(stays[axis.name])
+            stays[axis.name] = now
+            for _, t in here:
+                t[~now] = False
+    positions = {name: _chosen(now) for name, now in stays.items()}
+    cut = {name: chosen.count for name, chosen in positions.items() if chosen.count < chosen.size}
+    small = replace(net, sizes=tuple(sorted((dict(net.sizes) | cut).items())))
+    return Slice(net, small, positions)
+
+
+def filters(deployed: Deployment) -> tuple[int, int]:
+    """Filters and neurons, rows of layers' masked weights: how many there are, and how many are nothing but zeros."""
+    layers = deployed.net.layers
+    masked = [name for name in deployed.masked if name.rpartition(".")[0] in layers]
+    rows = [t.flatten(1).any(1) for name in masked if (t := deployed.params[name]).dim() > 1]
+    return sum(map(len, rows)), sum(int((~row).sum()) for row in rows)
+
+
+def _separable(net: Net) -> list[Axis]:
+    """The axes whose positions can go one by one."""
+    module, tied = net.blank(), set()
+    for name, dims in net.layout.dims.items():
+        layer = module.get_submodule(name.rpartition(".")[0])
+        is_plain = isinstance(layer, nn.Conv2d | nn.Linear | StaticBatchNorm)
+        tied |= {axis.name for axis in dims if axis is not None and (axis.groups > 1 or not is_plain)}
+    return [axis for name, axis in net.layout.axes.items() if name not in tied]
+
+
+def _by_position(t: torch.Tensor, d: int, axis: Axis) -> torch.Tensor:
+    """A view [positions, copies, ...] of a tensor whose dimension d has the axis."""
+    return t.movedim(d, 0).unflatten(0, (axis.size, axis.copies))
+
+
+def _chosen(stays: torch.Tensor) -> Positions:
+    """Where `stays` [K] is true, and the first position if it is nowhere."""
+    size, positions = len(stays), stays.nonzero().flatten().tolist() or [0]
+    return Window(0, size, size) if len(positions) == size else Picks(tuple(positions), size)

@@ -1,0 +1,16 @@
+"""Submodels of fewer blocks, or of early exits: one published method a file, on `Dense`."""
+
+from rayfl.methods.base import Method
+from rayfl.methods.depth.depthfl import DepthFL
+from rayfl.methods.depth.depthfl_nefl import DepthFLNeFL
+from rayfl.methods.depth.nefl import NeFL
+from rayfl.methods.depth.scalefl import ScaleFL
+from rayfl.methods.depth.scalefl_nefl import ScaleFLNeFL
+
+DEPTH: dict[str, type[Method]] = {
+    "depthfl": DepthFL,
+    "scalefl": ScaleFL,
+    "scalefl_nefl": ScaleFLNeFL,
+    "nefl": NeFL,
+    "depthfl_nefl": DepthFLNeFL,
+}

@@ -1,0 +1,175 @@
+"""DepthFL: clients train networks of several depths, whose exits teach each other.
+
+Paper: Kim, Yu, Kim, Moon, "DepthFL: Depthwise Federated Learning for Heterogeneous Clients", ICLR 2023,
+https://openreview.net/forum?id=pf8RIZTMU58; with FedDyn: Acar et al., "Federated Learning Based on Dynamic
+Regularization", ICLR 2021, https://arxiv.org/abs/2111.04263.
+
+Symbols: n the exits of a client's network, z_i the logits of its i-th, p_i their softmax, x_t the global parameters
+in round t, N the number of clients, g_k client k's FedDyn gradient and h the server's, both zero at first.
+
+    S_n            the network up to the n-th exit with exits 1 .. n, at full width
+    lambda_t       exp(-5 (1 - min(t, 300) / 300)^2)
+    L_k(y)    =    sum_i CE(z_i, y) + lambda_t / (n - 1) sum_i sum_{j != i} KL(p_j || p_i), p_j held constant
+    y_k       =    SGD from S_n x_t on L_k(y) - <g_k, y> + alpha / 2 |y - x_t|^2
+    g_k      <-    g_k - alpha (y_k - x_t)
+    m         =    mean of y_k, over the clients of the round that have a tensor; |A| counts them
+    h        <-    h - alpha |A| / N (m - x_t)
+    x_{t+1}   =    m - h / alpha, where |A| > 0; elsewhere unchanged
+
+h is the mean of all clients' g_k; clients without a tensor count as zero. The norms keep running statistics, as torch
+does, which are averaged as the parameters are, without h: `evaluation.statistics` has no effect. The global model
+answers by the mean of all its exits' logits.
+
+    >>> from rayfl.methods import METHODS
+    >>> [round(METHODS["depthfl"]().ramp(t), 3) for t in (0, 150, 300, 999)]
+    [0.007, 0.287, 1.0, 1.0]
+
+Departures:
+1. N is the population, as in FedDyn and in the authors' Flower baseline, also for tensors that only large clients
+   have: there h is smaller than the mean over the clients that could train them.
+2. The divergence is exact; the baseline adds 1e-7 to the target's probabilities.
+3. `alpha: 0` is plain averaging, without g_k and h; with `distill: false` it is "DepthFL (FedAvg)".
+4. `exits_trained: last` stands for InclusiveFL (Liu et al., KDD 2022, https://arxiv.org/abs/2202.08036) without its
+   momentum distillation: a client's earlier exits are neither trained nor sent, but they run, and `train_flops`
+   counts them. The baseline averages them in as they were sent out.
+5. Absent classes are masked in the cross-entropies alone; `training.clip` bounds the gradient with FedDyn's terms.
+   `train_loss` is L_k, the sum over the client's exits.
+6. A client that makes no step keeps its g_k.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, Self, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import nn
+
+from rayfl.clients import Population
+from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.net import Net
+from rayfl.core.tensors import Params
+from rayfl.methods.base import Deployment, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Exits, by_exits, fixed_capacities
+from rayfl.training.settings import Logits, Loss, every_exit
+
+
+class DepthFL(Dense):
+    contract: ClassVar = Contract(wants="exits", plain={"alpha": 0}, fedavg={"alpha": 0, "distill": False})
+
+    name: Literal["depthfl"] = "depthfl"
+    scaler: Literal[False] = False
+    """No Scaler: the norms' running statistics would be those of divided activations."""
+    exits: Exits = ()
+    """The last exit of every capacity, smallest capacity first, counted from 1. By default 1, 2, ... if there is a
+    capacity for every exit of the model, and the model's last exit for a single capacity."""
+    distill: bool = True
+    """The exits of a client's network teach each other."""
+    ramp_rounds: int = Field(default=300, ge=0)
+    """With `distill`: rounds until lambda_t is 1."""
+    alpha: float = Field(default=0.1, ge=0)
+    """FedDyn's regularisation. 0: none, plain averaging."""
+    exits_trained: Literal["all", "last"] = "all"
+    """all exits of a client's network, and a device answers by their mean; or its last alone, which then answers
+    (InclusiveFL)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.distill and self.ramp_rounds != 300:
+            raise ValueError("ramp_rounds with distill: true only")
+        if self.distill and self.exits_trained == "last":
+            raise ValueError("distill: false with exits_trained: last, because no other exit is trained")
+        if self.alpha and (self.weight, self.label_rows) != ("uniform", "all"):
+            raise ValueError("weight: uniform and label_rows: all, or alpha: 0, because FedDyn counts whole clients")
+        return self
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return by_exits(task, self.exits)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        if self.alpha:
+            # a client's g_k fits one network
+            fixed_capacities(self.name, self.task.nets, clients, "method.alpha: 0")
+
+    def init(self) -> State:
+        params = self.task.initial()
+        h = {"h": {name: torch.zeros_like(t) for name, t in params.items()}} if self.alpha else {}
+        return {"params": params, "statistics": self.task.server.statistics()} | h
+
+    def loss(self, visit: Visit) -> Loss:
+        plain, ramp, goal = super().loss(visit), self.ramp(visit.round), visit.data.goal
+
+        def of_all_exits(logits: Logits, y: torch.Tensor) -> torch.Tensor:
+            exits = every_exit(logits)
+            if self.exits_trained == "last":
+                return plain(exits[-1], y)
+            labels = torch.stack([plain(z, y) for z in exits]).sum()
+            if not self.distill or len(exits) == 1:
+                return labels
+            counted = torch.stack([goal.rows(z, y)[0] for z in exits])
+            return labels + ramp / (len(exits) - 1) * _divergences(counted)
+
+        return of_all_exits
+
+    def ramp(self, round: int) -> float:
+        """lambda_t."""
+        left = max(self.ramp_rounds - round, 0) / (self.ramp_rounds or 1)
+        return math.exp(-5 * left**2)
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        trained = self.trained_by(visit.net)
+        x: Params = {name: t for name, t in payload["params"].items() if name in trained}
+        g = cast(Params, visit.carry["g"]) if visit.carry else {name: torch.zeros_like(t) for name, t in x.items()}
+        update = self.trained(payload, visit, adjust=self._pull(x, g, visit.data.device) if self.alpha else None)
+        update.sums = {group: {n: t for n, t in sums.items() if n in trained} for group, sums in update.sums.items()}
+        if self.alpha and update.metrics["steps"]:
+            y = update.sums["params"]
+            update.carries[visit.client.id] = {"g": {name: g[name] - self.alpha * (y[name] - x[name]) for name in x}}
+        return update
+
+    def trained_by(self, net: Net) -> set[str]:
+        """The parameters and statistics that a client with this network trains. With `exits_trained: last` all but the
+        earlier exits' own, which are what a network of one exit fewer has and one without early exits has not."""
+        names = set(net.full_layout.dims)
+        if self.exits_trained == "all" or net.exits < 2:
+            return names
+        before, trunk = (set(replace(net, exits=exits).full_layout.dims) for exits in (net.exits - 1, 0))
+        return names - (before - trunk)
+
+    def _pull(self, x: Params, g: Params, device: torch.device) -> Callable[[nn.Module], None]:
+        """Adds FedDyn's alpha (y - x_t) - g_k to the gradients."""
+        fixed = {name: (x[name].to(device), g[name].to(device)) for name in x}
+
+        def pull(module: nn.Module) -> None:
+            for name, y in module.named_parameters():
+                if name in fixed and y.grad is not None:
+                    start, kept = fixed[name]
+                    y.grad.add_(y.detach() - start, alpha=self.alpha).sub_(kept)
+
+        return pull
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        new = super().step(state, round, fold)
+        if not self.alpha:
+            return new
+        x, h, m = state["params"], dict(state["h"]), dict(new["params"])
+        for name, holders in fold.weights("params").items():
+            h[name] = h[name] - self.alpha * holders / self.task.clients * (m[name] - x[name])
+            m[name] = m[name] - h[name] / self.alpha
+        return new | {"params": m, "h": h}
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        answer = "mean" if self.exits_trained == "all" else "last"
+        return replace(super().deploy(state, round, capacity, carry), answer=answer)
+
+
+def _divergences(logits: torch.Tensor) -> torch.Tensor:
+    """The sum over all pairs of exits of KL(p_j || p_i), p_j held constant, of logits [E, n, C]: the mean over rows. A
+    pair of an exit with itself adds nothing."""
+    students = F.log_softmax(logits, 2)
+    teachers = students.detach().unsqueeze(1)
+    return F.kl_div(students.unsqueeze(0), teachers, reduction="sum", log_target=True) / logits.shape[1]

@@ -1,0 +1,400 @@
+"""SpaFL: clients train thresholds that prune whole filters and neurons, and exchange nothing but these.
+
+Paper: Kim, Saad, Debbah, Hong, "SpaFL: Communication-Efficient Federated Learning with Sparse Models and Low
+Computational Overhead", NeurIPS 2024, https://arxiv.org/abs/2406.00431 (Algorithm 1; code:
+news-vt/SpaFL_NeruIPS_2024).
+
+Symbols: w_i the n weights of a filter or neuron i (a row), tau_i its threshold, mu_i the mean of |w_i|, S the unit
+step, g_i the gradient of the loss by the pruned weights, t the round, eta the learning rate, alpha the regularisation.
+
+    p_i      =   S(mu_i - tau_i);   a client runs w~_i = p_i w_i (Eq. 1)
+    tau_i   <-   the server's tau_i(t)
+    w_i     <-   w_i - (tau_i(t) - tau_i(t - 1)) / n  sgn(sum_j w_ij) (Eq. 13)
+    E epochs of SGD, on all w and tau together:
+    w_i     <-   w_i - eta p_i g_i (Eq. 3)
+    tau_i   <-   tau_i + eta (sum_j g_ij w_ij + alpha exp(-tau_i)) (Eqs. 4 to 6, 8, 9), the sum over pruned rows too
+    tau(t+1) =   the mean of the cohort's tau (Eq. 7)
+
+The weights never leave their client, all clients start from the same ones, and thresholds start at 0. A client is
+evaluated with the thresholds that it ended its own training with.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["spafl"]().ramp(0), METHODS["spafl"](alpha_ramp=1).ramp(1)
+    (1.0, 0.9933071490757153)
+
+Departures:
+1. mu_i - tau_i = 0 prunes, as in the code.
+2. The paper keeps weights and thresholds within bounds, the code does not. Here they have no bounds unless
+   `clamp_weights` and `clamp_thresholds` are given.
+3. The thresholds of a layer with at most 1 % of its rows left become 0 before the forward pass that would run through
+   it. The code looks at the pass before, so one of its passes runs through the empty layer. What a client sends is not
+   reset.
+4. The optimiser is new every round, as in the code for CIFAR. The code for Fashion-MNIST keeps one for ever
+   (`persistent_momentum`), with the momentum of thresholds that the server's have replaced since.
+5. A bias belongs to its row: it is pruned and it counts in sum_j g_ij w_ij, but not in mu, n and Eq. 13. The paper's
+   masked layers have no biases.
+6. To form tau(t) - tau(t - 1) a client has to know both, and one that did not take part in the round before does not.
+   So the difference is sent, and counted apart as `bytes_delta`; `bytes_down` is tau(t) alone, as in the paper.
+7. Eq. 13 is for the cohort alone, as in Algorithm 1. The code for CIFAR-10 does it for all clients, who otherwise never
+   hear of the thresholds.
+8. `train_flops` are of the whole network, every masked layer's by its density at the last forward pass of the client's
+   round, and 2 a multiply-add. The paper counts a multiply-add once, and masked layers alone.
+9. `train_loss` is without the regularisation. Gradient clipping is of weights and thresholds together, as in the code.
+10. The norms' running statistics are a client's own, as in the code: `evaluation.statistics` has no effect.
+11. `target_density` is ours, because the paper leaves it to alpha what density comes out. With rho(t) the density of
+    the cohort after its round, alpha(t+1) = alpha(t) + alpha (5 (rho(t) - target) + 20 (rho(t) - rho(t - 1))), from
+    alpha(0) = alpha and rho(-1) = 1; below 0 it lowers thresholds. A client is sent alpha and sends its density, which
+    `bytes_down` and `bytes_up` count.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+import torch
+from pydantic import AfterValidator, Field, model_validator
+from torch import nn
+from torch.func import functional_call
+
+from rayfl import costs
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.joined import parameters_of
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.norms import tracked
+from rayfl.core.submodel import Mask, Selection
+from rayfl.core.tensors import Params, copied, nbytes
+from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.sizes import rows_are_neurons
+
+RESET = 0.01
+"""Share of a layer's rows at or below which the layer is empty (departure 3)."""
+GAIN, DAMPING = 5, 20
+"""By how many times the initial alpha it grows for each 1 that the density is above its target, and for each 1 that the
+density grew in the last round (departure 11)."""
+
+Kept = dict[str, Params]
+"""What a client keeps: "own" weights and "thresholds"; "statistics" of norms and "momentum", if it has these."""
+
+
+def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
+    low, high = bounds
+    if low >= high:
+        raise ValueError("the lower bound first")
+    return bounds
+
+
+Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
+
+
+class SpaFL(Method):
+    judged_on: ClassVar = "clients"
+    contract: ClassVar = Contract(mean="thresholds", answers="thresholds", fedavg=None)
+
+    name: Literal["spafl"] = "spafl"
+    alpha: float = Field(default=0.002, ge=0)
+    """Weight of the regularisation sum exp(-tau), which raises thresholds. Published: 0.002 (Fashion-MNIST), 0.00015
+    (CIFAR-10), 0.0007 (CIFAR-100)."""
+    alpha_ramp: float = Field(default=0.0, ge=0)
+    """Rounds P over which alpha rises to its value, as 1 / (1 + exp(5 - 10 t / P)); 1 in the code for Fashion-MNIST
+    and CIFAR-100. 0: alpha has its value from round 0 on."""
+    exchange: bool = True
+    """Whether thresholds travel. false: the baseline "Local", in which every client is alone with its own."""
+    eq13: bool = True
+    """Whether clients move their weights by the change of the shared thresholds; false: the row "w.o. (13)"."""
+    eq13_divisor: Literal["n_in", "official"] = "n_in"
+    """n of Eq. 13: a row's number of weights, or for a filter its height times its width alone, as in the code."""
+    train_weights: bool = True
+    """false: thresholds alone are trained, and weights stay where everybody started (Table 2). With eq13: false."""
+    classifier: bool = True
+    """Whether the classifier has thresholds: it has in LeNet and in the CIFAR-10 network, not in the ResNet-18."""
+    w_grad: Literal["paper", "official_fmnist"] = "paper"
+    """Gradient of the weights. paper: p g. official_fmnist: also that through mu, by which pruned rows move too."""
+    step_backward: Literal["identity", "official_cifar"] = "identity"
+    """Gradient of the unit step S. identity: 1. official_cifar: 1 where |mu - tau| > 1 and else 0, so that the loss
+    hardly ever moves thresholds."""
+    persistent_momentum: bool = False
+    """A client's momentum outlives its round, as in the code for Fashion-MNIST, also that of thresholds which the
+    server's have replaced."""
+    clamp_weights: Bounds | None = None
+    """Lower and upper bound of the weights of masked layers, after every step."""
+    clamp_thresholds: Bounds | None = None
+    """Lower and upper bound of thresholds, after every step."""
+    target_density: float | None = Field(default=None, gt=0, lt=1)
+    """The density that the server steers its cohorts to, by another alpha in every round: the mean over clients of the
+    mean over masked layers, as it is evaluated. Unless given, `alpha` stays."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.eq13 and not self.train_weights:
+            raise ValueError("eq13: false with train_weights: false, because Eq. 13 moves weights")
+        if self.target_density is not None and not (self.exchange and self.alpha):
+            raise ValueError(
+                "target_density with exchange: true and an alpha over 0 only, because the server steers by alpha"
+            )
+        return self
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        """All clients run the server's network, because all train the same thresholds."""
+        return dict.fromkeys(task.nets, task.server)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        """A ConfigError if there is no momentum to keep, no layer that has thresholds, or one without neurons."""
+        if self.persistent_momentum and not self.task.training.momentum:
+            raise ConfigError("method.persistent_momentum: given true; allowed: with a training.momentum over 0")
+        if not self.paths:
+            raise ConfigError(
+                f"method.classifier: given false; allowed: true with model {self.task.model.name}, which has no other "
+                "layer"
+            )
+        rows_are_neurons(self.name, self.task.server, self.paths)
+
+    @property
+    def paths(self) -> list[str]:
+        """The layers that have thresholds: all convolutions and linear layers, with or without the classifier."""
+        net = self.task.server
+        return [path for path in net.layers if self.classifier or f"{path}.weight" not in net.layout.classifier]
+
+    def init(self) -> State:
+        """`params`: what every client starts from. `delta`: the last change of the thresholds."""
+        shapes = self.task.server.layout.shapes
+        state = super().init()
+        for group in ("thresholds", "delta"):
+            state[group] = {path: torch.zeros(shapes[f"{path}.weight"][0]) for path in self.paths}
+        if self.target_density:
+            state["control"] = {"alpha": torch.tensor(self.alpha), "density": torch.ones(())}
+        return state
+
+    def select(self, state: State, client: Client) -> Selection:
+        return Mask(self.task.server, "everything", {})
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        if not self.exchange:
+            return {}
+        payload = {"thresholds": state["thresholds"]} | ({"delta": state["delta"]} if self.eq13 else {})
+        return payload | ({"control": {"alpha": state["control"]["alpha"]}} if self.target_density else {})
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        kept = cast(Kept, visit.carry) or self.start()
+        tau = payload.get("thresholds", kept["thresholds"])
+        w = self.moved(kept["own"], payload.get("delta", {}))  # Eq. 13
+        client = self.pruned(w, tau, visit)  # Eq. 1
+        metrics, kept = self.trained(client, kept, self.alpha_in(visit.round, payload), visit)  # Eqs. 3 to 6
+        weight = self.weight_of(visit.data)
+        sent = {group: copied(tensors, weight) for group, tensors in self.sent(client).items()}
+        metrics |= self.counted(client, int(metrics["train_samples"]), payload)
+        return Update({}, weight, sent, metrics=metrics, carries={visit.client.id: kept})
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        old, new = state["thresholds"], fold.mean("thresholds")  # Eq. 7
+        state = state | {"thresholds": new, "delta": {path: t - old[path] for path, t in new.items()}}
+        return state | ({"control": self.steered(state["control"], fold)} if self.target_density else {})
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        """A client's own; without a carry what everybody starts from, which nothing has pruned."""
+        net = self.task.server
+        kept = cast(Kept, carry) or {"own": state["params"], "statistics": net.statistics()}
+        params = dict(kept["own"])
+        for path, tau in kept.get("thresholds", {}).items():
+            rows = self.rows_left(params[f"{path}.weight"], tau)
+            params |= {name: params[name] * _rows(rows, params[name]) for name in net.layers[path]}
+        masked = tuple(itertools.chain(*(net.layers[path] for path in self.paths)))
+        key = "own" if carry else "initial"
+        return Deployment(key, net, params, kept.get("statistics") or None, masked=masked, is_start=not carry)
+
+    # a client's round
+
+    def start(self) -> Kept:
+        """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
+        state = self.init()
+        return {
+            "own": state["params"],
+            "thresholds": state["thresholds"],
+            "statistics": self.task.server.statistics(),
+        }
+
+    def moved(self, params: Params, delta: Params) -> Params:
+        """Eq. 13, by the change of the thresholds [rows] of every layer."""
+        moved = dict(params)
+        for path, change in delta.items():
+            w = params[f"{path}.weight"]
+            n = w[0].numel() if self.eq13_divisor == "n_in" or w.dim() == 2 else w[0, 0].numel()
+            moved[f"{path}.weight"] = w - _rows(change / n * w.flatten(1).sum(1).sign(), w)
+        return moved
+
+    def pruned(self, weights: Params, thresholds: Params, visit: Visit) -> "Pruned":
+        """The client's network. It is shared: used until the answer."""
+        module = resident(visit.net, visit.data.device)
+        load(module, weights)
+        return Pruned(self, module, thresholds)
+
+    def trained(self, client: "Pruned", kept: Kept, alpha: float, visit: Visit) -> tuple[dict[str, float], Kept]:
+        """Trains weights and thresholds in place; the metrics of `fit`, and what the client then keeps."""
+        statistics = {name: t.to(visit.data.device, copy=True) for name, t in kept.get("statistics", {}).items()}
+        momentum = dict(kept.get("momentum", {})) if self.persistent_momentum else None
+        with tracked(client.whole, statistics):
+            metrics = self.fit(
+                client,
+                visit,
+                adjust=lambda _: client.regularise(alpha),
+                project=lambda _: client.clamp(),
+                momentum=momentum,
+            )
+        own = {"own": params_of(client.whole), "thresholds": client.taus}
+        rest = {"statistics": statistics, "momentum": momentum or {}}
+        return metrics, {group: copied(tensors) for group, tensors in (own | rest).items() if tensors}
+
+    def sent(self, client: "Pruned") -> dict[str, Params]:
+        """What the client answers: its thresholds; and the density that they leave, if the server steers by it."""
+        if not self.target_density:
+            return {"thresholds": client.taus} if self.exchange else {}
+        left = [self.rows_left(client.weight(path), tau) for path, tau in client.taus.items()]
+        density = torch.stack([rows.float().mean() for rows in left]).mean()
+        return {"thresholds": client.taus, "control": {"density": density}}
+
+    def counted(self, client: "Pruned", samples: int, payload: Payload) -> dict[str, float]:
+        """What the round took; the change of the thresholds is counted apart."""
+        delta = nbytes(payload.get("delta", {}))
+        return {
+            "train_flops": costs.training_flops(self.task.server, samples, client.densities),
+            "resets": int(client.resets),
+            "bytes_down": nbytes(payload) - delta,
+            "bytes_delta": delta,
+        }
+
+    # regularisation
+
+    def ramp(self, round: int) -> float:
+        """The share of alpha that is applied in a round."""
+        return 1 / (1 + math.exp(5 - 10 * round / self.alpha_ramp)) if self.alpha_ramp else 1.0
+
+    def alpha_in(self, round: int, payload: Payload) -> float:
+        """alpha of a round: the server's, if it steers."""
+        return self.ramp(round) * (payload["control"]["alpha"].item() if "control" in payload else self.alpha)
+
+    def steered(self, control: Params, fold: Fold) -> Params:
+        """alpha of the next round, from the density that the cohort has now."""
+        if not fold.weight:
+            return control
+        density = fold.sum("control")["density"] / fold.weight
+        change = GAIN * (density - cast(float, self.target_density)) + DAMPING * (density - control["density"])
+        return {"alpha": control["alpha"] + self.alpha * change, "density": density}
+
+    # rows
+
+    def is_empty(self, mu: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+        """Whether a layer with these rows is empty, so that its thresholds start again: a bool."""
+        return (mu > tau).sum() <= math.floor(RESET * len(mu) + 1e-9)
+
+    def rows_left(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+        """Which rows of a weight [rows, ...] a device has: [rows] bool."""
+        mu = _magnitudes(weight.detach())
+        return mu > tau.masked_fill(self.is_empty(mu, tau), 0)
+
+
+class Pruned(nn.Module):
+    """A client's network, which runs on the rows that its thresholds leave: [B, ...] -> logits."""
+
+    def __init__(self, method: SpaFL, whole: nn.Module, thresholds: Params):
+        super().__init__()
+        device = next(whole.parameters()).device
+        self.whole, self.method = whole, method
+        self.thresholds = nn.ParameterList(t.to(device, copy=True) for t in thresholds.values())
+        self.paths = list(thresholds)
+        self.gates: list[torch.Tensor] = []
+        """1 for the rows that the last forward pass ran on, else 0, by layer."""
+        layers = {path: whole.get_submodule(path) for path in self.paths}
+        self.linears = {path: layer for path, layer in layers.items() if type(layer) is nn.Linear}
+        """Layers that have fewer outputs than weights: there p (w x + b) in place of (p w) x + p b."""
+        self.resets = torch.zeros((), dtype=torch.int64, device=device)
+        """How often a layer's thresholds started again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gates = {
+            path: self._gate(self.weight(path), tau) for path, tau in zip(self.paths, self.thresholds, strict=True)
+        }
+        self.gates = [gate.detach() for gate in gates.values()]
+        out, reached = self._run(gates, x)
+        if reached != self.linears.keys():
+            # a layer whose weights somebody else multiplies by, as attention does
+            self.linears = {path: layer for path, layer in self.linears.items() if path in reached}
+            out, _ = self._run(gates, x)
+        return out
+
+    def _run(self, gates: Params, x: torch.Tensor) -> tuple[torch.Tensor, set[str]]:
+        """The logits, and the layers whose outputs were pruned."""
+        reached: set[str] = set()
+
+        def prune(path: str, layer: nn.Module, given: Any, out: torch.Tensor) -> torch.Tensor:
+            reached.add(path)
+            return out * gates[path]
+
+        own = parameters_of(self.whole)
+        params: Params = {}
+        for path, gate in gates.items():
+            for name in () if path in self.linears else (f"{path}.weight", f"{path}.bias"):
+                if name in own:
+                    params[name] = own[name] * _rows(gate, own[name])
+        hooks = [layer.register_forward_hook(functools.partial(prune, path)) for path, layer in self.linears.items()]
+        try:
+            return functional_call(self.whole, params, (x,)), reached
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _gate(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+        """S(mu - tau) of every row: [rows], with the estimator's gradient. Thresholds of an empty layer become 0."""
+        with torch.set_grad_enabled(self.method.w_grad != "paper"):
+            mu = _magnitudes(weight)
+        with torch.no_grad():
+            self.resets += (empty := self.method.is_empty(mu, tau))
+            tau.masked_fill_(empty, 0)
+        s = mu - tau
+        slope = 1.0 if self.method.step_backward == "identity" else (s.detach().abs() > 1).float()
+        return (s.detach() > 0).float() + slope * (s - s.detach())
+
+    def regularise(self, alpha: float) -> None:
+        """Adds the gradient of alpha sum exp(-tau), and removes those of weights that stay as they are."""
+        for tau in self.thresholds:
+            cast(torch.Tensor, tau.grad).sub_(tau.detach().neg().exp_(), alpha=alpha)
+        if not self.method.train_weights:
+            for parameter in self.whole.parameters():
+                cast(torch.Tensor, parameter.grad).zero_()
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Puts weights and thresholds between their bounds."""
+        if self.method.clamp_weights:
+            for path in self.paths:
+                self.weight(path).clamp_(*self.method.clamp_weights)
+        if self.method.clamp_thresholds:
+            for tau in self.thresholds:
+                tau.clamp_(*self.method.clamp_thresholds)
+
+    def weight(self, path: str) -> torch.Tensor:
+        """The weight [rows, ...] of a layer."""
+        return self.whole.get_parameter(f"{path}.weight")
+
+    @property
+    def taus(self) -> Params:
+        """Layer -> its thresholds [rows], detached; they share the parameters' memory."""
+        return dict(zip(self.paths, (tau.detach() for tau in self.thresholds), strict=True))
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """The share of every layer that the last forward pass ran on; nothing before the first."""
+        return {path: gate.mean().item() for path, gate in zip(self.paths, self.gates, strict=False)}
+
+
+def _magnitudes(weight: torch.Tensor) -> torch.Tensor:
+    """mu: the mean magnitude of every row of a weight [rows, ...]."""
+    return weight.flatten(1).abs().mean(1)
+
+
+def _rows(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A number a row [rows], with as many dimensions as `like` [rows, ...], to which it broadcasts."""
+    return t.view(-1, *[1] * (like.dim() - 1))

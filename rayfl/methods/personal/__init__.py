@@ -1,0 +1,10 @@
+"""Networks, or layers, that stay with their client: one published method a file, on `Dense`."""
+
+from rayfl.methods.base import Method
+from rayfl.methods.personal.lg_fedavg import LGFedAvg
+from rayfl.methods.personal.standalone import Standalone
+
+PERSONAL: dict[str, type[Method]] = {
+    "lg_fedavg": LGFedAvg,
+    "standalone": Standalone,
+}

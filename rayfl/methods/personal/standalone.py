@@ -1,0 +1,79 @@
+"""Standalone: every client trains its own network on its own data, and nothing ever travels.
+
+The baseline from below of personalised federated learning, as in Liang et al., https://arxiv.org/abs/2001.01523
+(the row "local"), from which HeteroFL's tables have theirs.
+
+    x_k  =  SGD from x_k on client k's data;    x_k starts as the first channels of one network, drawn from the seed
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["standalone"]().size
+    'own'
+
+Departures:
+1. A client trains in the rounds in which it is drawn, like the clients of other methods, so that all methods have the
+   same budget.
+2. `size: own`, the default, gives every client the network of its capacity; the authors' clients all have one. A
+   client's network has one size, so its capacity has to stay the same.
+3. There is no global network: the server deploys the initial one, as what clients start from. The authors average
+   the parameters of all clients' networks, which is at chance (10.03 % on CIFAR-10).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import ValidationInfo, field_validator
+
+from rayfl.clients import Population
+from rayfl.core.fold import Carry, State, Update
+from rayfl.core.net import Net, params_of
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params, copied
+from rayfl.methods.base import Client, Deployment, Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Size, fixed_capacities, same
+
+
+class Standalone(Dense):
+    judged_on: ClassVar = "clients"
+    contract: ClassVar = Contract(fedavg=None, traffic=lambda whole, head: (0, 0))
+
+    name: Literal["standalone"] = "standalone"
+    weight: Literal["uniform"] = "uniform"
+    """Nothing is averaged."""
+    label_rows: Literal["all"] = "all"
+    """Nothing is averaged."""
+    size: Size = "own"
+    """own: every client has the network of its capacity. largest, smallest: all have the same."""
+
+    @field_validator("weight", "label_rows", mode="before")
+    @classmethod
+    def _means_nothing(cls, value: Any, info: ValidationInfo) -> Any:
+        only = cls.model_fields[info.field_name or ""].default
+        if value != only:
+            raise ValueError(f"{only!r}, because nothing is averaged")
+        return value
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return same(task, self.size)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        fixed_capacities(self.name, self.task.nets, clients, "method.size: smallest or largest")
+
+    def select(self, state: State, client: Client) -> Selection:
+        """Nothing of the server's, for the network of the client's capacity."""
+        return replace(self.prefix(client.capacity), names=())
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        own = cast(Params, visit.carry["own"]) if visit.carry else self._start(visit.client.capacity)
+        module = self.module(visit, own)
+        metrics = self.fit(module, visit)
+        return Update({}, 1.0, metrics=metrics, carries={visit.client.id: {"own": copied(params_of(module))}})
+
+    def _start(self, capacity: float) -> Params:
+        """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
+        return self.prefix(capacity).take(self.task.initial())
+
+    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+        return replace(super().deploy(state, round, capacity, carry), is_start=carry is None)

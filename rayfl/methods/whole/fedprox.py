@@ -1,0 +1,86 @@
+"""FedProx: FedAvg whose clients are held near what they received, and may do a part of the work.
+
+Paper: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020,
+https://arxiv.org/abs/1812.06127 (Algorithm 2).
+
+Symbols: F_k client k's loss, n_k its number of samples, x what it received, E the epochs of a round.
+
+    h_k(w)  =  F_k(w) + mu / 2 |w - x|^2
+    y_k     =  SGD from x on h_k, every gradient + mu (w - x), for E epochs; a straggler: 1 ... E, uniform
+    x      <-  sum_k n_k y_k / sum_k n_k
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fedprox"](mu=0.1, stragglers=0.5).mu
+    0.1
+
+Departures:
+1. Cohorts are uniform and the mean is weighted by samples, as in the authors' code. Algorithm 2 draws client k with
+   probability n_k / n and gives all clients one weight.
+2. A straggler draws 1 ... E epochs, as the paper says; the code draws 1 ... E - 1.
+3. Each client of a round is a straggler with probability `stragglers`, independently; the code makes an exact share.
+4. With `training.steps` a straggler's steps are drawn, 1 ... steps.
+5. Submodels (`size: own`) are not in the paper: x is what the client received, its part of the global parameters.
+6. `training.clip` bounds the gradient of h_k, proximal term included.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.core.fold import Update
+from rayfl.core.net import Net
+from rayfl.core.seeds import numpy_generator
+from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Size, same
+from rayfl.training.settings import Training
+
+
+class FedProx(Dense):
+    contract: ClassVar = Contract(fedavg={"mu": 0})
+
+    name: Literal["fedprox"] = "fedprox"
+    weight: Literal["samples", "uniform"] = "samples"
+    size: Size = "largest"
+    """largest, smallest: clients and server have one network, of the largest capacity or of the smallest. own: the
+    server has the largest, and every client the first channels that it can carry."""
+    mu: float = Field(default=0.01, ge=0)
+    """Strength of the proximal term; the paper takes the best of 0.001, 0.01, 0.1 and 1."""
+    stragglers: float = Field(default=0.0, ge=0, le=1)
+    """Share of a round's clients that do partial work (the paper: 0, 0.5 and 0.9)."""
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return same(task, self.size)
+
+    def check(self, rounds: int, clients: Population) -> None:
+        training = self.task.training
+        if self.stragglers and (training.steps or training.epochs) == 1:
+            raise ConfigError(
+                f"method.stragglers: given {self.stragglers:g}; allowed: 0 where a round has one epoch, or one step, "
+                "because that has no part to do; take more training.epochs, or training.steps"
+            )
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        received = {name: t.to(visit.data.device) for name, t in payload["params"].items()}
+
+        def add_proximal(module: nn.Module) -> None:
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach() - received[name], alpha=self.mu)
+
+        return self.trained(payload, visit, training=self.work(visit.seed), adjust=add_proximal)
+
+    def work(self, seed: int) -> Training:
+        """The task's training, or the part of it that a straggler does; `seed` is the client's own in this round."""
+        training = self.task.training
+        field = "epochs" if training.steps is None else "steps"
+        whole = getattr(training, field)
+        draw = numpy_generator(seed, "straggler")
+        if draw.random() >= self.stragglers or whole == 0:
+            return training
+        return training.model_copy(update={field: int(draw.integers(1, whole, endpoint=True))})

@@ -1,0 +1,121 @@
+"""SCAFFOLD: control variates take out of every local step what sets a client apart from the others.
+
+Paper: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+https://arxiv.org/abs/1910.06378 (Algorithm 1).
+
+Symbols: x the global parameters, c the server's variate, c_k client k's, both zero at first; g_k a gradient of
+its loss, K its steps of a round, M the number of clients, A those of a round.
+
+    y_k     =  K steps from x of  y <- y - lr (g_k(y) + c - c_k)
+    c_k+    =  option I: the gradient of k's loss at x
+               option II: c_k - c + (x - y_k) / (K lr), which is the mean of the K gradients g_k(y)
+    x      <-  x + eta_g mean_A (y_k - x), eta_g = 1 unless `server: {optimizer: sgd, lr: eta_g}` says another
+    c      <-  c + 1/M sum_A (c_k+ - c_k): the mean of all clients' variates
+
+x and c travel down, y_k and c_k+ - c_k up: twice the traffic of FedAvg.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["scaffold"]().option
+    'II'
+
+Departures:
+1. Option II adds up the K gradients. With plain SGD that is the paper's difference; with momentum, weight decay and
+   clipping it still is the mean of g_k, and the paper's difference is not. Clipping bounds g_k + c - c_k.
+2. Option I passes over all of the client's data, in training mode, in batches of `training.batch_size` but not
+   shuffled or augmented; its cost is counted.
+3. Submodels (`size: own`) are unpublished: variates have the server's shapes, a client uses and changes its part
+   of them, and has zero where it never held anything; c changes by 1/M of the sum there too, not by a holder mean.
+4. `weight: samples` and `label_rows: present` are about the mean of x; variates are summed whole, with one weight.
+5. A client that makes no step keeps its variate.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import nn
+
+from rayfl import costs
+from rayfl.core.fold import Fold, State, Update
+from rayfl.core.net import Net, params_of
+from rayfl.core.seeds import stream, torch_scope
+from rayfl.core.tensors import Params
+from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.methods.sizes import Size, same
+
+
+class Scaffold(Dense):
+    sent: ClassVar[tuple[str, ...]] = ("params", "variate")
+    contract: ClassVar = Contract(fedavg_rounds=1, traffic=lambda whole, head: (2 * whole, 2 * whole))
+
+    name: Literal["scaffold"] = "scaffold"
+    size: Size = "largest"
+    """largest, smallest: clients and server have one network, of the largest capacity or of the smallest. own: the
+    server has the largest, and every client the first channels that it can carry."""
+    option: Literal["I", "II"] = "II"
+    """A client's new variate. I: its gradient at what it received, one more pass over its data. II: the mean of
+    the gradients that it trained with, which costs nothing."""
+
+    def sizes(self, task: Task) -> Mapping[float, Net]:
+        return same(task, self.size)
+
+    def init(self) -> State:
+        params = self.task.initial()
+        return {"params": params, "variate": {name: torch.zeros_like(t) for name, t in params.items()}}
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        data, steps = visit.data, self.task.training.batches_of(len(visit.data))
+        variate = self._variate(visit)
+        part = visit.selection.take(variate)
+        correction = {name: (c - part[name]).to(data.device) for name, c in payload["variate"].items()}
+        module = self.module(visit, payload["params"])
+        mean = {name: torch.zeros_like(t) for name, t in correction.items()}
+        if self.option == "I" and steps:
+            mean |= self._gradient(module, visit)
+
+        def correct(module: nn.Module) -> None:
+            for name, gradient in _gradients(module).items():
+                if self.option == "II":
+                    mean[name].add_(gradient, alpha=1 / steps)
+                gradient.add_(correction[name])
+
+        metrics = self.fit(module, visit, adjust=correct)
+        update = self.answer(params_of(module), {"params": payload["params"]}, visit, metrics)
+        if steps:
+            update.sums["variate"] = {name: mean[name].cpu() - t for name, t in part.items()}
+            variate = {name: t.clone() for name, t in variate.items()}
+            visit.selection.put(update.sums["variate"], variate)
+            update.carries[visit.client.id] = {"variate": variate}
+            if self.option == "I":
+                seen = int(metrics["train_samples"]) + len(data)
+                update.metrics["train_flops"] = costs.training_flops(visit.net, seen)
+        return update
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        variate = state["variate"]
+        if changes := fold.sum("variate"):
+            variate = {name: c + changes[name] / self.task.clients for name, c in variate.items()}
+        return {"params": fold.mean("params"), "variate": variate}
+
+    def _variate(self, visit: Visit) -> Params:
+        """c_k in the server's shapes."""
+        if visit.carry is not None:
+            return cast(Params, visit.carry["variate"])
+        return {name: torch.zeros(shape) for name, shape in self.task.server.layout.shapes.items()}
+
+    def _gradient(self, module: nn.Module, visit: Visit) -> Params:
+        """The gradient of the client's loss over all its data, at the parameters of the module."""
+        data, loss = visit.data, self.loss(visit)
+        module.train()
+        module.zero_grad()
+        with torch_scope(stream(visit.seed, "variate"), data.device):
+            for x, y in data.in_order(self.task.training.batch_size):
+                (loss(module(x), y) * (len(y) / len(data))).backward()
+        return _gradients(module)
+
+
+def _gradients(module: nn.Module) -> Params:
+    """The gradients themselves, no copies."""
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

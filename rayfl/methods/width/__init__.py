@@ -1,0 +1,16 @@
+"""Submodels of fewer channels: one published method a file, on `Dense`."""
+
+from rayfl.methods.base import Method
+from rayfl.methods.width.feddropout import FedDropout
+from rayfl.methods.width.fedrolex import FedRolex
+from rayfl.methods.width.fiarse_neurons import FIARSENeurons
+from rayfl.methods.width.fjord import FjORD
+from rayfl.methods.width.heterofl import HeteroFL
+
+WIDTH: dict[str, type[Method]] = {
+    "heterofl": HeteroFL,
+    "fedrolex": FedRolex,
+    "feddropout": FedDropout,
+    "fjord": FjORD,
+    "fiarse_neurons": FIARSENeurons,
+}

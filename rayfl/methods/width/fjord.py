@@ -1,0 +1,209 @@
+"""FjORD: every local step trains the first channels of every layer, as many as are drawn for it.
+
+Paper: Horvath et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered
+Dropout", NeurIPS 2021, https://arxiv.org/abs/2102.13451 (Algorithm 1).
+
+Symbols: K the width of an axis in the widest network, P the widths of the population, p_max a client's own,
+x the global parameters, z_p the logits of the subnetwork of width p, n_k a client's number of samples.
+
+    S_p            positions 0 .. ceil(p K) - 1 of every axis; classes and image channels whole (section 3.1)
+    y_k            SGD from S_pmax x; each step draws p uniformly from {s in P: s <= p_max} and takes the
+                   gradient of CE(z_p, y) (sections 3.2, 4), or with `distill` (Eq. 1) of
+                   CE(z_pmax, y) + (1 - alpha) CE(z_p, y) + alpha KL(softmax(z_pmax / T) || softmax(z_p / T)),
+                   the first distribution being held constant
+    x  <-  sum_k n_k S_pmax^T y_k / sum_k n_k S_pmax^T 1, elsewhere unchanged: Eq. 2, block by block between
+                   the widths, in one formula
+
+A client counts as a holder of all widths up to its own, also of those that it never drew. The norms' running
+statistics of a width are averaged over these clients with n_k, too.
+
+    >>> from rayfl.methods import METHODS
+    >>> METHODS["fjord"]().draws(widths=3, steps=8, seed=0)
+    [1, 2, 0, 1, 0, 2, 2, 1]
+
+Departures:
+1. A step is of all parameters that a client has, and the gradient is zero outside the drawn width: weight decay and
+   momentum act there too, as in the authors' Flower baseline; the paper updates the subnetwork's weights.
+2. Eq. 1 names the student first in its KL; the target is the teacher, as in the baseline, whose cross-entropy with
+   the teacher's softmax has the same gradient. No factor T^2 makes up for the temperature.
+3. Where p = p_max is drawn, the teacher's logits are the student's: no second pass, no distillation gradient, and
+   one update of the running statistics; the baseline runs the pass again.
+4. `train_loss` is CE(z_p, y), of the widths as they were drawn, also while distilling.
+5. Clients get the p_max network and the statistics up to p_max; the baseline ships everything to everyone. Its
+   loaders start from the same seed in every round; here every round has batches of its own.
+6. Capacities of equal width are one element of P. The paper's U_k are k equal capacities of the population.
+7. If the server is wider than every client, no client trains its width, whose statistics stay at mean 0 and variance 1:
+   choose `norms: static` there.
+8. `sample: round` is not the paper's: it is how SpaFL's comparison ran FjORD. A client draws p once a round, uniformly.
+   It is sent, trains, sends back and counts for the parameters and statistics of that width alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+from torch.func import functional_call
+
+from rayfl import costs
+from rayfl.core.fold import State, Update
+from rayfl.core.net import Net, params_of, resident
+from rayfl.core.norms import tracked
+from rayfl.core.seeds import numpy_generator
+from rayfl.core.submodel import Selection, Slice, prefix
+from rayfl.core.tensors import Params, copied
+from rayfl.methods.base import Client, Payload, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.dense import Dense
+from rayfl.training.settings import Logits, Loss, divergence, every_exit
+
+
+class FjORD(Dense):
+    contract: ClassVar = Contract(plain={"norms": "static"})
+
+    name: Literal["fjord"] = "fjord"
+    weight: Literal["samples", "uniform"] = "samples"
+    sample: Literal["step", "round"] = "step"
+    """When a client draws a width: at every local step, or once a round (as in SpaFL's comparison): then the network
+    of that width is all that it is sent, trains and sends."""
+    norms: Literal["per_width", "per_width_affine", "static"] = "per_width"
+    """Static batch norms. per_width: every width has running statistics, as torch keeps them, and a prefix of the
+    shared weight and bias. per_width_affine: weight and bias of its own too (as in NeFL's comparison); those in
+    `params` are never trained. static: statistics are collected before an evaluation, as for HeteroFL."""
+    distill: bool = False
+    """A client's widest network teaches the drawn one: one more pass of it a step."""
+    alpha: float = Field(default=1.0, ge=0, le=1)
+    """With `distill`: how much of what the drawn width learns is the teacher's; the rest is the labels'."""
+    temperature: float = Field(default=1.0, gt=0)
+    """With `distill`: T, which divides the logits in the divergence."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.scaler and self.norms != "static":
+            raise ValueError(
+                "scaler: false where norms keep running statistics, because those would be of divided activations"
+            )
+        if self.distill and self.sample == "round":
+            raise ValueError("distill: true with sample: step only, because a client's widest network is the teacher")
+        if not self.distill and (self.alpha, self.temperature) != (1, 1):
+            raise ValueError("alpha and temperature with distill: true only")
+        return self
+
+    def init(self) -> State:
+        params = self.task.initial()
+        own = {self.own(net): self._start(net, params) for net in self._widths(self.task.server)}
+        return {"params": params} | {group: tensors for group, tensors in own.items() if tensors}
+
+    def own(self, net: Net) -> str:
+        return f"width {net.width:g}"
+
+    def select(self, state: State, client: Client) -> Selection:
+        if self.sample == "step":
+            return self.prefix(client.capacity)
+        nets = self._widths(self.net_at(client.capacity))
+        drawn = int(numpy_generator(self.task.seed, "width", client.round, client.id).integers(len(nets)))
+        return prefix(self.task.server, nets[drawn])
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        groups = {name: state[name] for net in self._trained(selection.net) if (name := self.own(net)) in state}
+        return super().extract(state, selection) | groups
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        device, nets = visit.data.device, self._trained(visit.net)
+        whole = self.module(visit, payload["params"] | payload.get(self.own(visit.net), {}))
+        sent = {net: payload.get(self.own(net), {}) for net in nets}
+        own = {net: {name: t.to(device, copy=True) for name, t in tensors.items()} for net, tensors in sent.items()}
+        drawn = self.draws(len(nets), self.task.training.batches_of(len(visit.data)), visit.seed)
+        runs = [[nets[i] for i in sorted({0, i} if self.distill else {i})] for i in drawn]
+        ordered = _Ordered(whole, {net: prefix(visit.net, net) for net in nets}, own, runs, device)
+        metrics = self.fit(ordered, visit, adjust=_zeros)
+        metrics["train_flops"] = sum(costs.training_flops(net, samples) for net, samples in ordered.samples.items())
+        update = self.answer(params_of(whole), {"params": payload["params"]}, visit, metrics)
+        update.whole = {self.own(net): copied(ordered.own(net), update.weight) for net, sent in own.items() if sent}
+        return update
+
+    def draws(self, widths: int, steps: int, seed: int) -> list[int]:
+        """Which of a client's widths, counted from the largest, each of its steps trains."""
+        return numpy_generator(seed, "width").integers(widths, size=steps).tolist()
+
+    def loss(self, visit: Visit) -> Loss:
+        """With `distill` it takes the logits [B, ..., C] of teacher and student, or of the one network that is both.
+        Absent classes are masked in the cross-entropies alone."""
+        plain, rows = super().loss(visit), visit.data.goal.rows
+
+        def distilling(logits: Logits, y: torch.Tensor) -> torch.Tensor:
+            teacher, student = every_exit(logits)[0], every_exit(logits)[-1]
+            labels = plain(student, y)
+            objective = plain(teacher, y) + (1 - self.alpha) * labels
+            if teacher is not student:
+                (target, _), (given, _) = rows(teacher.detach(), y), rows(student, y)
+                objective = objective + self.alpha * divergence(target, given, self.temperature)
+            # the number of the student's cross-entropy, with the gradient of the objective
+            return labels.detach() + (objective - objective.detach())
+
+        return distilling if self.distill else plain
+
+    def _widths(self, largest: Net) -> list[Net]:
+        """The networks of P up to this one, largest first."""
+        nets = dict.fromkeys(map(self.net_at, self.task.nets))
+        return [net for net in nets if net.width <= largest.width]
+
+    def _trained(self, held: Net) -> list[Net]:
+        """The networks, largest first, among which the steps of a client draw that holds this one."""
+        return self._widths(held) if self.sample == "step" else [held]
+
+    def _start(self, net: Net, params: Params) -> Params:
+        """The tensors that a width has of its own at first: its norms' statistics, perhaps their parameters."""
+        if self.norms == "static":
+            return {}
+        cut, own = prefix(self.task.server, net).take(params), net.statistics()
+        if self.norms == "per_width_affine":
+            own |= {name: cut[name].clone() for path in net.norms for name in (f"{path}.weight", f"{path}.bias")}
+        return own
+
+
+class _Ordered(nn.Module):
+    """A client's network, of which every step runs one width, or two."""
+
+    def __init__(
+        self,
+        whole: nn.Module,
+        cuts: Mapping[Net, Slice],
+        own: Mapping[Net, Params],
+        runs: Iterable[list[Net]],
+        device: torch.device,
+    ):
+        """`cuts` and `own`: which parameters of `whole` a width takes, and the tensors of its own at first; `runs`: the
+        widths of each step."""
+        super().__init__()
+        self.whole, self.cuts, self.given, self.runs = whole, cuts, own, iter(runs)
+        self.affine = {
+            net: {name: nn.Parameter(t) for name, t in tensors.items() if name in net.layout.shapes}
+            for net, tensors in own.items()
+        }
+        self.trained = nn.ParameterList(p for affine in self.affine.values() for p in affine.values())
+        self.narrow = {net: resident(net, device).train() for net in cuts}
+        self.samples = dict.fromkeys(cuts, 0)
+
+    def own(self, net: Net) -> Params:
+        """The tensors that a width has of its own, as they are now."""
+        return self.given[net] | {name: p.detach() for name, p in self.affine[net].items()}
+
+    def forward(self, x: torch.Tensor) -> Logits:
+        params: Params = dict(self.whole.named_parameters())
+        logits = [self._logits(net, params, x) for net in next(self.runs)]
+        return tuple(logits) if len(logits) > 1 else logits[0]
+
+    def _logits(self, net: Net, params: Params, x: torch.Tensor) -> torch.Tensor:
+        self.samples[net] += len(x)
+        with tracked(self.narrow[net], self.given[net]):
+            return functional_call(self.narrow[net], self.cuts[net].take(params) | self.affine[net], (x,))
+
+
+def _zeros(module: nn.Module) -> None:
+    """A gradient for what a step did not use (norms of other widths): torch's fused SGD fails where only some
+    parameters have momentum."""
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)

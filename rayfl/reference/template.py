@@ -1,0 +1,89 @@
+"""A file to begin with: what a person has chosen, and every other setting as a comment with its default.
+
+`## ` begins a line of words, `# ` a setting that has its default: without the two characters it is one that is given.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rayfl.config import Config
+from rayfl.experiment import DEFAULTS, NAMED, Experiment
+from rayfl.reference.settings import SECTIONS, SWEEP, Setting, as_yaml, kinds_below, sentence_of, settings
+
+WIDTH = 100
+STEP = "  "
+
+ABOUT = (
+    "`rayfl check` says whether this file is right, `rayfl explain training.lr` what a setting is, `rayfl list "
+    "methods` what there is to choose from. Behind `#` stand the settings that nobody has to give, with their defaults."
+)
+
+
+def of_run(given: Mapping[str, Any]) -> str:
+    """A run's file that says what `given` holds, which is right as a run's file."""
+    return _text([*_words(f"A federated run: `rayfl run` and this file. {ABOUT}", ""), *_experiment(given, "")])
+
+
+def of_sweep(given: Mapping[str, Any]) -> str:
+    """A sweep's file that says what `given` holds, which is right as a sweep's file."""
+    lines = [*_words(f"A comparison: `rayfl sweep` and this file. {ABOUT}", "")]
+    for name, text in SWEEP.items():
+        lines += ["", *_words(text, "")]
+        if name == "experiment":
+            lines += ["experiment:", *_experiment(given[name], STEP, without=("seed",))]
+        elif name == "rows":
+            lines += ["rows:", *(f"{STEP}{row}: {as_yaml(changes)}" for row, changes in given[name].items())]
+        elif name in SECTIONS and name in given:
+            lines += [f"{name}:", *_fields(SECTIONS[name], given[name], STEP)]
+        elif name in SECTIONS:
+            lines += [f"# {name}:", *_fields(SECTIONS[name], {}, f"# {STEP}", is_off=True)]
+        else:
+            lines += [f"{name}: {as_yaml(given[name])}" if name in given else f"# {name}: "]
+    return _text(lines)
+
+
+def _experiment(given: Mapping[str, Any], indent: str, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """The sections of an experiment."""
+    for name, setting in settings(Experiment).items():
+        if name in without:
+            continue
+        section = kinds_below(name, setting.field)
+        if name not in NAMED and len(section) != 1:
+            yield from _field(name, setting, given, indent)
+            continue
+        off = "" if name in given else "# "
+        value = given.get(name, DEFAULTS.get(name, {}))
+        yield ""
+        if name in NAMED:
+            value = {"name": value} if isinstance(value, str) else value
+            cls = NAMED[name].find(value["name"], name)
+            yield from _words(f"One of {', '.join(sorted(NAMED[name].known()))}, or a class of your own.", indent)
+        else:
+            [cls] = section.values()
+            yield from _words(f"{sentence_of(cls)}.", indent)
+        yield f"{indent}{off}{name}:"
+        if name in NAMED:
+            yield f"{indent}{off}{STEP}name: {value['name']}"
+        yield from _fields(cls, value, f"{indent}{off}{STEP}" if off else f"{indent}{STEP}", bool(off))
+
+
+def _fields(cls: type[Config], given: Mapping[str, Any], indent: str, is_off: bool = False) -> Iterator[str]:
+    """The settings of a section. `is_off`: they are behind `#` already, as their section is."""
+    for name, setting in settings(cls).items():
+        yield from _field(name, setting, given, indent, is_off)
+
+
+def _field(name: str, setting: Setting, given: Mapping[str, Any], indent: str, is_off: bool = False) -> Iterator[str]:
+    yield from _words(" ".join(filter(None, [setting.text, f"({setting.allowed})"])), indent.partition("#")[0])
+    value = as_yaml(given[name]) if name in given else setting.default
+    yield f"{indent}{'' if is_off or name in given else '# '}{name}: {value}".rstrip()
+
+
+def _words(text: str, indent: str) -> list[str]:
+    before = f"{indent}## "
+    return textwrap.wrap(text, WIDTH, initial_indent=before, subsequent_indent=before, break_on_hyphens=False)
+
+
+def _text(lines: list[str]) -> str:
+    return "\n".join(lines) + "\n"

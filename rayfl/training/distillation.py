@@ -1,0 +1,252 @@
+"""A student: a network that learns from targets in place of labels, on samples that no client holds.
+
+It is a mapping of tensors, so that it can stand in a server's state, and go on from any step to the same bits:
+
+    net.NAME     its parameters, and its norms' running statistics
+    KEY.NAME     what the optimizer remembers of a parameter: momentum_buffer, or exp_avg, exp_avg_sq and step
+    best.NAME    the parameters and statistics of the step that did best on validation data
+    mean.NAME    the mean of those of some steps
+    step, best, score, averaged, done    where it is: numbers
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from rayfl import costs
+from rayfl.config import Config
+from rayfl.core import norms
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.seeds import stream, torch_generator, torch_scope
+from rayfl.core.tensors import Params, copied
+from rayfl.data.samples import Batch, ClientData
+from rayfl.training.settings import answered
+
+LESSON = 250
+"""Steps after which a run may write a checkpoint, or stop. It changes no bit."""
+AT_ONCE = 500
+"""Samples a forward pass where nothing is trained."""
+
+TargetLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits [B, C], targets [B, ...]) -> the mean over the batch."""
+
+
+class Distillation(Config):
+    """How a student is trained. Its steps are given, or its passes over the public samples."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Steps in a round. Unless given they follow from `epochs`."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the public samples in a round, in place of steps."""
+    batch_size: int = Field(default=64, ge=1)
+    """Samples a step."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Starts anew in every round."""
+    lr: float = Field(default=0.1, gt=0)
+    """Learning rate."""
+    cosine: bool = False
+    """Whether the rate falls to 0 over the steps, as half a cosine."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of SGD."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """L2 penalty on all parameters."""
+    clip: float | None = Field(default=None, gt=0)
+    """Largest L2 norm of a step's gradient."""
+    patience: int = Field(default=0, ge=0)
+    """Steps without a better score on what the server holds out, after which it stops; the best student is kept. 0, or
+    nothing held out (`evaluation.holdout`): all steps are made, and the last one is kept."""
+    validate_every: int = Field(default=100, ge=1)
+    """Steps between looks at these scores."""
+    average_from: int | None = Field(default=None, ge=0)
+    """Step from which on parameters are averaged (stochastic weight averaging); the mean is kept. Unless given none
+    are."""
+    average_every: int = Field(default=25, ge=1)
+    """Steps between two that are averaged."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("steps or epochs; one of the two")
+        if self.patience and self.average_from is not None:
+            raise ValueError("patience or average_from; one of the two says which student is kept")
+        return self
+
+    def with_(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """As a section would say it: these settings, and `given` over them. Of steps and epochs the one that is given
+        counts."""
+        lengths = {"steps": None, "epochs": None} if {"steps", "epochs"} & given.keys() else {}
+        return {**self.model_dump(), **lengths, **given}
+
+    def steps_of(self, samples: int) -> int:
+        """Steps in a round, with so many public samples."""
+        return self.steps or (self.epochs or 0) * -(-samples // self.batch_size)
+
+    def new_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        parameters = list(module.parameters())
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step."""
+        return self.lr * (1 + math.cos(math.pi * step / steps)) / 2 if self.cosine else self.lr
+
+
+def beginning(params: Params) -> Params:
+    """A student that starts from these parameters and statistics."""
+    return _named("net", copied(params)) | {"step": torch.tensor(0), "done": torch.tensor(False)}
+
+
+def is_done(student: Params) -> bool:
+    """Whether all its steps are made."""
+    return bool(student["done"])
+
+
+def result(student: Params) -> Params:
+    """The parameters and statistics that are kept of it."""
+    return _part(student, "best") or _part(student, "mean") or _part(student, "net")
+
+
+def go_on(
+    student: Params,
+    net: Net,
+    data: ClientData,
+    loss: TargetLoss,
+    how: Distillation,
+    seed: int,
+    validation: ClientData | None = None,
+    most: int | None = None,
+) -> tuple[Params, dict[str, float]]:
+    """The student after its next steps, a lesson's unless `most` says how many, and what they took: `server_flops` and
+    `server_steps`.
+
+    `data`: samples whose labels are the targets; `validation`: samples with labels. Step s takes the samples that the
+    seed and s say. Batches are not augmented.
+    """
+    device, names = data.device, net.layout.shapes
+    module = resident(net, device)
+    given = _part(student, "net")
+    load(module, given)
+    statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
+    optimizer = how.new_optimizer(module)
+    remember(optimizer, module, student)
+    student = {name: t for name, t in student.items() if not name.startswith("net.")}
+    start, total = int(student["step"]), how.steps_of(len(data))
+    stop, flops, done = min(start + (most or LESSON), total), 0.0, False
+    best = how.patience and validation is not None and len(validation)
+    with norms.tracked(module, statistics):
+        for step, (x, y) in zip(range(start, stop), _batches(data, how.batch_size, seed, start), strict=False):
+            module.train()
+            with torch_scope(stream(seed, "dropout", step), device):
+                _step(module, optimizer, loss(answered(module(x), "last"), y), how, how.rate(step, total))
+            flops += costs.training_flops(net, len(y))
+            reached = step + 1
+            if how.average_from is not None and reached >= how.average_from:
+                if (reached - how.average_from) % how.average_every == 0:
+                    student = _averaged(student, params_of(module) | statistics)
+            if best and validation is not None and (reached % how.validate_every == 0 or reached == total):
+                student, done = _scored(student, module, params_of(module) | statistics, validation, reached, how)
+                flops += costs.forward_flops(net, len(validation))
+                if done:
+                    stop = reached
+                    break
+    student |= _named("net", {n: t.detach().cpu().clone() for n, t in (params_of(module) | statistics).items()})
+    student |= memory(optimizer, module)
+    student |= {"step": torch.tensor(stop), "done": torch.tensor(done or stop == total)}
+    return dict(sorted(student.items())), {"server_flops": flops, "server_steps": stop - start}
+
+
+@torch.no_grad()
+def predicted(module: nn.Module, net: Net, params: Params, data: ClientData) -> torch.Tensor:
+    """The logits [N, C] of all samples, in their order. `params`: its parameters and statistics, loaded already or
+    not."""
+    load(module, params)
+    norms.load(module, {name: t for name, t in params.items() if name not in net.layout.shapes})
+    module.eval()
+    return torch.cat([answered(module(x), "last").cpu() for x, _ in data.plain(AT_ONCE)])
+
+
+def _batches(data: ClientData, batch_size: int, seed: int, start: int) -> Iterator[Batch]:
+    """From step `start` on: epochs in an order of their own each, the last batch of an epoch may be smaller."""
+    epoch, place = divmod(start, -(-len(data) // batch_size))
+    while True:
+        order = torch.randperm(len(data), generator=torch_generator(seed, "student", epoch))
+        for first in range(place * batch_size, len(data), batch_size):
+            yield next(data.picked(order[first : first + batch_size]).plain(batch_size))
+        epoch, place = epoch + 1, 0
+
+
+def _step(
+    module: nn.Module, optimizer: torch.optim.Optimizer, value: torch.Tensor, how: Distillation, lr: float
+) -> None:
+    optimizer.param_groups[0]["lr"] = lr
+    optimizer.zero_grad()
+    value.backward()
+    if how.clip is not None:
+        nn.utils.clip_grad_norm_(module.parameters(), how.clip)
+    optimizer.step()
+
+
+def _averaged(student: Params, params: Params) -> Params:
+    """With one more step in the mean."""
+    count = int(student.get("averaged", torch.tensor(0))) + 1
+    mean = _part(student, "mean")
+    new = {name: mean[name] + (t.cpu() - mean[name]) / count if mean else t.cpu().clone() for name, t in params.items()}
+    return student | _named("mean", new) | {"averaged": torch.tensor(count)}
+
+
+def _scored(
+    student: Params, module: nn.Module, params: Params, validation: ClientData, step: int, how: Distillation
+) -> tuple[Params, bool]:
+    """With its best step so far, and whether its patience is up."""
+    score = _score(module, params, validation)
+    before = student.get("score")
+    better = before is None or (score > before if validation.goal.scores[0].better == "max" else score < before)
+    if better:
+        kept = {name: t.detach().cpu().clone() for name, t in params.items()}
+        student = student | _named("best", kept)
+        student |= {"score": torch.tensor(score, dtype=torch.float64), "best": torch.tensor(step)}
+    return student, step - int(student["best"]) >= how.patience
+
+
+@torch.no_grad()
+def _score(module: nn.Module, params: Params, data: ClientData) -> float:
+    """The data's first score."""
+    norms.load(module, {name: t for name, t in params.items() if name.endswith(norms.STATISTICS)})
+    module.eval()
+    score = data.goal.scores[0]
+    counts = [
+        score.counts(*data.goal.rows(answered(module(x), "last"), y, score.part)) for x, y in data.in_order(AT_ONCE)
+    ]
+    return score.value(torch.stack(counts).sum(0).cpu())
+
+
+def memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
+    """What an optimizer remembers, by key and parameter."""
+    return {
+        f"{key}.{name}": t.detach().cpu().clone()
+        for name, parameter in module.named_parameters()
+        for key, t in optimizer.state.get(parameter, {}).items()
+        if isinstance(t, torch.Tensor)
+    }
+
+
+def remember(optimizer: torch.optim.Optimizer, module: nn.Module, kept: Params) -> None:
+    """Gives an optimizer back what it remembered."""
+    for name, parameter in module.named_parameters():
+        for key in ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
+            if (t := kept.get(f"{key}.{name}")) is not None:
+                optimizer.state[parameter][key] = t.clone() if key == "step" else t.to(parameter.device, copy=True)
+
+
+def _named(part: str, params: Params) -> Params:
+    return {f"{part}.{name}": t for name, t in params.items()}
+
+
+def _part(student: Params, part: str) -> Params:
+    """Of the names below `part`."""
+    return {name.removeprefix(f"{part}."): t for name, t in student.items() if name.startswith(f"{part}.")}

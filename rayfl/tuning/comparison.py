@@ -1,0 +1,137 @@
+"""Sweeps, as the command line and a notebook call them.
+
+found = rayfl.sweep("tune_configs/quickstart.yaml", "runs/quickstart")
+found.table                            # a pandas DataFrame, a row a run of the tuned rows
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfl.config import ConfigError
+from rayfl.data.base import Arrays
+from rayfl.driver import LOADING, WRITING, claimed, load_data
+from rayfl.engine.on_ray.cluster import cluster
+from rayfl.engine.on_ray.shared import require_shared
+from rayfl.experiment import Experiment
+from rayfl.results.console import SweepProgress
+from rayfl.results.findings import findings
+from rayfl.results.folder import RunFolder, records
+from rayfl.results.report import figures, write_labels, write_report
+from rayfl.results.rows import Record
+from rayfl.results.tuned import Best
+from rayfl.tuning.load import load_sweep, read_sweep
+from rayfl.tuning.recorder import Recorder
+from rayfl.tuning.stages import Interrupted, check_room, checked, run_sweep
+from rayfl.tuning.sweep import Sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A sweep that ended: its folder, the runs of every row's best point, and its place among what was tried."""
+
+    folder: RunFolder
+    best: list[Record]
+    tuned: Mapping[str, Best]
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """A row a run: the row's label as `method`, seed, and the numbers of its result.json."""
+        import pandas as pd
+
+        hidden = {"params", "facts", "path", "id", "sweep", "status", "error", "label"}
+        return pd.DataFrame([{key: v for key, v in run.items() if key not in hidden} for run in self.best])
+
+    @property
+    def plots(self) -> "dict[str, Figure]":
+        """Name -> figure, of all plots of the comparison."""
+        return figures(self.best)
+
+
+def sweep(
+    plan: Sweep | Mapping[str, Any] | str | Path,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    address: str | None = None,
+    storage: str | None = None,
+    progress: SweepProgress | None = None,
+    follow: Callable[[Path], None] = lambda path: None,
+    arrays: Arrays | None = None,
+) -> Comparison:
+    """Tunes every row of a comparison with the same budget on Ray, and leaves tables and plots of the tuned rows in a
+    folder. `plan`: a sweep's file, or what it would hold, with objects as you like. `storage`: for a cluster whose
+    nodes share no folder, where trials leave their checkpoints, as s3://BUCKET/FOLDER. `follow` is told the folder of
+    the sweep and of every trial as it begins.
+
+    A ConfigError says what is wrong before anything is started or written; KeyboardInterrupt: the user stopped it.
+    """
+    if not isinstance(plan, Sweep):
+        plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)
+    folder, storage = Path(folder).resolve(), storage and checked(storage)
+    with claimed(folder, plan.plain(), resume):
+        progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
+        if arrays is None:
+            progress.phase(LOADING)
+            arrays = load_data(plan.first)
+        splits = _splits(plan, arrays)
+        # before Ray starts, and again with what a running cluster has
+        check_room(plan, address)
+        progress.phase("starting Ray")
+        with cluster(address):
+            check_room(plan, address)
+            if storage is None:
+                require_shared(folder)
+            record = _open_sweep(folder, plan)
+            follow(record.path)
+            progress.begin(plan.name, record.path)
+            status, error = "stopped", None
+            try:
+                best = run_sweep(plan, record, arrays, Recorder(plan, record, progress, follow), storage)
+                progress.phase(WRITING)
+                found = findings(folder, best, records(folder, record.id))
+                write_report(found, progress.note)
+                for name, experiment in splits.items():
+                    write_labels(folder / "plots" / name, experiment, arrays)
+                status = "finished"
+            except Interrupted:
+                raise KeyboardInterrupt from None
+            except Exception as failure:
+                status, error = "failed", str(failure)
+                raise
+            finally:
+                record.finish(status, error)
+                progress.end(status)
+    return Comparison(record, best, found.tuned)
+
+
+def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:
+    if RunFolder.exists(folder):
+        record = RunFolder.open(folder)
+        record.resume()
+        return record
+    tags = {"config": plan.where, "rows": ", ".join(plan.rows)}
+    return RunFolder.create(folder, plan.name, plan.plain(), tags, plan.facts(), kind="sweep")
+
+
+def _splits(plan: Sweep, arrays: Arrays) -> dict[str, Experiment]:
+    """Name of a plot of labels -> an experiment with that split of the data, one for each that the rows have. Some
+    errors show only when it is made."""
+    splits: dict[str, tuple[str, Experiment]] = {}
+    for row in plan.rows:
+        experiment = plan.example(row)
+        evaluation = experiment.evaluation
+        key = repr((experiment.partition, experiment.clients.count, evaluation.holdout, evaluation.local_holdout))
+        try:
+            experiment.model.prepare()
+            if key not in splits:
+                experiment.federate(arrays)
+        except ConfigError as error:
+            raise ConfigError(f"{plan.where}: rows.{row}: {error}") from None
+        splits.setdefault(key, (f"labels-{row}" if splits else "labels", experiment))
+    return dict(splits.values())

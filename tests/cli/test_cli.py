@@ -1,0 +1,386 @@
+"""Commands that start neither Ray nor MLflow, and bad input: exit code 2, one clear error, nothing left behind."""
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ray
+import yaml
+from helpers import TINY
+
+from rayfl import cli
+from rayfl.cli import train
+from rayfl.cli.shared import experiment_of
+from rayfl.core.net import Net
+from rayfl.data import Digits
+from rayfl.listeners import LISTENERS
+from rayfl.methods import METHODS
+from rayfl.models import MODELS
+
+CONFIGS = Path(__file__).parents[2] / "tune_configs"
+
+
+@pytest.fixture
+def rayfl(monkeypatch, capsys, tmp_path):
+    """Runs a command in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAYFL_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["rayfl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return command
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a YAML file: TINY with changed sections."""
+
+    def write(name="exp.yaml", **sections):
+        (tmp_path / name).write_text(yaml.safe_dump(TINY | sections))
+        return name
+
+    return write
+
+
+HETEROFL = [
+    (1.0, 1_556_874, 80_504_320),
+    (0.5, 391_370, 20_493_056),
+    (0.25, 98_922, 5_306_752),
+    (0.125, 25_274, 1_418_432),
+    (0.0625, 6_594, 400_480),
+]
+
+
+@pytest.mark.parametrize("capacities", ["1,0.5,0.25,0.125,0.0625", "a1-b1-c1-d1-e1"])
+def test_describe_gives_the_published_table(rayfl, capacities):
+    code, out, _ = rayfl(
+        *("describe", "--model", "heterofl_cnn", "--capacities", capacities),
+        *("--convention", "heterofl_official", "--json"),
+    )
+    records = json.loads(out)
+    assert code == 0
+    assert [(r["capacity"], r["parameters"], r["flops"]) for r in records] == HETEROFL
+    assert [(r["bytes_down"], r["bytes_up"]) for r in records] == [(4 * p, 4 * p) for _, p, _ in HETEROFL]
+    assert [round(r["space_mb"], 4) for r in records] == [5.939, 1.493, 0.3774, 0.0964, 0.0252]
+
+
+def test_describe_counts_what_a_method_sends(rayfl, config):
+    code, out, _ = rayfl("describe", "--model", "digits_cnn", "--capacities", "1,0.5", "--method", "fedavg", "--json")
+    whole = 4 * json.loads(out)[0]["parameters"]
+    assert code == 0 and [record["bytes_down"] for record in json.loads(out)] == [whole, whole]
+    name = config(method={"name": "fedavg", "size": "smallest"})
+    code, out, _ = rayfl("describe", name, "--json")
+    records = json.loads(out)
+    assert [record["capacity"] for record in records] == TINY["clients"]["capacities"]
+    assert {record["bytes_down"] for record in records} == {4 * records[-1]["parameters"]}
+    code, out, _ = rayfl("describe", name, "--method", "heterofl", "--capacities", "0.5", "--json")
+    [record] = json.loads(out)
+    assert record["capacity"] == 0.5 and record["bytes_down"] == 4 * record["parameters"]
+
+
+def test_describe_a_row_of_a_sweep(rayfl):
+    code, out, _ = rayfl("describe", CONFIGS / "nested_fashion_mnist.yaml", "--row", "nefl-wd", "--json")
+    records = json.loads(out)
+    assert code == 0 and [record["capacity"] for record in records] == [1, 0.75, 0.5, 0.25]
+    assert records[-1]["blocks"] == "10 10 10 10" and records[-1]["width"] == 0.671875
+
+
+def test_describe_as_a_table(rayfl):
+    code, out, _ = rayfl("describe", "--model", "lenet5_caffe", "--capacities", "1")
+    assert code == 0 and "430,500" in out
+
+
+def test_list_names_everything(rayfl):
+    code, out, _ = rayfl("list")
+    known = (*METHODS, *MODELS, *LISTENERS, "dirichlet", "fashion_mnist", "macro_f1", "quantize")
+    assert code == 0 and all(name in out for name in known)
+    assert "mu=0.01, stragglers=0.0" in out and "test_fraction=0.2" in out and "Undefined" not in out
+
+
+def test_check_says_what_a_file_is(rayfl, config, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": {"a": None, "b": None}}))
+    code, out, _ = rayfl("check", config(), "sweep.yaml")
+    assert code == 0
+    assert out.splitlines() == ["exp.yaml: a run of fedavg", "sweep.yaml: a sweep of 2 rows: a, b"]
+
+
+BAD = {
+    "unknown key": ({"training": {"lrr": 1}}, "training.lrr: unknown key 'lrr'; did you mean 'lr'?"),
+    "unknown section": ({"trainig": {}}, "unknown key 'trainig'; did you mean 'training'?"),
+    "wrong type": ({"training": {"lr": "fast"}}, "training.lr: given 'fast'; allowed: a number"),
+    "rate outside (0, 1]": ({"clients": {"capacities": [1, 1.5]}}, "a share in (0, 1]; 1.5 is not"),
+    "rate 0": ({"clients": {"capacities": [0]}}, "a share in (0, 1]; 0.0 is not"),
+    "cohort": ({"clients": {"count": 3, "cohort": 4}}, "a cohort of at most count = 3 clients; cohort is 4"),
+    "no data for a client": (
+        {"clients": {"count": 200, "cohort": 4}},
+        "bad.yaml: clients.count: given 200; allowed: at most 72",
+    ),
+    "no channel": ({"clients": {"capacities": [1e-6], "metric": "params"}}, "take capacities from"),
+    "norm groups": ({"model": {"name": "digits_cnn", "norm": "group"}}, "needs channels that divide by 4"),
+    "method": ({"method": "fedrolexx"}, "no method is called 'fedrolexx'; did you mean 'fedrolex'?"),
+    "model": ({"model": "resnet"}, "no model is called 'resnet'"),
+    "data": ({"data": "minst"}, "no data set is called 'minst'; did you mean 'mnist'?"),
+    "data folder": (
+        {"data": {"name": "mnist", "root": "/no/such/folder"}, "model": "mcmahan_cnn"},
+        "data.root: given '/no/such/folder'; allowed: an existing folder",
+    ),
+}
+
+
+SWEPT = TINY | {"run": {"chunk": 1}}
+"""A sweep's trials are Ray's."""
+
+
+@pytest.mark.parametrize(("sections", "message"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_bad_input(rayfl, tmp_path, command, sections, message):
+    given = {"experiment": SWEPT | sections} if command == "sweep" else TINY | sections
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(given))
+    code, out, err = rayfl(command, "bad.yaml")
+    assert code == 2
+    assert err.startswith("error: ") and message in err.replace("\n", " ")
+    assert "Traceback" not in out + err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nothere.yaml"], "nothere.yaml: cannot be read"),
+        (
+            ["run", "quickstat"],
+            "quickstat: no such file, and none of this name comes with rayfl; did you mean 'quickstart'?",
+        ),
+        (["run", "exp.yaml", "--set", "training.lr"], "allowed: path=value"),
+        (["run", "exp.yaml", "--set", "training.lrr=1"], "did you mean 'lr'?"),
+        (["run", "exp.yaml", "--resume"], "holds no run"),
+        (["run", "exp.yaml", "--row", "a"], "--row: given 'a'; allowed: with a sweep's file, and exp.yaml is a run's"),
+        (["run", "exp.yaml", "--name", "n" * 300], "--name: given 'nnn"),
+        (["run", "exp.yaml", "--name", "../x"], "--name: given '../x'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", ".."], "--name: given '..'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "/tmp/x"], "--name: given '/tmp/x'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "mlflow.db"], "--name: given 'mlflow.db'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "artifacts"], "--name: given 'artifacts'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "a\udcffb"], "--name: given 'a\\udcffb'; allowed: the name of a folder"),
+        (["run", "exp.yaml", "--output", "exp.yaml"], "exp.yaml is a file; allowed: a folder, or a new one"),
+        (["run", "exp.yaml", "--output", "exp.yaml/runs"], "exp.yaml is a file; allowed: a folder, or a new one"),
+        (["run", "exp.yaml", "--output", "n" * 300], "cannot be made: File name too long; allowed: a folder, or a new"),
+        (["sweep", "exp.yaml"], "experiment: missing"),
+        (["describe"], "either a CONFIG or --model NAME"),
+        (["describe", "--model", "lenet"], "did you mean 'lenet5_caffe'?"),
+        (
+            ["describe", "--model", "resnet18", "--convention", "mac"],
+            "Invalid value for '--convention': 'mac' is not one of",
+        ),
+        (["describe", "--model", "resnet18", "--capacities", "x,y"], "letters a to e with a whole weight"),
+        (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: given '1;0.5'"),
+        (["describe", "--model", "resnet18", "--row", "x"], "--row: allowed: with a sweep's CONFIG"),
+        (
+            ["describe", "--model", "resnet18", "--classes", "-1"],
+            "Invalid value for '--classes': Input should be greater than or",
+        ),
+        (["describe", "exp.yaml", "--classes", "3"], "--classes: allowed: with --model; a CONFIG's data say their"),
+        (["list", "os:path"], "os:path: given what cannot be chosen anywhere; allowed: a subclass of rayfl.DataSet,"),
+        (["list", "nowhere:Thing"], "given 'nowhere:Thing', which cannot be imported (ModuleNotFoundError: No module"),
+        (["report", "."], ".: holds no run that was evaluated; allowed: the folder of a sweep or a run"),
+        (["compare", "--format", "html"], "Invalid value for '--format': 'html' is not one of 'table'"),
+        (["compare"], "run a sweep first"),
+        (["export", ".", "--capacity", "1", "--to", "x"], "holds no run"),
+        (["walk"], "walk"),
+        (["run", "exp.yaml", "--fast"], "No such option: --fast"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_arguments(rayfl, config, tmp_path, arguments, message):
+    config()
+    code, out, err = rayfl(*arguments)
+    assert (code, "Traceback" in out + err) == (2, False)
+    assert message in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
+
+
+BAD_SWEEPS = {
+    "metric": (
+        {"search": {"metric": "acuracy_mean"}},
+        "search.metric: no metric is called 'acuracy_mean'; did you mean",
+    ),
+    "no validation set": (
+        {"experiment": SWEPT | {"evaluation": {"holdout": 0}}},
+        "search.metric: given 'validation_accuracy_mean'; allowed with rows.run: it, if evaluation.holdout is over 0",
+    ),
+    "searcher": (
+        {"search": {"searcher": "optunaa"}},
+        "search.searcher: no searcher is called 'optunaa'; did you mean 'optuna'?",
+    ),
+    "scheduler": ({"search": {"scheduler": "pbt"}}, "search.scheduler: given 'pbt'; allowed: one of fifo, asha"),
+    "row's name": ({"rows": {"het/ero": None}}, "rows: given 'het/ero'; allowed: the name of a folder"),
+    "row's type": ({"rows": {"a": "heterofl"}}, "rows.a: given 'heterofl'; allowed: sections"),
+    "unequal actors": ({"rows": {"a": None, "b": {"run": {"threads": 2}}}}, "rows.b: run:"),
+    "domain": (
+        {"search": {"space": {"training.lr": {"uniform": ["a", 1]}}}},
+        "uniform.0: given 'a'; allowed: a number",
+    ),
+    "value in the space": ({"search": {"space": {"training.lr": {"grid": [0.1, -1]}}}}, "training.lr: given -1"),
+    "path in the space": ({"search": {"space": {"training.lrr": {"grid": [1]}}}}, "did you mean 'lr'?"),
+    "unknown key": ({"serch": {}}, "unknown key 'serch'; did you mean 'search'?"),
+}
+
+
+@pytest.mark.parametrize(("sections", "message"), BAD_SWEEPS.values(), ids=BAD_SWEEPS)
+def test_bad_sweep(rayfl, tmp_path, sections, message):
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"experiment": SWEPT} | sections))
+    for command in ("check", "sweep"):
+        code, out, err = rayfl(command, "bad.yaml")
+        assert (code, "Traceback" in out + err) == (2, False)
+        assert err.startswith("error: bad.yaml: ") and message in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+def test_nobody_answers_at_an_address(rayfl, config, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        code, _, err = rayfl("run", config(run={"executor": "ray"}), "--address", address)
+    assert code == 2 and f"--address {address}: no Ray head answers there" in err.replace("\n", " ")
+    code, _, err = rayfl("run", "exp.yaml", "--address", "ray://head")
+    assert code == 2 and "allowed: HOST:PORT of a Ray head" in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"actors": 1000}, "1000 client actors of 1 CPUs and 0 GPUs do not fit: this machine has "),
+        ({"gpus": 64}, "1 client actors of 1 CPUs and 64 GPUs do not fit: this machine has "),
+        ({"server_cpus": 1000}, "run.server_cpus: given 1000; allowed: at most "),
+    ],
+)
+def test_what_this_machine_has_not_is_refused_before_ray_starts(rayfl, tmp_path, monkeypatch, command, asked, said):
+    without_mlflow(monkeypatch)
+    given = TINY | {"run": asked | ({"executor": "ray"} if command == "run" else {})}
+    (tmp_path / "big.yaml").write_text(yaml.safe_dump({"experiment": given} if command == "sweep" else given))
+    code, _, err = rayfl(command, "big.yaml")
+    assert code == 2 and said in err.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["big.yaml"]
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "compare"])
+def test_an_address_that_no_store_of_mlflow_has(rayfl, tmp_path, command):
+    (tmp_path / "exp.yaml").write_text(yaml.safe_dump({"experiment": SWEPT} if command == "sweep" else TINY))
+    code, _, err = rayfl(command, "exp.yaml", "--tracking-uri", "nonsense://me:secret@x")
+    assert code == 2
+    assert err.startswith("error: --tracking-uri: given 'nonsense://x'; allowed: sqlite:///FILE, http://HOST:PORT, ")
+    assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
+
+
+def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path, monkeypatch):
+    rows = {"het": {"method": "heterofl"}, "avg": None}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": rows}))
+    code, _, err = rayfl("run", "sweep.yaml")
+    assert code == 2
+    assert err == "error: sweep.yaml: given a sweep; allowed: a run's file, or --row with one of avg, het\n"
+    code, _, err = rayfl("run", "sweep.yaml", "--row", "hte")
+    assert code == 2 and "no row is called 'hte'; did you mean 'het'? known: avg, het" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+    without_mlflow(monkeypatch)
+    code, _, err = rayfl("run", "sweep.yaml", "--row", "het", "--set", "rounds=1", "--set", "run.executor=serial")
+    assert code == 0, err
+    saved = json.loads((tmp_path / "runs" / "sweep-het" / "config.json").read_text())
+    assert (saved["method"]["name"], saved["rounds"]) == ("heterofl", 1)
+
+
+def without_mlflow(monkeypatch):
+    monkeypatch.setattr(
+        train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None, page=lambda path: ""))
+    )
+
+
+def test_exported_into_a_file(rayfl, config, tmp_path, monkeypatch):
+    without_mlflow(monkeypatch)
+    (tmp_path / "taken").write_text("")
+    code, _, err = rayfl("run", config(rounds=1), "--output", "new")
+    assert code == 0, err
+    code, _, err = rayfl("export", "new/exp", "--capacity", "0.3", "--to", "taken")
+    assert code == 2
+    assert err == "error: taken: given a folder that cannot be made: taken is a file; allowed: a folder, or a new one\n"
+    code, _, err = rayfl("export", "new/exp", "--capacity", "0.5", "--to", "there")
+    assert (code, err) == (2, "error: capacity: given 0.5; allowed: 0.3, 0.2, 0.1\n")
+    code, _, err = rayfl("export", "new/exp", "--capacity", "0.3", "--to", "there", "--client", "6")
+    assert (code, err) == (2, "error: client: given 6; allowed: 0 to 5\n")
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("output", ["a[/b]", "a[red]", ":smile:", "café", "a\udcffb"])
+def test_names_of_folders_are_printed_as_they_are(rayfl, config, tmp_path, output, monkeypatch):
+    """Brackets are no markup, and what cannot be encoded does not end a good run."""
+    if output != "a[/b]":
+        without_mlflow(monkeypatch)
+    code, out, err = rayfl("run", config(rounds=1), "--output", output)
+    assert code == 0, err
+    said = str(tmp_path / output / "exp").encode(errors="replace").decode()
+    assert f"results in {said}" in out.replace("\n", "")
+    assert json.loads((tmp_path / output / "exp" / "run.json").read_text())["status"] == "finished"
+
+
+def test_bad_input_in_a_process_of_its_own(config, tmp_path):
+    program = Path(sys.executable).with_name("rayfl")
+    name = config(training={"lr": -1})
+    done = subprocess.run([program, "run", name], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {name}: training.lr: given -1; allowed: more than 0\n"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_run_that_fails_says_why(rayfl, config, tmp_path, monkeypatch):
+    without_mlflow(monkeypatch)
+    code, out, err = rayfl("run", config(training={"lr": 1e30, "steps": 2}, updates={"policy": "stop"}))
+    assert code == 1
+    assert err.startswith("failed: round 1: the update of client ") and "lower training.lr" in err
+    assert "Traceback" not in out + err
+    record = json.loads((tmp_path / "runs" / "exp" / "run.json").read_text())
+    assert record["status"] == "failed" and record["error"] in err
+
+
+def test_a_run_of_clients_own_networks_is_judged_by_them(rayfl, config, tmp_path, monkeypatch):
+    """Its progress, its tables and its plots; a report too."""
+    without_mlflow(monkeypatch)
+    code, out, _ = rayfl("run", config(method="standalone", evaluation={"every": 1}))
+    folder = tmp_path / "runs" / "exp"
+    local = json.loads((folder / "result.json").read_text())["local_accuracy_mean"]
+    assert code == 0 and f", local accuracy {local:.4f}, " in out and "best local %" in out
+    assert "submodels.png" not in [file.name for file in (folder / "plots").iterdir()]
+    curve, table = folder / "plots" / "learning_curves.csv", folder / "results.md"
+    for _ in range(2):
+        assert curve.read_text().splitlines()[-1] == f"2,{local}"
+        header, _, row = table.read_text().splitlines()
+        assert header.startswith("| method | seeds | local % | ")
+        assert row.startswith(f"| standalone | 1 | {100 * local:.2f} | ")
+        curve.unlink()
+        table.unlink()
+        assert rayfl("report", folder)[0] == 0
+
+
+def test_the_defaults_need_no_network():
+    assert Digits().arrays().train["x"].shape == (1438, 1, 8, 8)
+    assert Net(MODELS["digits_cnn"](input=(1, 8, 8))).parameters == 53_194
+
+
+def test_a_setting_of_a_row_may_change_what_the_model_takes_from_the_data(tmp_path):
+    config = tmp_path / "exp.yaml"
+    config.write_text(yaml.safe_dump({"experiment": SWEPT, "rows": {"one": {"method": "heterofl"}}}))
+    assert experiment_of(config, None, "one").model.classes == 4
+    assert experiment_of(config, ["data.classes=3", "partition=iid"], "one").model.classes == 3

@@ -1,0 +1,156 @@
+"""YAML within bounds. A text that cannot be used says where, and never takes long to say it."""
+
+import time
+
+import pytest
+import yaml
+
+from rayfl.config import plain
+from rayfl.config.plain import DEEPEST, LARGEST_TEXT, MOST_VALUES, read_yaml, shown
+
+
+def message(text: str | bytes) -> str:
+    with pytest.raises(ValueError) as error:
+        read_yaml(text)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("-2.5E+4", -25000.0),
+        (".5e1", 5.0),
+        ("1e3", 1000.0),
+        ("3", 3),
+        ("a1-e9", "a1-e9"),
+        ("yes", True),
+        ("~", None),
+        ("'1e-3'", "1e-3"),
+        ("!!str 5", "5"),
+        ("2024-05-06", "2024-05-06"),
+        ("2024-99-99", "2024-99-99"),
+        ("=", "="),
+    ],
+)
+def test_single_values(text, value):
+    found = read_yaml(f"lr: {text}\nmany: [{text}, {text}]")
+    assert found == {"lr": value, "many": [value, value]}
+    assert type(found["lr"]) is type(value)
+
+
+def test_sections_lists_and_aliases():
+    assert read_yaml("") is None
+    assert read_yaml("a: &x {b: [1, {c: d}]}\ne: *x\n") == {"a": {"b": [1, {"c": "d"}]}, "e": {"b": [1, {"c": "d"}]}}
+
+
+MISTAKES = {
+    "a key twice": (
+        "model: a\ntraining:\n  lr: 1\n  lr: 2\n",
+        "training.lr (line 4): given before, on line 3; allowed: once",
+    ),
+    "a number as key": ("rows:\n  5: {}\n", 'rows (line 2): given the key 5; allowed: text, as is "5" in quotes'),
+    "nothing as key": ("rows: {~: {}}", 'rows (line 1): given the key ~; allowed: text, as is "~" in quotes'),
+    "a truth value as key": ("on: 1", 'line 1: given the key on; allowed: text, as is "on" in quotes'),
+    "a list as key": ("a:\n  [1, 2]: 3", "a (line 2): given a list or a section as a key; allowed: text"),
+    "a key in a list": (
+        "a: [{b: 1}, {1: 2}]",
+        'a.1 (line 1): given the key 1; allowed: text, as is "1" in quotes',
+    ),
+    "a large number": (
+        "randint: [0, 9223372036854775808]",
+        "randint.1 (line 1): given 9223372036854775808; allowed: finite numbers, whole ones below 2**63",
+    ),
+    "infinity": (
+        "a: -.inf",
+        "a (line 1): given -.inf; allowed: finite numbers, whole ones below 2**63",
+    ),
+    "too large a float": (
+        "a: 1e999",
+        "a (line 1): given 1e999; allowed: finite numbers, whole ones below 2**63",
+    ),
+    "no number": (
+        "a: !!int x",
+        "a (line 1): given x; allowed: finite numbers, whole ones below 2**63",
+    ),
+    "a tag": (
+        "a: [!!python/name:os.system x]",
+        "a.0 (line 1): given the tag tag:yaml.org,2002:python/name:os.system; allowed: values without a tag",
+    ),
+    "a tagged section": (
+        "a: !!set {b}",
+        "a (line 1): given the tag tag:yaml.org,2002:set; allowed: values without a tag",
+    ),
+    "an open list": ("a: [1\n", "not valid YAML: line 2, column 1: did not find expected ',' or ']'"),
+    "two documents": ("a: 1\n---\nb: 1\n", "not valid YAML: line 2, column 1: but found another document"),
+    "an unknown alias": ("a: *b", "not valid YAML: line 1, column 4: found undefined alias"),
+    "no UTF-8": (
+        b"a: \xff\n",
+        'not valid YAML: unacceptable character #x00ff: invalid leading UTF-8 octet in "<byte string>", position 3',
+    ),
+    "an alias of itself": ("a: &x [*x]", "line 1: given sections or lists more than 50 deep; allowed: at most 50"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake):
+    text, expected = MISTAKES[mistake]
+    assert message(text) == expected
+
+
+def test_more_digits_than_python_reads():
+    expected = f"a (line 1): given '{'9' * 199}...; allowed: finite numbers, whole ones below 2**63"
+    assert message(f"a: {'9' * 5000}") == expected
+
+
+def test_depth():
+    assert read_yaml("[" * DEEPEST + "]" * DEEPEST)
+    assert message("a: 1\nb: " + "[" * DEEPEST + "]" * DEEPEST) == (
+        f"line 2: given sections or lists more than {DEEPEST} deep; allowed: at most {DEEPEST}"
+    )
+
+
+BOMB = "\n".join(["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))])
+
+LONG = {
+    "brackets": ("[" * (LARGEST_TEXT - 1), "line 1: given sections or lists more than 50 deep; allowed: at most 50"),
+    "numbers": ("a: [" + "1," * 500_000 + "]", "given more than 200000 keys and values; allowed: at most that many"),
+    "a comment": ("#" * 10**8, f"given more than {LARGEST_TEXT} bytes; allowed: at most that many"),
+    "aliases": (BOMB, "given more than 200000 keys and values; allowed: at most that many"),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_long_texts(case):
+    text, expected = LONG[case]
+    start = time.process_time()
+    assert message(text) == expected
+    assert time.process_time() - start < 10
+
+
+def test_many_keys_take_linear_time():
+    """A test of each key against all others would take minutes."""
+    count = MOST_VALUES // 5
+    start = time.process_time()
+    assert len(read_yaml("\n".join(f"k{i}: 1" for i in range(count)))) == count
+    assert time.process_time() - start < 10
+
+
+def test_the_reader_without_libyaml(monkeypatch):
+    """PyYAML's own reader finds the same."""
+    text = "a: &x {b: [1, 1e-3, 'c', ~, yes, 2024-05-06]}\nd: *x\n"
+    expected = {"b": [1, 1e-3, "c", None, True, "2024-05-06"]}
+    assert read_yaml(text) == {"a": expected, "d": expected}
+
+    class Pure(yaml.SafeLoader):
+        yaml_implicit_resolvers = plain._Loader.yaml_implicit_resolvers
+
+    monkeypatch.setattr(plain, "_Loader", Pure)
+    assert read_yaml(text) == {"a": expected, "d": expected}
+    assert message("a: [1\n") == "not valid YAML: line 2, column 1: expected ',' or ']', but got '<stream end>'"
+
+
+def test_long_values_are_shown_by_their_start():
+    assert shown([1, "a"]) == "[1, 'a']"
+    assert shown("a" * 198) == repr("a" * 198)
+    assert shown("a" * 199) == "'" + "a" * 199 + "..."

@@ -1,0 +1,230 @@
+"""Scores by hand, and that they add up over batches."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rayfl.config import ConfigError
+from rayfl.data import SCORES, SCORES_KIND, Classes, Score
+from rayfl.data.goal import (
+    MOST,
+    NOTHING,
+    Accuracy,
+    CrossEntropy,
+    MacroF1,
+    MaskedTokens,
+    Matthews,
+    NextToken,
+    Perplexity,
+    PerplexityOfBatches,
+    TopK,
+    found_in,
+)
+from rayfl.core.seeds import torch_generator
+
+
+def score(score, logits, y):
+    return score.value(score.counts(logits, y))
+
+
+def guess(*classes, of=3):
+    """Logits whose largest is that of these classes."""
+    return F.one_hot(torch.tensor(classes), of).float()
+
+
+def test_accuracy_by_hand():
+    counts = Accuracy().counts(guess(0, 1, 2, 1), torch.tensor([0, 1, 1, 0]))
+    assert counts.tolist() == [2, 4] and counts.dtype == torch.int64
+    assert Accuracy().value(counts) == 0.5
+    # of equal logits the first counts
+    assert Accuracy().counts(torch.zeros(2, 3), torch.tensor([0, 1])).tolist() == [1, 2]
+
+
+def test_cross_entropy_by_hand():
+    """ln 4 for equal logits; and -log softmax of (ln 3, 0) is ln 4/3 or ln 4."""
+    counts = CrossEntropy().counts(torch.zeros(5, 4), torch.tensor([0, 1, 2, 3, 3]))
+    assert counts.dtype == torch.float64
+    assert counts.tolist() == pytest.approx([5 * math.log(4), 5])
+    assert CrossEntropy().value(counts) == pytest.approx(math.log(4))
+    logits = torch.tensor([[math.log(3), 0.0]] * 2)
+    assert score(CrossEntropy(), logits, torch.tensor([0, 1])) == pytest.approx(math.log(16 / 3) / 2)
+
+
+def test_cross_entropy_sums_each_batch_in_float32_and_the_batches_in_float64():
+    logits = torch.randn(7, 4, generator=torch_generator(0, "test:noise")) * 100
+    y = torch.arange(7) % 4
+    total = sum(CrossEntropy().counts(a, b) for a, b in zip(logits.split(3), y.split(3), strict=True))
+    expected = torch.zeros((), dtype=torch.float64)
+    for a, b in zip(logits.split(3), y.split(3), strict=True):
+        expected += F.cross_entropy(a, b, reduction="sum")
+    assert total.tolist() == [expected.item(), 7]
+
+
+def test_cross_entropy_of_a_vocabulary():
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(40, 30_000, generator=generator), torch.randint(30_000, (40,), generator=generator)
+    expected = F.cross_entropy(logits.double(), y)
+    assert score(CrossEntropy(), logits, y) == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_top_k_by_hand():
+    logits = torch.tensor([[4.0, 3, 2, 1], [1, 2, 3, 4]])
+    assert [TopK(k=k).counts(logits, torch.tensor([2, 2])).tolist() for k in (1, 2, 3)] == [[0, 2], [1, 2], [2, 2]]
+    # more guesses than classes
+    assert score(TopK(k=9), logits, torch.tensor([0, 0])) == 1.0
+    assert score(TopK(k=1), logits, torch.tensor([0, 3])) == score(Accuracy(), logits, torch.tensor([0, 3])) == 1.0
+
+
+def test_macro_f1_by_hand():
+    """Labels 0 0 0 1 2, guesses 0 0 1 1 1: F1 is 2 * 2 / (2 + 3), 2 * 1 / (3 + 1) and 0."""
+    y, logits = torch.tensor([0, 0, 0, 1, 2]), guess(0, 0, 1, 1, 1, of=4)
+    counts = MacroF1().counts(logits, y)
+    assert counts.tolist() == [2, 1, 0, 0, 2, 3, 0, 0, 3, 1, 1, 0]
+    # class 3 is neither guessed nor a label
+    assert MacroF1().value(counts) == pytest.approx((0.8 + 0.5 + 0) / 3)
+
+
+def test_macro_f1_is_scikit_learns():
+    from sklearn.metrics import f1_score
+
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(60, 7, generator=generator), torch.randint(5, (60,), generator=generator)
+    expected = f1_score(y.numpy(), logits.argmax(1).numpy(), average="macro", zero_division=0)
+    assert score(MacroF1(), logits, y) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in SCORES.items() if not cls.by_batch])
+def test_every_score_adds_up_over_batches(name):
+    found = SCORES_KIND.read(name, "exp.yaml: scores.0")
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(20, 7, generator=generator), torch.randint(7, (20,), generator=generator)
+    whole = found.counts(logits, y)
+    parts = sum(found.counts(a, b) for a, b in zip(logits.split(6), y.split(6), strict=True))
+    assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)
+    assert parts.tolist() == pytest.approx(whole.tolist())
+    assert found.better == ("min" if name in ("loss", "perplexity") else "max")
+
+
+def test_labels_name_the_numbers():
+    labels = [SCORES_KIND.read(name, "").label for name in SCORES]
+    assert labels == ["accuracy", "loss", "perplexity", "perplexity_heterofl", "top5", "macro_f1", "matthews"]
+    assert [Accuracy(of="words").label, Perplexity(of="masked").label] == ["accuracy_words", "perplexity_masked"]
+    assert TopK(k=3).label == "top3"
+
+
+def test_perplexity_by_hand():
+    """Of equal logits it is the number of classes. It is exp of the mean loss, and no mean of perplexities."""
+    assert score(Perplexity(), torch.zeros(5, 7), torch.arange(5)) == pytest.approx(7)
+    logits, y = torch.tensor([[math.log(3), 0.0]] * 2), torch.tensor([0, 1])
+    assert score(Perplexity(), logits, y) == pytest.approx(math.sqrt(16 / 3))
+    found = [PerplexityOfBatches().counts(logits[i : i + 1], y[i : i + 1]) for i in range(2)]
+    # 4/3 and 4
+    assert PerplexityOfBatches().value(sum(found)) == pytest.approx((4 / 3 + 4) / 2)
+
+
+@pytest.mark.parametrize("kind", [Perplexity, PerplexityOfBatches])
+def test_a_perplexity_is_shown_up_to_a_bound(kind):
+    logits = torch.tensor([[0.0, 1e4]])
+    counts = kind().counts(logits, torch.tensor([0]))
+    assert kind().value(counts) == pytest.approx(MOST) and kind().values(counts[None]).tolist() == pytest.approx([MOST])
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_no_rows_are_no_number_and_no_nan(name):
+    found = SCORES_KIND.read(name, "")
+    none = found.counts(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    some = found.counts(guess(0, 1), torch.tensor([0, 2]))
+    assert math.isfinite(found.value(none)) and found.value(none + some) == found.value(some)
+    if isinstance(found, Accuracy | Perplexity | PerplexityOfBatches):
+        assert found.counted(torch.stack([none, some])).tolist() == [False, True]
+
+
+def test_matthews_by_hand():
+    """Of two classes (TP TN - FP FN) / sqrt((TP + FP)(TP + FN)(TN + FP)(TN + FN)): TP 2, TN 1, FP 1, FN 1."""
+    y, logits = torch.tensor([1, 1, 1, 0, 0]), guess(1, 1, 0, 0, 1, of=2)
+    assert score(Matthews(), logits, y) == pytest.approx(1 / 6)
+    assert score(Matthews(), logits, torch.ones(5, dtype=torch.int64)) == 0
+
+
+def test_matthews_is_scikit_learns():
+    from sklearn.metrics import matthews_corrcoef
+
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(60, 7, generator=generator), torch.randint(5, (60,), generator=generator)
+    assert score(Matthews(), logits, y) == pytest.approx(matthews_corrcoef(y.numpy(), logits.argmax(1).numpy()))
+
+
+class Wrong(Score):
+    """How many are wrong."""
+
+    better = "min"
+
+    def counts(self, logits, y):
+        return (logits.argmax(1) != y).sum()[None]
+
+    def value(self, sums):
+        return float(sums[0])
+
+
+def test_a_score_of_a_users_package():
+    found = SCORES_KIND.read("test_goal:Wrong", "exp.yaml: scores.0")
+    assert (found.name, found.label, found.better) == ("test_goal:Wrong", "Wrong", "min")
+    assert score(found, guess(0, 1), torch.tensor([0, 0])) == 1.0
+    with pytest.raises(ConfigError) as error:
+        SCORES_KIND.read("test_goal:Missing", "exp.yaml: scores.0")
+    assert "exp.yaml: scores.0.name: given 'test_goal:Missing', which cannot be imported" in str(error.value)
+
+
+def test_the_goal_of_classes():
+    goal = Classes(3)
+    assert [s.label for s in goal.scores] == ["accuracy", "loss"]
+    logits, y = torch.tensor([[1.0, 2, 3], [0, 0, 0]]), torch.tensor([2, 0])
+    assert torch.equal(goal.loss(logits, y), F.cross_entropy(logits, y))
+    labels = np.array([2, 0, 1])
+    assert goal.labels({"x": np.zeros(3), "y": labels}) is labels
+    assert Classes(3) == goal and Classes(3, (TopK(k=2),)).scores == (TopK(k=2),)
+
+
+# goals of tokens
+
+LOGITS = torch.randn(2, 3, 5, generator=torch_generator(0, "test:logits"))
+
+
+def test_the_goal_of_next_tokens():
+    goal, y = NextToken(5, special=(0, 4)), torch.tensor([[1, 0, 2], [4, NOTHING, NOTHING]])
+    counted = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    expected = torch.stack([F.cross_entropy(LOGITS[i, j], y[i, j]) for i, j in counted]).mean()
+    assert goal.loss(LOGITS, y).item() == pytest.approx(expected.item())
+    logits, labels = goal.rows(LOGITS, y)
+    assert labels.tolist() == [1, 0, 2, 4] and torch.equal(logits, torch.stack([LOGITS[at] for at in counted]))
+    logits, labels = goal.rows(LOGITS, y, "words")
+    assert labels.tolist() == [1, 2] and torch.equal(logits, LOGITS[0, [0, 2]])
+    assert (goal.classes, goal.kinds, Classes(3).kinds) == (5, 1, 3)
+    assert goal.present({"x": torch.tensor([[3, 1, -1]])}).tolist() == [False, True, False, True, False]
+
+
+def test_the_goal_of_masked_tokens():
+    y = torch.tensor([[1, 5 + 0, 2], [5 + 3, NOTHING, 4]])
+    goal, of_masked = MaskedTokens(5, special=(0, 4)), MaskedTokens(5, loss_on="masked")
+    assert goal.rows(LOGITS, y)[1].tolist() == [1, 0, 2, 3, 4]
+    assert goal.rows(LOGITS, y, "masked")[1].tolist() == [0, 3]
+    assert goal.rows(LOGITS, y, "words")[1].tolist() == [1, 2, 3]
+    whole = F.cross_entropy(*goal.rows(LOGITS, y))
+    masked = F.cross_entropy(*goal.rows(LOGITS, y, "masked"))
+    assert goal.loss(LOGITS, y).item() == pytest.approx(whole.item())
+    assert of_masked.loss(LOGITS, y).item() == pytest.approx(masked.item())
+
+
+@pytest.mark.parametrize("goal", [NextToken(5), MaskedTokens(5, loss_on="masked")])
+def test_a_batch_without_anything_that_counts_has_no_loss_and_no_gradient(goal):
+    logits = LOGITS.clone().requires_grad_()
+    loss = goal.loss(logits, torch.full((2, 3), NOTHING))
+    loss.backward()
+    assert loss.item() == 0 and logits.grad is not None and logits.grad.abs().max() == 0
+
+
+def test_present_classes():
+    assert found_in(torch.tensor([3, 1, 1]), 5).tolist() == [False, True, False, True, False]

@@ -1,0 +1,340 @@
+"""Checkpoints survive crashes and damage, and refuse another configuration."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from disks import becomes_a_pipe, becomes_endless, flip_a_bit, moves, small_files, truncate
+from helpers import assert_same, run, simulate, tiny
+
+from rayfl.config import ConfigError
+from rayfl.engine.checkpoints import DamagedCheckpoint, complete, forget_after, latest, read, write
+from rayfl.engine.client_states import Carries
+from rayfl.engine.files import NotWritten, checksum
+
+CONFIG = {"training": {"lr": 0.1, "milestones": [1, 2]}, "seed": 0}
+STATE = {
+    "params": {"b": torch.randn(3, 4), "a": torch.tensor([0.1, float("nan"), -0.0])},
+    "extra": {"deep": {"count": torch.tensor(3)}, "half": torch.ones(2, dtype=torch.float16)},
+}
+
+
+def state(value: float) -> dict:
+    return {"params": {"w": torch.full((4,), value)}}
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in complete(folder)]
+
+
+def test_round_trip(tmp_path):
+    path = write(tmp_path, 12, CONFIG, STATE)
+    assert path == tmp_path / "round-000012"
+    found = read(path)
+    assert (found.round, found.config, found.carries.files) == (12, CONFIG, {})
+    assert checksum(found.state) == checksum(STATE)
+    assert list(found.state) == ["params", "extra"] and list(found.state["params"]) == ["b", "a"]
+    assert found.state["extra"]["half"].dtype == torch.float16
+
+
+def test_keys_that_json_makes_text_of(tmp_path):
+    path = write(tmp_path, 1, {"at": {2: "a", 10: "b"}}, STATE)
+    assert read(path).config == {"at": {"2": "a", "10": "b"}}
+
+
+def test_there_is_none(tmp_path):
+    assert latest(tmp_path / "nowhere", CONFIG, print) is None
+    assert complete(tmp_path / "nowhere") == []
+
+
+def test_the_newest_two_are_kept(tmp_path):
+    for round in (9, 10, 100):
+        write(tmp_path, round, CONFIG, state(round))
+    assert names(tmp_path) == ["round-000010", "round-000100"]
+    found = latest(tmp_path, CONFIG, print)
+    assert found.round == 100
+    assert_same(found.state, state(100))
+
+
+def test_rounds_count_as_numbers_do_and_other_names_are_no_checkpoints(tmp_path):
+    for round in (999_999, 1_000_000):
+        write(tmp_path, round, CONFIG, state(round))
+    (tmp_path / "round-old").mkdir()
+    assert names(tmp_path) == ["round-999999", "round-1000000"]
+    assert latest(tmp_path, CONFIG, pytest.fail).round == 1_000_000
+
+
+def test_later_rounds_are_forgotten_if_an_earlier_one_is_whole(tmp_path):
+    for round in (3, 6):
+        write(tmp_path, round, CONFIG, state(round))
+    assert not forget_after(tmp_path, 6, "why")
+    with pytest.raises(ConfigError, match="^why; no whole checkpoint in .* is of an earlier round; put back a copy"):
+        forget_after(tmp_path, 2, "why")
+    assert names(tmp_path) == ["round-000003", "round-000006"]
+    assert forget_after(tmp_path, 5, "why")
+    assert names(tmp_path) == ["round-000003"]
+    write(tmp_path, 6, CONFIG, state(6))
+    flip_a_bit(tmp_path / "round-000003" / "state.safetensors")
+    with pytest.raises(ConfigError, match="no whole checkpoint"):
+        forget_after(tmp_path, 5, "why")
+
+
+def test_a_crash_while_writing_leaves_the_old_one(tmp_path, monkeypatch):
+    write(tmp_path, 1, CONFIG, state(1))
+
+    def crash(*args):
+        raise OSError("no space left on device")
+
+    for place in ("pathlib.Path.rename", "pathlib.Path.write_text", "rayfl.engine.files.save_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, crash)
+            with pytest.raises(NotWritten) as error:
+                write(tmp_path, 2, CONFIG, state(2))
+        assert str(error.value) == (
+            f"{tmp_path}/round-000002: the checkpoint of round 2 cannot be written: no space left on device; "
+            "--resume goes on once the disk takes it"
+        )
+        assert os.listdir(tmp_path) == ["round-000001"]
+        assert latest(tmp_path, CONFIG, pytest.fail).round == 1
+    write(tmp_path, 2, CONFIG, state(2))
+    assert sorted(os.listdir(tmp_path)) == ["round-000001", "round-000002"]
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path):
+    (tmp_path / ".partial-round-000002").mkdir()
+    (tmp_path / ".partial-round-000002" / "state.safetensors").write_text("half")
+    write(tmp_path, 3, CONFIG, state(3))
+    assert os.listdir(tmp_path) == ["round-000003"]
+
+
+def test_checkpoints_of_rounds_that_are_made_again_go(tmp_path):
+    """A run that went back before a damaged one has another future."""
+    for round in (2, 4, 6):
+        write(tmp_path, round, CONFIG, state(round))
+    flip_a_bit(tmp_path / "round-000006" / "state.safetensors")
+    assert latest(tmp_path, CONFIG, lambda said: None).round == 4
+    write(tmp_path, 5, CONFIG, state(5))
+    assert names(tmp_path) == ["round-000004", "round-000005"]
+
+
+def test_a_round_that_was_written_before_is_replaced(tmp_path):
+    write(tmp_path, 1, CONFIG, state(1))
+    write(tmp_path, 1, CONFIG, state(2))
+    assert_same(latest(tmp_path, CONFIG, pytest.fail).state, state(2))
+
+
+def kept(path: Path) -> Path:
+    """What client 3 keeps, of round 1 alone."""
+    return path.parent / "kept" / "3-1.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: flip_a_bit(path / "state.safetensors"), "{path}/state.safetensors: its SHA-256 is not"),
+        (lambda path: truncate(path / "state.safetensors"), "{path}/state.safetensors: its SHA-256 is not"),
+        (lambda path: (path / "state.safetensors").unlink(), "{path}: not a whole checkpoint: "),
+        (lambda path: (path / "manifest.json").unlink(), "{path}: not a whole checkpoint: "),
+        (lambda path: truncate(path / "manifest.json"), "{path}: not a whole checkpoint: "),
+        (lambda path: (path / "manifest.json").write_text("[]"), "{path}: not a whole checkpoint: "),
+        (lambda path: (path / "manifest.json").write_text("{}"), "{path}: not a whole checkpoint: "),
+        (lambda path: flip_a_bit(path / "kept.npy"), "{path}/kept.npy: its SHA-256 is not the manifest's"),
+        (
+            lambda path: flip_a_bit(kept(path)),
+            "{path.parent}/kept/3-1.safetensors: its SHA-256 is not the one that {path}",
+        ),
+        (lambda path: kept(path).unlink(), "{path}: not a whole checkpoint: .*3-1.safetensors"),
+        (lambda path: becomes_a_pipe(path / "state.safetensors"), "{path}: not a whole checkpoint: .* neither a file"),
+        (lambda path: becomes_a_pipe(path / "manifest.json"), "{path}: not a whole checkpoint: .* neither a file"),
+        (lambda path: becomes_endless(kept(path)), "{path}: not a whole checkpoint: .* neither a f"),
+    ],
+    ids=[
+        *("bit", "truncated", "no state", "no manifest", "cut manifest", "list", "empty", "names", "carry", "no carry"),
+        *("pipe", "manifest is a pipe", "endless"),
+    ],
+)
+def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
+    carries = Carries(tmp_path / "carries")
+    for round in (1, 2):
+        carries.put(3, round - 1, {"w": torch.ones(2)})
+        newest = write(tmp_path, round, CONFIG, state(round), carries)
+    damage(newest)
+    heard = []
+    found = latest(tmp_path, CONFIG, heard.append)
+    assert found.round == 1
+    assert_same(found.state, state(1))
+    [line] = heard
+    assert re.match(said.format(path=newest), line)
+    assert line.endswith("; going back to the checkpoint before it")
+
+
+def test_who_wants_the_state_alone_reads_nothing_that_clients_keep(tmp_path):
+    """A report, of a run in which thousands of clients keep a network each."""
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 1, {"w": torch.ones(2)})
+    newest = write(tmp_path, 1, CONFIG, state(1), carries)
+    assert list(read(newest).carries.files) == [3]
+    flip_a_bit(kept(newest))
+    found = latest(tmp_path, CONFIG, pytest.fail, carries=False)
+    assert_same(found.state, state(1))
+    assert found.carries.files == {}
+    # but what is read is verified
+    flip_a_bit(newest / "state.safetensors")
+    with pytest.raises(DamagedCheckpoint):
+        latest(tmp_path, CONFIG, print, carries=False)
+
+
+def test_checkpoints_that_a_user_moved_are_read_and_their_links_removed(tmp_path):
+    """But not what the links name."""
+    (tmp_path / "elsewhere").mkdir()
+    for round in (1, 2):
+        moves(write(tmp_path, round, CONFIG, state(round)), tmp_path / "elsewhere" / f"round-{round:06d}")
+    moves(tmp_path / "round-000002" / "state.safetensors", tmp_path / "elsewhere" / "state")
+    assert latest(tmp_path, CONFIG, pytest.fail).round == 2
+    (tmp_path / ".partial-round-000003").symlink_to(tmp_path / "elsewhere")
+    write(tmp_path, 2, CONFIG, state(2))
+    write(tmp_path, 3, CONFIG, state(3))
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "round-000002", "round-000003"]
+    assert not any(path.is_symlink() for path in complete(tmp_path))
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["round-000001", "round-000002", "state"]
+    assert len(os.listdir(tmp_path / "elsewhere" / "round-000001")) == 2
+
+
+def test_if_none_is_whole_the_run_does_not_start_anew_by_itself(tmp_path):
+    for round in (1, 2):
+        flip_a_bit(write(tmp_path, round, CONFIG, state(round)) / "state.safetensors")
+    with pytest.raises(DamagedCheckpoint) as error:
+        latest(tmp_path, CONFIG, pytest.fail)
+    assert str(error.value) == (
+        f"{tmp_path}: none of its 2 checkpoints is whole; start anew:\n"
+        f"  {tmp_path}/round-000002/state.safetensors: its SHA-256 is not the manifest's\n"
+        f"  {tmp_path}/round-000001/state.safetensors: its SHA-256 is not the manifest's"
+    )
+
+
+@pytest.mark.parametrize("said", [{}, {"version": 2}], ids=["version 1", "version 2"])
+def test_what_an_older_rayfl_wrote_is_refused(said, tmp_path):
+    """rayfl 0.4 said no version, and had other names in its state; neither summed what it said."""
+    path = write(tmp_path, 1, CONFIG, state(1))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = {name: manifest[name] for name in ("round", "config", "sha256")} | said
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError) as error:
+        latest(tmp_path, CONFIG, pytest.fail)
+    assert not isinstance(error.value, DamagedCheckpoint)
+    assert str(error.value) == (
+        f"{path}: a checkpoint of version {said.get('version', 1)}, which an older rayfl wrote; allowed: one of "
+        "version 3. Go on with the rayfl that wrote it, or start anew in another folder"
+    )
+
+
+def test_every_bit_of_a_manifest_is_under_its_sum(tmp_path):
+    """A flipped one is found, or changes nothing that the manifest says."""
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 0, {"w": torch.ones(2)})
+    file = write(tmp_path, 1, CONFIG, state(1), carries) / "manifest.json"
+    said, whole, unfound = json.loads(file.read_text()), file.read_bytes(), 0
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            read(file.parent)
+        except DamagedCheckpoint:
+            continue
+        assert json.loads(file.read_text()) == said
+        unfound += 1
+    assert unfound < len(whole) / 2  # blanks and line ends
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"round": 1}, {"sha256": {}}, {"config": CONFIG | {"seed": 1}}, {"version": 2}, {"more": 1}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_manifest_that_says_something_else_is_passed_over(changes, tmp_path):
+    write(tmp_path, 1, CONFIG, state(1))
+    file = write(tmp_path, 2, CONFIG, state(2)) / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    heard = []
+    assert latest(tmp_path, CONFIG, heard.append).round == 1
+    assert heard == [f"{file}: its SHA-256 is not the one that it says; going back to the checkpoint before it"]
+
+
+def test_a_checkpoint_in_the_folder_of_another_round_is_passed_over(tmp_path):
+    write(tmp_path, 1, CONFIG, state(1))
+    write(tmp_path, 2, CONFIG, state(2)).rename(tmp_path / "round-000003")
+    heard = []
+    assert latest(tmp_path, CONFIG, heard.append).round == 1
+    assert heard == [
+        f"{tmp_path}/round-000003: the checkpoint of round 2, in the folder of another round; going back to the "
+        "checkpoint before it"
+    ]
+
+
+def test_a_run_goes_on_with_more_rounds_and_not_with_another_rate(tmp_path):
+    simulation = simulate(tiny(rounds=1), tmp_path / "a")
+    run(simulation)
+    simulation.save(tmp_path / "checkpoints")
+    longer = simulate(tiny(rounds=2, run={"checkpoint_seconds": 1}), tmp_path / "b")
+    assert longer.restore(tmp_path / "checkpoints") == (1, []) and not longer.done
+    other = simulate(tiny(training={"lr": 0.5}), tmp_path / "c")
+    with pytest.raises(ConfigError, match="it differs in\n  training.lr: 0.05 -> 0.5\n"):
+        other.restore(tmp_path / "checkpoints")
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path):
+    path = write(tmp_path, 1, CONFIG, state(1))
+    other = {"training": {"lr": 0.2, "milestones": (1, 2), "clip": 1.0}, "seed": 0}
+    with pytest.raises(ConfigError) as error:
+        latest(tmp_path, other, pytest.fail)
+    assert str(error.value) == (
+        f"{path}: a checkpoint of another configuration; it differs in\n"
+        "  training.clip: None -> 1.0\n"
+        "  training.lr: 0.1 -> 0.2\n"
+        "resume with the configuration that wrote it, or choose another output folder"
+    )
+
+
+def test_no_pickle(tmp_path):
+    path = write(tmp_path, 1, CONFIG, STATE)
+    assert sorted(file.name for file in path.iterdir()) == ["manifest.json", "state.safetensors"]
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["sha256"].keys() == {"state.safetensors"}
+
+
+def test_a_checkpoint_that_the_disk_does_not_take_leaves_the_ones_before(tmp_path):
+    carries = Carries(tmp_path / "carries")
+    carries.put(3, 0, {"w": torch.ones(2)})
+    write(tmp_path, 1, CONFIG, state(1), carries)
+    with small_files(), pytest.raises(NotWritten, match="checkpoint of round 2 cannot be written: .*large"):
+        write(tmp_path, 2, CONFIG, {"w": torch.zeros(1000)}, carries)
+    assert sorted(os.listdir(tmp_path)) == ["carries", "kept", "round-000001"]
+    write(tmp_path, 2, CONFIG, state(2), carries)
+    assert latest(tmp_path, CONFIG, pytest.fail).round == 2
+
+
+# fingerprints
+
+
+def test_a_checksum_sees_every_bit():
+    a = {"p": {"w": torch.tensor([1.0, 0.0])}}
+    others = [
+        {"p": {"w": torch.tensor([1.0, -0.0])}},
+        {"p": {"w": torch.tensor([1.0 + 2**-23, 0.0])}},
+        {"p": {"v": torch.tensor([1.0, 0.0])}},
+        {"w": torch.tensor([1.0, 0.0])},
+        {"p": {"w": torch.tensor([1.0, 0.0]), "x": torch.zeros(1)}},
+        {"p": {"w": torch.tensor([[1.0], [0.0]])}},
+        {"p": {"w": torch.tensor([1065353216, 0], dtype=torch.int32)}},
+    ]
+    assert checksum(a) == checksum({"p": {"w": torch.tensor([1.0, 0.0])}})
+    assert checksum(a) not in [checksum(other) for other in others]
+
+
+def test_a_checksum_does_not_see_order_or_strides():
+    a, b = torch.randn(2, 3), torch.randn(2)
+    assert checksum({"a": a, "b": b}) == checksum({"b": b, "a": a.t().contiguous().t()})

@@ -1,0 +1,179 @@
+"""An exported submodel is what rayfl evaluates, and plain torch runs it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import NESTED, run, simulate, tiny
+from safetensors.torch import load_file
+from torch import nn
+
+from rayfl.config import ConfigError
+from rayfl.core.net import Net
+from rayfl.core.seeds import torch_generator, torch_scope
+from rayfl.exporting.submodels import as_module, export_submodel
+from rayfl.methods.base import Deployment
+from rayfl.models import MODELS
+
+PLAIN_TORCH = """
+import sys
+sys.modules["rayfl"] = None  # importing it would fail
+import torch
+net = torch.export.load(sys.argv[1] + "/model.pt2").module()
+torch.save(net(torch.load(sys.argv[1] + "/x.pt")), sys.argv[1] + "/y.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A simulation that has made its rounds, and its last line."""
+    simulation = simulate(tiny(method={"name": "heterofl"}), tmp_path_factory.mktemp("run"))
+    return simulation, run(simulation)[-1]
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch_generator(0, "test:images"))
+
+
+def test_the_exported_network_is_the_deployed_one(finished, tmp_path):
+    simulation, line = finished
+    deployed = simulation.deployment(0.2)
+    about = {"capacity": 0.2, "client": None, "round": 2}
+    module = export_submodel(deployed, tmp_path / "to", about, pytest.fail)
+    config = json.loads((tmp_path / "to" / "config.json").read_text())
+    assert config["parameters"] == deployed.net.parameters
+    assert (config["capacity"], config["client"], config["round"], config["answer"]) == (0.2, None, 2, "last")
+    data = simulation.experiment.data
+    test = {name: torch.from_numpy(t) for name, t in data.arrays().test.items()}
+    x, y = data.prepare.batch(data.prepare.whole(test), None)
+    with torch.no_grad():
+        assert (module(x).argmax(1) == y).float().mean().item() == pytest.approx(line["accuracy_0.2"])
+        torch.testing.assert_close(module(x), as_module(deployed)(x), rtol=0, atol=0)
+    assert not module.training
+
+
+def test_plain_torch_runs_it(finished, tmp_path):
+    simulation, _ = finished
+    module = export_submodel(simulation.deployment(0.1), tmp_path / "to", {}, pytest.fail)
+    x = drawn(5, 1, 8, 8)
+    torch.save(x, tmp_path / "to" / "x.pt")
+    subprocess.run([sys.executable, "-c", PLAIN_TORCH, tmp_path / "to"], check=True)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.load(tmp_path / "to" / "y.pt"), module(x))
+    state = load_file(tmp_path / "to" / "model.safetensors")
+    assert sum(t.numel() for n, t in state.items() if "running" not in n) == sum(p.numel() for p in module.parameters())
+    assert any("running_mean" in name for name in state)
+
+
+def test_a_network_with_exits_answers_as_it_is_deployed(tmp_path):
+    """By the mean of its exits, which its file says."""
+    simulation = simulate(tiny(method={"name": "depthfl"}, rounds=1, **NESTED["depthfl"]), tmp_path / "run")
+    run(simulation)
+    deployed = simulation.deployment(0.2)
+    module = export_submodel(deployed, tmp_path / "to", {}, pytest.fail)
+    assert json.loads((tmp_path / "to" / "config.json").read_text())["answer"] == "mean"
+    x = drawn(3, 1, 8, 8)
+    program = torch.export.load(tmp_path / "to" / "model.pt2").module()
+    last = as_module(replace(deployed, answer="last"))
+    with torch.no_grad():
+        assert module(x).shape == (3, 4)
+        torch.testing.assert_close(program(x), module(x))
+        assert not module(x).equal(last(x))
+    # the names in the file are those of the network
+    assert deployed.net.layout.shapes.keys() < load_file(tmp_path / "to" / "model.safetensors").keys()
+
+
+def whole(model, *names):
+    """A deployment of the widest network, of whose `names` the elements that are not 0 count."""
+    net = Net(model)
+    with torch_scope(0):
+        params = {name: t.clone() for name, t in net.initial().items()}
+    return Deployment("whole", net, params, masked=names)
+
+
+def pruned(model):
+    """A device lacks the filters and neurons whose weights are below the median of their layer, and single weights."""
+    deployed = whole(model, *(f"{path}.weight" for path in Net(model).layers if path != "head"))
+    for name in deployed.masked:
+        t = deployed.params[name]
+        rows = t.flatten(1).abs().mean(1)
+        deployed.params[name] = torch.where(t.abs() > 1e-3, t, 0)
+        deployed.params[name][rows < rows.median()] = 0
+    return deployed
+
+
+def test_a_masked_network_is_exported_without_the_filters_that_are_not_there(tmp_path):
+    """Of 20, 50 and 500 filters and neurons, 9, 24 and 249 are below their median. There is one pixel a channel behind
+    the second layer."""
+    deployed, said, to = pruned(MODELS["lenet5_caffe"](input=(1, 16, 16), classes=4)), [], tmp_path / "to"
+    module = export_submodel(deployed, to, {}, said.append)
+    x = drawn(5, 1, 16, 16)
+    with torch.no_grad():
+        expected = as_module(deployed)(x)
+        torch.testing.assert_close(module(x), expected)
+        torch.testing.assert_close(torch.export.load(to / "model.pt2").module()(x), expected)
+
+    before = 20 * 25 + 50 * 20 * 25 + 500 * 50 + 4 * 500
+    after = 11 * 25 + 26 * 11 * 25 + 251 * 26 + 4 * 251
+    config, state = json.loads((to / "config.json").read_text()), load_file(to / "model.safetensors")
+    nonzero = sum(int(t.count_nonzero()) for t in state.values())
+    assert said == [f"{before:,} -> {after:,} parameters, {nonzero:,} of them not 0; 282 of 570 filters removed"]
+    assert config["parameters"] == after == sum(t.numel() for t in state.values())
+    assert config["nonzero"] == nonzero < after
+    assert (config["filters"], config["removed"], config["zeros"]) == (570, 282, 0)
+    sizes = tuple((name, size) for name, size in config["net"].pop("sizes"))
+    again = Net(MODELS["lenet5_caffe"](**config["model"]), sizes=sizes).build()
+    again.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), expected)
+
+
+class Sigmoids(MODELS["lenet5_caffe"]):
+    def build(self, net):
+        network = super().build(net)
+        network.hidden_relu = nn.Sigmoid()
+        return network
+
+
+def test_a_network_that_makes_something_of_zeros_stays_whole(tmp_path):
+    deployed, said = whole(Sigmoids(), "hidden.weight"), []
+    deployed.params["hidden.weight"][:250] = 0
+    export_submodel(deployed, tmp_path, {}, said.append)
+    config = json.loads((tmp_path / "config.json").read_text())
+    of_mask = {"nonzero": 430_500 - 250 * 800, "filters": 500, "removed": 0, "zeros": 250}
+    assert of_mask.items() < config.items() and config["net"]["sizes"] == []
+    assert said == [
+        "all filters stay: without the pruned ones model lenet5_caffe answers otherwise",
+        "430,500 -> 430,500 parameters, 230,500 of them not 0; 0 of 500 filters removed",
+    ]
+
+
+def test_filters_that_stay_are_said(tmp_path):
+    """Two of the first layer's go; one class does not."""
+    deployed, said = whole(MODELS["lenet5_caffe"](), "conv1.weight", "head.weight"), []
+    deployed.params["conv1.weight"][:2] = 0
+    deployed.params["head.weight"][0] = 0
+    export_submodel(deployed, tmp_path, {}, said.append)
+    assert len(said) == 2 and said[0].endswith("; 2 of 30 filters removed")
+    assert said[1].startswith("1 pruned filters stay: ") and said[1].endswith("or a class needs them")
+
+
+def test_a_network_that_nobody_has_trained_is_said(tmp_path):
+    simulation, said = simulate(tiny(method="standalone", rounds=1), tmp_path / "run"), []
+    simulation.carries.put(0, 0, {"own": simulation.method.prefix(0.2).take(simulation.method.task.initial())})
+    for i, client in enumerate((None, 1, 0)):
+        export_submodel(simulation.deployment(0.2, client), tmp_path / str(i), {}, said.append)
+    assert said == 2 * [
+        "every client has a network of its own, and this one nobody has trained; give a client who has taken part"
+    ]
+
+
+def test_a_folder_that_is_not_empty_is_refused(finished, tmp_path):
+    simulation, _ = finished
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is not empty; give a new folder"):
+        export_submodel(simulation.deployment(0.2), tmp_path, {}, pytest.fail)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

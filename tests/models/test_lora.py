@@ -1,0 +1,265 @@
+"""Adapters over a frozen network, and sums of products."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from rayfl.config import ConfigError
+from rayfl.core import frozen
+from rayfl.core.fold import Factors, Fold, Pairs, Update
+from rayfl.core.net import Net, load, params_of
+from rayfl.core.seeds import torch_generator, torch_scope
+from rayfl.core.submodel import prefix
+from rayfl.core.tensors import leaves
+from rayfl.exporting.submodels import export_submodel
+from rayfl.methods.base import Deployment
+from rayfl.models import MODELS, peft
+from rayfl.reference.describe import describe
+from rayfl.testing.tiny import assert_same, run, simulate, tiny
+
+VIT = MODELS["vit_b_16"](**MODELS["vit_b_16"].smallest)
+LORA = MODELS["lora"](base=VIT, rank=8, alpha=4)
+PATH = "encoder.0.attention.attend.q.linear"
+
+
+def drawn(net):
+    """Adapters that are not 0."""
+    with torch_scope(3):
+        return {name: torch.randn_like(t) * 0.3 for name, t in params_of(net.build()).items()}
+
+
+def answers(net, params, x):
+    module = net.build().eval()
+    load(module, params)
+    with torch.no_grad():
+        return module(x)
+
+
+def images(count=3):
+    return torch.randn(count, *VIT.input, generator=torch_generator(0, "test:images"))
+
+
+def test_only_adapters_and_head_are_parameters():
+    shapes = Net(LORA).layout.shapes
+    assert shapes[f"{PATH}.lora.A"] == (8, 20) and shapes[f"{PATH}.lora.B"] == (20, 8)
+    assert {name.rpartition(".")[2] for name in shapes} == {"A", "B", "weight", "bias"}
+    assert {name for name in shapes if "lora" not in name} == {"head.weight", "head.bias"}
+    assert Net(LORA.model_copy(update={"head": "frozen"})).parameters == Net(LORA).parameters - 4 * 20 - 4
+    assert len([name for name in shapes if name.endswith("lora.A")]) == 2 * VIT.layers
+
+
+@pytest.mark.parametrize("width, rank", [(1, 8), (0.5, 4), (0.3, 3), (0.125, 1), (0.1, 0)])
+def test_a_capacity_is_a_rank(width, rank):
+    shapes = Net(LORA, width).layout.shapes
+    assert shapes[f"{PATH}.lora.A"] == (rank, 20) and shapes[f"{PATH}.lora.B"] == (20, rank)
+
+
+def test_a_new_adapter_changes_nothing():
+    net, x = Net(LORA), images()
+    with torch_scope(1):
+        start = net.initial()
+    base = Net(VIT).build().eval()
+    load(base, {name: frozen.tensors_of(LORA)[name] for name in Net(VIT).layout.shapes})
+    assert torch.equal(answers(net, start, x), base(x))
+    bound = 1 / 20**0.5
+    assert start[f"{PATH}.lora.A"].abs().max() <= bound and start[f"{PATH}.lora.A"].std() > bound / 3
+
+
+def test_a_prefix_is_the_truncated_function():
+    """A network of a smaller rank answers as the large one whose other components are 0."""
+    whole, part, x = Net(LORA), Net(LORA, 0.5), images()
+    params = drawn(whole)
+    cut = {
+        name: t[:, :4] if name.endswith("lora.B") else t[:4] if name.endswith("lora.A") else t
+        for name, t in params.items()
+    }
+    zeroed = {name: F.pad(cut[name], (0, 4)) if name.endswith("lora.B") else params[name] for name in params}
+    taken = prefix(whole, part).take(params)
+    assert all(torch.equal(taken[name], t) for name, t in cut.items())
+    torch.testing.assert_close(answers(part, taken, x), answers(whole, zeroed, x))
+
+
+@pytest.mark.parametrize(
+    "scaling, scales", [("constant", [0.5, 0.5]), ("alpha_over_r", [0.5, 2]), ("rslora", [4 / 8**0.5, 4 / 2**0.5])]
+)
+def test_scales_by_rank(scaling, scales):
+    model = LORA.model_copy(update={"scaling": scaling})
+    assert [model.scale(rank) for rank in (8, 2)] == pytest.approx(scales)
+
+
+def test_merged_weights_answer_as_adapters():
+    whole, x = Net(LORA), images()
+    params = drawn(whole)
+    merged = Net(LORA.model_copy(update={"merged": True}))
+    start = {name: torch.zeros(shape) for name, shape in merged.layout.shapes.items()} | {
+        name: t for name, t in params.items() if "lora" not in name
+    }
+    for name in start:
+        if name.endswith("lora.W"):
+            path = name.removesuffix("W")
+            start[name] = LORA.scale(8) * params[f"{path}B"] @ params[f"{path}A"]
+    torch.testing.assert_close(answers(merged, start, x), answers(whole, params, x))
+
+
+def test_the_base_is_neither_sent_nor_folded(tmp_path):
+    experiment = tiny(
+        model=LORA,
+        method={"name": "heterofl", "label_rows": "all"},
+        data={"shape": VIT.input},
+        clients={"capacities": [1, 0.25, 0.1], "count": 3, "cohort": 3},
+        partition="iid",
+        rounds=1,
+    )
+    before = {name: t.clone() for name, t in frozen.tensors_of(LORA).items()}
+    simulation = simulate(experiment, tmp_path)
+    [line] = run(simulation)
+    ranks = [8, 2, 0]
+    sent = sum(2 * VIT.layers * rank * 40 + 4 * 20 + 4 for rank in ranks)
+    assert line["bytes_down"] == line["bytes_up"] == 4 * sent
+    assert {name for name, _ in leaves(simulation.state)} == {f"params/{name}" for name in Net(LORA).layout.shapes}
+    assert all(torch.equal(t, before[name]) for name, t in frozen.tensors_of(LORA).items())
+
+
+def test_networks_of_a_base_share_its_memory():
+    narrow, wide = (dict(Net(LORA, width).build().named_buffers()) for width in (0.25, 1))
+    assert narrow.keys() == wide.keys()
+    assert all(narrow[name].data_ptr() == t.data_ptr() for name, t in wide.items() if t.numel())
+
+
+def test_other_tensors_forget_networks_of_the_old():
+    model = LORA.model_copy(update={"base_seed": 5})
+    kept = frozen.tensors_of(model)
+    other = {name: t + 1 if t.is_floating_point() else t for name, t in kept.items()}
+    frozen.keep({model.frozen_key: other})
+    assert torch.equal(Net(model).build().get_buffer("patches.weight"), other["patches.weight"])
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (
+            {"targets": ["query"]},
+            "model.targets: given 'query', which no linear layer of vit_b_16 ends with; allowed: ",
+        ),
+        (
+            {"rank": 21},
+            "model.rank: given 21 for the layer encoder.0.attention.attend.q.linear of 20 x 20; allowed: at",
+        ),
+        ({"base": {"name": "vit"}}, "base: name: no model is called 'vit'"),
+    ],
+)
+def test_mistakes(changed, message):
+    given = {"name": "lora", "base": VIT, "targets": ["q.linear"]} | changed
+    with pytest.raises(ConfigError) as error:
+        tiny(model=given, data={"shape": VIT.input})
+    assert message in str(error.value)
+
+
+# sums of products
+
+
+def product(seed, rank=2, out=5, cin=4):
+    draw = torch_generator(seed, "test:product")
+    return Factors(*(torch.randn(s, generator=draw, dtype=torch.float64) for s in ((out, rank), (rank, cin))))
+
+
+def test_products_add_by_length_and_become_dense():
+    parts = [product(seed, rank=1) for seed in range(6)]
+    total = parts[0] + parts[1]
+    assert total.right is not None and total.left.shape == (5, 2)
+    for part in parts[2:]:
+        total = total + part
+    assert total.right is None and total.left.shape == (5, 4)
+    torch.testing.assert_close(total.dense(), sum(part.left @ part.right for part in parts))
+
+
+def test_products_fold_and_travel():
+    pairs = Pairs(lambda a, b: a + b)
+    for seed in range(3):
+        pairs.add(Update({}, 1.0, products={"q": product(seed)}))
+    fold = Fold({})
+    fold.add(prefix(Net(LORA), Net(LORA)), pairs.total)
+    torch.testing.assert_close(fold.products["q"].dense(), sum(product(seed).dense() for seed in range(3)))
+    assert fold.weight == 3
+
+
+def test_a_mean_over_all_pads_with_zeros():
+    """Ranks 2, 2, 4, 8 and no training: rows from 2 on are halved, rows from 4 on quartered; holders change nothing."""
+    whole = Net(LORA)
+    state = {"params": drawn(whole)}
+    for over in ("holders", "all"):
+        fold = Fold(state)
+        for width in (0.25, 0.25, 0.5, 1):
+            selection = prefix(whole, Net(LORA, width))
+            fold.add(selection, Update({"params": selection.take(state["params"])}, 1.0))
+        mean, old = fold.mean("params", over)[f"{PATH}.lora.A"], state["params"][f"{PATH}.lora.A"]
+        factors = torch.ones(8) if over == "holders" else torch.tensor([1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25])
+        torch.testing.assert_close(mean, old * factors[:, None])
+
+
+def test_a_net_of_another_model_is_another_net():
+    merged = replace(Net(LORA), model=LORA.model_copy(update={"merged": True}))
+    assert merged != Net(LORA) and merged.model.frozen_key == LORA.frozen_key
+
+
+# files of the library peft
+
+
+def test_adapters_are_written_by_the_names_of_peft(tmp_path):
+    """ "base_model.model." before the path, lora_A and lora_B behind it, and what was merged is not among them."""
+    params = drawn(Net(LORA.model_copy(update={"merged": True})))
+    peft.write(tmp_path / "adapter", params, peft.config_of(8, 0.5, ["q.linear"], ["head"], 0.1, "classes", "base"))
+    found = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert found[f"base_model.model.{PATH}.lora_A.weight"].shape == (8, 20)
+    assert found[f"base_model.model.{PATH}.lora_B.weight"].shape == (20, 8)
+    assert "base_model.model.head.weight" in found and len(found) == 4 * VIT.layers + 2
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == ("LORA", "SEQ_CLS", 8, 4)
+
+
+@pytest.mark.parametrize("width", [1, 0.25])
+def test_training_starts_from_an_adapters_folder(tmp_path, width):
+    params = drawn(Net(LORA))
+    peft.write(tmp_path / "adapter", params, {})
+    model = LORA.model_copy(update={"adapter": str(tmp_path / "adapter")})
+    model.prepare()
+    expected = prefix(Net(LORA), Net(LORA, width)).take(params)
+    assert_same(Net(model, width).initial(), expected)
+
+
+def test_an_adapter_of_another_rank_is_refused(tmp_path):
+    peft.write(tmp_path / "adapter", drawn(Net(LORA, 0.5)), {})
+    with pytest.raises(ConfigError) as error:
+        LORA.model_copy(update={"adapter": str(tmp_path / "adapter")}).prepare()
+    assert f"({PATH}.lora.A is (4, 20) and should be (8, 20)); allowed: adapters of rank 8 at q.linear" in str(
+        error.value
+    )
+    with pytest.raises(ConfigError, match="whose adapter_model.safetensors cannot be read"):
+        LORA.model_copy(update={"adapter": str(tmp_path)}).prepare()
+
+
+def test_it_is_described_by_rank_and_by_what_is_frozen():
+    records = describe(
+        tiny(model=LORA, data={"shape": VIT.input}, clients={"capacities": [1, 0.25, 0.1]}, method="heterofl")
+    )
+    frozen_parameters = Net(VIT).parameters - 84
+    assert [record["rank"] for record in records] == [8, 2, 0]
+    assert {record["frozen"] for record in records} == {frozen_parameters}
+    assert [record["parameters"] for record in records] == [84 + 2 * VIT.layers * 40 * rank for rank in (8, 2, 0)]
+    assert [record["bytes_up"] for record in records] == [4 * record["parameters"] for record in records]
+    assert records[0]["space_mb"] == 4 * (records[0]["parameters"] + frozen_parameters) / 2**20
+
+
+def test_what_is_merged_answers_as_the_adapters(tmp_path):
+    net, x = Net(LORA, 0.5), images()
+    params = drawn(net)
+    torch.testing.assert_close(answers(Net(VIT), LORA.merged_into_base(net, params), x), answers(net, params, x))
+    given = export_submodel(Deployment("it", net, params), tmp_path / "small", {}, print)
+    torch.testing.assert_close(given(x), answers(net, params, x))
+    assert load_file(tmp_path / "small" / "adapter" / "adapter_model.safetensors").keys() == peft.written(params).keys()
+    config = json.loads((tmp_path / "small" / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["modules_to_save"]) == (4, 2, ["head"])

@@ -1,0 +1,321 @@
+"""Steps: what a module keeps between clients, and the static ones beside those that they must equal."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_same, bound, client_data, updated
+from torch import nn
+
+import rayfl.methods.base as base
+from rayfl.core.joined import joined, parameters_of
+from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.seeds import torch_generator, torch_scope
+from rayfl.core.tensors import as_vector
+from rayfl.data.goal import Classes
+from rayfl.methods import METHODS
+from rayfl.models import MODELS
+from rayfl.training import graphs
+from rayfl.training.settings import Training
+from rayfl.training.steps import Objective, StaticSteps, Steps, fit, static_steps
+
+CPU = torch.device("cpu")
+GOAL = Classes(4)
+WAYS = {
+    "plain": {},
+    "clip": {"clip": 0.5},
+    "momentum and decay": {"momentum": 0.9, "weight_decay": 0.01},
+    "adam": {"optimizer": "adam", "lr": 0.01},
+    "adamw and clip": {"optimizer": "adamw", "weight_decay": 0.1, "clip": 1.0, "lr": 0.01},
+    "bf16": {"precision": "bf16"},
+}
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def network(norm: str = "static_bn") -> nn.Module:
+    """A new one, the same whenever it is asked for."""
+    with torch_scope(5):
+        return Net(MODELS["digits_cnn"](classes=4, norm=norm), 0.25).build()
+
+
+def batches(seed: int, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch_generator(seed, "test:batches")
+    return [
+        (torch.randn(n, 8, 8, 1, generator=generator).permute(0, 3, 1, 2), torch.randint(4, (n,), generator=generator))
+        for n in sizes
+    ]
+
+
+def objective(*absent: int) -> Objective:
+    present = torch.ones(4, dtype=torch.bool)
+    present[list(absent)] = False
+    return Objective(GOAL, "zero" if absent else "none", present if absent else None)
+
+
+def trained(module: nn.Module, start: dict, given, way: dict, loss: Objective, static: bool):
+    load(module, start)
+    rate = (lambda step: 0.1 / (step + 1)) if way.get("clip") else Training(**way).lr
+    training = Training(batch_size=4, **way)
+    metrics = fit(module, given, loss, training, rate, static=static)
+    return {name: t.clone() for name, t in params_of(module).items()}, metrics
+
+
+# --- what a module keeps ---
+
+
+def test_sgd_in_one_addition_is_torchs_fused_one():
+    for i, n in enumerate([1, 7, 16, 33, 1000, 53_194]):
+        generator = torch_generator(i, "test:sgd")
+        p, g = torch.randn(2, n, generator=generator)
+        rate, module = 0.037 * 10 ** (i - 3), nn.ParameterList([p.clone()])
+        module[0].grad = g.clone()
+        joined(module).descend(rate)
+        expected = nn.Parameter(p.clone())
+        expected.grad = g.clone()
+        torch.optim.SGD([expected], rate, fused=True).step()
+        assert torch.equal(module[0].data, expected.data)
+
+
+@ways
+def test_a_module_that_has_trained_others_trains_a_client_as_a_new_one_does(way):
+    used, start = network(), params_of(network())
+    trained(used, start, batches(1, 4, 4, 2), way, objective(), False)
+    trained(used, start, batches(2, 4), way | {"momentum": 0.5} if not way else {}, objective(1), False)
+    again = trained(used, start, batches(3, 4, 4, 1), way, objective(), False)
+    fresh = trained(network(), start, batches(3, 4, 4, 1), way, objective(), False)
+    assert_same(again[0], fresh[0])
+    assert again[1] == fresh[1]
+
+
+def test_clients_share_vector_gradient_and_optimizer():
+    module, training = network(), Training(momentum=0.9)
+    steps = []
+    for seed in range(2):
+        steps.append(Steps(module, objective(), training))
+        steps[-1].run(*batches(seed, 4)[0], 0.1)
+    first, second = steps
+    assert first.joined is second.joined and first.optimizer is second.optimizer
+    vector, gradient = first.joined.vector.data, first.joined.gradient
+    for p in module.parameters():
+        assert p.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr()
+        assert p.grad.untyped_storage().data_ptr() == gradient.untyped_storage().data_ptr()
+
+
+def test_parameters_that_others_joined_anew_are_found_where_they_are_now():
+    module, start = network(), params_of(network())
+    first = Steps(module, objective(), Training())
+    first.run(*batches(0, 4)[0], 0.1)
+    before = first.joined
+    extra = torch.zeros(3)
+    as_vector([extra, *parameters_of(module).values()])
+    assert not before.holds()
+    for static in (False, True):
+        found = trained(module, start, batches(1, 4, 4), {}, objective(), static)
+        assert_same(found[0], trained(network(), start, batches(1, 4, 4), {}, objective(), False)[0])
+
+
+def test_what_has_no_gradient_is_passed_over_until_it_has_one():
+    """Weight decay would move it."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.uses_b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3)), False
+
+        def forward(self, x):
+            return (self.a.sum() + (self.b.sum() if self.uses_b else 0)) * x
+
+    module, training = Two(), Training(weight_decay=0.5)
+
+    def step():
+        fit(module, [(torch.ones(1), torch.zeros(1))] * 2, lambda out, y: out.mean(), training, 0.1)
+
+    step()
+    a = 0.95 * (0.95 - 0.1) - 0.1
+    assert module.a.tolist() == pytest.approx([a] * 2) and module.b.tolist() == [1, 1, 1]
+    module.uses_b = True
+    step()
+    assert module.b.tolist() == pytest.approx([a] * 3)
+
+
+def test_a_payload_that_lies_end_to_end_is_loaded_as_any_other():
+    module, flat = network(), torch.randn(sum(p.numel() for p in network().parameters()))
+    parts = flat.split([p.numel() for p in module.parameters()])
+    given = {n: part.view(p.shape) for (n, p), part in zip(module.named_parameters(), parts, strict=True)}
+    load(module, given)
+    assert_same(params_of(module), given)
+    assert (
+        not torch.equal(flat, torch.zeros_like(flat)) and module.head.bias.data_ptr() != given["head.bias"].data_ptr()
+    )
+    scattered = {name: t.clone() + 1 for name, t in reversed(given.items())}
+    load(module, scattered)
+    assert_same(params_of(module), {name: scattered[name] for name in given})
+
+
+def test_parts_of_a_module_that_were_evaluated_train_again():
+    """A wrapper is made anew for every client; what it wraps was evaluated since."""
+    inner = network()
+    inner.eval()
+    outer = nn.Sequential(inner)
+    assert outer.training
+    fit(outer, batches(0, 2), objective(), Training(), 0.1)
+    assert all(m.training for m in inner.modules())
+
+
+# --- static steps ---
+
+
+@ways
+@pytest.mark.parametrize("norm", ["static_bn", "group"])
+def test_static_steps_are_the_others_to_the_bit(way, norm):
+    """Three clients of one module, whose masks differ. With a batch norm also smaller batches, which stay alone."""
+    sizes = [(4, 4), (4, 4, 4), (4,)] if norm == "group" else [(4, 4, 1), (3,), (4, 2)]
+    module, other, start = network(norm), network(norm), params_of(network(norm))
+    kept = set()
+    for seed, (given, absent) in enumerate(zip(sizes, ([3], [0, 1], [2]), strict=True)):
+        work = batches(seed, *given), way, objective(*absent)
+        expected, found = trained(other, start, *work, False), trained(module, start, *work, True)
+        assert_same(found[0], expected[0])
+        assert found[1] == expected[1]
+        kept.add(static_steps(module, work[2], Training(batch_size=4, **way)))
+    assert len(kept) == 1
+
+
+@ways
+def test_a_batch_that_is_filled_up_is_the_smaller_one_but_for_the_order_of_sums(way):
+    """What was in the memory before counts for nothing, even if it is not finite."""
+    start = params_of(network("group"))
+    module = network("group")
+    trained(module, start, [(torch.full_like(x, float("inf")), y) for x, y in batches(9, 4)], way, objective(), True)
+    expected = trained(network("group"), start, batches(1, 4, 4, 1), way, objective(), False)
+    found = trained(module, start, batches(1, 4, 4, 1), way, objective(), True)
+    # Adam's first steps are the rate times the sign of the gradient, whatever its size
+    tolerance = 2e-2 if way.get("precision") == "bf16" or "optimizer" in way else 1e-6
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=tolerance)
+    assert found[1]["train_samples"] == 9 and found[1]["train_loss"] == pytest.approx(expected[1]["train_loss"], 1e-2)
+
+
+def test_the_label_that_fills_up_has_no_part_in_the_mean():
+    logits = torch.randn(3, 4, generator=torch_generator(0, "test:logits"))
+    mean = GOAL.loss(logits, torch.tensor([1, GOAL.padding, 2]))
+    assert mean == F.cross_entropy(logits[[0, 2]], torch.tensor([1, 2]))
+
+
+@ways
+def test_static_steps_know_which_parameters_rest(way):
+    """Clients of one module who train now one part of it, now another, and now all."""
+    module = network("group")
+    start = {name: t.clone() for name, t in params_of(module).items()}
+    first, *_, last = parameters_of(module)
+    for resting in (first, last, None, first):
+        for name, parameter in parameters_of(module).items():
+            parameter.requires_grad_(name != resting)
+        (plain, numbers), (static, counted) = (
+            trained(module, start, batches(3, 4, 4), way, objective(), static) for static in (False, True)
+        )
+        assert_same(static, plain)
+        assert counted == numbers
+        assert {name for name in start if torch.equal(plain[name], start[name])} == {resting} - {None}
+
+
+def test_only_what_differs_in_nothing_else_is_static(monkeypatch):
+    made = []
+    monkeypatch.setattr("rayfl.training.steps.static_steps", lambda *given: made.append(given) or Steps(*given))
+    module, training = network(), Training()
+
+    def steps(loss=None, **given):
+        made.clear()
+        fit(module, batches(0, 2), loss or objective(), training, 0.1, static=True, **given)
+        return bool(made)
+
+    assert steps()
+    assert not steps(adjust=lambda module: None)
+    assert not steps(project=lambda module: None)
+    assert not steps(momentum={})
+    assert not steps(loss=lambda logits, y: logits.mean())
+    norm = module.norm1
+    norm.running = torch.zeros(8), torch.ones(8)
+    assert not steps()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fedrolex", "lg_fedavg", "standalone", "fedprox", "scaffold"])
+def test_a_method_on_static_steps_answers_the_same(name, monkeypatch):
+    method = bound(METHODS[name](), 1.0, 0.5, steps=3, batch_size=2)
+    state, work = method.init(), [client_data(0, 1, 1, 2), client_data(3, 3, 0, 2)]
+    eager = [updated(method, state, 0.5, data, seed=i) for i, data in enumerate(work)]
+    calls = []
+
+    def static(*given):
+        calls.append(given)
+        return fit(*given[:-1], True)
+
+    monkeypatch.setattr(base, "fit", static)
+    found = [updated(method, state, 0.5, data, seed=i) for i, data in enumerate(work)]
+    assert len(calls) == 2 and all(call[-1] is False for call in calls)
+    for a, b in zip(found, eager, strict=True):
+        assert_same(a.sums, b.sums)
+        assert a.metrics == b.metrics
+
+
+def test_bf16_is_another_result():
+    start = params_of(network())
+    full, half = (trained(network(), start, batches(0, 4, 4), way, objective(), False) for way in ({}, WAYS["bf16"]))
+    assert not all(torch.equal(t, half[0][name]) for name, t in full[0].items())
+    torch.testing.assert_close(half[0], full[0], rtol=0, atol=2e-2)
+    assert {t.dtype for t in half[0].values()} == {torch.float32}
+
+
+# --- a recording ---
+
+
+def test_a_recording_follows_the_runs_that_warm_up(monkeypatch):
+    """Every call is one run or one replay; what is recorded is not run. The device is made up."""
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, device=None):
+            pass
+
+        def wait_stream(self, other):
+            log.append("wait")
+
+    class Within:
+        def __init__(self, *given, **options):
+            self.recording = bool(options)
+
+        def __enter__(self):
+            log.append("record" if self.recording else "side")
+
+        def __exit__(self, *error):
+            log.append("end")
+
+    cuda = SimpleNamespace(
+        Stream=Stream,
+        stream=Within,
+        graph=Within,
+        device=Within,
+        current_stream=Stream,
+        graph_pool_handle=lambda: (0, 1),
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: log.append("replay")),
+    )
+    monkeypatch.setattr(graphs.torch, "cuda", cuda)
+    again = graphs.Recorded(lambda: log.append("body"), torch.device("meta"))
+    for _ in range(graphs.WARMUP):
+        again()
+        assert log == ["wait", "side", "body", "end", "wait"]
+        log.clear()
+    again()
+    assert [word for word in log if word != "side"][-4:] == ["record", "body", "end", "replay"]
+    log.clear()
+    again()
+    assert log == ["replay"]
+
+
+def test_resident_modules_are_what_is_recorded():
+    """The steps stay with the module of a network, whoever comes."""
+    net = Net(MODELS["digits_cnn"](), 0.125)
+    a, b = (static_steps(resident(net, CPU), Objective(Classes(10), "none", None), Training()) for _ in range(2))
+    assert a is b and isinstance(a, StaticSteps)
+    other = static_steps(resident(net, CPU), Objective(Classes(10), "none", None), Training(clip=1.0))
+    assert other is not a

@@ -1,0 +1,358 @@
+"""Sweeps, as far as they need no Ray: what is searched, under which budget, and what is refused."""
+
+import math
+import pickle
+import time
+from types import SimpleNamespace
+
+import pytest
+from helpers import TINY
+from rows import folder, line
+from sweeps import LR, ROUNDS, refused, write
+
+from rayfl.config import ConfigError, parse
+from rayfl.config.plain import short
+from rayfl.engine.plugins import packed
+from rayfl.methods.dense import Dense
+from rayfl.results.console import SweepProgress
+from rayfl.tuning import check as checks
+from rayfl.tuning import sweep as sweeps
+from rayfl.tuning.load import load_sweep
+from rayfl.tuning.recorder import Recorder, folder_name
+from rayfl.tuning.search import scheduler_of, searcher_of, trial_config
+from rayfl.tuning.space import Search, text_of
+
+# what is searched
+
+
+def points(search, seed=0):
+    return parse(Search, search, "search").points(seed)
+
+
+def test_every_combination_of_the_grids():
+    space = {"a": {"grid": [1, 2]}, "b": {"grid": [3, 4, 5]}}
+    assert points({"space": space, "trials": 9}) == [{"a": a, "b": b} for a in (1, 2) for b in (3, 4, 5)]
+    assert points({}) == [{}]
+
+
+def test_draws_are_stratified_and_the_same_for_every_row():
+    space = {
+        "u": {"uniform": [1.0, 3.0]},
+        "l": {"loguniform": [0.01, 100]},
+        "i": {"randint": [10, 18]},
+        "c": {"choice": ["x", "y"]},
+    }
+    search = {"space": space, "trials": 8}
+    drawn = points(search)
+    assert drawn == points(search) != points(search, seed=1)
+    assert sorted(int((p["u"] - 1) * 4) for p in drawn) == list(range(8))
+    assert sorted(int((2 + math.log10(p["l"])) * 2) for p in drawn) == list(range(8))
+    assert sorted(p["i"] for p in drawn) == list(range(10, 18))
+    assert sorted(p["c"] for p in drawn) == ["x"] * 4 + ["y"] * 4
+
+
+def test_draws_for_each_combination_of_the_grids():
+    drawn = points({"space": {"g": {"grid": [1, 2]}, "u": {"uniform": [0, 1]}}, "trials": 3})
+    assert [p["g"] for p in drawn] == [1, 1, 1, 2, 2, 2]
+    assert [p["u"] for p in drawn[:3]] == [p["u"] for p in drawn[3:]]
+
+
+@pytest.mark.parametrize(
+    ("domain", "said"),
+    [
+        ({"gird": [1]}, ".gird: unknown key 'gird'; did you mean 'grid'?"),
+        ({"grid": 0.1}, ".grid: given 0.1; allowed: a list"),
+        ({"grid": None}, ".grid: given None; allowed: a list"),
+        ({"grid": []}, ".grid: given []; allowed: a length of at least 1"),
+        ({"grid": [{"a": 1}]}, ".grid: given [{'a': 1}]; allowed: single values; sections that differ are rows"),
+        ({"grid": [0.1, 1, 1.0]}, ".grid: given [0.1, 1, 1.0]; allowed: every value once"),
+        ({"choice": ["a", "a"]}, ".choice: given ['a', 'a']; allowed: every value once"),
+        ({"uniform": [2, 1]}, ".uniform: given [2, 1]; allowed: [low, high] with low < high"),
+        ({"uniform": [1]}, ".uniform: given [1]; allowed: a length of at least 2"),
+        ({"uniform": [False, 1]}, ".uniform.0: given False; allowed: a number"),
+        ({"loguniform": [0, 1]}, ".loguniform: given [0, 1]; allowed: [low, high] with a low above 0"),
+        ({"randint": [0, 1.5]}, ".randint.1: given 1.5; allowed: a whole number"),
+        ({}, ": given {}; allowed: exactly one of grid, choice, uniform, loguniform, randint"),
+        ({"grid": [1], "choice": [1]}, ": given {'grid': [1], 'choice': [1]}; allowed: exactly one of grid"),
+    ],
+)
+def test_a_domain_that_is_wrong(tmp_path, domain, said):
+    assert refused(write(tmp_path, space={"training.lr": domain})).startswith(f"search.space.training.lr{said}")
+
+
+def test_a_number_of_400_digits(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(f"experiment: {{}}\nsearch:\n  space: {{training.lr: {{randint: [0, {10**400}]}}}}\n")
+    assert refused(path).startswith("search.space.training.lr.randint.1 (line 3): given '1000")
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ({"space": {"training.lr": {"grid": [0.1, -1]}}}, "rows.heterofl: training.lr: given -1; allowed: more than 0"),
+        (
+            {"space": {"training.lr": {"grid": [True, 0.1]}}},
+            "rows.heterofl: training.lr: given True; allowed: a number",
+        ),
+        (
+            {"space": {"training.lr": {"uniform": [-1, 1]}}},
+            "rows.heterofl: training.lr: given -0.66",
+        ),
+        ({"space": {"training.rate": {"grid": [0.1]}}}, "rows.heterofl: training.rate: unknown key 'rate'"),
+        ({"space": {"seed": {"grid": [1, 2]}}}, "search.space: given {'seed'"),
+        ({"seeds": []}, "search.seeds: given []; allowed: a length of at least 1"),
+        ({"seeds": [1, 1]}, "search.seeds: given [1, 1]; allowed: every seed once"),
+        ({"trails": 3}, "search.trails: unknown key 'trails'; did you mean 'trials'?"),
+        ({"trials": 0}, "search.trials: given 0; allowed: at least 1"),
+        ({"trials": 10**9}, "search.trials: given 1000000000; allowed: at most 10000"),
+        ({"trials": True}, "search.trials: given True; allowed: a whole number"),
+        (
+            {"space": LR, "trials": 6000},
+            "search: space: given 12000 points a row, as the grids and `trials` have it; allowed: at most 10000",
+        ),
+        (
+            {"options": {"grace_period": 3}},
+            "search: options: given {'grace_period': 3}; allowed: nothing with scheduler fifo, which stops no trials",
+        ),
+        ({"scheduler": "asha", "options": {"grace": 3}}, "search.options.grace: unknown key 'grace'; did you mean"),
+        (
+            {"scheduler": "asha", "options": {"brackets": 10**9}},
+            "search.options.brackets: given 1000000000; allowed: at",
+        ),
+        (
+            {"scheduler": "asha", "options": {"reduction_factor": 1}},
+            "search.options.reduction_factor: given 1; allowed",
+        ),
+        (
+            {"scheduler": "asha", "options": {"grace_period": 13}},
+            "search.options.grace_period: given 13; allowed: at most the run's 12 rounds",
+        ),
+        ({"scheduler": "hyperband", "options": {"brackets": 2}}, "search.options.brackets: unknown key 'brackets'"),
+        ({"scheduler": "ahsa"}, "search.scheduler: given 'ahsa'; allowed: one of fifo, asha, hyperband, median"),
+        ({"searcher": "optnua"}, "search.searcher: no searcher is called 'optnua'; did you mean 'optuna'?"),
+        ({"searcher": "variant_generator"}, "search.searcher: no searcher is called 'variant_generator'"),
+        ({"searcher": "zoopt"}, "search.searcher: given 'zoopt', which Ray Tune cannot make (ZOOpt not found"),
+        ({"space": {"data.samples": {"grid": [80, 60]}}}, "rows.heterofl (data.samples=60): data: given"),
+        ({"space": {"run.threads": {"grid": [1, 2]}}}, "rows.heterofl (run.threads=2): run: given"),
+    ],
+)
+def test_a_search_that_is_wrong(tmp_path, search, said):
+    assert refused(write(tmp_path, **search)).startswith(said)
+
+
+def test_every_known_scheduler_and_searcher_can_be_made(tmp_path):
+    for name in ("asha", "hyperband", "median"):
+        assert scheduler_of(Search(scheduler=name), ROUNDS, "here") is not None
+    assert scheduler_of(Search(), ROUNDS, "here") is None
+    assert searcher_of(Search(searcher="optuna"), "max", "here").metric == "validation_accuracy_mean"
+    assert searcher_of(Search(), "max", "here") is None
+
+
+def test_rows_that_are_wrong(tmp_path):
+    said = refused(write(tmp_path), rows="heterfl")
+    assert said == "--rows: no row is called 'heterfl'; did you mean 'heterofl'? known: heterofl"
+    assert refused(write(tmp_path, rows=["hetrofl"])).startswith("rows.hetrofl: method.name: no method is called")
+    assert refused(write(tmp_path, rows={"../up": {}})).startswith("rows: given '../up'; allowed: the name of a folder")
+    assert refused(write(tmp_path, rows={"..": {}})).startswith("rows: given '..'; allowed: the name of a folder")
+    assert refused(write(tmp_path, rows={"a b": {}})).startswith("rows: given 'a b'; allowed: letters, digits")
+    assert refused(write(tmp_path, rows={"a": [1]})) == "rows.a: given [1]; allowed: sections of the experiment"
+    assert refused(write(tmp_path, rows={"a": {"seed": 1}})) == "rows.a.seed: given 1; allowed: search.seeds instead"
+    serial = refused(write(tmp_path, experiment={"run": {"executor": "serial"}}))
+    assert serial == "rows.heterofl: run.executor: given 'serial'; allowed: 'ray' in a sweep, whose trials are Ray's"
+    path = tmp_path / "small.yaml"
+    for key in ("5", "~", "true"):
+        path.write_text(f"experiment: {{}}\nrows:\n  {key}: {{}}\n")
+        assert refused(path) == f'rows (line 3): given the key {key}; allowed: text, as is "{key}" in quotes'
+
+
+def test_a_row_decides_nothing_that_is_searched(tmp_path):
+    rows = {"slow": {"training": {"lr": 0.1}}}
+    said = "rows.slow.training.lr: given 0.1; allowed: nothing, because search.space decides it"
+    assert refused(write(tmp_path, rows, space=LR)) == said
+    whole = {"training": {"choice": ["slow", "fast"]}}
+    assert refused(write(tmp_path, rows, space=whole)) == said
+    assert refused(write(tmp_path, space=LR), ["training.lr=1"]) == (
+        "--set training.lr: given 1; allowed: nothing, because search.space decides it; --set search.space={} searches "
+        "nothing"
+    )
+
+
+def test_the_setting_of_a_seed_is_search_seeds(tmp_path):
+    said = "--set seed: given 3; allowed: search.seeds, as in --set search.seeds=[3]"
+    assert refused(write(tmp_path), ["seed=3"]) == said
+    assert load_sweep(write(tmp_path), ["search.seeds=[3]"]).search.seeds == (3,)
+
+
+def test_of_a_large_search_few_experiments_are_made(tmp_path, monkeypatch):
+    space = {"training.lr": {"grid": [i / 100 for i in range(1, 101)]}, "training.momentum": {"uniform": [0, 0.9]}}
+    made = []
+    whole = sweeps.Sweep.experiment
+    monkeypatch.setattr(sweeps.Sweep, "experiment", lambda *given: made.append(given) or whole(*given))
+    began = time.monotonic()
+    plan = load_sweep(write(tmp_path, space=space, trials=100))
+    assert time.monotonic() - began < 30
+    assert plan.trials == 10_000 and checks.CHECKED <= len(made) <= checks.CHECKED + 5
+
+
+def test_what_combinations_show(tmp_path):
+    """Alone each value is right; together 6 clients are too few."""
+    space = {"clients.cohort": {"grid": [4, 6]}, "clients.count": {"grid": [6, 5]}}
+    assert "a cohort of at most count = 5 clients; cohort is 6" in refused(write(tmp_path, space=space))
+
+
+# by what
+
+
+LOCAL = {"standalone": {"method": "standalone"}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "search", "said"),
+    [
+        (
+            ["heterofl"],
+            {"metric": "accuracy_worst"},
+            "given 'accuracy_worst', which is of test data; allowed to tune by: validation_accuracy_worst (with "
+            "evaluation.holdout), so that the test data only judge; search.allow_test: true tunes by it nevertheless",
+        ),
+        (
+            ["heterofl"],
+            {"metric": "local_loss_mean"},
+            "given 'local_loss_mean', which is of test data; allowed to tune by: local_validation_loss_mean (with "
+            "evaluation.local_holdout)",
+        ),
+        (["heterofl"], {"metric": "accuracy"}, "no metric is called 'accuracy'; did you mean 'accuracy_mean'?"),
+        (
+            LOCAL,
+            {},
+            "given 'validation_accuracy_mean'; allowed with rows.standalone, whose clients keep networks of their own: "
+            "local_validation_accuracy_mean (with evaluation.local_holdout) or another of local_*",
+        ),
+        (LOCAL, {"metric": "local_accuracy_mean"}, "given 'local_accuracy_mean', which is of test data"),
+        (
+            LOCAL,
+            {"metric": "local_validation_accuracy_mean"},
+            "given 'local_validation_accuracy_mean'; allowed with rows.standalone: it, if evaluation.local_holdout is "
+            "over 0",
+        ),
+    ],
+)
+def test_a_metric_that_is_wrong(tmp_path, rows, search, said):
+    assert refused(write(tmp_path, rows, space=LR, **search)).startswith(f"search.metric: {said}")
+
+
+def test_what_is_tuned_by(tmp_path):
+    plan = load_sweep(write(tmp_path, space=LR, metric="accuracy_mean", allow_test=True))
+    assert (plan.mode, plan.facts()["judge"]) == ("max", "accuracy_mean")
+    assert load_sweep(write(tmp_path, metric="accuracy_mean")).trials == 1, "nothing is chosen by it"
+    plan = load_sweep(write(tmp_path, metric="train_loss", space=LR))
+    assert (plan.mode, plan.facts()["judge"]) == ("min", "accuracy_mean")
+    assert load_sweep(write(tmp_path, metric="train_loss", mode="max", space=LR)).mode == "max"
+    held = {"evaluation": {"every": 3, "local_holdout": 0.2}}
+    plan = load_sweep(write(tmp_path, LOCAL, held, metric="local_validation_loss_mean", space=LR))
+    assert (plan.mode, plan.facts()["judge"]) == ("min", "local_accuracy_mean")
+
+
+def test_the_facts_of_a_sweep(tmp_path):
+    rows = {"few": {"clients": {"capacities": [1, 0.25], "weights": [0, 1]}}, "many": {}}
+    assert load_sweep(write(tmp_path, rows, space=LR)).facts() == {
+        "tuned": ["training.lr"],
+        "judge": "accuracy_mean",
+        "capacities": [1, 0.3, 0.25, 0.2, 0.1],
+        "trained": [0.3, 0.25, 0.2, 0.1],
+        "scores": {"accuracy": "max", "loss": "min"},
+        "clients": 6,
+        "rounds": ROUNDS,
+    }
+
+
+def test_what_is_for_people_is_no_part_of_the_experiment(tmp_path):
+    path = write(tmp_path, {"few": {"title": "Few\n clients", "rounds": 3}, "many": {}})
+    path.write_text("question: |\n  Is more\n  better?\n" + path.read_text())
+    plan = load_sweep(path)
+    assert (plan.question, plan.titles) == ("Is more better?", {"few": "Few clients"})
+    assert plan.example("few").rounds == 3
+    assert {key: plan.plain()[key] for key in ("question", "titles")} == {
+        "question": "Is more better?",
+        "titles": {"few": "Few clients"},
+    }
+    assert load_sweep(path, rows="many").titles == {}
+    assert refused(write(tmp_path, {"few": {"title": 3}})) == "rows.few: title: given 3; allowed: text"
+
+
+# trials
+
+
+def test_how_many_trials_there_will_be(tmp_path):
+    space = {"training.lr": {"grid": [0.1, 0.2]}, "training.momentum": {"uniform": [0, 0.9]}}
+    path = write(tmp_path, ["heterofl", "fedrolex"], space=space, trials=3, seeds=[0, 1, 2])
+    assert load_sweep(path).trials == 2 * (2 * 3 + 2)
+    path = write(tmp_path, space=space, trials=3, searcher="optuna")
+    assert load_sweep(path).trials == 3
+
+
+def test_the_point_of_a_configuration(tmp_path):
+    space = {
+        "method": {"grid": ["heterofl", "fedrolex"]},
+        "training.lr": {"uniform": [0.1, 0.2]},
+        "clients.capacities": {"choice": [[0.3, 0.2], [0.3, 0.1]]},
+    }
+    plan = load_sweep(write(tmp_path, {"any": {}}, space=space, trials=2))
+    assert len(plan.points["any"]) == 4
+    for point in plan.points["any"]:
+        assert plan.point(plan.experiment("any", point, 0).plain()) == point
+
+
+def test_a_trials_folder_is_one_component_of_a_path():
+    name = folder_name("a.b", {"data.root": "../../etc/x y\n\0", "method.parts.0.width": 0.123456}, 3, "12ab_00001")
+    assert name == "a.b-root=.._.._etc_x_y__-0.width=0.123-s3-12ab_00001"
+    name = folder_name("ä" * 75, {"x": "é" * 500}, 3, "12ab_00001")
+    assert len(name.encode()) <= 150 and name.endswith("-12ab_00001")
+
+
+def test_a_trial_goes_on_only_if_it_has_a_line_for_every_round_before(tmp_path):
+    """A run that restores an older checkpoint makes rounds again; one without a line would leave a hole."""
+    plan = load_sweep(write(tmp_path))
+    run = folder(tmp_path / "sweep", kind="sweep", status="running")
+    recorder = Recorder(plan, run, SweepProgress(1, ROUNDS), lambda path: None)
+    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}))
+    recorder.on_trial_start(0, [trial], trial)
+    record = recorder.trials["a"]
+
+    def told(*rounds):
+        recorder.on_trial_result(0, [trial], trial, {"lines": [line(round) for round in rounds]})
+        return [line["round"] for line in record.rounds()]
+
+    assert told(1, 2, 3, 4, 5) == [1, 2, 3, 4, 5]
+    assert told(4, 5, 6) == [1, 2, 3, 4, 5, 6]
+    file = record.path / "metrics.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ConfigError, match="line 1: given round 2; allowed: round 1; the run goes on after round 6;"):
+        told(7)
+    assert recorder.refusal is not None
+
+
+def test_a_point_as_text():
+    assert text_of({"training.lr": 0.012345, "method": "a/b", "x.0.y": [1, 2]}) == (
+        "training.lr=0.0123, method=a/b, x.0.y=[1, 2]"
+    )
+    assert len(short([1] * 1000)) < 300
+
+
+class Own(Dense):
+    """A method of a user's package."""
+
+
+def test_a_sweep_travels_as_what_its_file_says(tmp_path):
+    """Classes of a user's package are found by name on the other side, and its files are shipped."""
+    own = f"{__name__}:Own"
+    plan = load_sweep(write(tmp_path, {"own": {"method": own}, "data": {"data": TINY["data"]}}, space=LR))
+    assert plan.first.method.name == own
+    sent = pickle.dumps(plan.described())
+    assert b"Own" in sent and Own.__name__ == "Own" and len(sent) < 10_000
+    arrived = pickle.loads(sent)
+    assert "first" not in vars(arrived) and arrived.search == plan.search
+    for row in plan.rows:
+        theirs, ours = (s.experiment(row, {"training.lr": 0.1}, 0) for s in (arrived, plan))
+        assert theirs.plain() == ours.plain()
+    assert packed([plan, plan.first])
