@@ -24,7 +24,7 @@ from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
 from rayfl.engine.checkpoints import BEST, Best, complete, forget_after, same_config
-from rayfl.engine.locks import Temporary, clear_temporary, held
+from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation
 from rayfl.engine.termination import heeded
 from rayfl.experiment import Experiment, read_experiment
@@ -84,7 +84,7 @@ def run(
     temporary = Temporary() if folder is None else None
     # a server actor may have another working folder
     path = temporary.path / "run" if temporary else Path(str(folder)).resolve()
-    listeners = [*experiment.heard(), *listeners]
+    listeners = [*experiment.all_listeners(), *listeners]
     with claimed(path, experiment.plain(), resume):
         if arrays is None:
             _in_phase(listeners, LOADING)
@@ -245,7 +245,7 @@ def export(
     *,
     best: bool = False,
     data: InMemory | None = None,
-    say: Callable[[str], None] = print,
+    notify: Callable[[str], None] = print,
 ) -> "nn.Module":
     """Writes what a device of this capacity runs, or a client's own network, for the world outside; returns it.
 
@@ -265,27 +265,27 @@ def export(
     _check_place(to)
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"{to}: given a folder that is not empty; allowed: a new folder")
-    round, deployed = _at_checkpoint(experiment, place, capacity, client, say)
+    round, deployed = _at_checkpoint(experiment, place, capacity, client, notify)
     if deployed.is_start:
         who = "no client" if client is None else f"client {client}, who has not taken part yet"
-        say(
+        notify(
             f"{who}: with method {experiment.method.name} every client has a network of its own, and nobody has "
             "trained this one"
         )
     about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
     about |= {"samples": experiment.data.prepare.plain()}
-    return export_submodel(deployed, to, about, say, experiment.data.attached)
+    return export_submodel(deployed, to, about, notify, experiment.data.attached)
 
 
 def deployments(
-    folder: str | Path, *, arrays: Arrays | None = None, say: Callable[[str], None] = print
+    folder: str | Path, *, arrays: Arrays | None = None, notify: Callable[[str], None] = print
 ) -> dict[float, Deployment]:
     """What a device of every capacity runs after a run's newest whole checkpoint, with its norms' statistics, largest
     capacity first. `arrays`: the data, where they are loaded already."""
     record = RunFolder.open(folder)
     record.require_version()
     experiment = read_experiment(record.config, str(record.path / "config.json"))
-    with _restored(experiment, record.path / CHECKPOINTS, say, arrays) as (_, simulation):
+    with _restored(experiment, record.path / CHECKPOINTS, notify, arrays) as (_, simulation):
         return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
 
 
@@ -300,24 +300,24 @@ def _place(folder: Path, best: bool) -> Path:
 
 
 def _at_checkpoint(
-    experiment: Experiment, place: Path, capacity: float, client: int | None, say: Callable[[str], None]
+    experiment: Experiment, place: Path, capacity: float, client: int | None, notify: Callable[[str], None]
 ) -> tuple[int, Deployment]:
     """The round of the newest whole checkpoint in a folder, and what a device of a capacity, or a client, runs then."""
     _check_device(experiment, capacity, client)
-    with _restored(experiment, place, say) as (round, simulation):
+    with _restored(experiment, place, notify) as (round, simulation):
         return round, simulation.deployment(capacity, client)
 
 
 @contextmanager
 def _restored(
-    experiment: Experiment, place: Path, say: Callable[[str], None], arrays: Arrays | None = None
+    experiment: Experiment, place: Path, notify: Callable[[str], None], arrays: Arrays | None = None
 ) -> Iterator[tuple[int, Simulation]]:
     """The round of the newest whole checkpoint in a folder, and the run as it stood there."""
     with Temporary() as scratch:
         simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
         round, said = simulation.restore(place)
         for text in said:
-            say(text)
+            notify(text)
         yield round, simulation
 
 
@@ -353,7 +353,7 @@ def claimed(path: Path, config: Mapping[str, Any], resume: bool) -> Iterator[Non
     """A folder that `check_folder` allows, for this process alone."""
     check_folder(path, config, resume)
     clear_temporary()
-    with held(path):
+    with locked(path):
         # another process may have been here in between
         check_folder(path, config, resume)
         yield

@@ -187,7 +187,7 @@ class Experiment(Config):
     def _judged_on(self) -> str:
         return self.method.judged_on if self.evaluation.clients else "test"
 
-    def heard(self) -> tuple[Listener, ...]:
+    def all_listeners(self) -> tuple[Listener, ...]:
         """All that is told of a run: its listeners, and what ends it if `run.patience` is up."""
         if not self.run.patience:
             return self.listeners

@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.tensors import Params, as_vector
 from rayfl.data.goal import Classes
 from rayfl.models import MODELS
@@ -108,7 +108,7 @@ def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
         "SGD, fused": plain(fused=True),
         "rayfl, not recorded": lambda: eager.run(*batch, LR),
         "rayfl, recorded": lambda: recorded.run(*batch, LR),
-        f"vmap of {TOGETHER}, a client": together(net.build().to(device), batch)[0],
+        f"vmap of {TOGETHER}, a client": add_updates(net.build().to(device), batch)[0],
     }
     if device.type == "cuda":
         module = net.build().to(device)
@@ -123,7 +123,7 @@ def step_of(module: Callable, optimizer: torch.optim.Optimizer, batch: tuple[tor
     optimizer.step()
 
 
-def together(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
+def add_updates(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
     """What makes a step of equal clients at once, and their parameters, [clients, ...] each."""
     module.train()
     params, _ = stack_module_state([module] * TOGETHER)
@@ -206,7 +206,7 @@ def rows_of(name: str, net: Net, size: int, scale: Scale, device: torch.device) 
 def serve(net: Net, clients: int, device: torch.device) -> None:
     """A process of several: trains clients of 30 steps of batch 20 whenever it reads a line, and answers one."""
     batches, training = [batch_of(net, 20, device)] * 30, Training(batch_size=20)
-    module, start = resident(net, device), params_of(net.build())
+    module, start = cached_module(net, device), params_of(net.build())
 
     def client() -> None:
         load(module, start)

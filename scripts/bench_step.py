@@ -78,7 +78,7 @@ class Case:
         visit = Visit(client, selection, data, None, 7)
         payload = unpack(pack(method.extract(state, selection)))
         # a client's first visit draws what it starts from
-        visit = replace(visit, carry=method.local_update(payload, visit).carries.get(client.id))
+        visit = replace(visit, client_state=method.local_update(payload, visit).client_states.get(client.id))
 
         def train() -> Any:
             return method.local_update(payload, visit)

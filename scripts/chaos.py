@@ -315,7 +315,7 @@ def raylets() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def disturb(run: Run, ends: float, tally: Tally, say: Callable[[str], None]) -> None:
+def disturb(run: Run, ends: float, tally: Tally, notify: Callable[[str], None]) -> None:
     """Takes a run to its end, with faults until `ends`."""
     place = "nodes" if run.cluster else "own"
     faults = [fault for fault in FAULTS if fault.on in ("any", place)]
@@ -333,7 +333,7 @@ def disturb(run: Run, ends: float, tally: Tally, say: Callable[[str], None]) -> 
             if hit := fault.strike(run):
                 tally.faults[fault.about] += 1
                 run.made[fault.about] += 1
-                say(f"round {at}: {fault.about} ({hit} hit)")
+                notify(f"round {at}: {fault.about} ({hit} hit)")
         if not hit and run.is_running():
             continue
         if hit and not fault.codes:
@@ -355,7 +355,7 @@ def disturb(run: Run, ends: float, tally: Tally, say: Callable[[str], None]) -> 
             if hit:
                 tally.outlived[fault.about] += 1
             return
-        say(f"ended with {code}: {' '.join(printed.splitlines()[-1:])[:100]}; resumed")
+        notify(f"ended with {code}: {' '.join(printed.splitlines()[-1:])[:100]}; resumed")
         tally.resumed[fault.about] += 1
         run.start()
 
@@ -367,7 +367,7 @@ def outcome(folder: Path) -> Outcome:
     """A run's lines without seconds, the checksums of its last state and of what its clients keep, their scores."""
     record = RunFolder.open(folder)
     found = read(complete(folder / "checkpoints")[-1])
-    kept = {str(client): load_tensors(file) for client, file in sorted(found.carries.files.items())}
+    kept = {str(client): load_tensors(file) for client, file in sorted(found.client_states.files.items())}
     lines = [{key: value for key, value in line.items() if key != "seconds"} for line in record.rounds()]
     return lines, checksum(found.state), checksum(kept), record.client_scores.tolist()
 
@@ -402,16 +402,16 @@ def main() -> None:
         output = place / f"{number:03}-{method}"
         output.mkdir()
 
-        def say(text: str, of: str = output.name) -> None:
+        def notify(text: str, of: str = output.name) -> None:
             console.print(f"{time.monotonic() - began:7.1f} s  {of}: {text}", soft_wrap=True, markup=False)
 
         with ExitStack() as stack:
             cluster = stack.enter_context(raylets()) if draw.random() < 1 / 3 else None
             where = "three raylets" if cluster else "one raylet"
             run = Run(method, output, draw, cluster)
-            say(f"begins on {where}")
+            notify(f"begins on {where}")
             try:
-                disturb(run, ends, tally, say)
+                disturb(run, ends, tally, notify)
                 if method not in twins:
                     twin = run.config | {"run": EXPERIMENT["run"] | {"executor": "serial"}}
                     twins[method] = outcome(rayfl.run(twin, place / f"serial-{method}").folder.path)
@@ -422,9 +422,9 @@ def main() -> None:
                 if run.is_running():
                     kill_everything(run)
         if wrong:
-            say(f"WRONG, see {output}: {wrong}")
+            notify(f"WRONG, see {output}: {wrong}")
         else:
-            say(f"equal to its serial twin after {run.made.total()} faults")
+            notify(f"equal to its serial twin after {run.made.total()} faults")
             tally.runs.append((method, where, run.made.total()))
             shutil.rmtree(output)
         number += 1

@@ -43,8 +43,8 @@ def everyone_has_loaded(pool):
 def result(simulation):
     """All lines, and the state's and every carry's bits."""
     lines = run(simulation)
-    carries = {str(id): simulation.carries.get(id) for id in sorted(simulation.carries.files)}
-    return lines, checksum(simulation.state), checksum(carries)
+    client_states = {str(id): simulation.client_states.get(id) for id in sorted(simulation.client_states.files)}
+    return lines, checksum(simulation.state), checksum(client_states)
 
 
 def on_ray(pool, experiment, folder):

@@ -64,7 +64,7 @@ class Faulty(Failing, PersonalHead):
         return super().local_update(payload, visit)
 
 
-class FailingLessons(Failing):
+class FailingServerTasks(Failing):
     """A client's work fails behind its steps, or a lesson of the server's does, in a round."""
 
     client: int | None = None
@@ -77,18 +77,18 @@ class FailingLessons(Failing):
             self._fail()
         return update
 
-    def refine(self, lesson, study):
-        refined = super().refine(lesson, study)
-        if self.client is None and study.round == self.round:
+    def refine(self, server_task, context):
+        refined = super().refine(server_task, context)
+        if self.client is None and context.round == self.round:
             self._fail()
         return refined
 
 
-class FaultyFedDF(FailingLessons, FedDF):
+class FaultyFedDF(FailingServerTasks, FedDF):
     name: Literal["faulty_feddf"] = "faulty_feddf"
 
 
-class FaultyFedGKT(FailingLessons, FedGKT):
+class FaultyFedGKT(FailingServerTasks, FedGKT):
     name: Literal["faulty_fedgkt"] = "faulty_fedgkt"
 
 

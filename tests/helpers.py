@@ -111,11 +111,11 @@ def images(*labels: int) -> ClientData:
 
 
 def visit(
-    method: Method, state: dict, capacity: float, data: ClientData, *, id=0, round=0, seed=0, carry=None
+    method: Method, state: dict, capacity: float, data: ClientData, *, id=0, round=0, seed=0, client_state=None
 ) -> Visit:
     """A client's work in a round."""
     client = Client(id, capacity, round)
-    return Visit(client, method.select(state, client), data, carry, seed)
+    return Visit(client, method.select(state, client), data, client_state, seed)
 
 
 def updated(method: Method, state: dict, capacity: float, data: ClientData, **work) -> Update:
@@ -144,10 +144,10 @@ class PersonalHead(Dense):
         fixed_capacities(self.name, self.task.nets, clients, "clients of one capacity")
 
     def local_update(self, payload, visit):
-        own = (visit.carry or {}).get("own", {})
+        own = (visit.client_state or {}).get("own", {})
         update = self.trained({"params": payload["params"] | own}, visit)
         head = {name: update.sums["params"].pop(name) for name in visit.net.layout.classifier}
-        update.carries[visit.client.id] = {"own": head}
+        update.client_states[visit.client.id] = {"own": head}
         return update
 
 
@@ -165,15 +165,19 @@ class Pruned(Dense):
     def local_update(self, payload, visit):
         update = self.trained(payload, visit)
         lost = torch.tensor([1, 3]) * visit.client.id
-        update.carries[visit.client.id] = {"own" if self.keeps else "lost": {"lost": lost}}
+        update.client_states[visit.client.id] = {"own" if self.keeps else "lost": {"lost": lost}}
         return update
 
-    def deploy(self, state, round, capacity, carry=None):
+    def deploy(self, state, round, capacity, client_state=None):
         whole = prefix(self.task.server, self.net_at(capacity))
         masked, params = ("conv1.weight", "hidden.weight"), whole.take(state["params"])
         for i, name in enumerate(masked):
             rows = len(params[name])
-            left = int(rows * capacity / max(self.task.nets)) if carry is None else rows - int(carry["own"]["lost"][i])
+            left = (
+                int(rows * capacity / max(self.task.nets))
+                if client_state is None
+                else rows - int(client_state["own"]["lost"][i])
+            )
             params[name] = params[name] * (torch.arange(rows) < left).view(-1, *[1] * (params[name].dim() - 1))
         return Deployment(capacity, whole.net, params, masked=masked, is_start=self.keeps)
 
@@ -187,7 +191,7 @@ class Troubled(Dense):
 
     def local_update(self, payload, visit):
         update = self.trained(payload, visit)
-        update.carries[visit.client.id] = {"seen": {"round": torch.tensor(visit.round)}}
+        update.client_states[visit.client.id] = {"seen": {"round": torch.tensor(visit.round)}}
         if visit.client.id == self.client:
             if self.trouble == "raise":
                 raise ArithmeticError("on purpose")
@@ -201,7 +205,7 @@ def saved_inside(experiment: Experiment, folder: Path) -> int:
     simulation, saved = simulate(experiment, folder / "saved"), 0
     while not simulation.done:
         simulation.advance()
-        if simulation.begun and simulation.round == 1:
+        if simulation.partial_round and simulation.round == 1:
             saved += 1
             simulation.save(folder / f"checkpoint {saved}")
     return saved

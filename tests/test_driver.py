@@ -20,7 +20,7 @@ from torch import nn
 
 import rayfl
 from rayfl.engine.checkpoints import complete, read
-from rayfl.engine.locks import held
+from rayfl.engine.locks import locked
 from rayfl.listeners import EarlyStopping, Listener
 from rayfl.metrics import EVALUATED
 from rayfl.models.cnn import DigitsCNN
@@ -158,13 +158,13 @@ def test_a_second_command_in_a_runs_folder_is_refused(tmp_path):
         "another folder",
         f"{folder}: holds a run already; resume it, or give another folder",
     ]
-    assert list((folder / "carries").iterdir()) and not (folder / "lock").exists()
+    assert list((folder / "client_states").iterdir()) and not (folder / "lock").exists()
     assert without_seconds(found).equals(without_seconds(rayfl.run(experiment)))
 
 
 def test_a_second_command_in_a_sweeps_folder_is_refused(tmp_path):
     plan = {"experiment": TINY | {"run": {}}, "rows": {"avg": {"method": "fedavg"}}}
-    with held(tmp_path):
+    with locked(tmp_path):
         assert "works in it; wait until that ended" in message(rayfl.sweep, plan, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -275,8 +275,8 @@ def test_the_best_round_is_kept_beside_the_newest(tmp_path, method):
         assert json.loads((path.parent / "best.json").read_text())["value"] == values[round]
         kept, ended = read(path), read(complete(tmp_path / "short" / "checkpoints")[-1])
         assert_same(kept.state, ended.state)
-        assert {c: file.read_bytes() for c, file in kept.carries.files.items()} == {
-            c: file.read_bytes() for c, file in ended.carries.files.items()
+        assert {c: file.read_bytes() for c, file in kept.client_states.files.items()} == {
+            c: file.read_bytes() for c, file in ended.client_states.files.items()
         }
         assert complete(folder / "checkpoints")[-1].name == "round-000009"
     assert_same(whole.submodel(0.3, best=True).state_dict(), short.submodel(0.3).state_dict())
@@ -302,7 +302,7 @@ def test_the_best_round_is_kept_beside_the_newest(tmp_path, method):
 def test_rounds_are_chosen_on_what_is_held_out(sections, metric):
     experiment = tiny(**sections)
     assert experiment.chosen_by == metric and metric in experiment.metrics()
-    assert experiment.with_(run={"patience": 3}).heard() == (EarlyStopping(metric=metric, patience=3),)
+    assert experiment.with_(run={"patience": 3}).all_listeners() == (EarlyStopping(metric=metric, patience=3),)
 
 
 def test_round_by_round():

@@ -137,10 +137,10 @@ def test_accuracy_of_every_client_by_hand(fill, tmp_path):
 
 def own_accuracy(simulation, id: int, data: ClientData) -> float:
     """Of a client's own network, with statistics of its own data; who was never drawn runs what it would start from."""
-    capacity, carry = simulation.clients.capacity(id, 0, 0), simulation.carries.get(id)
+    capacity, client_state = simulation.clients.capacity(id, 0, 0), simulation.client_states.get(id)
     module = deployed(simulation, capacity)
-    if carry is not None:
-        load(module, simulation.method.deploy(simulation.state, 1, capacity, carry).params)
+    if client_state is not None:
+        load(module, simulation.method.deploy(simulation.state, 1, capacity, client_state).params)
         own = rows(simulation, "train", simulation.data.train[id])
         norms.load(module, norms.finish(norms.collect(module, (x for x, _ in own.in_order(7))), "exact"))
     return accuracy(module, data)
@@ -151,7 +151,10 @@ def test_accuracy_of_clients_with_networks_of_their_own(method, tmp_path):
     sections = {"clients": {"cohort": 3}, "evaluation": {"local_holdout": 0.25}}
     simulation = simulate(tiny(method=method, rounds=1, **sections), tmp_path)
     [line] = run(simulation)
-    assert simulation.carries.owners == set(simulation.carries.files) and len(simulation.carries.owners) == 3
+    assert (
+        simulation.client_states.owners == set(simulation.client_states.files)
+        and len(simulation.client_states.owners) == 3
+    )
     data = simulation.data
     by_hand = {id: own_accuracy(simulation, id, rows(simulation, "test", data.test[id])) for id in range(6)}
     assert dict(simulation.client_scores.tolist()) == by_hand
@@ -169,12 +172,12 @@ def test_a_client_keeps_its_own_head(tmp_path):
     assert torch.equal(simulation.state["params"]["head.weight"], initial["head.weight"])
     assert not torch.equal(simulation.state["params"]["conv1.weight"], initial["conv1.weight"])
     trained = {id for round in range(3) for id in simulation.clients.sample(0, round)}
-    assert set(simulation.carries.files) == simulation.carries.owners == trained
+    assert set(simulation.client_states.files) == simulation.client_states.owners == trained
     id = min(trained)
-    capacity, carry = simulation.clients.capacity(id, 0, 3), simulation.carries.get(id)
-    own = simulation.method.deploy(simulation.state, 3, capacity, carry)
+    capacity, client_state = simulation.clients.capacity(id, 0, 3), simulation.client_states.get(id)
+    own = simulation.method.deploy(simulation.state, 3, capacity, client_state)
     everybodys = simulation.method.deploy(simulation.state, 3, capacity)
-    assert torch.equal(own.params["head.weight"], carry["own"]["head.weight"])
+    assert torch.equal(own.params["head.weight"], client_state["own"]["head.weight"])
     assert not torch.equal(own.params["head.weight"], everybodys.params["head.weight"])
     assert torch.equal(own.params["conv1.weight"], everybodys.params["conv1.weight"])
 
@@ -186,10 +189,10 @@ def test_what_a_client_keeps_is_read_once_an_evaluation(batch_size, tmp_path, mo
     for method, owners in (("standalone", 6), ("scaffold", 0)):
         simulation = simulate(tiny(method=method, clients={"cohort": 6}, evaluation=evaluation), tmp_path / method)
         simulation.train()
-        assert len(simulation.carries.files) == 6
+        assert len(simulation.client_states.files) == 6
         read = Counter()
-        original = simulation.carries.get
-        monkeypatch.setattr(simulation.carries, "get", lambda id, o=original, r=read: r.update([id]) or o(id))
+        original = simulation.client_states.get
+        monkeypatch.setattr(simulation.client_states, "get", lambda id, o=original, r=read: r.update([id]) or o(id))
         simulation.evaluate()
         assert read == {id: 1 for id in range(owners)}
 
@@ -201,7 +204,7 @@ def test_what_a_client_keeps_for_its_training_alone_is_no_deployment_of_its_own(
         simulation = simulate(tiny(method={"name": method, "weight": "uniform"}, rounds=1), tmp_path / method)
         run(simulation)
         found.append(simulation.client_scores.tolist())
-    assert simulation.carries.files and not simulation.carries.owners and found[0] == found[1]
+    assert simulation.client_states.files and not simulation.client_states.owners and found[0] == found[1]
 
 
 def test_heterofls_local_and_global_by_hand(tmp_path):
@@ -328,7 +331,7 @@ def test_a_deployment_has_the_statistics_that_it_was_judged_with(tmp_path):
         assert expected.keys() == found.statistics.keys()
         for name, t in expected.items():
             assert torch.equal(t, found.statistics[name])
-    id = min(simulation.carries.owners)
+    id = min(simulation.client_states.owners)
     capacity = simulation.clients.capacity(id, 0, 0)
     own, everybodys = simulation.deployment(capacity, id), simulation.deployment(capacity)
     assert any(not torch.equal(t, everybodys.statistics[name]) for name, t in own.statistics.items())
@@ -356,7 +359,7 @@ def test_densities_of_masked_networks_by_hand(tmp_path):
         gone = 9 * (10 - conv), 80 * (39 - hidden)
         assert line[f"density_{name}"] == pytest.approx((whole - sum(gone)) / whole)
         assert line[f"macs_share_{name}"] == pytest.approx((macs - 64 * gone[0] - gone[1]) / macs)
-    trained = set(simulation.carries.files)
+    trained = set(simulation.client_states.files)
     assert len(trained) == 4
     kept = [
         (10 - k, 39 - 3 * k) if k in trained else left[f"{simulation.clients.capacity(k, 0, 0):g}"] for k in range(6)

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from rayfl.cli.files import configs, find_config, rows
-from rayfl.cli.shared import given_of, print_table, say
+from rayfl.cli.shared import given_of, notify, print_table
 from rayfl.config import ConfigError, load_yaml
 
 
@@ -79,9 +79,9 @@ def check(
 
     for path in map(find_config, files):
         if is_cluster(path):
-            say(f"{path}: {check_cluster(path)}")
+            notify(f"{path}: {check_cluster(path)}")
         elif "experiment" in load_yaml(path):
             plan = load_sweep(path)
-            say(f"{path}: a sweep of {len(plan.rows)} rows: {', '.join(plan.rows)}")
+            notify(f"{path}: a sweep of {len(plan.rows)} rows: {', '.join(plan.rows)}")
         else:
-            say(f"{path}: a run of {load_experiment(path).method.name}")
+            notify(f"{path}: a run of {load_experiment(path).method.name}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfl.cli.output import Shows
-from rayfl.cli.shared import say, warn
+from rayfl.cli.shared import notify, warn
 from rayfl.config import ConfigError
 from rayfl.engine.termination import Terminated
 
@@ -58,14 +58,14 @@ def elsewhere(work: "Work", cluster: str, folder: Path, shows: Shows) -> None:
             for text in work.left_behind():
                 warn(text)
         try:
-            shows.say(f"{'submitted' if is_new else 'attached to'} {id}; Ctrl-C leaves it, and does not stop it")
-            jobs.follow(id, _show_event if shows.json else say)
+            shows.notify(f"{'submitted' if is_new else 'attached to'} {id}; Ctrl-C leaves it, and does not stop it")
+            jobs.follow(id, _show_event if shows.json else notify)
             with shows.busy("copying the results"):
                 jobs.fetch(work, id, folder)
         except (KeyboardInterrupt, Terminated) as stopped:
             warn(f"left {id}, which goes on; the same command attaches to it again; {jobs.how_to_stop(id)} stops it")
             raise SystemExit(stopped.code if isinstance(stopped, Terminated) else INTERRUPTED) from None
-    shows.say(f"a copy of it without checkpoints in {folder}")
+    shows.notify(f"a copy of it without checkpoints in {folder}")
 
 
 def _show_event(line: str) -> None:

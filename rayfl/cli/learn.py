@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfl.cli.files import find_config, shipped
-from rayfl.cli.shared import print_table, say
+from rayfl.cli.shared import notify, print_table
 from rayfl.config import ConfigError, load_yaml
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def init(
         # the comparison's second row stands for all
         given = given["experiment"] | list(given["rows"].values())[1]
     file.write_text(template.of_sweep(given) if sweep else template.of_run(given))
-    say(f"{file}: change what you like; then rayfl check {file}, and rayfl {'sweep' if sweep else 'run'} {file}")
+    notify(f"{file}: change what you like; then rayfl check {file}, and rayfl {'sweep' if sweep else 'run'} {file}")
 
 
 def explain(
@@ -170,11 +170,11 @@ def list_(
         for name, place in PLACES.items():
             entries = [entry for entry in found[place] if not own or asked or entry[0] in own]
             if entries and (name in asked or not asked):
-                say(f"{name} (`{place}:` in a file)")
+                notify(f"{name} (`{place}:` in a file)")
                 print_table(_entries(entries))
-                say("")
+                notify("")
     if FILES in asked:
-        say(f"{FILES} (`rayfl sweep NAME`)")
+        notify(f"{FILES} (`rayfl sweep NAME`)")
         print_table(_entries(list(_files())))
 
 

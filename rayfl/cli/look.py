@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rayfl.cli.shared import Address, Output, copy_to, print_table, say, show, uri_of, warn
+from rayfl.cli.shared import Address, Output, copy_to, notify, print_table, show, uri_of, warn
 from rayfl.config import ConfigError, choose, nearest
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def compare(
     if format != "latex":
         everything = [run for study in studies for run in study.runs]
         for text in [*differences_said(best, judge), *machines_said(everything, judge)]:
-            say(text)
+            notify(text)
 
 
 def _tags(given: list[str]) -> dict[str, str]:
@@ -107,7 +107,7 @@ def report(
 
     found = report_on(folder, metric, warn, tuple(FORMATS) if paper else (), html)
     show(found.best, found.judge, found.config.get("published"), found.tuned)
-    say(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
+    notify(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
 
 
 def export(
@@ -123,8 +123,8 @@ def export(
     neurons that a mask removed for good are left out."""
     from rayfl.driver import export as exported
 
-    exported(run, capacity, to, client, best=best, say=warn)
-    say(f"model.safetensors, config.json and model.pt2 in {to}")
+    exported(run, capacity, to, client, best=best, notify=warn)
+    notify(f"model.safetensors, config.json and model.pt2 in {to}")
 
 
 def status(
@@ -150,8 +150,8 @@ def status(
         return
     print_table(nodes_table(nodes, runs))
     if not runs:
-        say("no run")
+        notify("no run")
         return
     print_table(runs_table(runs))
     for study, counts in studies.items():
-        say(f"{study}: {', '.join(f'{count} {status}' for status, count in counts.items())}")
+        notify(f"{study}: {', '.join(f'{count} {status}' for status, count in counts.items())}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from rayfl.cli.shared import console, say, say_mlflow, show, warn
+from rayfl.cli.shared import console, notify, say_mlflow, show, warn
 from rayfl.config import ConfigError
 from rayfl.results.events import Tell, line_of, nobody
 
@@ -55,10 +55,10 @@ class Shows:
         with console.status(text) as status:
             yield lambda next: status.update(next)
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """To people."""
         if self.for_people:
-            say(text)
+            notify(text)
 
     def results(
         self,
@@ -78,7 +78,7 @@ class Shows:
     def places(self, what: str, folder: Path, output: Path, uri: str | None, page: str) -> None:
         """Where the rest of it is; `page`: of MLflow."""
         if self.for_people:
-            say(f"{what} in {folder}")
+            notify(f"{what} in {folder}")
             say_mlflow(output, uri, page)
 
 

@@ -136,7 +136,7 @@ def show(
         print_table(best.rich(full=len(best.header)))
     section, changed = beside.from_config({"published": published} if published else {})
     if section:
-        say("\n".join(beside.caption(section, changed)))
+        notify("\n".join(beside.caption(section, changed)))
         numbers = beside.table(section, records)
         print_table(numbers.rich(full=len(numbers.header)))
 
@@ -145,7 +145,7 @@ def print_table(table: "RenderableType | OnTerminal") -> None:
     (console if console.is_terminal else Console(width=WIDTH, color_system=COLORS)).print(table)
 
 
-def say(text: str) -> None:
+def notify(text: str) -> None:
     console.print(_plain(text), soft_wrap=True)
 
 
@@ -163,8 +163,8 @@ def say_mlflow(output: Path, uri: str | None, page: str = "") -> None:
     """How to open MLflow, at a page of it."""
     where = uri_of(output, uri)
     if where.startswith("http"):
-        say(f"open MLflow: {where.rstrip('/')}/{page}")
+        notify(f"open MLflow: {where.rstrip('/')}/{page}")
         return
-    say(f"open MLflow: mlflow ui --backend-store-uri {where}")
+    notify(f"open MLflow: mlflow ui --backend-store-uri {where}")
     if page:
-        say(f"its charts: http://127.0.0.1:5000/{page}")
+        notify(f"its charts: http://127.0.0.1:5000/{page}")

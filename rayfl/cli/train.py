@@ -155,7 +155,7 @@ def sweep(
         phase(driver.LOADING)
         arrays = located(config, lambda: driver.load_data(plan.first))
     clients, data = plan.first.clients.count, plan.first.data.name
-    shows.say(
+    shows.notify(
         f"{plan.name}: {len(plan.rows)} methods, {plan.trials} trials of {rounds} rounds, {clients} clients on {data}"
     )
     with progress, sending as sender:
@@ -174,7 +174,7 @@ def sweep(
     shows.results(found.best, found.folder.facts.judge, published, found.tuned)
     if not no_models:
         with shows.busy("logging the rows' submodels in MLflow"):
-            networks = partial(driver.deployments, arrays=arrays, say=progress.note)
+            networks = partial(driver.deployments, arrays=arrays, notify=progress.note)
             log_models(sender.copy, found.folder, networks)
     shows.places("results.csv, results.md and plots", folder, output, tracking_uri, sender.page(folder))
 
@@ -223,5 +223,5 @@ def scale(
             if rows:
                 print_table(table(axis, rows).rich())
         for text in findings(found):
-            shows.say(text)
+            shows.notify(text)
     shows.places("scale.json, scale.csv, scale.md and plots", folder, output, tracking_uri, sender.page(folder))

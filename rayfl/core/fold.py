@@ -1,9 +1,9 @@
-"""What a round's answers add up to: sums, covers, and the holder mean that serves the whole family.
+"""Aggregation of a round's updates: sums, covers, and the holder mean that serves all methods.
 
-    x_new = sum_k w_k S_k^T y_k / sum_k w_k S_k^T 1;    a coordinate that nobody held keeps its value, to the bit
+    x_new = sum_k w_k S_k^T y_k / sum_k w_k S_k^T 1;    a coordinate without holders keeps its value
 
-Everything streams: the updates of equal selections add up to one `Update`, pair by pair (`Pairs`), and the server folds
-these into a `Fold`, selection by selection.
+Updates are streamed: those of equal selections are summed pairwise into one `Update` (`PairwiseSum`), which the server
+adds to a `Fold`, selection by selection.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -16,7 +16,7 @@ from rayfl.core.server_optimizers import MOMENTS, Server, is_statistic
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, Tensors, nbytes
 
-Carry = Mapping[str, Tensors]
+ClientState = Mapping[str, Tensors]
 """What a client keeps: groups of tensors."""
 
 Over = Literal["holders", "all"]
@@ -81,7 +81,7 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
     """By the names of `rayfl.metrics`; what is not listed there is a sum over clients. bytes_down, bytes_up and
     train_flops, where a method gives them, stand in place of what the worker counts."""
-    carries: dict[int, Carry] = field(default_factory=dict)
+    client_states: dict[int, ClientState] = field(default_factory=dict)
     """Client -> what it keeps for its next round: groups of tensors. The group "own" is part of what it itself runs."""
 
     def __add__(self, other: "Update") -> "Update":
@@ -94,11 +94,11 @@ class Update:
             _plus({"": self.row_weights}, {"": other.row_weights})[""],
             _longer(self.products, other.products),
             _plus(self.derived, other.derived),
-            carries=self.carries | other.carries,
+            client_states=self.client_states | other.client_states,
         )
 
 
-def together(one: Update | None, other: Update | None) -> Update | None:
+def add_updates(one: Update | None, other: Update | None) -> Update | None:
     """The sum of those that are there."""
     return other if one is None else one if other is None else one + other
 
@@ -106,7 +106,7 @@ def together(one: Update | None, other: Update | None) -> Update | None:
 T = TypeVar("T")
 
 
-class Pairs(Generic[T]):
+class PairwiseSum(Generic[T]):
     """What comes in order, added up pair by pair: ((1 + 2) + (3 + 4)) + (5 + 6).
 
     Floating point addition is not associative. Here its order follows from the places alone, so whoever adds up an

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 
-from rayfl.core.net import Family, resident
+from rayfl.core.net import Family, cached_module
 from rayfl.core.tensors import Params
 
 _KEPT: dict[Hashable, Params] = {}
@@ -30,7 +30,7 @@ def all_of(models: Iterable[Family]) -> dict[Hashable, Params]:
 def keep(tensors: Mapping[Hashable, Params]) -> None:
     """From now on these are the models'. Networks that were built on others are forgotten."""
     if not (_same(tensors) if tensors.keys() <= _KEPT.keys() else not _KEPT):
-        resident.cache_clear()
+        cached_module.cache_clear()
         _KEPT.clear()
     _KEPT.update(tensors)
 

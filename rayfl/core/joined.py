@@ -1,7 +1,7 @@
 """A module's parameters, and their gradients, as one vector each: a step on many small tensors takes several times as
 long.
 
-What is found of a module stays with it, because clients train in it one after another (`net.resident`).
+What is found of a module stays with it, because clients train in it one after another (`net.cached_module`).
 """
 
 from collections.abc import Callable, Hashable, Mapping

@@ -190,7 +190,7 @@ def _operations(net: Net) -> tuple[dict[str, int], dict[str, int]]:
 
 
 @functools.lru_cache(maxsize=16)
-def resident(net: Net, device: torch.device) -> nn.Module:
+def cached_module(net: Net, device: torch.device) -> nn.Module:
     """The one module of this network that stays in this process: clients run in it one after another.
 
     Its parameters and statistics are whatever was there last: always `load` before use.

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from rayfl.config import ConfigError, differences
 from rayfl.core.fold import State
-from rayfl.engine.client_states import ROWS, Carries, Kept, files_of
+from rayfl.engine.client_states import ROWS, ClientStates, Kept, files_of
 from rayfl.engine.files import PARTIAL, beside, link, load_tensors, opened, remove, save_tensors, sha256, sync
 from rayfl.metrics import Line
 
@@ -53,8 +53,8 @@ class Checkpoint:
     config: dict[str, Any]
     """What the result depends on."""
     state: State
-    carries: Kept
-    begun: Line
+    client_states: Kept
+    partial_round: Line
     """What a round in progress has measured so far; nothing between rounds."""
 
 
@@ -63,9 +63,9 @@ def write(
     round: int,
     config: dict[str, Any],
     state: State,
-    carries: Carries | None = None,
+    client_states: ClientStates | None = None,
     keep: int = 2,
-    begun: Line | None = None,
+    partial_round: Line | None = None,
 ) -> Path:
     """Writes the checkpoint of `round`, perhaps in the middle of the next one, into `folder`, and removes all but it
     and those before it, `keep` in all: later ones are of rounds that are made again.
@@ -82,11 +82,17 @@ def write(
         save_tensors(partial / STATE, state)
         sync(partial / STATE)
         checksums = {STATE: sha256(partial / STATE)}
-        if carries is not None and len(rows := carries.save(folder / STORE, round)):
+        if client_states is not None and len(rows := client_states.save(folder / STORE, round)):
             np.save(partial / KEPT, rows, allow_pickle=False)
             sync(partial / KEPT)
             checksums[KEPT] = sha256(partial / KEPT)
-        manifest = {"version": VERSION, "round": round, "config": config, "sha256": checksums, "begun": begun or {}}
+        manifest = {
+            "version": VERSION,
+            "round": round,
+            "config": config,
+            "sha256": checksums,
+            "begun": partial_round or {},
+        }
         (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
         sync(partial / MANIFEST)
         sync(partial)
@@ -97,8 +103,8 @@ def write(
     for other in found:
         if other not in kept:
             remove(other)
-    if carries is not None:
-        carries.forget_before(_round(kept[0]))
+    if client_states is not None:
+        client_states.forget_before(_round(kept[0]))
     return final
 
 
@@ -107,15 +113,15 @@ def complete(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("round-*") if path.name[6:].isdecimal()), key=_round)
 
 
-def read(path: Path, carries: bool = True) -> Checkpoint:
-    """A checkpoint, after every checksum was verified; without `carries` those of what clients keep are not, and it has
-    none of them. A DamagedCheckpoint, or a ConfigError for an older version."""
+def read(path: Path, client_states: bool = True) -> Checkpoint:
+    """Read a checkpoint and verify its checksums. Without `client_states` those are neither read nor verified. Raises a
+    DamagedCheckpoint, or a ConfigError for an older version."""
     try:
         manifest = _manifest(path)
         for name, expected in manifest["sha256"].items():
             if sha256(path / name) != expected:
                 raise DamagedCheckpoint(f"{path / name}: its SHA-256 is not the manifest's")
-        wanted = carries and KEPT in manifest["sha256"]
+        wanted = client_states and KEPT in manifest["sha256"]
         rows = np.load(path / KEPT, allow_pickle=False) if wanted else np.empty(0, ROWS)
         kept = Kept(path.parent / STORE, manifest["round"], rows)
         for file, expected in zip(kept.files.values(), rows["sha256"], strict=True):
@@ -166,9 +172,9 @@ def _round(path: Path) -> int:
 
 
 def latest(
-    folder: Path, config: dict[str, Any] | None, say: Callable[[str], None], carries: bool = True
+    folder: Path, config: dict[str, Any] | None, notify: Callable[[str], None], client_states: bool = True
 ) -> Checkpoint | None:
-    """The newest good checkpoint, None where there is none. `carries`: as for `read`.
+    """The newest good checkpoint, None where there is none. `client_states`: as for `read`.
 
     Damaged ones are passed over and said. One of another configuration than `config` is an error that lists the
     differences.
@@ -176,14 +182,14 @@ def latest(
     found, damages = complete(folder), []
     for path in reversed(found):
         try:
-            checkpoint = read(path, carries)
+            checkpoint = read(path, client_states)
         except DamagedCheckpoint as error:
             damages.append(str(error))
             continue
         if config is not None:
             same_config(path, checkpoint.config, config)
         for damage in damages:
-            say(f"{damage}; going back to the checkpoint before it")
+            notify(f"{damage}; going back to the checkpoint before it")
         return checkpoint
     if found:
         raise DamagedCheckpoint(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfl.core.fold import Carry
+from rayfl.core.fold import ClientState
 from rayfl.engine.files import beside, link, load_tensors, remove, save_tensors, sha256, sync
 
 OWN = "own"
@@ -37,7 +37,7 @@ class Kept:
         return files_of(self.folder, self.rows)
 
 
-class Carries:
+class ClientStates:
     """Client -> its file; never all in memory.
 
     A file never changes. So the next checkpoint sees to it that it is on disk for good, takes its SHA-256 and links it
@@ -78,7 +78,7 @@ class Carries:
         """Clients who keep a network of their own, or a part of one."""
         return frozenset(np.flatnonzero(self._rows["own"]).tolist())
 
-    def put(self, client: int, round: int, tensors: Carry) -> None:
+    def put(self, client: int, round: int, tensors: ClientState) -> None:
         """NotWritten if the disk does not take it: what the client kept before stays."""
         name, before = name_of(client, round), self._round(client)
         with beside(self.folder / name, f"what client {client} keeps of round {round + 1}") as partial:

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import torch
 
-from rayfl.core.fold import Carry, Update
+from rayfl.core.fold import ClientState, Update
 from rayfl.core.submodel import Selection
 from rayfl.evaluation import Judged
 from rayfl.methods.base import Client, Payload
 from rayfl.training.settings import Fill
 
 Verb = Literal["train", "refine", "collect", "evaluate"]
-"""What a worker can do. Clients of one selection share a `Parcel`; a refinement has a `Lesson`; collections and
+"""What a worker can do. Clients of one selection share a `Broadcast`; a refinement has a `ServerTask`; collections and
 evaluations share a `Deployment`."""
 
 
@@ -51,7 +51,7 @@ class Executor(ABC):
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Broadcast:
     """What all clients of one selection are sent."""
 
     payload: Payload
@@ -63,7 +63,7 @@ class Train:
     """Local updates of a chunk of clients with one selection."""
 
     clients: Sequence[Client]
-    carries: Mapping[int, Carry]
+    client_states: Mapping[int, ClientState]
     """Client -> what it kept, of those that kept something."""
 
 
@@ -72,11 +72,11 @@ class Trained:
     """What the clients of a chunk answer."""
 
     update: Update | None
-    """The sum of their updates, by `rayfl.core.fold.Pairs`; None if all were refused."""
+    """The sum of their updates, by `rayfl.core.fold.PairwiseSum`; None if all were refused."""
     size: int
     """How many clients `update` stands for: those of the chunk, or, with the last chunk of a branch, of the whole
     branch; 0: a later chunk's update stands for these too."""
-    carries: Mapping[int, Carry]
+    client_states: Mapping[int, ClientState]
     """Client -> what it keeps."""
     metrics: dict[str, float]
     """Sums over the chunk's clients."""
@@ -86,10 +86,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class Refine:
-    """When a lesson is, and what its client keeps. The answer is a `Refined`."""
+    """When a lesson is, and what its client keeps. The answer is a `ServerTaskResult`."""
 
     round: int
-    carry: Carry | None = None
+    client_state: ClientState | None = None
 
 
 @dataclass(frozen=True)

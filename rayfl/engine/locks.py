@@ -39,7 +39,7 @@ class Holder:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """This process alone works in a folder, which is made for it. A ConfigError says who else does.
 
     A folder that was made for it and is still empty goes again.

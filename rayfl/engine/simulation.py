@@ -1,8 +1,8 @@
 """The round: sample, select, map, fold, step, refine, evaluate.
 
-Knows no method by name and nothing of Ray. All that a round needs is in `(state, carries, round, begun)`, which is what
-a checkpoint holds; every random draw has an address. So a run is equal, to the bit, for any executor, after any
-restart and after any fault that the executor survives.
+Knows no method by name and nothing of Ray. A round depends on `(state, client_states, round, partial_round)` alone,
+which a checkpoint holds, and every random draw has an address. A run therefore gives the same bits with any executor,
+after any restart, and after any fault that the executor survives.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rayfl.core.fold import Fold, Pairs, aligned, together
+from rayfl.core.fold import Fold, PairwiseSum, add_updates, aligned
 from rayfl.core.net import Net
 from rayfl.core.server_optimizers import MOMENTS
 from rayfl.core.submodel import Selection
@@ -24,14 +24,14 @@ from rayfl.core.tensors import as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints
-from rayfl.engine.client_states import Carries
+from rayfl.engine.client_states import ClientStates
 from rayfl.engine.evaluator import Clients, Evaluator
-from rayfl.engine.jobs import Executor, Job, Parcel, Refine, Train, Trained
+from rayfl.engine.jobs import Broadcast, Executor, Job, Refine, Train, Trained
 from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.evaluation import Evaluation
 from rayfl.experiment import Experiment
-from rayfl.methods.base import Client, Deployment, Lesson, Refined
+from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.training.updates import norm
 
@@ -83,12 +83,12 @@ class Simulation:
         )
         self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays)
         self._train, self._test_samples = arrays.train, arrays.test_samples
-        self.carries = Carries(folder / "carries")
+        self.client_states = ClientStates(folder / "client_states")
         self.state = self.method.init()
         self.round = 0
-        self.begun: Line = {}
+        self.partial_round: Line = {}
         """What the round has measured so far, behind its local updates; nothing between rounds."""
-        self._is_said = False
+        self._is_noted = False
         self.client_scores = np.empty(0, CLIENT_SCORES)
         """Of the last evaluation."""
 
@@ -109,8 +109,8 @@ class Simulation:
         """The next part of a round: its local updates, or lessons of the server. With the last one it is evaluated if
         that is due, and its line of metrics is returned."""
         started = time.perf_counter()
-        spent = self.begun.get("seconds", 0.0)
-        line = self._refine() if self.begun else self.train()
+        spent = self.partial_round.get("seconds", 0.0)
+        line = self._refine() if self.partial_round else self.train()
         over = not self.method.plan(self.state, self.round)
         if over:
             self.round += 1
@@ -118,7 +118,7 @@ class Simulation:
                 line |= self.evaluate()
         head = {"round": self.round, "seconds": spent + time.perf_counter() - started}
         line = head | line | head
-        self.begun = {} if over else line
+        self.partial_round = {} if over else line
         return line if over else None
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None:
@@ -142,15 +142,15 @@ class Simulation:
         cohort = self.cohort()
         chunks = self._chunks(cohort)
 
-        def shared(key: Hashable) -> Parcel:
+        def shared(key: Hashable) -> Broadcast:
             selection = cohort[key][0]
-            return Parcel(self.method.extract(self.state, selection), selection)
+            return Broadcast(self.method.extract(self.state, selection), selection)
 
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
         answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
         fold, totals, refused = Fold(self.state, self.experiment.server), {}, []
         for key, some in itertools.groupby(answers, key=lambda pair: pair[0].key):
-            updates, metrics = Pairs(together), Pairs(plus)
+            updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
             for chunk, answer in some:
                 assert isinstance(answer, Trained)
                 self._heed(answer)
@@ -171,12 +171,12 @@ class Simulation:
 
     def _refine(self) -> Line:
         """The server's next lessons, and what the round has measured with them."""
-        lessons = {lesson.name: lesson for lesson in self.method.plan(self.state, self.round)}
-        jobs = [self._lesson(lesson) for lesson in lessons.values()]
-        refined: dict[str, Refined] = dict(
-            zip(lessons, self.executor.map("refine", jobs, lessons.__getitem__), strict=True)  # pyright: ignore
+        server_tasks = {server_task.name: server_task for server_task in self.method.plan(self.state, self.round)}
+        jobs = [self._server_task(server_task) for server_task in server_tasks.values()]
+        refined: dict[str, ServerTaskResult] = dict(
+            zip(server_tasks, self.executor.map("refine", jobs, server_tasks.__getitem__), strict=True)  # pyright: ignore
         )
-        line = self.begun
+        line = self.partial_round
         for name, found in refined.items():
             if not math.isfinite(norm(found.groups.values())):
                 raise RefusedUpdate(
@@ -187,12 +187,14 @@ class Simulation:
         self.state = self.method.absorb(self.state, self.round, refined)
         return line
 
-    def _lesson(self, lesson: Lesson) -> Job:
+    def _server_task(self, server_task: ServerTask) -> Job:
         def make() -> Refine:
-            return Refine(self.round, None if lesson.client is None else self.carries.get(lesson.client))
+            return Refine(
+                self.round, None if server_task.client is None else self.client_states.get(server_task.client)
+            )
 
-        about = f"the server's work {lesson.name!r}, round {self.round + 1}"
-        return Job(lesson.name, lesson.samples * lesson.net.macs, make, about)
+        about = f"the server's work {server_task.name!r}, round {self.round + 1}"
+        return Job(server_task.name, server_task.samples * server_task.net.macs, make, about)
 
     def _heed(self, answer: Trained) -> None:
         """What clients keep is written down, and a refusal may end the run."""
@@ -202,8 +204,8 @@ class Simulation:
                 f"round {self.round + 1}: the update of client {client} is {reason}; "
                 "lower training.lr, or set updates.policy: refuse to go on without it"
             )
-        for client, carry in answer.carries.items():
-            self.carries.put(client, self.round, carry)
+        for client, client_state in answer.client_states.items():
+            self.client_states.put(client, self.round, client_state)
 
     def cohort(self) -> Cohort:
         """The clients of the next round, by what they hold."""
@@ -248,8 +250,10 @@ class Simulation:
         clients = chunk.clients
 
         def make() -> Train:
-            carries = {client.id: self.carries.get(client.id) for client in clients}
-            return Train(clients, {id: carry for id, carry in carries.items() if carry is not None})
+            client_states = {client.id: self.client_states.get(client.id) for client in clients}
+            return Train(
+                clients, {id: client_state for id, client_state in client_states.items() if client_state is not None}
+            )
 
         sizes = [int(self.data.train.sizes[client.id]) for client in clients]
         about = f"clients {[client.id for client in clients]} with {sizes} samples, round {self.round + 1}"
@@ -267,8 +271,8 @@ class Simulation:
         deployed = {c: self.method.deploy(self.state, self.round, c) for c in self.clients.all_capacities}
         line, self.client_scores = self.evaluator.evaluate(deployed, self._clients(), self.round, self._test_samples)
         kind = self.experiment.evaluation.statistics
-        if not self._is_said and kind != DEFAULT_STATISTICS and all(d.has_statistics for d in deployed.values()):
-            self._is_said = True
+        if not self._is_noted and kind != DEFAULT_STATISTICS and all(d.has_statistics for d in deployed.values()):
+            self._is_noted = True
             line[NOTE] = (
                 f"evaluation.statistics: given {kind!r}, which has no effect, because no norm of method "
                 f"{self.method.name} on model {self.experiment.model.name} waits for statistics"
@@ -281,15 +285,15 @@ class Simulation:
         capacities[ids] = self.clients.capacities_of(ids, self.seed, max(self.round - 1, 0))
 
         def deploy(id: int) -> Deployment:
-            return self.method.deploy(self.state, self.round, float(capacities[id]), self.carries.get(id))
+            return self.method.deploy(self.state, self.round, float(capacities[id]), self.client_states.get(id))
 
-        return Clients(ids, capacities, self.carries.owners, deploy)
+        return Clients(ids, capacities, self.client_states.owners, deploy)
 
     def deployment(self, capacity: float, client: int | None = None) -> Deployment:
         """What a device of this capacity runs now, or the client's own, with its norms' statistics."""
         evaluator = self.evaluator
-        if client is not None and client in self.carries.owners:
-            deployed = self.method.deploy(self.state, self.round, capacity, self.carries.get(client))
+        if client is not None and client in self.client_states.owners:
+            deployed = self.method.deploy(self.state, self.round, capacity, self.client_states.get(client))
             found = evaluator.collect({deployed.key: deployed}, self.round, client)
         else:
             deployed = self.method.deploy(self.state, self.round, capacity)
@@ -301,13 +305,13 @@ class Simulation:
     def save(self, folder: Path) -> None:
         """Writes a checkpoint of this moment below `folder`."""
         config = self.experiment.result_config()
-        checkpoints.write(folder, self.round, config, self.state, self.carries, begun=self.begun)
+        checkpoints.write(folder, self.round, config, self.state, self.client_states, partial_round=self.partial_round)
 
     def restore(self, folder: Path) -> tuple[int, list[str]]:
         """Goes to the newest good checkpoint below `folder`: its round (0 if there is none), what to say."""
         said: list[str] = []
         found = checkpoints.latest(folder, self.experiment.result_config(), said.append)
         if found is not None:
-            self.round, self.state, self.begun = found.round, found.state, dict(found.begun)
-            self.carries.restore(found.carries)
+            self.round, self.state, self.partial_round = found.round, found.state, dict(found.partial_round)
+            self.client_states.restore(found.client_states)
         return self.round, said

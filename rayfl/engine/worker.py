@@ -15,17 +15,17 @@ import torch
 from rayfl import costs
 from rayfl.config import ConfigError
 from rayfl.core import norms
-from rayfl.core.fold import Carry, Pairs, Update, together
-from rayfl.core.net import load, resident
+from rayfl.core.fold import ClientState, PairwiseSum, Update, add_updates
+from rayfl.core.net import cached_module, load
 from rayfl.core.seeds import stream, torch_generator
 from rayfl.core.tensors import Params, as_tensor, nbytes
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.goal import Score
 from rayfl.data.samples import ClientData
-from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Parcel, Refine, Train, Trained
+from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
 from rayfl.evaluation import judge
-from rayfl.methods.base import Client, Deployment, Lesson, Method, Refined, Study, Visit
+from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.metrics import plus
 from rayfl.training.settings import precise
 from rayfl.training.transforms import transformed
@@ -63,33 +63,35 @@ class Worker:
 
     # training
 
-    def train(self, parcel: Parcel, job: Train) -> Trained:
+    def train(self, broadcast: Broadcast, job: Train) -> Trained:
         """The local updates of a chunk of clients with one selection, added up."""
-        updates, metrics = Pairs(together), Pairs(plus)
-        carries, refused, before = {}, [], norm([parcel.payload])
+        updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
+        client_states, refused, before = {}, [], norm([broadcast.payload])
         for client in job.clients:
-            carry = job.carries.get(client.id)
-            update, numbers, reason = self._answer(parcel, client, carry, max(before, norm([carry or {}])))
+            client_state = job.client_states.get(client.id)
+            update, numbers, reason = self._answer(
+                broadcast, client, client_state, max(before, norm([client_state or {}]))
+            )
             updates.add(update)
             metrics.add(numbers)
             if update is not None:
-                carries |= update.carries
-                update.carries, update.metrics = {}, {}
+                client_states |= update.client_states
+                update.client_states, update.metrics = {}, {}
             else:
                 refused.append((client.id, reason))
-        return Trained(updates.total, len(job.clients), carries, metrics.total, refused)
+        return Trained(updates.total, len(job.clients), client_states, metrics.total, refused)
 
     def _answer(
-        self, parcel: Parcel, client: Client, carry: Carry | None, before: float
+        self, broadcast: Broadcast, client: Client, client_state: ClientState | None, before: float
     ) -> tuple[Update | None, dict[str, float], str | None]:
         """One client's update, or None and why it is refused, and its numbers. `before`: the norm of what it starts
         from."""
         data = self._rows("train", self.federation.train[client.id])
         seed = stream(self.recipe.seed, "local", client.round, client.id)
         try:
-            visit = Visit(client, parcel.selection, data, carry, seed, self.public)
+            visit = Visit(client, broadcast.selection, data, client_state, seed, self.public)
             with precise(self.method.task.training, self.device):
-                update = self.method.local_update(parcel.payload, visit)
+                update = self.method.local_update(broadcast.payload, visit)
         except ConfigError:
             raise
         except Exception:
@@ -97,33 +99,33 @@ class Worker:
                 f"client {client.id} (capacity {client.capacity:g}, {len(data)} samples) failed in round "
                 f"{client.round + 1}:\n{traceback.format_exc()}"
             ) from None
-        spent, updates = _cost(parcel, update), self.recipe.updates
+        spent, updates = _cost(broadcast, update), self.recipe.updates
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
         if updates.transforms:
-            spent["bytes_up"] = transformed(updates.transforms, parcel.payload, update, stream(seed, "transforms"))
+            spent["bytes_up"] = transformed(updates.transforms, broadcast.payload, update, stream(seed, "transforms"))
             update.metrics.pop("bytes_up", None)
         return update, {"clients": 1} | spent | update.metrics, None
 
-    def refine(self, lesson: Lesson, job: Refine) -> Refined:
+    def refine(self, server_task: ServerTask, job: Refine) -> ServerTaskResult:
         """Work of the server."""
-        client, seed = lesson.client, stream(self.recipe.seed, "refine", job.round)
+        client, seed = server_task.client, stream(self.recipe.seed, "refine", job.round)
         data = None if client is None else self._rows("train", self.federation.train[client])
-        study = Study(job.round, seed, self.public, self.validation, data, job.carry)
+        context = ServerTaskContext(job.round, seed, self.public, self.validation, data, job.client_state)
         with precise(self.method.task.training, self.device):
-            return self.method.refine(lesson, study)
+            return self.method.refine(server_task, context)
 
     # evaluation
 
     def collect(self, deployed: Deployment, job: Collect) -> Params:
         """Sums for a network's static norms."""
-        module = resident(deployed.net, self.device)
+        module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
         return norms.collect(module, self._batches(job))
 
     def evaluate(self, deployed: Deployment, job: Evaluate) -> Evaluated:
         """Sums of all scores, item by item."""
-        module = resident(deployed.net, self.device)
+        module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
         statistics = deployed.statistics
         if statistics is None and job.own is not None and deployed.net.norms and self.recipe.statistics != "batch":
@@ -189,11 +191,11 @@ class Worker:
         return ClientData(samples, self.federation.prepare, self.federation.goal)
 
 
-def _cost(parcel: Parcel, update: Update) -> dict[str, float]:
+def _cost(broadcast: Broadcast, update: Update) -> dict[str, float]:
     """What a client's turn takes, counted by the tensors' sizes and the network's multiply-adds."""
     samples = int(update.metrics["train_samples"])
     return {
-        "bytes_down": nbytes(parcel.payload) + parcel.selection.nbytes,
+        "bytes_down": nbytes(broadcast.payload) + broadcast.selection.nbytes,
         "bytes_up": nbytes(update.sums) + nbytes(update.whole) + sum(f.nbytes for f in update.products.values()),
-        "train_flops": costs.training_flops(parcel.selection.net, samples),
+        "train_flops": costs.training_flops(broadcast.selection.net, samples),
     }

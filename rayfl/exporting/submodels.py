@@ -49,7 +49,7 @@ def export_submodel(
     deployed: Deployment,
     to: Path,
     about: Mapping[str, Any],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     files: Sequence[Path] = (),
 ) -> nn.Module:
     """Writes a deployment, which has its norms' statistics, into a new folder; returns it `as_module`.
@@ -67,10 +67,12 @@ def export_submodel(
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"{to}: is not empty; give a new folder")
     if deployed.is_start:
-        say("every client has a network of its own, and this one nobody has trained; give a client who has taken part")
+        notify(
+            "every client has a network of its own, and this one nobody has trained; give a client who has taken part"
+        )
     of_mask, given = {}, deployed
     if deployed.masked:
-        deployed, of_mask = _without_zeros(deployed, say)
+        deployed, of_mask = _without_zeros(deployed, notify)
     network = _network(deployed)
     module = _answering(network, deployed)
     example = deployed.net.model.example(2, "cpu")
@@ -104,7 +106,7 @@ def _answering(network: nn.Module, deployed: Deployment) -> nn.Module:
     return _Answering(network, deployed.answer).eval() if deployed.net.exits else network
 
 
-def _without_zeros(deployed: Deployment, say: Callable[[str], None]) -> tuple[Deployment, dict[str, int]]:
+def _without_zeros(deployed: Deployment, notify: Callable[[str], None]) -> tuple[Deployment, dict[str, int]]:
     """A masked deployment as a smaller network, if that answers as before, and what config.json has of it."""
     small, statistics = shrunk(deployed, deployed.statistics or {})
     small = replace(small, statistics=statistics)
@@ -114,12 +116,14 @@ def _without_zeros(deployed: Deployment, say: Callable[[str], None]) -> tuple[De
     with torch.no_grad():
         expected, given = (as_module(d)(x) for d in (deployed, small))
     if not torch.allclose(given, expected, rtol=0, atol=1e-4 * float(expected.abs().max())):
-        say(f"all filters stay: without the pruned ones model {deployed.net.model.name} answers otherwise")
+        notify(f"all filters stay: without the pruned ones model {deployed.net.model.name} answers otherwise")
         small = deployed
     (count, _), (stay, zeros) = filters(deployed), filters(small)
     nonzero = sum(int(t.count_nonzero()) for t in small.params.values())
     before, after = deployed.net.parameters, small.net.parameters
-    say(f"{before:,} -> {after:,} parameters, {nonzero:,} of them not 0; {count - stay:,} of {count:,} filters removed")
+    notify(
+        f"{before:,} -> {after:,} parameters, {nonzero:,} of them not 0; {count - stay:,} of {count:,} filters removed"
+    )
     if zeros and small is not deployed:
-        say(f"{zeros:,} pruned filters stay: {WHY_ZEROS_STAY}")
+        notify(f"{zeros:,} pruned filters stay: {WHY_ZEROS_STAY}")
     return small, {"nonzero": nonzero, "filters": count, "removed": count - stay, "zeros": zeros}

@@ -19,8 +19,8 @@ from torch import nn
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError, Named
-from rayfl.core.fold import Carry, Fold, State, Update
-from rayfl.core.net import Answer, Net, resident
+from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.net import Answer, Net, cached_module
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
@@ -92,7 +92,7 @@ class Visit:
     client: Client
     selection: Selection
     data: ClientData
-    carry: Carry | None
+    client_state: ClientState | None
     """What the client kept from its last round, or None; read only."""
     seed: int
     """The client's own in this round: every draw of its work is addressed from it."""
@@ -110,7 +110,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class ServerTask:
     """Work of the server in a round, behind its local updates: a worker does it, with the accelerator that it has."""
 
     name: str
@@ -126,7 +126,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Study:
+class ServerTaskContext:
     """What a worker does a lesson with."""
 
     round: int
@@ -138,12 +138,12 @@ class Study:
     """What the server holds out of the training set; perhaps nothing."""
     data: ClientData | None = None
     """Of the lesson's client."""
-    carry: Carry | None = None
+    client_state: ClientState | None = None
     """What that client keeps."""
 
 
 @dataclass(frozen=True)
-class Refined:
+class ServerTaskResult:
     """What a lesson gives."""
 
     groups: dict[str, Params]
@@ -255,21 +255,21 @@ class Method(Named, ABC):
         """The next state, from what the round's answers add up to. Does not change `state`."""
         return {group: fold.mean(group) for group in state}
 
-    def plan(self, state: State, round: int) -> Sequence[Lesson]:
+    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
         """What workers do for the server next, all at the same time; nothing, before the first local update of a round
         and when it is over. What is under way is in the state, so that a run can go on from the middle of a round."""
         return ()
 
-    def refine(self, lesson: Lesson, study: Study) -> Refined:
+    def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
         """A lesson, on a worker."""
         raise NotImplementedError(f"method {self.name} plans lessons and does not say how they are done")
 
-    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         """The next state, from what all planned lessons gave, by name. Does not change `state`."""
         return state
 
     @abstractmethod
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """What a device of this capacity runs after `round` rounds; with a carry, the client's who keeps that."""
 
     # tools
@@ -292,7 +292,7 @@ class Method(Named, ABC):
         training, data = training or self.task.training, visit.data
         rate = self.task.training.rate(visit.round, len(data))
         # a module of the client's own would be recorded for it alone
-        static = data.device.type == "cuda" and module is resident(visit.net, data.device)
+        static = data.device.type == "cuda" and module is cached_module(visit.net, data.device)
         ours = kernels(training, visit.net.macs, data.device)
         with ours, torch_scope(stream(visit.seed, "dropout"), data.device):
             steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import nn
 
-from rayfl.core.fold import Carry, State, Update
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.fold import ClientState, State, Update
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.submodel import Selection, Slice, prefix
 from rayfl.core.tensors import Params, copied
@@ -75,7 +75,7 @@ class Dense(Method):
 
     def module(self, visit: Visit, params: Params) -> nn.Module:
         """The client's network with `params`, on the device of its data. It is shared: used until the answer."""
-        module = resident(visit.net, visit.data.device)
+        module = cached_module(visit.net, visit.data.device)
         load(module, params)
         return module
 
@@ -101,10 +101,10 @@ class Dense(Method):
 
     # what a device runs
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """A network's own tensors stand in place of the shared ones; so do those that a client keeps as its "own"."""
         selection = self.submodel(state, round, capacity)
-        own = state.get(self.own(selection.net), {}) | cast(Params, (carry or {}).get("own", {}))
+        own = state.get(self.own(selection.net), {}) | cast(Params, (client_state or {}).get("own", {}))
         cut = selection.take(state["params"] | state.get("statistics", {})) | own
         names = selection.net.layout.shapes
         params = {name: cut[name] for name in names}

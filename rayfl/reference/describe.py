@@ -7,7 +7,7 @@ import torch
 
 from rayfl import costs
 from rayfl.config import ConfigError, set_path
-from rayfl.core.fold import Carry, State, Update
+from rayfl.core.fold import ClientState, State, Update
 from rayfl.core.net import Net
 from rayfl.core.operations import Convention
 from rayfl.core.submodel import Coverage, Selection
@@ -46,9 +46,9 @@ def _record(
 ) -> dict[str, Any]:
     net = method.task.nets[capacity]
     selection, payload, update = _worked(experiment, method, state, capacity, None)
-    if carry := update.carries.get(0):
+    if client_state := update.client_states.get(0):
         # not the client's first round: it has what it keeps
-        selection, payload, update = _worked(experiment, method, state, capacity, carry)
+        selection, payload, update = _worked(experiment, method, state, capacity, client_state)
     deployed = method.deploy(state, 0, capacity)
     parameters, share = net.parameters, 1.0
     if deployed.masked:
@@ -87,7 +87,7 @@ def anatomy(net: Net) -> dict[str, Any]:
 
 
 def _worked(
-    experiment: Experiment, method: Method, state: State, capacity: float, carry: Carry | None
+    experiment: Experiment, method: Method, state: State, capacity: float, client_state: ClientState | None
 ) -> tuple[Selection, Payload, Update]:
     """What a client is sent in the last round, and answers."""
     client = Client(0, capacity, experiment.rounds - 1)
@@ -95,7 +95,7 @@ def _worked(
     payload = method.extract(state, selection)
     public = experiment.data.public
     theirs = None if public is None else _made_up(experiment.data, public.count or public.noise or PUBLIC)
-    work = Visit(client, selection, _made_up(experiment.data, 2), carry, experiment.seed, theirs)
+    work = Visit(client, selection, _made_up(experiment.data, 2), client_state, experiment.seed, theirs)
     return selection, payload, method.local_update(payload, work)
 
 

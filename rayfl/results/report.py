@@ -22,10 +22,10 @@ from rayfl.results.tables import write_tables
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
-def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None:
+def write_report(found: Findings, notify: Notify, formats: Sequence[str] = ()) -> None:
     """Tables and plots of the best rows, and of what the search tried, into their folder; plots as PNG and in
     `formats`."""
     folder, best, judge = found.folder, found.best, found.judge
@@ -37,7 +37,7 @@ def write_report(found: Findings, say: Say, formats: Sequence[str] = ()) -> None
         plot.write(folder / "plots" / name, formats)
     if finished:
         write_pareto(folder, best, finished, found.metric, formats)
-    write_submodels(folder, best, lambda path: deployments(path, say), say, judge, formats)
+    write_submodels(folder, best, lambda path: deployments(path, notify), notify, judge, formats)
     for name, counts in counts_in(folder / "plots").items():
         label_distribution(counts).write(folder / "plots" / name, formats)
     section, changed = published.from_config(found.config)
@@ -52,11 +52,13 @@ def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
     label_distribution(counts).write(path)
 
 
-def report_on(folder: Path, metric: str | None, say: Say, formats: Sequence[str] = (), html: bool = False) -> Findings:
+def report_on(
+    folder: Path, metric: str | None, notify: Notify, formats: Sequence[str] = (), html: bool = False
+) -> Findings:
     """Everything again, from a folder of runs, with the best rows by `metric`, or by what a sweep was tuned by; and one
     HTML page of it."""
     found = found_in(folder, metric)
-    write_report(found, say, formats)
+    write_report(found, notify, formats)
     if html:
         from rayfl.results.page import write_page
 
@@ -72,16 +74,16 @@ def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> "di
     return {name: plot.figure for name, plot in plots.items()}
 
 
-def deployments(folder: Path, say: Say) -> Deployments:
+def deployments(folder: Path, notify: Notify) -> Deployments:
     """What a device of every capacity runs after a run's newest whole checkpoint, largest capacity first. No data are
     loaded. A ConfigError where there is no checkpoint, or one of another configuration."""
     run = RunFolder.open(folder)
     run.require_version()
-    return _deployed(read_experiment(run.config, str(folder / "config.json")), folder, say)
+    return _deployed(read_experiment(run.config, str(folder / "config.json")), folder, notify)
 
 
-def _deployed(experiment: Experiment, folder: Path, say: Say) -> Deployments:
-    found = latest(folder / "checkpoints", experiment.result_config(), say, carries=False)
+def _deployed(experiment: Experiment, folder: Path, notify: Notify) -> Deployments:
+    found = latest(folder / "checkpoints", experiment.result_config(), notify, client_states=False)
     if found is None:
         raise ConfigError(f"{folder}: has no checkpoint")
     method = experiment.bound()

@@ -44,7 +44,7 @@ def write_submodels(
     folder: Path,
     records: Sequence[Record],
     deployments: Callable[[Path], Deployments],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     metric: str = "accuracy_mean",
     formats: Sequence[str] = (),
 ) -> None:
@@ -62,10 +62,10 @@ def write_submodels(
         try:
             deployed = deployments(best)
         except ConfigError as error:
-            say(f"{error}; no plots of its weights")
+            notify(f"{error}; no plots of its weights")
             continue
         if all(d.is_start for d in deployed.values()):
-            say(f"{best}: every client has a network of its own; no plots of its weights")
+            notify(f"{best}: every client has a network of its own; no plots of its weights")
             continue
         for of, plot in of_networks(deployed).items():
             plot.write(plots / of, formats)

@@ -73,8 +73,8 @@ class DataContract:
             )
         cut = [[one for part in parts for one in part] for parts in zip(*some.in_order(5), strict=True)]
         [whole] = some.in_order(len(some))
-        for of_parts, together in zip(cut, whole, strict=True):
-            for one, other in zip(of_parts, together, strict=True):
+        for of_parts, add_updates in zip(cut, whole, strict=True):
+            for one, other in zip(of_parts, add_updates, strict=True):
                 # a sequence is as long as the longest of its batch
                 torch.testing.assert_close(one, other[: len(one)] if one.dim() == 1 else other)
 

@@ -103,7 +103,7 @@ class DenseContract(MethodContract):
         for sent, selection, kept in ((payload, narrow, own), (masked, wide, spread(cut, own, params))):
             visit = Visit(clients[0], selection, data, {"own": kept} if own else None, 9)
             update = method.local_update(sent, visit)
-            answers.append(update.sums.get("params", {}) | cast(Params, update.carries.get(0, {}).get("own", {})))
+            answers.append(update.sums.get("params", {}) | cast(Params, update.client_states.get(0, {}).get("own", {})))
         sliced, full = answers
         there = {name: t.clone() for name, t in cut.take(full).items()}
         cut.put(there, full, alpha=-1.0)

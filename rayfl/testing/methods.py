@@ -142,9 +142,9 @@ class MethodPromises:
         assert second.restore(tmp_path / "checkpoints") == (3, [])
         assert run(second) == lines[3:]
         assert_same(second.state, straight.state)
-        assert second.carries.files.keys() == straight.carries.files.keys()
-        for client in straight.carries.files:
-            assert_same(second.carries.get(client) or {}, straight.carries.get(client) or {})
+        assert second.client_states.files.keys() == straight.client_states.files.keys()
+        for client in straight.client_states.files:
+            assert_same(second.client_states.get(client) or {}, straight.client_states.get(client) or {})
         assert second.client_scores.tobytes() == straight.client_scores.tobytes()
 
     def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ class MethodPromises:
         copy, copied = pickle.loads(pickle.dumps((method, selection)))
         assert (copy, copied.key) == (method, selection.key)
         second = copy.local_update(payload, Visit(client, copied, data, None, 9, public))
-        for name in ("sums", "whole", "derived", "carries"):
+        for name in ("sums", "whole", "derived", "client_states"):
             one, other = ({str(k): v for k, v in getattr(update, name).items()} for update in (first, second))
             assert_same(one, other)
         assert (second.weight, second.metrics) == (first.weight, first.metrics)

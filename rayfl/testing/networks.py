@@ -79,17 +79,17 @@ class NetworksContract(MethodPromises):
         first, saved = simulate(experiment, tmp_path / "first"), 0
         while not first.done:
             first.advance()
-            if first.begun:
+            if first.partial_round:
                 saved += 1
                 first.save(tmp_path / f"checkpoints {saved}")
         for i in range(1, saved + 1):
             again = simulate(experiment, tmp_path / f"again {i}")
             round, _ = again.restore(tmp_path / f"checkpoints {i}")
-            assert again.begun
+            assert again.partial_round
             assert run(again) == lines[round:]
             assert_same(again.state, straight.state)
-            for client in straight.carries.files:
-                assert_same(again.carries.get(client) or {}, straight.carries.get(client) or {})
+            for client in straight.client_states.files:
+                assert_same(again.client_states.get(client) or {}, straight.client_states.get(client) or {})
 
     def test_labels_of_public_data_are_not_looked_at(self, tmp_path: Path) -> None:
         """Unless the method says that it wants them."""

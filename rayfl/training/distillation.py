@@ -20,13 +20,13 @@ from torch import nn
 from rayfl import costs
 from rayfl.config import Config
 from rayfl.core import norms
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import Batch, ClientData
 from rayfl.training.settings import answered
 
-LESSON = 250
+SERVER_TASK = 250
 """Steps after which a run may write a checkpoint, or stop. It changes no bit."""
 AT_ONCE = 500
 """Samples a forward pass where nothing is trained."""
@@ -128,7 +128,7 @@ def go_on(
     seed and s say. Batches are not augmented.
     """
     device, names = data.device, net.layout.shapes
-    module = resident(net, device)
+    module = cached_module(net, device)
     given = _part(student, "net")
     load(module, given)
     statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
@@ -136,7 +136,7 @@ def go_on(
     remember(optimizer, module, student)
     student = {name: t for name, t in student.items() if not name.startswith("net.")}
     start, total = int(student["step"]), how.steps_of(len(data))
-    stop, flops, done = min(start + (most or LESSON), total), 0.0, False
+    stop, flops, done = min(start + (most or SERVER_TASK), total), 0.0, False
     best = how.patience and validation is not None and len(validation)
     with norms.tracked(module, statistics):
         for step, (x, y) in zip(range(start, stop), _batches(data, how.batch_size, seed, start), strict=False):

@@ -35,7 +35,7 @@ class Updates(Config):
         0 where it drew that itself, because then nothing says what it may have grown to."""
         products = {name: factors.tensors for name, factors in update.products.items()}
         answered = norm([*update.sums.values(), *update.whole.values(), products]) / (update.weight or 1.0)
-        norms = [answered, *(norm([carry]) for carry in update.carries.values())]
+        norms = [answered, *(norm([client_state]) for client_state in update.client_states.values())]
         if not all(map(math.isfinite, [*norms, norm(update.derived.values())])):
             return "not finite"
         after, limit = max(norms), self.growth * (1 + before)

@@ -90,7 +90,7 @@ class FederatedTrial(tune.Trainable):
             about = About(called(row, point, seed), self.study, self.sweep.trials)
             ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder.path), about))
             self.experiment, self.started, self.ended, self.saved = experiment, False, False, time.monotonic()
-            self.listeners = experiment.heard()
+            self.listeners = experiment.all_listeners()
         return self.experiment
 
     def step(self) -> dict[str, Any]:

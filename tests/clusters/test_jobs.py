@@ -62,9 +62,9 @@ def test_the_clusters_shell_gives_the_command_its_words(tmp_path):
 
 
 def test_a_folder_that_was_begun_is_resumed(tmp_path):
-    begun = tmp_path / "out" / "my name"
-    begun.mkdir(parents=True)
-    (begun / "run.json").touch()
+    partial_round = tmp_path / "out" / "my name"
+    partial_round.mkdir(parents=True)
+    (partial_round / "run.json").touch()
     given = work(name="my name")
     assert "--resume" in shell(given.entrypoint(True), tmp_path, RAYFL_OUTPUT=f"{tmp_path}/out").stdout
     assert "--resume" not in shell(given.entrypoint(False), tmp_path, RAYFL_OUTPUT=f"{tmp_path}/out").stdout
@@ -117,7 +117,7 @@ class Client:
         self.submitted.append(given | {"sent": sorted(os.listdir(given["runtime_env"]["working_dir"]))})
 
 
-def begun(monkeypatch, tmp_path, *known):
+def partial_round(monkeypatch, tmp_path, *known):
     """What is submitted, the job, and whether it is new."""
     given = work(sweeps.write(tmp_path))
     client = Client(given, known)
@@ -128,11 +128,11 @@ def begun(monkeypatch, tmp_path, *known):
 
 @pytest.mark.parametrize("status", ["PENDING", "RUNNING", "SUCCEEDED"])
 def test_the_same_command_attaches(monkeypatch, tmp_path, status):
-    assert begun(monkeypatch, tmp_path, (1, "FAILED", 1), (2, status, None)) == ([], "2", False)
+    assert partial_round(monkeypatch, tmp_path, (1, "FAILED", 1), (2, status, None)) == ([], "2", False)
 
 
 def test_a_first_job_is_new(monkeypatch, tmp_path):
-    [sent], id, is_new = begun(monkeypatch, tmp_path)
+    [sent], id, is_new = partial_round(monkeypatch, tmp_path)
     assert (id, is_new) == ("1", True)
     assert sent["sent"] == ["small.yaml"] and "--resume" not in sent["entrypoint"]
     assert sent["runtime_env"]["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
@@ -148,7 +148,7 @@ def test_a_first_job_is_new(monkeypatch, tmp_path):
     ],
 )
 def test_what_failed_or_was_stopped_is_gone_on_with(monkeypatch, tmp_path, known, number, resumes):
-    [sent], id, is_new = begun(monkeypatch, tmp_path, *known)
+    [sent], id, is_new = partial_round(monkeypatch, tmp_path, *known)
     assert (id, is_new) == (number, True)
     assert ("echo --resume" in sent["entrypoint"]) is resumes
 

@@ -10,7 +10,7 @@ from helpers import assert_same
 from torch import nn
 
 from rayfl.core.axes import linear
-from rayfl.core.fold import Fold, Pairs, Update, aligned, together
+from rayfl.core.fold import Fold, PairwiseSum, Update, add_updates, aligned
 from rayfl.core.net import Net
 from rayfl.core.norms import StaticBatchNorm
 from rayfl.core.seeds import torch_generator
@@ -263,7 +263,8 @@ def test_updates_of_one_selection_add():
     rows = [torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0], [2.0]])]
     updates = [
         answer(
-            SMALL, value, weight, row_weights={"out.weight": r}, carries={id: {"own": {"t": torch.tensor(value)}}},
+            SMALL, value, weight, row_weights={"out.weight": r},
+            client_states={id: {"own": {"t": torch.tensor(value)}}},
             whole={"own": {"t": torch.tensor([value * weight])}}, metrics={"steps": 1.0},
         )
         for id, (value, weight, r) in enumerate(zip((3.0, 6.0), (1.0, 2.0), rows, strict=True))
@@ -274,11 +275,11 @@ def test_updates_of_one_selection_add():
     first, second = updates
     before = second.sums["params"]["x.weight"].clone()
     both = first + second
-    assert both.weight == 3 and both.carries.keys() == {0, 1} and both.metrics == {}
+    assert both.weight == 3 and both.client_states.keys() == {0, 1} and both.metrics == {}
     assert both.row_weights["out.weight"].tolist() == [[3], [2]]
-    together = folded(state, (SMALL, both))
-    assert together.weights("params") == apart.weights("params") == {"x.weight": 3.0}
-    assert_same({group: together.mean(group) for group in state}, expected)
+    add_updates = folded(state, (SMALL, both))
+    assert add_updates.weights("params") == apart.weights("params") == {"x.weight": 3.0}
+    assert_same({group: add_updates.mean(group) for group in state}, expected)
     assert expected["params"]["x.weight"].tolist() == [[5], [-1]]
     assert torch.equal(second.sums["params"]["x.weight"], before)
 
@@ -299,9 +300,9 @@ def written(one: str, other: str) -> str:
 
 def bracketed(places, sizes) -> str:
     """How the sum of parts of these sizes is bracketed, each of them added up by itself."""
-    whole = Pairs(written)
+    whole = PairwiseSum(written)
     for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
-        part = Pairs(written)
+        part = PairwiseSum(written)
         for place in places[start : start + size]:
             part.add(place)
         whole.add(part.total, size)
@@ -331,14 +332,14 @@ def test_what_is_left_behind_whole_branches_may_come_as_one(count):
 
 
 def test_pairs_are_added_like_a_tournament():
-    pairs = Pairs(written)
+    pairs = PairwiseSum(written)
     for place in "abcdef":
         pairs.add(place)
     assert pairs.total == "(((ab)(cd))(ef))"
 
 
 def test_updates_of_refused_clients_keep_their_places():
-    updates = Pairs(together)
+    updates = PairwiseSum(add_updates)
     for given in (None, answer(SMALL, 1.0, 1.0), None, None):
         updates.add(given)
     assert updates.total is not None and updates.total.weight == 1

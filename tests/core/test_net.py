@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rayfl.core.axes import Axis, conv, embedding, linear, norm
-from rayfl.core.net import Net, check_axes, load, params_of, resident
+from rayfl.core.net import Net, cached_module, check_axes, load, params_of
 from rayfl.core.norms import static_norms
 from rayfl.core.seeds import torch_scope
 from rayfl.costs import width_for
@@ -77,7 +77,7 @@ def test_equal_values_are_one_network(net):
     assert twin == net and hash(twin) == hash(net) and twin.model is not net.model
     assert twin.layout is net.layout and twin.full_layout is net.full_layout
     assert twin.layer_macs is net.layer_macs and twin.layers is net.layers
-    assert resident(twin, torch.device("cpu")) is resident(net, torch.device("cpu"))
+    assert cached_module(twin, torch.device("cpu")) is cached_module(net, torch.device("cpu"))
     others = [*(n for n in NETS.values() if n is not net), replace(net, scale=0.5), replace(net, width=0.9)]
     assert net not in others and len({*others, net, twin}) == len(others) + 1
 
@@ -205,13 +205,13 @@ def test_a_blank_one_has_no_memory_and_draws_nothing():
 
 
 def test_a_resident_module_is_loaded_and_never_aliased():
-    module, params = resident(HALF, torch.device("cpu")), HALF.initial()
+    module, params = cached_module(HALF, torch.device("cpu")), HALF.initial()
     load(module, params)
     for name, t in params_of(module).items():
         assert torch.equal(t, params[name]) and t.data_ptr() != params[name].data_ptr()
         assert t.data_ptr() == module.get_parameter(name).data_ptr() and not t.requires_grad
     assert [*static_norms(module)] == ["1"]
-    assert resident(HALF, torch.device("cpu")) is module is not resident(FULL, torch.device("cpu"))
+    assert cached_module(HALF, torch.device("cpu")) is module is not cached_module(FULL, torch.device("cpu"))
 
 
 # --- the two-width check ---

@@ -54,7 +54,7 @@ class Answer:
     """As a client's: nested, by integers too."""
 
     sums: dict[str, dict[str, torch.Tensor]]
-    carries: dict[int, Mapping] = field(default_factory=dict)
+    client_states: dict[int, Mapping] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -73,17 +73,21 @@ def test_pack_and_unpack():
 def test_any_object_comes_back_with_its_tensors():
     """Dataclasses, integer keys, empty dicts, None, numbers, text: nothing is made of names."""
     sums = {"params": {"w": torch.arange(3.0)}, "": {}, "a/b": {"w": torch.tensor(2)}}
-    carries = {7: {"own": {"w": torch.ones(1)}}, 0: {}, -1: {"round": 3, "none": None}}
-    answer = Answer(sums, carries, {"train_loss": 0.1, "nan": float("inf")})
+    client_states = {7: {"own": {"w": torch.ones(1)}}, 0: {}, -1: {"round": 3, "none": None}}
+    answer = Answer(sums, client_states, {"train_loss": 0.1, "nan": float("inf")})
     packed = pack([answer, ("text", 1 << 70)])
     assert isinstance(packed, Packed) and sum(len(b) for b in packed.buffers.values()) == 5
     [received, rest] = unpack(packed)
     assert type(received) is Answer and rest == ("text", 1 << 70)
     assert received.metrics == answer.metrics
-    assert list(received.carries) == [7, 0, -1] and received.carries[-1] == carries[-1] and received.carries[0] == {}
+    assert (
+        list(received.client_states) == [7, 0, -1]
+        and received.client_states[-1] == client_states[-1]
+        and received.client_states[0] == {}
+    )
     assert list(received.sums) == ["params", "", "a/b"] and received.sums[""] == {}
     assert_same(received.sums, sums)
-    assert_same(received.carries[7], carries[7])
+    assert_same(received.client_states[7], client_states[7])
 
 
 def test_pack_takes_any_layout():

@@ -12,7 +12,7 @@ from helpers import assert_same, run, simulate, tiny
 
 from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import DamagedCheckpoint, complete, forget_after, latest, read, write
-from rayfl.engine.client_states import Carries
+from rayfl.engine.client_states import ClientStates
 from rayfl.engine.files import NotWritten, checksum
 
 CONFIG = {"training": {"lr": 0.1, "milestones": [1, 2]}, "seed": 0}
@@ -34,7 +34,7 @@ def test_round_trip(tmp_path):
     path = write(tmp_path, 12, CONFIG, STATE)
     assert path == tmp_path / "round-000012"
     found = read(path)
-    assert (found.round, found.config, found.carries.files) == (12, CONFIG, {})
+    assert (found.round, found.config, found.client_states.files) == (12, CONFIG, {})
     assert checksum(found.state) == checksum(STATE)
     assert list(found.state) == ["params", "extra"] and list(found.state["params"]) == ["b", "a"]
     assert found.state["extra"]["half"].dtype == torch.float16
@@ -157,10 +157,10 @@ def kept(path: Path) -> Path:
     ],
 )
 def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
-    carries = Carries(tmp_path / "carries")
+    client_states = ClientStates(tmp_path / "client_states")
     for round in (1, 2):
-        carries.put(3, round - 1, {"w": torch.ones(2)})
-        newest = write(tmp_path, round, CONFIG, state(round), carries)
+        client_states.put(3, round - 1, {"w": torch.ones(2)})
+        newest = write(tmp_path, round, CONFIG, state(round), client_states)
     damage(newest)
     heard = []
     found = latest(tmp_path, CONFIG, heard.append)
@@ -173,18 +173,18 @@ def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
 
 def test_who_wants_the_state_alone_reads_nothing_that_clients_keep(tmp_path):
     """A report, of a run in which thousands of clients keep a network each."""
-    carries = Carries(tmp_path / "carries")
-    carries.put(3, 1, {"w": torch.ones(2)})
-    newest = write(tmp_path, 1, CONFIG, state(1), carries)
-    assert list(read(newest).carries.files) == [3]
+    client_states = ClientStates(tmp_path / "client_states")
+    client_states.put(3, 1, {"w": torch.ones(2)})
+    newest = write(tmp_path, 1, CONFIG, state(1), client_states)
+    assert list(read(newest).client_states.files) == [3]
     flip_a_bit(kept(newest))
-    found = latest(tmp_path, CONFIG, pytest.fail, carries=False)
+    found = latest(tmp_path, CONFIG, pytest.fail, client_states=False)
     assert_same(found.state, state(1))
-    assert found.carries.files == {}
+    assert found.client_states.files == {}
     # but what is read is verified
     flip_a_bit(newest / "state.safetensors")
     with pytest.raises(DamagedCheckpoint):
-        latest(tmp_path, CONFIG, print, carries=False)
+        latest(tmp_path, CONFIG, print, client_states=False)
 
 
 def test_checkpoints_that_a_user_moved_are_read_and_their_links_removed(tmp_path):
@@ -233,9 +233,9 @@ def test_what_an_older_rayfl_wrote_is_refused(said, tmp_path):
 
 def test_every_bit_of_a_manifest_is_under_its_sum(tmp_path):
     """A flipped one is found, or changes nothing that the manifest says."""
-    carries = Carries(tmp_path / "carries")
-    carries.put(3, 0, {"w": torch.ones(2)})
-    file = write(tmp_path, 1, CONFIG, state(1), carries) / "manifest.json"
+    client_states = ClientStates(tmp_path / "client_states")
+    client_states.put(3, 0, {"w": torch.ones(2)})
+    file = write(tmp_path, 1, CONFIG, state(1), client_states) / "manifest.json"
     said, whole, unfound = json.loads(file.read_text()), file.read_bytes(), 0
     for bit in range(8 * len(whole)):
         damaged = bytearray(whole)
@@ -307,13 +307,13 @@ def test_no_pickle(tmp_path):
 
 
 def test_a_checkpoint_that_the_disk_does_not_take_leaves_the_ones_before(tmp_path):
-    carries = Carries(tmp_path / "carries")
-    carries.put(3, 0, {"w": torch.ones(2)})
-    write(tmp_path, 1, CONFIG, state(1), carries)
+    client_states = ClientStates(tmp_path / "client_states")
+    client_states.put(3, 0, {"w": torch.ones(2)})
+    write(tmp_path, 1, CONFIG, state(1), client_states)
     with small_files(), pytest.raises(NotWritten, match="checkpoint of round 2 cannot be written: .*large"):
-        write(tmp_path, 2, CONFIG, {"w": torch.zeros(1000)}, carries)
-    assert sorted(os.listdir(tmp_path)) == ["carries", "kept", "round-000001"]
-    write(tmp_path, 2, CONFIG, state(2), carries)
+        write(tmp_path, 2, CONFIG, {"w": torch.zeros(1000)}, client_states)
+    assert sorted(os.listdir(tmp_path)) == ["client_states", "kept", "round-000001"]
+    write(tmp_path, 2, CONFIG, state(2), client_states)
     assert latest(tmp_path, CONFIG, pytest.fail).round == 2
 
 

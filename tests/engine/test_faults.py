@@ -31,7 +31,7 @@ def result(folder):
     """A run's lines without seconds, its last state, and what its clients keep."""
     found = read(complete(folder / "checkpoints")[-1])
     assert found.round == ROUNDS
-    kept = {str(client): load_tensors(file) for client, file in found.carries.files.items()}
+    kept = {str(client): load_tensors(file) for client, file in found.client_states.files.items()}
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in RunFolder.open(folder).rounds()]
     return lines, found.state, kept
 

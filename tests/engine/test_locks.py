@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rayfl.config import ConfigError
-from rayfl.engine.locks import TEMPORARY, Temporary, clear, held
+from rayfl.engine.locks import TEMPORARY, Temporary, clear, locked
 
 HOLDING = "import sys; from pathlib import Path; from rayfl.engine.locks import take; take(Path(sys.argv[1])); print()"
 
@@ -34,7 +34,7 @@ def other(tmp_path):
 
 
 def refusal(folder) -> str:
-    with pytest.raises(ConfigError) as error, held(folder):
+    with pytest.raises(ConfigError) as error, locked(folder):
         pass
     return str(error.value)
 
@@ -60,30 +60,30 @@ def test_who_holds_a_folder_is_said_until_it_is_dead(other, tmp_path):
     other.kill()
     other.wait()
     assert (tmp_path / "lock").exists()
-    with held(tmp_path):
+    with locked(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert os.listdir(tmp_path) == []
 
 
 def test_one_process_cannot_hold_it_twice(tmp_path):
-    with held(tmp_path):
+    with locked(tmp_path):
         assert f"process {os.getpid()} on " in refusal(tmp_path)
         assert (tmp_path / "lock").exists()
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"host": "elsewhere"}', "\x00" * 9])
 def test_a_lock_that_was_torn_is_nobodys(content, tmp_path):
     (tmp_path / "lock").write_text(content)
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 
 def test_a_copy_of_a_lock_holds_nothing(tmp_path):
     """Its process lives, and works in another folder."""
     says(tmp_path)
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 
@@ -94,7 +94,7 @@ def test_of_another_host_nobody_can_tell(tmp_path):
         f"{tmp_path}/lock; else wait until that ended, or give another folder"
     )
     (tmp_path / "lock").unlink()
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 
@@ -106,15 +106,15 @@ def test_without_locks_of_the_file_system_what_the_file_says_counts(tmp_path, mo
     says(tmp_path)
     assert "works in it; wait" in refusal(tmp_path)
     says(tmp_path, pid=dead())
-    with held(tmp_path):
+    with locked(tmp_path):
         assert "works in it; wait" in refusal(tmp_path)
 
 
 def test_what_was_made_for_it_goes_if_it_stays_empty(tmp_path):
-    with held(tmp_path / "a" / "b"):
+    with locked(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / "lock").exists()
     assert os.listdir(tmp_path) == []
-    with held(tmp_path / "a" / "b"):
+    with locked(tmp_path / "a" / "b"):
         (tmp_path / "a" / "run.json").write_text("{}")
     assert os.listdir(tmp_path) == ["a"] and os.listdir(tmp_path / "a") == ["run.json"]
 
@@ -131,7 +131,7 @@ def test_a_lock_that_is_released_while_another_waits_for_it_is_not_taken_twice(t
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", replace)
-    with held(tmp_path):
+    with locked(tmp_path):
         assert os.stat(tmp_path / "lock").st_ino != opened[0]
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
 
@@ -149,8 +149,8 @@ def place(tmp_path, monkeypatch):
 def left(place, name="rayfl-left", **holder):
     """A temporary folder of a process that is dead."""
     folder = place / name
-    (folder / "carries").mkdir(parents=True)
-    (folder / "carries" / "3-0.safetensors").write_text("kept")
+    (folder / "client_states").mkdir(parents=True)
+    (folder / "client_states" / "3-0.safetensors").write_text("kept")
     (folder / TEMPORARY).write_text(json.dumps({"host": socket.gethostname(), "pid": dead()} | holder))
     return folder
 
@@ -210,7 +210,7 @@ def test_only_what_is_surely_a_dead_processs_goes(place, monkeypatch):
         "rayfl-run",
         "rayfl-torn",
     ]
-    assert all((folder / "carries" / "3-0.safetensors").exists() for folder in [*kept, elsewhere])
+    assert all((folder / "client_states" / "3-0.safetensors").exists() for folder in [*kept, elsewhere])
 
 
 def test_what_outlives_its_process_can_be_ended_first(place):

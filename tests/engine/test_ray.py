@@ -60,12 +60,12 @@ def test_an_actor_dies_with_what_a_client_kept_in_its_hands(pool, tmp_path, undi
     simulation = on_ray(pool, faulty(tmp_path, "die"), tmp_path)
     (tmp_path / "marker").write_text("0")
     first = run(simulation, 1)
-    assert pool.deaths == 0 and set(simulation.carries.files) == set(range(6))
+    assert pool.deaths == 0 and set(simulation.client_states.files) == set(range(6))
     (tmp_path / "marker").unlink()
     lines, *bits = result(simulation)
     assert (first + lines, *bits) == undisturbed
     assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
-    assert len(list((tmp_path / "carries").iterdir())) == 6
+    assert len(list((tmp_path / "client_states").iterdir())) == 6
     simulation.save(tmp_path / "saved")
     again = simulate(faulty(tmp_path, "die"), tmp_path / "again")
     assert again.restore(tmp_path / "saved") == (2, [])
@@ -76,7 +76,7 @@ def test_of_many_networks_only_those_in_flight_are_there(pool, tmp_path, monkeyp
     """A carry is loaded when its job goes out, and what a key shares is given up with its last answer."""
     simulation = on_ray(pool, tiny(method=PersonalHead(), clients={"count": 24, "cohort": 24}), tmp_path)
     flying = executor.IN_FLIGHT * len(pool.slots)
-    receive, get = executor._Batch._receive, simulation.carries.get
+    receive, get = executor._Batch._receive, simulation.client_states.get
     loads: list[int] = []
     answered, ahead, there = [], [], []
 
@@ -91,9 +91,9 @@ def test_of_many_networks_only_those_in_flight_are_there(pool, tmp_path, monkeyp
         return get(client)
 
     monkeypatch.setattr(executor._Batch, "_receive", noted_receive)
-    monkeypatch.setattr(simulation.carries, "get", noted_get)
+    monkeypatch.setattr(simulation.client_states, "get", noted_get)
     simulation.run_round()
-    assert sorted(loads) == sorted(simulation.carries.files) == list(range(24))
+    assert sorted(loads) == sorted(simulation.client_states.files) == list(range(24))
     assert max(ahead) == flying
     for notes in (loads, answered, ahead, there):
         notes.clear()

@@ -70,7 +70,7 @@ def trained_together(experiment, folder) -> list[list[int]]:
     simulation, seen = simulate(experiment, folder), []
     worker = simulation.executor.worker
     original = worker.train
-    worker.train = lambda parcel, job: seen.append([client.id for client in job.clients]) or original(parcel, job)
+    worker.train = lambda broadcast, job: seen.append([client.id for client in job.clients]) or original(broadcast, job)
     simulation.train()
     return seen
 
@@ -172,7 +172,7 @@ def test_a_bad_update_is_refused_and_the_others_are_averaged(trouble, reason, ch
     line = with_it.run_round()
     assert line["refused"] == 1 and line["clients"] == 5
     assert line["refusals"].startswith(f"client 0: {reason}")
-    assert set(with_it.carries.files) == {1, 2, 3, 4, 5}
+    assert set(with_it.client_states.files) == {1, 2, 3, 4, 5}
     without = simulate(spec, tmp_path / "without")
     monkeypatch.setattr(Population, "sample", lambda self, seed, round: [1, 2, 3, 4, 5])
     line_without = without.run_round()

@@ -15,7 +15,7 @@ from helpers import TINY, simulate, tiny
 from processes import PATIENCE, until
 
 from rayfl.config import ConfigError
-from rayfl.engine.locks import held
+from rayfl.engine.locks import locked
 from rayfl.engine.on_ray import status
 from rayfl.engine.on_ray.actors import Place
 from rayfl.engine.on_ray.cluster import cluster, running
@@ -135,7 +135,7 @@ def test_nodes_that_do_not_see_the_output_are_named_before_the_first_trial(rayle
     output.mkdir()
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("this user may not make mounts of its own")
-    with cluster(raylets.address), held(output / "fine"):
+    with cluster(raylets.address), locked(output / "fine"):
         require_shared(output / "fine")
     ray_start = f"{Path(sys.executable).with_name('ray')} start --address {raylets.address} --num-cpus 2 --block"
     blind = subprocess.Popen(
@@ -164,7 +164,7 @@ def test_nodes_that_do_not_see_the_output_are_named_before_the_first_trial(rayle
 
 @pytest.mark.ray
 def test_a_node_that_joined_later_says_it_itself(ray_cluster, tmp_path):
-    with held(tmp_path / "runs"):
+    with locked(tmp_path / "runs"):
         require_shared(tmp_path / "runs")
         (tmp_path / "runs" / "run.json").touch()
     require_seen(tmp_path / "runs" / "run.json")

@@ -163,7 +163,7 @@ def test_filters_that_stay_are_said(tmp_path):
 
 def test_a_network_that_nobody_has_trained_is_said(tmp_path):
     simulation, said = simulate(tiny(method="standalone", rounds=1), tmp_path / "run"), []
-    simulation.carries.put(0, 0, {"own": simulation.method.prefix(0.2).take(simulation.method.task.initial())})
+    simulation.client_states.put(0, 0, {"own": simulation.method.prefix(0.2).take(simulation.method.task.initial())})
     for i, client in enumerate((None, 1, 0)):
         export_submodel(simulation.deployment(0.2, client), tmp_path / str(i), {}, said.append)
     assert said == 2 * [

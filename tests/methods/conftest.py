@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from rayfl.core.net import cached_module
 from rayfl.methods import base
 
 
@@ -27,7 +28,8 @@ def clients_answer(monkeypatch):
 @pytest.fixture
 def float64():
     """New tensors of floats are float64."""
-    before = torch.get_default_dtype()
+    cached_module.cache_clear()
     torch.set_default_dtype(torch.float64)
     yield
-    torch.set_default_dtype(before)
+    torch.set_default_dtype(torch.float32)
+    cached_module.cache_clear()

@@ -98,7 +98,7 @@ def test_feddyn_by_hand():
     method = staged(DepthFL(distill=False, alpha=0.5), 1.0, lr=0.3, epochs=2, weight_decay=0.1)
     state, data = method.init(), client_data(0, 1, 2, 3)
     kept = noise(state["params"], "g")
-    update = updated(method, state, 1.0, data, id=3, carry={"g": kept})
+    update = updated(method, state, 1.0, data, id=3, client_state={"g": kept})
     module = method.task.server.build()
     module.load_state_dict(state["params"])
     named = dict(module.named_parameters())
@@ -113,16 +113,18 @@ def test_feddyn_by_hand():
         optimizer.step()
     torch.testing.assert_close(update.sums["params"], {name: p.detach() for name, p in named.items()})
     for name, p in update.sums["params"].items():
-        torch.testing.assert_close(update.carries[3]["g"][name], kept[name] - 0.5 * (p - state["params"][name]))
+        torch.testing.assert_close(update.client_states[3]["g"][name], kept[name] - 0.5 * (p - state["params"][name]))
 
 
 def test_a_new_client_keeps_zeros_before():
     method = staged(DepthFL(), 1.0, lr=0.3)
     state, data = method.init(), client_data(0, 1)
     zeros = full(state["params"], 0.0)
-    first, second = (updated(method, state, 1.0, data, carry=carry) for carry in (None, {"g": zeros}))
+    first, second = (
+        updated(method, state, 1.0, data, client_state=client_state) for client_state in (None, {"g": zeros})
+    )
     assert_same(first.sums, second.sums)
-    assert_same(first.carries[0], second.carries[0])
+    assert_same(first.client_states[0], second.client_states[0])
 
 
 def test_the_servers_step(clients_answer):
@@ -165,8 +167,8 @@ def test_h_is_the_mean_of_what_all_clients_keep(tmp_path, monkeypatch):
     simulation = simulate(spec, tmp_path)
     run(simulation, 4)
     mean = full(simulation.state["params"], 0.0)
-    for id in simulation.carries.files:
-        for name, g in simulation.carries.get(id)["g"].items():
+    for id in simulation.client_states.files:
+        for name, g in simulation.client_states.get(id)["g"].items():
             mean[name] += g / 6
     torch.testing.assert_close(simulation.state["h"], mean, rtol=1e-4, atol=1e-6)
     assert any(t.abs().max() > 1e-3 for t in mean.values())
@@ -175,9 +177,9 @@ def test_h_is_the_mean_of_what_all_clients_keep(tmp_path, monkeypatch):
 def test_a_client_without_a_step_keeps_what_it_has():
     method = staged(DepthFL(), 1.0, 0.5, 0.25, epochs=0)
     state = method.init()
-    for carry in (None, {"g": noise(state["params"], "g")}):
-        update = updated(method, state, 1.0, client_data(0, 1), carry=carry)
-        assert not update.carries
+    for client_state in (None, {"g": noise(state["params"], "g")}):
+        update = updated(method, state, 1.0, client_data(0, 1), client_state=client_state)
+        assert not update.client_states
         assert_same(update.sums["params"], state["params"])
 
 
@@ -185,7 +187,7 @@ def test_without_feddyn_there_is_nothing_to_keep():
     method = staged(DepthFL(alpha=0), 1.0, 0.5, 0.25)
     state = method.init()
     update = updated(method, state, 0.5, client_data(0, 1))
-    assert state.keys() == {"params", "statistics"} and not update.carries
+    assert state.keys() == {"params", "statistics"} and not update.client_states
     method.check(1, Population(assignment="dynamic"))
     fold = folded(state, (visit(method, state, 0.5, client_data(0, 1)).selection, update))
     assert_same(fold.mean("params"), one_round(method, state, (0.5, client_data(0, 1)))["params"])

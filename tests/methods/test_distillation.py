@@ -118,7 +118,7 @@ def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: p
     for i in range(1, saved + 1):
         again = simulate(asked, tmp_path / f"again {i}")
         assert again.restore(tmp_path / f"checkpoint {i}") == (1, [])
-        assert again.begun
+        assert again.partial_round
         assert run(again) == lines[1:]
         assert_same(again.state, straight.state)
 
@@ -175,7 +175,7 @@ def test_a_variance_that_a_transform_changes_is_not_negative(transform: Any, tmp
     assert simulation.train()["refused"] == 0
     variances = [t for n, t in simulation.state["net 0.3"].items() if n.endswith(".running_var")]
     assert min(float(t.min()) for t in variances) >= 0
-    while simulation.begun or simulation.round == 0:
+    while simulation.partial_round or simulation.round == 0:
         simulation.advance()
     assert all(t.isfinite().all() for t in simulation.state["net 0.3"].values())
 
@@ -212,5 +212,5 @@ def test_training_beside_the_round_s_own_is_at_one_rate(tmp_path: Path) -> None:
     one, other = simulate(asked, tmp_path / "one"), simulate(waved, tmp_path / "other")
     one.train()
     other.train()
-    for client in one.carries.files:
-        assert_same(one.carries.get(client) or {}, other.carries.get(client) or {})
+    for client in one.client_states.files:
+        assert_same(one.client_states.get(client) or {}, other.client_states.get(client) or {})

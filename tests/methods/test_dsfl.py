@@ -97,9 +97,9 @@ def test_two_rounds_are_plain_torch_s(tmp_path: Path, aggregation: str) -> None:
     run(simulation)
     torch.testing.assert_close(simulation.state["open"]["targets"], targets, rtol=1e-4, atol=1e-5)
     assert_close(simulation.state["net 0.3"], tensors(server))
-    assert simulation.carries.owners == own.keys()
+    assert simulation.client_states.owners == own.keys()
     for id, kept in own.items():
-        assert_close(simulation.carries.get(id)["own"], kept)  # pyright: ignore
+        assert_close(simulation.client_states.get(id)["own"], kept)  # pyright: ignore
 
 
 def test_what_travels_and_what_it_costs(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: p
     first, saved = simulate(asked(), tmp_path / "first"), 0
     while not first.done:
         first.advance()
-        if first.begun and first.round == 1:
+        if first.partial_round and first.round == 1:
             saved += 1
             first.save(tmp_path / f"checkpoint {saved}")
     assert saved == 3

@@ -200,9 +200,9 @@ def test_a_resumed_run_is_the_straight_run(spec, tmp_path):
     assert second.restore(tmp_path / "checkpoints") == (2, [])
     assert run(second) == lines[2:]
     assert_same(second.state, straight.state)
-    assert second.carries.files.keys() == straight.carries.files.keys()
-    for client in straight.carries.files:
-        assert_same(second.carries.get(client), straight.carries.get(client))
+    assert second.client_states.files.keys() == straight.client_states.files.keys()
+    for client in straight.client_states.files:
+        assert_same(second.client_states.get(client), straight.client_states.get(client))
     assert {f"accuracy_exit{i}" for i in (1, 2, 3)} < lines[-1].keys() - {"accuracy_exit4"}
     assert all(line["refused"] == 0 for line in lines)
 
@@ -221,22 +221,24 @@ def test_verbs_are_pure_and_travel_by_pickle(spec, tmp_path):
     method, state, round = simulation.method, simulation.state, simulation.round
     id = simulation.clients.sample(simulation.seed, 0)[0]
     client = Client(id, simulation.clients.capacity(id, simulation.seed, round), round)
-    carry = simulation.carries.get(id)
-    assert (carry is not None) == (method.name == "depthfl" and method.alpha > 0)
+    client_state = simulation.client_states.get(id)
+    assert (client_state is not None) == (method.name == "depthfl" and method.alpha > 0)
     selection = method.select(state, client)
     payload = method.extract(state, selection)
-    everything = {"payload": payload, "state": state, "carry": carry or {}}
+    everything = {"payload": payload, "state": state, "carry": client_state or {}}
     before = checksum(everything)
-    work = Visit(client, selection, client_data(0, 1, 2, 3, shape=method.task.model.input), carry, stream(0, "local"))
+    work = Visit(
+        client, selection, client_data(0, 1, 2, 3, shape=method.task.model.input), client_state, stream(0, "local")
+    )
     first = method.local_update(payload, work)
     copy, copied = pickle.loads(pickle.dumps((method, work)))
     assert (copy, copied.selection.key) == (method, selection.key)
     second = copy.local_update(payload, copied)
     assert_same(second.sums, first.sums)
-    assert second.carries.keys() == first.carries.keys()
-    assert_same(second.carries.get(id, {}), first.carries.get(id, {}))
+    assert second.client_states.keys() == first.client_states.keys()
+    assert_same(second.client_states.get(id, {}), first.client_states.get(id, {}))
     assert second.metrics == first.metrics
-    method.deploy(state, round, client.capacity, carry)
+    method.deploy(state, round, client.capacity, client_state)
     simulation.run_round()
     assert checksum(everything) == before
 
@@ -246,4 +248,4 @@ def test_clients_that_train_nothing_change_nothing(spec, tmp_path):
     before = simulation.state
     simulation.run_round()
     torch.testing.assert_close(simulation.state, before, rtol=1e-6, atol=1e-7)
-    assert not simulation.carries.files
+    assert not simulation.client_states.files

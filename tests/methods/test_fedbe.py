@@ -164,16 +164,16 @@ def test_a_run_goes_on_from_the_middle_of_the_server_s_work(
     asked = experiment(sampling, server={"optimizer": "adam", "lr": 0.01})
     straight = simulate(asked, tmp_path / "straight")
     lines = run(straight)
-    first, lessons = simulate(asked, tmp_path / "first"), 0
+    first, server_tasks = simulate(asked, tmp_path / "first"), 0
     first.run_round()
     while first.advance() is None:
-        first.save(tmp_path / f"{lessons}")
-        again = simulate(asked, tmp_path / f"again {lessons}")
-        assert again.restore(tmp_path / f"{lessons}") == (1, [])
+        first.save(tmp_path / f"{server_tasks}")
+        again = simulate(asked, tmp_path / f"again {server_tasks}")
+        assert again.restore(tmp_path / f"{server_tasks}") == (1, [])
         assert run(again) == lines[1:]
         assert_same(again.state, straight.state)
-        lessons += 1
-    assert lessons == 4
+        server_tasks += 1
+    assert server_tasks == 4
 
 
 def test_the_server_s_work_is_counted_and_done_in_parallel(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_server_s_work_is_counted_and_done_in_parallel(tmp_path: Path) -> No
     assert simulation.advance() is None
     groups = [method.group(c) for c in nets]  # pyright: ignore
     asked = [f"{which} {group}" for group in groups for which in ("mean", "sample 0", "sample 1", "sample 2")]
-    assert [lesson.name for lesson in method.plan(simulation.state, 0)] == asked
+    assert [server_task.name for server_task in method.plan(simulation.state, 0)] == asked
     [line] = run(simulation)
     clients = sum(costs.forward_flops(nets[c], public) for _, c in cohort_of(simulation, 0))
     ensemble = sum((1 + SAMPLES) * costs.forward_flops(net, public) for net in nets.values())

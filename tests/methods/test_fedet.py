@@ -199,11 +199,11 @@ def test_a_run_goes_on_from_the_middle_of_the_server_s_work(tmp_path: Path, monk
     lines = run(straight)
     first = simulate(experiment(), tmp_path / "first")
     first.run_round()
-    for lesson in range(3):
-        assert first.advance() is None and first.begun
-        first.save(tmp_path / f"{lesson}")
-        again = simulate(experiment(), tmp_path / f"again {lesson}")
-        assert again.restore(tmp_path / f"{lesson}") == (1, [])
+    for server_task in range(3):
+        assert first.advance() is None and first.partial_round
+        first.save(tmp_path / f"{server_task}")
+        again = simulate(experiment(), tmp_path / f"again {server_task}")
+        assert again.restore(tmp_path / f"{server_task}") == (1, [])
         assert run(again) == lines[1:]
         assert_same(again.state, straight.state)
 

@@ -176,7 +176,7 @@ def test_without_logits_of_the_server_a_client_learns_from_labels(tmp_path: Path
     first = method.local_update({}, visit)
     other = method.local_update({SERVER: {"2": torch.zeros(3, 4)}}, visit)
     some = method.local_update({SERVER: {"1": 9 * drawn(len(visit.data), 4).float()}}, visit)
-    assert_same(first.carries[1], other.carries[1])
+    assert_same(first.client_states[1], other.client_states[1])
     assert first.metrics == other.metrics and first.metrics["train_loss"] != some.metrics["train_loss"]
 
 
@@ -241,11 +241,11 @@ def test_two_rounds_in_plain_torch(tmp_path: Path, float64: None) -> None:
         with torch.no_grad():
             z_server |= {id: trunk(sent[id][0]) for id in cohort}
     run(simulation)
-    assert came_back and set(own) == set(simulation.carries.owners)
+    assert came_back and set(own) == set(simulation.client_states.owners)
     assert_close(simulation.state["net 1"], tensors(server))
     assert_close(simulation.state[SERVER], {str(id): z for id, z in z_server.items()})
     for id, module in own.items():
-        assert_close(cast(Params, (simulation.carries.get(id) or {})["own"]), tensors(module))
+        assert_close(cast(Params, (simulation.client_states.get(id) or {})["own"]), tensors(module))
         deployed = simulation.deployment(clients.capacity(id, 0, 1), id)
         given = {f"extractor.{name}": t for name, t in tensors(module[0]).items()}
         assert {name[:cut] for name in given} == {"extractor."}
@@ -297,9 +297,9 @@ def test_the_server_s_work_a_round(tmp_path: Path) -> None:
     assert simulation.method.plan(simulation.state, 0) == ()
     before = {name: t.clone() for name, t in simulation.state["net 1"].items()}
     simulation.advance()
-    while simulation.begun:
+    while simulation.partial_round:
         assert {CLIENTS, PLACE} <= simulation.state.keys()
-        planned.append([lesson.name for lesson in simulation.method.plan(simulation.state, 0)])
+        planned.append([server_task.name for server_task in simulation.method.plan(simulation.state, 0)])
         simulation.advance()
     assert planned[:-1] == [[f"epoch {epoch}, client {id}"] for epoch in (1, 2) for id in cohort]
     assert planned[-1] == [f"logits of client {id}" for id in cohort]

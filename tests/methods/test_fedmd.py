@@ -112,9 +112,9 @@ def test_two_rounds_are_plain_torch_s(tmp_path: Path) -> None:
     assert {(1, True), (1, False)} <= set(firsts)
     run(simulation)
     torch.testing.assert_close(simulation.state["consensus"]["scores"], consensus, rtol=1e-4, atol=1e-4)
-    assert simulation.carries.owners == own.keys()
+    assert simulation.client_states.owners == own.keys()
     for id, kept in own.items():
-        assert_close(simulation.carries.get(id)["own"], kept)  # pyright: ignore
+        assert_close(simulation.client_states.get(id)["own"], kept)  # pyright: ignore
 
 
 def test_what_travels_and_what_it_costs(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_rounds_are_plain_torch_s(tmp_path: Path, weight: str) -> None:
     run(simulation)
     assert_close(simulation.state["prototypes"], {str(j): t for j, t in prototypes.items()})
     for id, kept in own.items():
-        assert_close(simulation.carries.get(id)["own"], kept)  # pyright: ignore
+        assert_close(simulation.client_states.get(id)["own"], kept)  # pyright: ignore
 
 
 def test_without_attraction_it_is_local_training(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_without_attraction_it_is_local_training(tmp_path: Path) -> None:
             descend(module, batches(client.data, client.seed, 2, 5), F.cross_entropy, 0.05)
             own[client.id] = tensors(module)
     for id, kept in own.items():
-        assert_close(simulation.carries.get(id)["own"], kept)  # pyright: ignore
+        assert_close(simulation.client_states.get(id)["own"], kept)  # pyright: ignore
 
 
 def test_what_travels_and_what_it_costs(tmp_path: Path) -> None:
@@ -176,15 +176,15 @@ def test_the_nearest_prototype_is_a_head(tmp_path: Path) -> None:
     assert len(state["prototypes"]) >= 2
     classes = sorted(map(int, state["prototypes"]))
     centres = torch.stack([state["prototypes"][str(j)] for j in classes])
-    for id in sorted(simulation.carries.owners):
-        carry, data = simulation.carries.get(id), rows_of(simulation, id)
+    for id in sorted(simulation.client_states.owners):
+        client_state, data = simulation.client_states.get(id), rows_of(simulation, id)
         capacity = simulation.clients.capacity(id, 0, 0)
-        deployed = simulation.method.deploy(state, 2, capacity, carry)
+        deployed = simulation.method.deploy(state, 2, capacity, client_state)
         net, [(x, _)] = deployed.net, data.plain(1000)
         with torch.no_grad():
             module = network(net, deployed.params | (deployed.statistics or {})).eval()
             features, logits = with_features(module, classifier_path(net), x)
-            own, _ = with_features(network(net, carry["own"]).eval(), classifier_path(net), x)  # pyright: ignore
+            own, _ = with_features(network(net, client_state["own"]).eval(), classifier_path(net), x)  # pyright: ignore
         assert torch.equal(features, own)
         apart = torch.cdist(features, centres).square()
         assert logits.argmax(1).tolist() == [classes[i] for i in apart.argmin(1)]

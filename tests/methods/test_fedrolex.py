@@ -9,7 +9,7 @@ from helpers import bound, client_data, one_round, simulate, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rayfl.core.net import Net, resident
+from rayfl.core.net import Net, cached_module
 from rayfl.core.submodel import Coverage
 from rayfl.core.tensors import leaves
 from rayfl.methods import METHODS, Client, Task
@@ -166,11 +166,11 @@ def test_clients_of_a_server_gamma_times_as_wide_never_see_its_model(gamma, lett
     wide, narrow = (Net(server.model, width).layout.shapes for width in (1.0, 1 / gamma))
     worker, train, shapes = simulation.executor.worker, simulation.executor.worker.train, Shapes()
 
-    def watched(parcel, job):
-        assert {t.shape for _, t in leaves(parcel.payload)} == set(narrow.values())
-        resident.cache_clear()
+    def watched(broadcast, job):
+        assert {t.shape for _, t in leaves(broadcast.payload)} == set(narrow.values())
+        cached_module.cache_clear()
         with shapes:
-            return train(parcel, job)
+            return train(broadcast, job)
 
     worker.train = watched
     line = simulation.run_round()

@@ -22,9 +22,9 @@ def perceptron(*capacities, **fields):
     return bound(LGFedAvg(**({"shared": ["hidden0"]} | fields)), *(capacities or [1.0]), hidden=(2,), lr=0.5)
 
 
-def updated(method, state, data, id=0, carry=None):
+def updated(method, state, data, id=0, client_state=None):
     """What client `id` holds in round 0, and answers."""
-    work = visit(method, state, 1.0, data, id=id, seed=id, carry=carry)
+    work = visit(method, state, 1.0, data, id=id, seed=id, client_state=client_state)
     return work.selection, method.local_update(method.extract(state, work.selection), work)
 
 
@@ -62,9 +62,9 @@ def test_shared_layers_are_averaged_and_the_others_kept(clients_answer):
     assert all((new["params"][name] == 2).all() for name in HIDDEN)
     assert all(torch.equal(new["params"][name], state["params"][name]) for name in HEAD)
     for id, (_, update) in enumerate(updates):
-        [(owner, carry)] = update.carries.items()
-        assert owner == id and list(carry) == ["own"]
-        kept = carry["own"]
+        [(owner, client_state)] = update.client_states.items()
+        assert owner == id and list(client_state) == ["own"]
+        kept = client_state["own"]
         assert list(kept) == HEAD and all((t == 3 - 2 * id).all() for t in kept.values())
         assert list(update.sums["params"]) == HIDDEN
 
@@ -75,10 +75,10 @@ def test_who_does_not_take_part_gets_the_shared_layers_and_keeps_its_own(clients
     state, data = method.init(), client_data(0, 1)
     clients_answer(7, 3)
     first = updated(method, state, data, id=5)
-    state, carry = stepped(method, state, first), first[1].carries[5]
-    before = method.deploy(state, 1, 1.0, carry).params
+    state, client_state = stepped(method, state, first), first[1].client_states[5]
+    before = method.deploy(state, 1, 1.0, client_state).params
     state = one_round(method, state, (1.0, data), round=1)
-    after = method.deploy(state, 2, 1.0, carry).params
+    after = method.deploy(state, 2, 1.0, client_state).params
     assert all((before[name] == 7).all() and (after[name] == 3).all() for name in HIDDEN)
     assert all((before[name] == 7).all() and (after[name] == 7).all() for name in HEAD)
     everybodys = method.deploy(state, 2, 1.0)
@@ -90,15 +90,15 @@ def test_all_layers_train_from_what_is_kept_and_what_is_sent():
     """One step by hand, of a client that weighs 3: what it keeps is not weighted."""
     method = perceptron(weight="samples")
     state, data = method.init(), client_data(0, 1, 2)
-    carry = {"own": {name: torch.full_like(state["params"][name], 0.25) for name in HEAD}}
-    _, update = updated(method, state, data, carry=carry)
+    client_state = {"own": {name: torch.full_like(state["params"][name], 0.25) for name in HEAD}}
+    _, update = updated(method, state, data, client_state=client_state)
     module = method.task.server.build()
-    module.load_state_dict(state["params"] | carry["own"])
+    module.load_state_dict(state["params"] | client_state["own"])
     [(x, y)] = data.in_order(3)
     torch.nn.functional.cross_entropy(module(x), y).backward()
     for name, parameter in module.named_parameters():
         expected = parameter.detach() - 0.5 * parameter.grad
-        got = update.carries[0]["own"][name] if name in HEAD else update.sums["params"][name] / 3
+        got = update.client_states[0]["own"][name] if name in HEAD else update.sums["params"][name] / 3
         torch.testing.assert_close(got, expected)
     assert update.weight == 3
 
@@ -107,7 +107,7 @@ def test_only_clients_that_have_no_layers_of_their_own_are_sent_some():
     method = perceptron()
     state, data = method.init(), client_data(0, 1)
     _, first = updated(method, state, data)
-    _, second = updated(method, state, data, carry=first.carries[0])
+    _, second = updated(method, state, data, client_state=first.client_states[0])
     size = {names[0]: nbytes({n: state["params"][n] for n in names}) for names in (HIDDEN, HEAD)}
     assert first.metrics["bytes_down"] == sum(size.values())
     assert second.metrics["bytes_down"] == size["hidden0.weight"] == nbytes(second.sums)
@@ -117,7 +117,7 @@ def test_label_rows_of_a_kept_head_are_nobody_elses():
     method = perceptron(label_rows="present")
     state = method.init()
     selection, update = updated(method, state, client_data(0, 1))
-    assert not update.row_weights and (update.carries[0]["own"]["head.weight"] != 0).all()
+    assert not update.row_weights and (update.client_states[0]["own"]["head.weight"] != 0).all()
     new = stepped(method, state, (selection, update))
     assert torch.equal(new["params"]["head.weight"], state["params"]["head.weight"])
 
@@ -129,10 +129,10 @@ def test_warmup_is_fedavg(tmp_path):
     lg = simulate(tiny(rounds=3, method=method), tmp_path / "lg")
     assert run(fedavg, 2) == run(lg, 2)
     assert_same(lg.state, fedavg.state)
-    assert not lg.carries.files
+    assert not lg.client_states.files
     warm = lg.state["params"]
     [line] = run(lg)
-    assert set(lg.carries.files) == set(lg.clients.sample(0, 2))
+    assert set(lg.client_states.files) == set(lg.clients.sample(0, 2))
     changed = {name.partition(".")[0] for name, t in lg.state["params"].items() if not torch.equal(t, warm[name])}
     assert changed == {"conv1", "norm1"}
     assert line["bytes_down"] == 4 * nbytes(warm)

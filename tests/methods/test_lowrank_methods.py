@@ -10,7 +10,7 @@ from helpers import assert_same, client_data, message, run, simulate, tiny
 from rayfl.core import factors as lowrank
 from rayfl.core.fold import Fold
 from rayfl.core.joined import parameters_of
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Slice
 from rayfl.core.tensors import leaves
@@ -361,21 +361,21 @@ def test_hetlora_prunes_a_rank_whose_tail_shrinks():
     selection = method.select(state, client)
     payload = method.extract(state, selection)
 
-    def update(carry, factor):
+    def update(client_state, factor):
         def answer(params, visit, **options):
             seen = {int(t.abs().sum(1).count_nonzero()) for n, t in params.items() if part_of(n) == "A"}
             return {n: t * (factor if part_of(n) else 1) for n, t in params.items()}, {"train_samples": 1, "seen": seen}
 
         object.__setattr__(method, "train", answer)
-        return method.local_update(payload, Visit(client, selection, client_data(0), carry, 0))
+        return method.local_update(payload, Visit(client, selection, client_data(0), client_state, 0))
 
-    carry, ranks = None, [8]
+    client_state, ranks = None, [8]
     for factor in (2.0, 0.5, 0.5, 0.5, 0.5):
-        found = update(carry, factor)
-        carry = found.carries[0]
+        found = update(client_state, factor)
+        client_state = found.client_states[0]
         # it runs what the round before has left, and sends what this one leaves
         assert found.metrics["seen"] == {ranks[-1]}
-        ranks.append(int(carry["rank"]["rank"]))
+        ranks.append(int(client_state["rank"]["rank"]))
         assert found.metrics["bytes_down"] == 8 * (84 + 4 * 40 * ranks[-2])
         assert found.metrics["bytes_up"] == 8 * (84 + 4 * 40 * ranks[-1])
         assert not any(t[ranks[-1] :].any() for n, t in found.sums["params"].items() if part_of(n) == "A")
@@ -527,7 +527,7 @@ def test_a_round_moves_what_it_trains_and_nothing_else(name, tmp_path):
         if name == "fedsb" and round == 0:
             expected = {"A", "B", "M"}
         assert moved == expected or turned and moved <= {"", "A", "B", "M"}
-    resided = resident(method.task.server, torch.device("cpu"))
+    resided = cached_module(method.task.server, torch.device("cpu"))
     assert all(p.requires_grad for p in resided.parameters()), "flags are put back"
 
 

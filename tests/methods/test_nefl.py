@@ -8,7 +8,7 @@ from helpers import Shuffled, assert_same, folded, images, one_round, run, simul
 from torch import nn
 
 from rayfl.config import ConfigError, parse
-from rayfl.core.net import Net, resident
+from rayfl.core.net import Net, cached_module
 from rayfl.core.seeds import torch_generator
 from rayfl.engine.files import checksum
 from rayfl.engine.worker import Worker
@@ -181,7 +181,7 @@ def test_steps_are_trained_if_they_learn(learn_steps):
     before, after = steps_of(state, "submodel 1"), steps_of(new, "submodel 1")
     assert len(before) == 3 and [after[name] != before[name] for name in before] == [learn_steps] * 3
     assert (new["params"]["conv.weight"][:3] != state["params"]["conv.weight"][:3]).all()
-    module = resident(method.net_at(0.5), torch.device("cpu"))
+    module = cached_module(method.net_at(0.5), torch.device("cpu"))
     assert all(p.requires_grad for p in module.parameters())
 
 

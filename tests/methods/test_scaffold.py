@@ -26,9 +26,9 @@ def with_variates(method):
     return state | {"variate": noise(shapes, "c")}, {"variate": noise(shapes, "c_k")}
 
 
-def answer(method, state, carry, data, capacity=1.0):
+def answer(method, state, client_state, data, capacity=1.0):
     """What client 3 sends back."""
-    return updated(method, state, capacity, data, id=3, carry=carry)
+    return updated(method, state, capacity, data, id=3, client_state=client_state)
 
 
 def stepped(method, state, update):
@@ -47,16 +47,16 @@ def gradient(method, params, data):
 
 def rounds(method, state, count, *clients):
     """The state after so many rounds of clients 0, 1, ... with these capacities and data, and what they keep."""
-    carries = {}
+    client_states = {}
     for round in range(count):
         answers = []
         for id, (capacity, data) in enumerate(clients):
-            work = visit(method, state, capacity, data, id=id, round=round, seed=id, carry=carries.get(id))
+            work = visit(method, state, capacity, data, id=id, round=round, seed=id, client_state=client_states.get(id))
             update = method.local_update(method.extract(state, work.selection), work)
-            carries |= update.carries
+            client_states |= update.client_states
             answers.append((work.selection, update))
         state = method.step(state, round, folded(state, *answers))
-    return state, carries
+    return state, client_states
 
 
 # the box, line by line
@@ -80,27 +80,27 @@ def test_the_first_round_is_fedavg(option, size, tmp_path):
 def test_a_step_by_hand(option):
     """One client of 10, one batch: y = x - lr (g + c - c_k), with either option c_k+ = g, and c takes a tenth."""
     method = bound(Scaffold(option=option), 1.0, lr=0.5)
-    state, carry = with_variates(method)
+    state, client_state = with_variates(method)
     data = client_data(0, 1, 2, 3)
-    update = answer(method, state, carry, data)
+    update = answer(method, state, client_state, data)
     new = stepped(method, state, update)
     g = gradient(method, state["params"], data)
     for name, x in state["params"].items():
-        c, c_k = state["variate"][name], carry["variate"][name]
+        c, c_k = state["variate"][name], client_state["variate"][name]
         torch.testing.assert_close(new["params"][name], x - 0.5 * (g[name] + c - c_k))
-        torch.testing.assert_close(update.carries[3]["variate"][name], g[name])
+        torch.testing.assert_close(update.client_states[3]["variate"][name], g[name])
         torch.testing.assert_close(new["variate"][name], c + (g[name] - c_k) / 10)
 
 
 def test_option_two_is_the_papers_difference():
     """Of plain SGD: c_k - c + (x - y) / (K lr), here with 3 epochs of 3 batches."""
     method = bound(Scaffold(), 1.0, lr=0.3, epochs=3, batch_size=2)
-    state, carry = with_variates(method)
-    update = answer(method, state, carry, client_data(0, 1, 2, 3, 1))
+    state, client_state = with_variates(method)
+    update = answer(method, state, client_state, client_data(0, 1, 2, 3, 1))
     assert update.metrics["steps"] == 9
     for name, x in state["params"].items():
-        c, c_k, y = state["variate"][name], carry["variate"][name], update.sums["params"][name]
-        torch.testing.assert_close(update.carries[3]["variate"][name], c_k - c + (x - y) / (9 * 0.3))
+        c, c_k, y = state["variate"][name], client_state["variate"][name], update.sums["params"][name]
+        torch.testing.assert_close(update.client_states[3]["variate"][name], c_k - c + (x - y) / (9 * 0.3))
 
 
 @pytest.mark.parametrize("extra", [{"momentum": 0.9}, {"weight_decay": 0.5}, {"clip": 0.01}], ids=str)
@@ -108,12 +108,12 @@ def test_option_two_is_the_mean_gradient_of_the_data(extra):
     """Of two steps, the second at the y of one; the paper's difference also has momentum, decay or clipping."""
     data = client_data(0, 1, 2, 3)
     one, two = (bound(Scaffold(), 1.0, lr=0.3, epochs=epochs, **extra) for epochs in (1, 2))
-    state, carry = with_variates(one)
-    update, y = answer(two, state, carry, data), answer(one, state, carry, data).sums["params"]
+    state, client_state = with_variates(one)
+    update, y = answer(two, state, client_state, data), answer(one, state, client_state, data).sums["params"]
     first, second = (gradient(one, params, data) for params in (state["params"], y))
     for name, x in state["params"].items():
-        c, c_k, end = state["variate"][name], carry["variate"][name], update.sums["params"][name]
-        kept = update.carries[3]["variate"][name]
+        c, c_k, end = state["variate"][name], client_state["variate"][name], update.sums["params"][name]
+        kept = update.client_states[3]["variate"][name]
         torch.testing.assert_close(kept, (first[name] + second[name]) / 2)
         assert not torch.allclose(kept, c_k - c + (x - end) / (2 * 0.3), rtol=0.01)
 
@@ -121,11 +121,11 @@ def test_option_two_is_the_mean_gradient_of_the_data(extra):
 def test_option_one_is_the_gradient_at_what_was_received():
     """Over all data, also where the batches are unequal; and the extra pass is counted."""
     method = bound(Scaffold(option="I"), 1.0, lr=0.3, epochs=3, batch_size=2)
-    state, carry = with_variates(method)
+    state, client_state = with_variates(method)
     data = client_data(0, 1, 2, 3, 1)
-    update = answer(method, state, carry, data)
+    update = answer(method, state, client_state, data)
     for name, g in gradient(method, state["params"], data).items():
-        torch.testing.assert_close(update.carries[3]["variate"][name], g)
+        torch.testing.assert_close(update.client_states[3]["variate"][name], g)
     assert update.metrics["train_samples"] == 15
     assert update.metrics["train_flops"] == costs.training_flops(method.task.server, 20)
 
@@ -133,9 +133,9 @@ def test_option_one_is_the_gradient_at_what_was_received():
 def test_no_step_changes_no_variate():
     for option in ("I", "II"):
         method = bound(Scaffold(option=option), 1.0, epochs=0)
-        state, carry = with_variates(method)
-        update = answer(method, state, carry, client_data(0, 1))
-        assert not update.carries
+        state, client_state = with_variates(method)
+        update = answer(method, state, client_state, client_data(0, 1))
+        assert not update.client_states
         assert_same(stepped(method, state, update), state)
 
 
@@ -150,7 +150,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(option, weight, tmp_path
     simulation = simulate(spec, tmp_path)
     for _ in range(3):
         run(simulation, 1)
-        kept = [simulation.carries.get(id)["variate"] for id in simulation.carries.files]
+        kept = [simulation.client_states.get(id)["variate"] for id in simulation.client_states.files]
         assert 0 < len(kept) <= 6
         for name, c in simulation.state["variate"].items():
             torch.testing.assert_close(c, torch.stack([c_k[name] for c_k in kept]).sum(0) / 6)
@@ -171,33 +171,33 @@ def test_what_nobody_holds_has_no_variate():
     method = bound(Scaffold(size="own"), 1.0, 0.5, hidden=(8,), lr=0.3, momentum=0.9, weight_decay=0.1)
     state = method.init()
     small, large = (0.5, client_data(0, 1, 2)), (1.0, client_data(3, 3))
-    new, carries = rounds(method, state, 3, small, small)
-    for variate in (new["variate"], carries[0]["variate"], carries[1]["variate"]):
+    new, client_states = rounds(method, state, 3, small, small)
+    for variate in (new["variate"], client_states[0]["variate"], client_states[1]["variate"]):
         assert not variate["hidden0.bias"][4:].any() and not variate["head.weight"][:, 4:].any()
         assert variate["hidden0.bias"][:4].any() and variate["head.weight"][:, :4].all()
     assert torch.equal(new["params"]["head.weight"][:, 4:], state["params"]["head.weight"][:, 4:])
-    new, carries = rounds(method, state, 3, small, large)
-    assert not carries[0]["variate"]["head.weight"][:, 4:].any()
-    c, c_k = new["variate"]["head.weight"][:, 4:], carries[1]["variate"]["head.weight"][:, 4:]
+    new, client_states = rounds(method, state, 3, small, large)
+    assert not client_states[0]["variate"]["head.weight"][:, 4:].any()
+    c, c_k = new["variate"]["head.weight"][:, 4:], client_states[1]["variate"]["head.weight"][:, 4:]
     assert c.any()
     torch.testing.assert_close(c, c_k / 10)
 
 
 def test_a_client_that_shrinks_keeps_the_rest_of_its_variate():
     method = bound(Scaffold(size="own"), 1.0, 0.5, hidden=(8,))
-    state, carry = with_variates(method)
-    before = carry["variate"]["head.weight"].clone()
-    update = answer(method, state, carry, client_data(0, 1, 2), capacity=0.5)
-    after = update.carries[3]["variate"]["head.weight"]
+    state, client_state = with_variates(method)
+    before = client_state["variate"]["head.weight"].clone()
+    update = answer(method, state, client_state, client_data(0, 1, 2), capacity=0.5)
+    after = update.client_states[3]["variate"]["head.weight"]
     assert torch.equal(after[:, 4:], before[:, 4:])
     assert (after[:, :4] != before[:, :4]).all()
-    assert torch.equal(carry["variate"]["head.weight"], before)
+    assert torch.equal(client_state["variate"]["head.weight"], before)
 
 
 def test_what_a_client_keeps_does_not_make_its_model_personal():
     method = bound(Scaffold(), 1.0)
-    state, carry = with_variates(method)
-    own, everybodys = method.deploy(state, 1, 1.0, carry), method.deploy(state, 1, 1.0)
+    state, client_state = with_variates(method)
+    own, everybodys = method.deploy(state, 1, 1.0, client_state), method.deploy(state, 1, 1.0)
     assert own.key == everybodys.key
     assert_same(own.params, everybodys.params)
 

@@ -38,17 +38,17 @@ def on(name, *, input=None, **training):
     return Task(model, Training(**training), {1.0: Net(model)}, 1.0, clients=10)
 
 
-def answer(method, state, data, round=0, id=0, carry=None):
+def answer(method, state, data, round=0, id=0, client_state=None):
     """A client's update in a round."""
-    return updated(method, state, 1.0, data, id=id, round=round, seed=round, carry=carry)
+    return updated(method, state, 1.0, data, id=id, round=round, seed=round, client_state=client_state)
 
 
-def a_round(method, state, datas, carries, round=0):
-    """The next state; what the clients keep is put into `carries`."""
+def a_round(method, state, datas, client_states, round=0):
+    """The next state; what the clients keep is put into `client_states`."""
     answers = []
     for id, data in datas.items():
-        update = answer(method, state, data, round, id, carries.get(id))
-        carries.update(update.carries)
+        update = answer(method, state, data, round, id, client_states.get(id))
+        client_states.update(update.client_states)
         answers.append((method.select(state, Client(id, 1.0, round)), update))
     return method.step(state, round, folded(state, *answers))
 
@@ -189,16 +189,16 @@ def test_rounds_by_hand(eq13):
     state["thresholds"] = {"hidden0": torch.full((6,), 0.3), "head": torch.full((4,), 0.1)}
     params = {id: {name: t.clone() for name, t in state["params"].items()} for id in datas}
     tau, delta = state["thresholds"], {path: torch.zeros_like(t) for path, t in state["thresholds"].items()}
-    carries, densities = {}, set()
+    client_states, densities = {}, set()
     for round, cohort in enumerate(((0, 1), (1,), (0, 1))):
-        state = a_round(method, state, {id: datas[id] for id in cohort}, carries, round)
+        state = a_round(method, state, {id: datas[id] for id in cohort}, client_states, round)
         answers = []
         for id in cohort:
             params[id], trained = by_hand(method, params[id], tau, delta, datas[id], round)
-            torch.testing.assert_close(carries[id]["own"], params[id])
-            torch.testing.assert_close(carries[id]["thresholds"], trained)
+            torch.testing.assert_close(client_states[id]["own"], params[id])
+            torch.testing.assert_close(client_states[id]["thresholds"], trained)
             answers.append(trained)
-            deployed = method.deploy(state, round, 1.0, carries[id])
+            deployed = method.deploy(state, round, 1.0, client_states[id])
             densities |= set(deployed.present.layers.values())
         mean = {path: sum(a[path] for a in answers) / len(answers) for path in tau}
         delta = {path: mean[path] - tau[path] for path in tau}
@@ -214,9 +214,9 @@ def test_the_initial_network_is_the_runs_and_nothing_moves_before_thresholds_did
     state, data = method.init(), client_data(0, 1)
     assert all(not t.any() for group in ("thresholds", "delta") for t in state[group].values())
     without = method.model_copy(update={"eq13": False})
-    assert_same(answer(method, state, data).carries[0], answer(without, state, data).carries[0])
+    assert_same(answer(method, state, data).client_states[0], answer(without, state, data).client_states[0])
     idle = method.bind(replace(method.task, training=Training(epochs=0)))
-    assert_same(answer(idle, state, data).carries[0]["own"], state["params"])
+    assert_same(answer(idle, state, data).client_states[0]["own"], state["params"])
 
 
 def test_no_answers_change_nothing():
@@ -279,12 +279,12 @@ def test_an_empty_layer_starts_again():
 def test_bounds():
     fields = {"clamp_weights": (-0.1, 0.2), "clamp_thresholds": (0.0, 0.001)}
     method = bound(SpaFL(alpha=1.0, **fields), 1.0, hidden=(6,), lr=0.5)
-    carry = answer(method, method.init(), client_data(0, 1, 2)).carries[0]
+    client_state = answer(method, method.init(), client_data(0, 1, 2)).client_states[0]
     for path in ("hidden0", "head"):
-        w, tau = carry["own"][f"{path}.weight"], carry["thresholds"][path]
+        w, tau = client_state["own"][f"{path}.weight"], client_state["thresholds"][path]
         assert (w.min(), w.max()) == pytest.approx((-0.1, 0.2))
         assert tau.min() >= 0 and tau.max() == pytest.approx(0.001)
-    assert carry["own"]["hidden0.bias"].abs().max() > 0.2
+    assert client_state["own"]["hidden0.bias"].abs().max() > 0.2
 
 
 @pytest.mark.parametrize(
@@ -344,33 +344,38 @@ def test_traffic_of_a_round(tmp_path):
 def test_alone_everybody_keeps_thresholds_of_its_own():
     """The first round is SpaFL's; then a client goes on from its own thresholds, and no weight is moved."""
     method = bound(SpaFL(exchange=False, alpha=0.05), 1.0, hidden=(6,), lr=0.2, momentum=0.9)
-    together = method.model_copy(update={"exchange": True})
-    state, datas, carries = method.init(), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}, {}
-    after = a_round(method, state, datas, carries)
+    add_updates = method.model_copy(update={"exchange": True})
+    state, datas, client_states = method.init(), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}, {}
+    after = a_round(method, state, datas, client_states)
     assert_same(after, state)
     for id, data in datas.items():
-        assert_same(carries[id], answer(together, state, data, id=id).carries[id])
+        assert_same(client_states[id], answer(add_updates, state, data, id=id).client_states[id])
     params, tau = by_hand(
-        method.model_copy(update={"eq13": False}), carries[0]["own"], carries[0]["thresholds"], {}, datas[0], 1
+        method.model_copy(update={"eq13": False}),
+        client_states[0]["own"],
+        client_states[0]["thresholds"],
+        {},
+        datas[0],
+        1,
     )
-    second = answer(method, state, datas[0], 1, 0, carries[0]).carries[0]
+    second = answer(method, state, datas[0], 1, 0, client_states[0]).client_states[0]
     torch.testing.assert_close((second["own"], second["thresholds"]), (params, tau))
 
 
 def test_clients_are_evaluated_with_the_thresholds_of_their_own_last_round():
     method = bound(SpaFL(alpha=0.9), 1.0, hidden=(6,), lr=0.2)
-    state, datas, carries = method.init(), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
-    state = a_round(method, state, datas, carries)
-    before = method.deploy(state, 1, 1.0, carries[0])
+    state, datas, client_states = method.init(), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
+    state = a_round(method, state, datas, client_states)
+    before = method.deploy(state, 1, 1.0, client_states[0])
     assert 0 < min(before.present.layers.values()) < 1
-    state = a_round(method, state, {1: datas[1]}, carries, 1)
-    after = method.deploy(state, 2, 1.0, carries[0])
+    state = a_round(method, state, {1: datas[1]}, client_states, 1)
+    after = method.deploy(state, 2, 1.0, client_states[0])
     assert_same(after.params, before.params)
     assert after.key == before.key != method.deploy(state, 2, 1.0).key and not after.is_start
     for name in ("hidden0", "head"):
-        keep = carries[0]["own"][f"{name}.weight"].abs().mean(1) > carries[0]["thresholds"][name]
+        keep = client_states[0]["own"][f"{name}.weight"].abs().mean(1) > client_states[0]["thresholds"][name]
         for p in (f"{name}.weight", f"{name}.bias"):
-            assert torch.equal(after.params[p], carries[0]["own"][p] * keep.view(-1, *[1] * (p[-1] == "t")))
+            assert torch.equal(after.params[p], client_states[0]["own"][p] * keep.view(-1, *[1] * (p[-1] == "t")))
     # a client that has not trained
     start = method.deploy(state, 2, 1.0)
     assert_same(start.params, state["params"])
@@ -379,15 +384,15 @@ def test_clients_are_evaluated_with_the_thresholds_of_their_own_last_round():
 
 def test_what_is_deployed_answers_as_the_masked_network():
     method = SpaFL(alpha=0.05).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4, epochs=3))
-    state, data, carries = method.init(), images(0, 1, 2, 3, 0, 1), {}
-    state = a_round(method, state, {0: data}, carries)
-    state = a_round(method, state, {0: data}, carries, 1)
-    deployed = method.deploy(state, 2, 1.0, carries[0])
+    state, data, client_states = method.init(), images(0, 1, 2, 3, 0, 1), {}
+    state = a_round(method, state, {0: data}, client_states)
+    state = a_round(method, state, {0: data}, client_states, 1)
+    deployed = method.deploy(state, 2, 1.0, client_states[0])
     assert 0 < min(deployed.present.layers.values()) < 1
     module = deployed.net.build()
-    load(module, carries[0]["own"])
+    load(module, client_states[0]["own"])
     norms.load(module, deployed.statistics)
-    pruned = Pruned(method, module, carries[0]["thresholds"]).eval()
+    pruned = Pruned(method, module, client_states[0]["thresholds"]).eval()
     x, _ = next(data.in_order(6))
     expected = pruned(x)
     assert pruned.densities == pytest.approx(dict(deployed.present.layers))
@@ -403,25 +408,27 @@ def test_norms_and_their_running_statistics_are_a_clients_own():
     assert set(first.whole) == {"thresholds"} and set(first.whole["thresholds"]) == {"conv1", "conv2", "hidden", "head"}
     x, _ = next(data.batches(1, 6, torch_generator(0, "batches")))
     z = F.conv2d(x, state["params"]["conv1.weight"], state["params"]["conv1.bias"], padding=1)
-    mean = first.carries[0]["statistics"]["norm1.running_mean"]
+    mean = first.client_states[0]["statistics"]["norm1.running_mean"]
     torch.testing.assert_close(mean, 0.1 * z.mean((0, 2, 3)))
-    second = answer(method, state, data, 1, 0, first.carries[0]).carries[0]["statistics"]["norm1.running_mean"]
+    second = answer(method, state, data, 1, 0, first.client_states[0]).client_states[0]["statistics"][
+        "norm1.running_mean"
+    ]
     x, _ = next(data.batches(1, 6, torch_generator(1, "batches")))
-    params = first.carries[0]["own"]
+    params = first.client_states[0]["own"]
     z = F.conv2d(x, params["conv1.weight"], params["conv1.bias"], padding=1)
     torch.testing.assert_close(second, 0.9 * mean + 0.1 * z.mean((0, 2, 3)))
 
 
 def test_the_classifier_may_be_whole():
     method = bound(SpaFL(classifier=False, alpha=5.0), 1.0, hidden=(6,), lr=0.2)
-    state, carries = method.init(), {}
+    state, client_states = method.init(), {}
     assert list(state["thresholds"]) == ["hidden0"]
-    state = a_round(method, state, {0: client_data(0, 1)}, carries)
-    deployed = method.deploy(state, 1, 1.0, carries[0])
+    state = a_round(method, state, {0: client_data(0, 1)}, client_states)
+    deployed = method.deploy(state, 1, 1.0, client_states[0])
     assert deployed.masked == ("hidden0.weight", "hidden0.bias")
     assert_same(
         {name: deployed.params[name] for name in ("head.weight", "head.bias")},
-        {name: carries[0]["own"][name] for name in ("head.weight", "head.bias")},
+        {name: client_states[0]["own"][name] for name in ("head.weight", "head.bias")},
     )
 
 
@@ -443,12 +450,12 @@ def test_operations_by_hand(classifier):
 
 def test_what_was_sent_and_kept_is_not_changed():
     method = SpaFL(alpha=0.05, target_density=0.5).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4))
-    state, data, carries = method.init(), images(0, 1, 2, 3, 0, 1), {}
-    state = a_round(method, state, {0: data}, carries)
-    before = {name: t.clone() for name, t in leaves({"state": state, "carry": carries[0]})}
-    a_round(method, state, {0: data}, dict(carries), 1)
-    method.deploy(state, 1, 1.0, carries[0])
-    assert_same(dict(leaves({"state": state, "carry": carries[0]})), before)
+    state, data, client_states = method.init(), images(0, 1, 2, 3, 0, 1), {}
+    state = a_round(method, state, {0: data}, client_states)
+    before = {name: t.clone() for name, t in leaves({"state": state, "carry": client_states[0]})}
+    a_round(method, state, {0: data}, dict(client_states), 1)
+    method.deploy(state, 1, 1.0, client_states[0])
+    assert_same(dict(leaves({"state": state, "carry": client_states[0]})), before)
 
 
 def test_a_wider_server_is_every_clients_network():
@@ -466,10 +473,10 @@ def test_the_server_holds_a_density(target):
     method = bound(
         SpaFL(alpha=0.02, target_density=target), 1.0, hidden=(64,), lr=0.05, momentum=0.9, batch_size=4, epochs=2
     )
-    state, carries, densities = method.init(), {}, []
+    state, client_states, densities = method.init(), {}, []
     datas = {id: client_data(*[(id + i) % 4 for i in range(8)]) for id in range(2)}
     for round in range(40):
-        state = a_round(method, state, datas, carries, round)
+        state = a_round(method, state, datas, client_states, round)
         densities.append(float(state["control"]["density"]))
     assert densities[0] > 0.95
     assert all(abs(density - target) < 0.15 for density in densities[25:])
@@ -479,12 +486,12 @@ def test_the_server_holds_a_density(target):
 def test_alpha_follows_the_density():
     """alpha + alpha_0 (5 (rho - target) + 20 (rho - the last rho)), of the clients' mean."""
     method = bound(SpaFL(alpha=0.2, target_density=0.5), 1.0, hidden=(6,), lr=0.2)
-    state, datas, carries = method.init(), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
+    state, datas, client_states = method.init(), {0: client_data(0, 1), 1: client_data(2, 3)}, {}
     assert_same(state["control"], {"alpha": torch.tensor(0.2), "density": torch.ones(())})
     alpha, last = 0.2, 1.0
     for round in range(4):
-        state = a_round(method, state, datas, carries, round)
-        layers = [method.deploy(state, 1, 1.0, carries[id]).present.layers for id in datas]
+        state = a_round(method, state, datas, client_states, round)
+        layers = [method.deploy(state, 1, 1.0, client_states[id]).present.layers for id in datas]
         rho = sum(sum(by_path.values()) / len(by_path) for by_path in layers) / len(layers)
         alpha += 0.2 * (5 * (rho - 0.5) + 20 * (rho - last))
         last = rho
@@ -499,8 +506,8 @@ def test_thresholds_alone_are_trained_in_frozen_networks():
     state = method.init()
     data = images(0, 1, 2, 3)
     update = answer(method, state, data)
-    assert_same(update.carries[0]["own"], state["params"])
-    assert any(t.any() for t in update.carries[0]["thresholds"].values())
+    assert_same(update.client_states[0]["own"], state["params"])
+    assert any(t.any() for t in update.client_states[0]["thresholds"].values())
 
 
 def test_thresholds_that_do_nothing_are_local_training(tmp_path):
@@ -511,7 +518,7 @@ def test_thresholds_that_do_nothing_are_local_training(tmp_path):
     for method in (still, {"name": "standalone", "size": "largest"}):
         simulation = simulate(tiny(method=method, training={"momentum": 0.9}), tmp_path / method["name"])
         run(simulation)
-        kept.append({id: simulation.carries.get(id)["own"] for id in sorted(simulation.carries.owners)})
+        kept.append({id: simulation.client_states.get(id)["own"] for id in sorted(simulation.client_states.owners)})
     assert kept[0].keys() == kept[1].keys()
     for id, own in kept[1].items():
         torch.testing.assert_close(kept[0][id], own, rtol=0, atol=1e-6)
@@ -539,14 +546,19 @@ def test_momentum_may_outlive_the_round():
     task = on("digits_cnn", batch_size=2, momentum=0.9)
     method, data = SpaFL(persistent_momentum=True).bind(task), images(0, 1, 2, 3)
     state = method.init()
-    carry = answer(method, state, data).carries[0]
-    assert {name.removeprefix("whole.") for name in carry["momentum"] if name.startswith("whole.")} == set(carry["own"])
-    assert len(carry["momentum"]) == len(carry["own"]) + len(carry["thresholds"])
-    kept, anew = (answer(method, state, data, 1, carry=c).carries[0]["own"] for c in (carry, carry | {"momentum": {}}))
+    client_state = answer(method, state, data).client_states[0]
+    assert {name.removeprefix("whole.") for name in client_state["momentum"] if name.startswith("whole.")} == set(
+        client_state["own"]
+    )
+    assert len(client_state["momentum"]) == len(client_state["own"]) + len(client_state["thresholds"])
+    kept, anew = (
+        answer(method, state, data, 1, client_state=c).client_states[0]["own"]
+        for c in (client_state, client_state | {"momentum": {}})
+    )
     assert any(not torch.equal(kept[name], anew[name]) for name in kept)
     plain = SpaFL().bind(task)
-    without = {name: tensors for name, tensors in carry.items() if name != "momentum"}
-    assert_same(answer(plain, state, data, 1, carry=without).carries[0]["own"], anew)
+    without = {name: tensors for name, tensors in client_state.items() if name != "momentum"}
+    assert_same(answer(plain, state, data, 1, client_state=without).client_states[0]["own"], anew)
     with pytest.raises(ConfigError, match="persistent_momentum: given true; allowed: with a training.momentum over 0"):
         SpaFL(persistent_momentum=True).bind(on("digits_cnn")).check(1, Population())
 

@@ -19,7 +19,7 @@ def test_rounds_are_sgd_by_hand(size, nodes):
     """Three rounds of a client of capacity 0.5, from the first channels of the network of the run's seed."""
     method = bound(Standalone(size=size), 1.0, 0.5, 0.25, hidden=(4,), lr=0.5, batch_size=2, milestones=(2,))
     method = method.bind(replace(method.task, seed=7))
-    state, data, carry = method.init(), client_data(0, 1, 2, 3), None
+    state, data, client_state = method.init(), client_data(0, 1, 2, 3), None
     module = method.net_at(0.5).build()
     initial = method.deploy(state, 0, 0.5).params
     assert initial["hidden0.bias"].tolist() == state["params"]["hidden0.bias"].tolist()[:nodes]
@@ -30,10 +30,12 @@ def test_rounds_are_sgd_by_hand(size, nodes):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(module(x), y).backward()
             optimizer.step()
-        carry = updated(method, state, 0.5, data, id=3, round=round, seed=round, carry=carry).carries[3]
-        torch.testing.assert_close(carry, {"own": params_of(module)})
-    own, everybodys = method.deploy(state, 3, 0.5, carry), method.deploy(state, 3, 0.5)
-    assert_same(own.params, carry["own"])
+        client_state = updated(
+            method, state, 0.5, data, id=3, round=round, seed=round, client_state=client_state
+        ).client_states[3]
+        torch.testing.assert_close(client_state, {"own": params_of(module)})
+    own, everybodys = method.deploy(state, 3, 0.5, client_state), method.deploy(state, 3, 0.5)
+    assert_same(own.params, client_state["own"])
     assert_same(everybodys.params, initial)
     assert (own.is_start, everybodys.is_start) == (False, True)
 
@@ -45,7 +47,7 @@ def test_nothing_travels_and_the_state_never_changes(tmp_path):
     assert [(line["bytes_down"], line["bytes_up"]) for line in lines] == [(0, 0)] * 3
     assert all(line["train_flops"] > 0 and line["clients"] == 4 and line["refused"] == 0 for line in lines)
     assert_same(simulation.state, initial)
-    assert set(simulation.carries.files) == {id for r in range(3) for id in simulation.clients.sample(0, r)}
+    assert set(simulation.client_states.files) == {id for r in range(3) for id in simulation.clients.sample(0, r)}
 
 
 def test_nobody_hears_of_anybody(tmp_path):
@@ -55,7 +57,7 @@ def test_nobody_hears_of_anybody(tmp_path):
         spec = tiny(rounds=1, method="standalone", clients={"cohort": cohort})
         simulation = simulate(spec, tmp_path / str(cohort))
         run(simulation)
-        kept.append({id: simulation.carries.get(id) for id in simulation.carries.files})
+        kept.append({id: simulation.client_states.get(id) for id in simulation.client_states.files})
     [alone] = kept[0]
     assert_same(kept[1][alone], kept[0][alone])
 
@@ -90,7 +92,7 @@ def test_a_network_that_explodes_is_not_kept(tmp_path):
     spec = tiny(method="standalone", clients=one, partition={"labels": 4}, updates={"growth": 1e-3}, rounds=3)
     simulation = simulate(spec, tmp_path)
     lines = run(simulation, 1)
-    kept = simulation.carries.get(0)
+    kept = simulation.client_states.get(0)
     lines += run(simulation)
     assert [line["refused"] for line in lines] == [0, 1, 1] and "norm " in lines[1]["refusals"]
-    assert_same(simulation.carries.get(0), kept)
+    assert_same(simulation.client_states.get(0), kept)

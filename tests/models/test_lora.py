@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rayfl.config import ConfigError
 from rayfl.core import frozen
-from rayfl.core.fold import Factors, Fold, Pairs, Update
+from rayfl.core.fold import Factors, Fold, PairwiseSum, Update
 from rayfl.core.net import Net, load, params_of
 from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.core.submodel import prefix
@@ -178,7 +178,7 @@ def test_products_add_by_length_and_become_dense():
 
 
 def test_products_fold_and_travel():
-    pairs = Pairs(lambda a, b: a + b)
+    pairs = PairwiseSum(lambda a, b: a + b)
     for seed in range(3):
         pairs.add(Update({}, 1.0, products={"q": product(seed)}))
     fold = Fold({})

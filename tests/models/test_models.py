@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from rayfl.config import ConfigError
-from rayfl.core.net import Net, check_axes, load, params_of, resident
+from rayfl.core.net import Net, cached_module, check_axes, load, params_of
 from rayfl.core.norms import collect, finish, fresh, static_norms, tracked
 from rayfl.core.norms import load as load_norms
 from rayfl.core.seeds import torch_generator, torch_scope
@@ -245,9 +245,9 @@ def test_classifier_biases_of_heterofl_start_at_zero(name):
 @pytest.mark.parametrize("name", OF_IMAGES)
 def test_load_copies_and_never_aliases(name):
     net = Net(make(name), 1 / 16)
-    source, target = params_of(built(net.model, 1 / 16)), resident(net, torch.device("cpu"))
+    source, target = params_of(built(net.model, 1 / 16)), cached_module(net, torch.device("cpu"))
     load(target, source)
-    assert resident(Net(make(name), 1 / 16), torch.device("cpu")) is target
+    assert cached_module(Net(make(name), 1 / 16), torch.device("cpu")) is target
     for parameter, t in params_of(target).items():
         assert torch.equal(t, source[parameter])
         assert t.data_ptr() != source[parameter].data_ptr()

@@ -21,7 +21,7 @@ import rayfl
 from rayfl import cli, driver
 from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import write
-from rayfl.engine.client_states import Carries
+from rayfl.engine.client_states import ClientStates
 from rayfl.results.drawing import styles_of
 from rayfl.results.files import write_json
 from rayfl.results.folder import RunFolder
@@ -202,16 +202,16 @@ def test_only_the_last_checkpoint_is_stored(mlflow, tmp_path):
 
 def test_what_clients_keep_stays_in_the_run_folder(mlflow, tmp_path):
     run = create(tmp_path / "run")
-    carries = Carries(tmp_path / "carries")
+    client_states = ClientStates(tmp_path / "client_states")
     for client in (3, 12):
-        carries.put(client, 0, {"w": torch.ones(2)})
-    final = write(run.path / "checkpoints", 5, {}, {"params": {"w": torch.zeros(1)}}, carries)
+        client_states.put(client, 0, {"w": torch.ones(2)})
+    final = write(run.path / "checkpoints", 5, {}, {"params": {"w": torch.zeros(1)}}, client_states)
     run.finish("finished")
     assert mlflow.sync(run)
     (found,) = stored(mlflow)
     kept = mlflow.store.client.list_artifacts(found.info.run_id, "checkpoints/round-000005")
     assert {Path(file.path).name for file in kept} == {"kept.npy", "manifest.json", "state.safetensors"}
-    assert found.data.tags["rayfl.carries"] == f"in {final.parent / 'kept'}"
+    assert found.data.tags["rayfl.client_states"] == f"in {final.parent / 'kept'}"
 
 
 def test_a_server_that_is_away_is_said_once_and_gets_everything_later(mlflow, uri, tmp_path):
@@ -581,7 +581,7 @@ def test_a_submodel_is_a_model_of_mlflow(mlflow, tmp_path, monkeypatch):
     sweep.finish("finished")
     assert mlflow.sync_all(tmp_path) == 0
     capacities = result.experiment.clients.all_capacities
-    log = functools.partial(models.log_models, mlflow, sweep, lambda path: driver.deployments(path, say=pytest.fail))
+    log = functools.partial(models.log_models, mlflow, sweep, lambda path: driver.deployments(path, notify=pytest.fail))
     assert log() == len(capacities) and log() == 0
     [found] = [one for one in stored(mlflow) if one.data.tags["rayfl.run_id"] == run.id]
     logged = [mlflow.store.client.get_logged_model(one.model_id) for one in found.outputs.model_outputs]

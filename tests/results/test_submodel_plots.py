@@ -172,7 +172,7 @@ def test_what_masked_networks_keep_over_rounds(drawn):
 
 
 def test_a_run_without_steps(tmp_path):
-    simulation = simulate(tiny(method="heterofl"), tmp_path / "carries")
+    simulation = simulate(tiny(method="heterofl"), tmp_path / "client_states")
     run_to_its_end(simulation, 1)
     networks = deployed(simulation)
     made(tmp_path / "run", "heterofl")
@@ -188,7 +188,7 @@ def test_a_run_without_steps(tmp_path):
 
 
 def test_networks_of_clients_own_are_not_drawn(tmp_path):
-    simulation = simulate(tiny(method="standalone"), tmp_path / "carries")
+    simulation = simulate(tiny(method="standalone"), tmp_path / "client_states")
     run, said = folder(tmp_path / "run", "standalone", [line(1, local_accuracy_mean=0.5)], facts=PERSONAL), []
     write_submodels(run.path, records(tmp_path), lambda _: deployed(simulation), said.append)
     assert said == [f"{run.path}: every client has a network of its own; no plots of its weights"]

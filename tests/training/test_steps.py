@@ -10,7 +10,7 @@ from torch import nn
 
 import rayfl.methods.base as base
 from rayfl.core.joined import joined, parameters_of
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.core.tensors import as_vector
 from rayfl.data.goal import Classes
@@ -315,7 +315,7 @@ def test_a_recording_follows_the_runs_that_warm_up(monkeypatch):
 def test_resident_modules_are_what_is_recorded():
     """The steps stay with the module of a network, whoever comes."""
     net = Net(MODELS["digits_cnn"](), 0.125)
-    a, b = (static_steps(resident(net, CPU), Objective(Classes(10), "none", None), Training()) for _ in range(2))
+    a, b = (static_steps(cached_module(net, CPU), Objective(Classes(10), "none", None), Training()) for _ in range(2))
     assert a is b and isinstance(a, StaticSteps)
-    other = static_steps(resident(net, CPU), Objective(Classes(10), "none", None), Training(clip=1.0))
+    other = static_steps(cached_module(net, CPU), Objective(Classes(10), "none", None), Training(clip=1.0))
     assert other is not a

@@ -1,6 +1,7 @@
-"""Sums of clients' updates that are made where the updates are, so that one of them a branch crosses the network.
+"""Partial sums of updates, made on the nodes that hold the updates, so that one sum per branch crosses the network.
 
-`rayfl.core.fold.Pairs` gives an aligned part of a sum the same bits wherever it is made. So no result depends on this.
+`rayfl.core.fold.PairwiseSum` gives an aligned part of a sum the same bits wherever it is computed, so no result depends
+on this.
 """
 
 from collections import Counter

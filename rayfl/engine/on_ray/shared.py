@@ -20,7 +20,7 @@ def _read(file: str) -> str | None:
 
 
 def require_shared(folder: Path) -> None:
-    """A ConfigError that names the nodes which do not see a folder that this process holds (`locks.held`)."""
+    """A ConfigError that names the nodes which do not see a folder that this process holds (`locks.locked`)."""
     file = folder / LOCK
     here, held = ray.get_runtime_context().get_node_id(), file.read_text()
     others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]

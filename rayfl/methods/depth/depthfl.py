@@ -48,7 +48,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from rayfl.clients import Population
-from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.net import Net
 from rayfl.core.tensors import Params
 from rayfl.methods.base import Deployment, Payload, Task, Visit
@@ -123,12 +123,18 @@ class DepthFL(Dense):
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained = self.trained_by(visit.net)
         x: Params = {name: t for name, t in payload["params"].items() if name in trained}
-        g = cast(Params, visit.carry["g"]) if visit.carry else {name: torch.zeros_like(t) for name, t in x.items()}
+        g = (
+            cast(Params, visit.client_state["g"])
+            if visit.client_state
+            else {name: torch.zeros_like(t) for name, t in x.items()}
+        )
         update = self.trained(payload, visit, adjust=self._pull(x, g, visit.data.device) if self.alpha else None)
         update.sums = {group: {n: t for n, t in sums.items() if n in trained} for group, sums in update.sums.items()}
         if self.alpha and update.metrics["steps"]:
             y = update.sums["params"]
-            update.carries[visit.client.id] = {"g": {name: g[name] - self.alpha * (y[name] - x[name]) for name in x}}
+            update.client_states[visit.client.id] = {
+                "g": {name: g[name] - self.alpha * (y[name] - x[name]) for name in x}
+            }
         return update
 
     def trained_by(self, net: Net) -> set[str]:
@@ -162,9 +168,9 @@ class DepthFL(Dense):
             m[name] = m[name] - h[name] / self.alpha
         return new | {"params": m, "h": h}
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         answer = "mean" if self.exits_trained == "all" else "last"
-        return replace(super().deploy(state, round, capacity, carry), answer=answer)
+        return replace(super().deploy(state, round, capacity, client_state), answer=answer)
 
 
 def _divergences(logits: torch.Tensor) -> torch.Tensor:

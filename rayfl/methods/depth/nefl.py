@@ -46,7 +46,7 @@ import torch
 from torch import nn
 
 from rayfl.core.fold import State, Update
-from rayfl.core.net import Net, resident
+from rayfl.core.net import Net, cached_module
 from rayfl.core.norms import StaticBatchNorm
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
@@ -121,7 +121,7 @@ class NeFL(Dense):
         return own
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        module = resident(visit.net, visit.data.device)
+        module = cached_module(visit.net, visit.data.device)
         steps = nn.ModuleList(m for m in module.modules() if isinstance(m, Step))
         steps.requires_grad_(self.learn_steps)
         try:

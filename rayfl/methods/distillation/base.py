@@ -18,16 +18,25 @@ from pydantic import model_validator
 
 from rayfl import costs
 from rayfl.config import ConfigError
-from rayfl.core.fold import Carry, State, Update
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.fold import ClientState, State, Update
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Selection, prefix
 from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
-from rayfl.methods.base import Client, Deployment, Lesson, Method, Payload, Refined, Study, Visit
+from rayfl.methods.base import (
+    Client,
+    Deployment,
+    Method,
+    Payload,
+    ServerTask,
+    ServerTaskContext,
+    ServerTaskResult,
+    Visit,
+)
 from rayfl.metrics import label
-from rayfl.training.distillation import LESSON, Distillation, beginning, go_on, is_done, predicted, result
+from rayfl.training.distillation import SERVER_TASK, Distillation, beginning, go_on, is_done, predicted, result
 from rayfl.training.settings import Loss, Training, answered
 
 TARGETS = "targets"
@@ -73,9 +82,9 @@ class Unequal(Method):
         with torch_scope(stream(self.task.seed, "init", self.group(capacity))):
             return net.initial() | net.statistics()
 
-    def own(self, carry: Carry | None, capacity: float) -> Params:
+    def own(self, client_state: ClientState | None, capacity: float) -> Params:
         """The network that a client of the capacity keeps as its "own"; before its first visit, where it starts."""
-        return cast(Params, (carry or {}).get("own")) or self.initial(capacity)
+        return cast(Params, (client_state or {}).get("own")) or self.initial(capacity)
 
     def init(self) -> State:
         return {self.group(capacity): self.initial(capacity) for capacity in self.task.nets}
@@ -97,7 +106,7 @@ class Unequal(Method):
         the metrics of `fit`. `loss` in place of the client's; `training` in place of the task's, at one rate for all
         steps, because the task's warm-up and cosine are of its own steps."""
         names, device = visit.net.layout.shapes, visit.data.device
-        module = resident(visit.net, device)
+        module = cached_module(visit.net, device)
         load(module, given)
         statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
         method = self
@@ -120,17 +129,17 @@ class Unequal(Method):
 
     def asked(self, params: Params, net: Net, data: ClientData) -> tuple[torch.Tensor, float]:
         """The logits [N, C] of a network on samples, and the floating point operations of that."""
-        return predicted(resident(net, data.device), net, params, data), costs.forward_flops(net, len(data))
+        return predicted(cached_module(net, data.device), net, params, data), costs.forward_flops(net, len(data))
 
     # what a device runs
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """The server's network of the capacity; with what a client keeps as its "own" in place of it."""
         group, net = self.group(capacity), self.task.nets[capacity]
-        given = cast(Params, (carry or {}).get("own", {})) or state.get(group) or self.initial(capacity)
+        given = cast(Params, (client_state or {}).get("own", {})) or state.get(group) or self.initial(capacity)
         names = net.layout.shapes
         statistics = {name: t for name, t in given.items() if name not in names}
-        is_start = group not in state and not carry
+        is_start = group not in state and not client_state
         return Deployment(group, net, {name: given[name] for name in names}, statistics or None, is_start=is_start)
 
 
@@ -151,33 +160,33 @@ class Distilling(Unequal):
         `refine`."""
         return {**state, TARGETS: targets} | {f"{STUDENT}{group}": beginning(state[group]) for group in students}
 
-    def plan(self, state: State, round: int) -> Sequence[Lesson]:
+    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
         nets, steps = self.groups, {group: t for group, t in state.items() if group.startswith(STUDENT)}
         return [
-            Lesson(
+            ServerTask(
                 name,
                 nets[name.removeprefix(STUDENT)],
-                LESSON * self.distillation.batch_size,
+                SERVER_TASK * self.distillation.batch_size,
                 {"student": student, TARGETS: state[TARGETS]},
             )
             for name, student in steps.items()
         ]
 
-    def refine(self, lesson: Lesson, study: Study) -> Refined:
+    def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
         """The next steps of a student."""
-        data = public_of(study).labeled(lesson.payload[TARGETS][TARGETS])
+        data = public_of(context).labeled(server_task.payload[TARGETS][TARGETS])
         student, metrics = go_on(
-            lesson.payload["student"],
-            lesson.net,
+            server_task.payload["student"],
+            server_task.net,
             data,
             self.loss_of_student,
             self.distillation,
-            study.seed,
-            study.validation,
+            context.seed,
+            context.validation,
         )
-        return Refined({"student": student}, metrics)
+        return ServerTaskResult({"student": student}, metrics)
 
-    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         new = dict(state)
         for name, found in refined.items():
             student = found.groups["student"]
@@ -191,7 +200,7 @@ class Distilling(Unequal):
         return new
 
 
-def public_of(work: Visit | Study) -> ClientData:
+def public_of(work: Visit | ServerTaskContext) -> ClientData:
     """The public samples. Whoever asks has checked that there are some (`check_public`)."""
     assert work.public is not None
     return work.public

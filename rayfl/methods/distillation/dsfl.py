@@ -45,7 +45,7 @@ from rayfl.core.fold import Fold, State, Update
 from rayfl.core.seeds import stream
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import copied, nbytes
-from rayfl.methods.base import Lesson, Payload, Refined, Study, Visit
+from rayfl.methods.base import Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import TARGETS, Distilling, check_public, opened, public_of
 from rayfl.methods.sizes import fixed_capacities
@@ -88,7 +88,7 @@ class DSFL(Distilling):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         public, net, seed = public_of(visit), visit.net, self.task.seed
-        network = self.own(visit.carry, visit.client.capacity)
+        network = self.own(visit.client_state, visit.client.capacity)
         distilled, sent = 0, 0
         if before := payload.get(OPEN):
             targets = before[TARGETS]
@@ -108,7 +108,7 @@ class DSFL(Distilling):
             weight,
             whole={SAID: {"sum": logits.softmax(1) * weight}},
             metrics=metrics,
-            carries={visit.client.id: {"own": copied(network)}},
+            client_states={visit.client.id: {"own": copied(network)}},
         )
 
     def targets(self, mean: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ class DSFL(Distilling):
     def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, targets)
 
-    def refine(self, lesson: Lesson, study: Study) -> Refined:
-        public = public_of(study)
-        rows = opened(public, self.open, self.task.seed, study.round)
-        return super().refine(lesson, replace(study, public=public.picked(rows)))
+    def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
+        public = public_of(context)
+        rows = opened(public, self.open, self.task.seed, context.round)
+        return super().refine(server_task, replace(context, public=public.picked(rows)))

@@ -50,11 +50,11 @@ from rayfl import costs
 from rayfl.clients import Population
 from rayfl.core import norms
 from rayfl.core.fold import Fold, State, Update
-from rayfl.core.net import Net, load, resident
+from rayfl.core.net import Net, cached_module, load
 from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.tensors import Params
 from rayfl.data.samples import ClientData
-from rayfl.methods.base import Lesson, Payload, Refined, Study, Visit
+from rayfl.methods.base import Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import STUDENT, Distilling, check_public, public_of
 from rayfl.training.distillation import AT_ONCE, Distillation, is_done, result
@@ -121,14 +121,14 @@ class FedBE(Distilling):
                 new[name] = variance(sums, weight) if self.sampling == "gaussian" else averages(sums)
         return new | {TEACHERS: said}
 
-    def plan(self, state: State, round: int) -> Sequence[Lesson]:
+    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
         """First every mean and every sample is asked; then students learn."""
         if TEACHERS not in state:
             return super().plan(state, round)
         # a forward pass costs a third of a training step
         asked = -(-len(state[TEACHERS]["sum"]) // 3)
         return [
-            Lesson(f"{which} {group}", self.groups[group], asked, payload)
+            ServerTask(f"{which} {group}", self.groups[group], asked, payload)
             for group in self._ran(state)
             for which, payload in {"mean": {"net": state[group]}, **self._drawn(state, group)}.items()
         ]
@@ -147,22 +147,22 @@ class FedBE(Distilling):
             f"sample {j}": {"net": net | {name: ensemble[f"{j}.{name}"] for name in names}} for j in range(self.samples)
         }
 
-    def refine(self, lesson: Lesson, study: Study) -> Refined:
-        public = public_of(study)
-        if lesson.name.startswith(STUDENT):
-            refined = super().refine(lesson, study)
+    def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
+        public = public_of(context)
+        if server_task.name.startswith(STUDENT):
+            refined = super().refine(server_task, context)
             student = refined.groups["student"]
-            if is_done(student) and lesson.net.norms:
-                refined.groups[STATISTICS] = statistics(lesson.net, result(student), public)
-                refined.metrics["server_flops"] += costs.forward_flops(lesson.net, len(public))
+            if is_done(student) and server_task.net.norms:
+                refined.groups[STATISTICS] = statistics(server_task.net, result(student), public)
+                refined.metrics["server_flops"] += costs.forward_flops(server_task.net, len(public))
             return refined
-        given = lesson.payload["net"]
-        if spread := lesson.payload.get("variance"):
-            given = given | gaussian(given, spread, torch_generator(study.seed, "ensemble", lesson.name))
-        logits, flops = self.asked(given, lesson.net, public)
-        return Refined({TEACHERS: {"sum": logits.softmax(1)}}, {"server_flops": flops})
+        given = server_task.payload["net"]
+        if spread := server_task.payload.get("variance"):
+            given = given | gaussian(given, spread, torch_generator(context.seed, "ensemble", server_task.name))
+        logits, flops = self.asked(given, server_task.net, public)
+        return ServerTaskResult({TEACHERS: {"sum": logits.softmax(1)}}, {"server_flops": flops})
 
-    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         if TEACHERS in state:
             said = [found.groups[TEACHERS]["sum"] for found in refined.values()]
             total = torch.stack([state[TEACHERS]["sum"], *said]).sum(0) / (state[TEACHERS]["count"] + len(said))
@@ -225,7 +225,7 @@ def sharpened(probabilities: torch.Tensor, temperature: float) -> torch.Tensor:
 
 def statistics(net: Net, params: Params, data: ClientData) -> Params:
     """The running statistics of a network's norms on samples."""
-    module = resident(net, data.device)
+    module = cached_module(net, data.device)
     load(module, params)
     found = norms.finish(norms.collect(module, (x for x, _ in data.plain(AT_ONCE))), "exact")
     return {name: t.to(params[name].dtype) for name, t in found.items()}

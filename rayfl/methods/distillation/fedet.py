@@ -49,7 +49,7 @@ from rayfl.config import ConfigError
 from rayfl.core.fold import Fold, State, Update
 from rayfl.core.net import Net
 from rayfl.core.tensors import Params
-from rayfl.methods.base import Payload, Refined, Visit
+from rayfl.methods.base import Payload, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import STUDENT, Distilling, check_public
 from rayfl.metrics import label
@@ -104,7 +104,7 @@ class FedET(Distilling):
         entropy = torch.xlogy(diverse, diverse).sum(1)
         return (-(told * log_q).sum(1) + self.diversity * (entropy - (diverse * log_q).sum(1))).mean()
 
-    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         new = super().absorb(state, round, refined)
         server = self.group(self.task.server_capacity)
         if f"{STUDENT}{server}" in new:

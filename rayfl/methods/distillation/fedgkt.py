@@ -61,12 +61,12 @@ from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError
 from rayfl.core import norms
-from rayfl.core.fold import Carry, Fold, State, Update
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
-from rayfl.methods.base import Deployment, Lesson, Payload, Refined, Study, Visit
+from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.sizes import fixed_capacities
@@ -205,7 +205,7 @@ class FedGKT(Unequal):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         id, net, data = visit.client.id, visit.net, visit.data
-        given = self.own(visit.carry, visit.client.capacity)
+        given = self.own(visit.client_state, visit.client.capacity)
         teacher = payload.get(SERVER, {}).get(str(id))
         work, loss = visit, self.loss(visit)
         if teacher is not None:
@@ -218,8 +218,8 @@ class FedGKT(Unequal):
         metrics["train_flops"] = flops + costs.training_flops(net, int(metrics["train_samples"]))
         metrics["bytes_down"] = 0 if teacher is None else costs.BYTES * teacher.numel()
         metrics["bytes_up"] = costs.BYTES * numbers * len(data)
-        carries: dict[int, Carry] = {id: {"own": copied(trained)}}
-        return Update({}, 1.0, whole={CLIENTS: {str(id): logits}}, metrics=metrics, carries=carries)
+        client_states: dict[int, ClientState] = {id: {"own": copied(trained)}}
+        return Update({}, 1.0, whole={CLIENTS: {str(id): logits}}, metrics=metrics, client_states=client_states)
 
     # the server
 
@@ -228,7 +228,7 @@ class FedGKT(Unequal):
             return state
         return {**state, CLIENTS: said, PLACE: {"behind": torch.tensor(0)}}
 
-    def plan(self, state: State, round: int) -> Sequence[Lesson]:
+    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
         """One client's part of an epoch after another; behind the last epoch all clients' z_s at the same time."""
         if CLIENTS not in state:
             return ()
@@ -237,21 +237,21 @@ class FedGKT(Unequal):
         epoch, turn = divmod(int(state[PLACE]["behind"]), len(ids))
         if epoch == self.server.epochs:
             # a third of what training on them costs
-            return [Lesson(f"logits of client {id}", net, -(-sizes[id] // 3), payload, int(id)) for id in ids]
+            return [ServerTask(f"logits of client {id}", net, -(-sizes[id] // 3), payload, int(id)) for id in ids]
         id = ids[turn]
         payload |= {CLIENTS: {id: state[CLIENTS][id]}, MEMORY: state.get(MEMORY, {})}
-        return [Lesson(f"epoch {epoch + 1}, client {id}", net, sizes[id], payload, int(id))]
+        return [ServerTask(f"epoch {epoch + 1}, client {id}", net, sizes[id], payload, int(id))]
 
-    def refine(self, lesson: Lesson, study: Study) -> Refined:
-        data, carry, net, id = study.data, study.carry, lesson.net, str(lesson.client)
-        assert data is not None and carry is not None
-        module = cast(nn.Sequential, resident(net, data.device))
-        given = lesson.payload[self.composed] | extractor(cast(Params, carry["own"]))
-        if CLIENTS not in lesson.payload:
+    def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
+        data, client_state, net, id = context.data, context.client_state, server_task.net, str(server_task.client)
+        assert data is not None and client_state is not None
+        module = cast(nn.Sequential, cached_module(net, data.device))
+        given = server_task.payload[self.composed] | extractor(cast(Params, client_state["own"]))
+        if CLIENTS not in server_task.payload:
             flops = 2.0 * trunk_macs(net) * len(data)
-            return Refined({SERVER: {id: predicted(module, net, given, data)}}, {"server_flops": flops})
-        targets = packed(data.samples["y"], lesson.payload[CLIENTS][id])
-        loss, data, seed = self.server_loss(data.goal.loss), data.labeled(targets), study.seed
+            return ServerTaskResult({SERVER: {id: predicted(module, net, given, data)}}, {"server_flops": flops})
+        targets = packed(data.samples["y"], server_task.payload[CLIENTS][id])
+        loss, data, seed = self.server_loss(data.goal.loss), data.labeled(targets), context.seed
         load(module, given)
         norms.load(module, extractor(given))
         names = net.layout.shapes.keys() | extractor(given).keys()
@@ -259,9 +259,9 @@ class FedGKT(Unequal):
         extract, trunk = module[0].eval(), module[1:].train()
         how, steps = self.server, 0
         optimizer = torch.optim.Adam(trunk.parameters(), how.lr, weight_decay=how.weight_decay, amsgrad=True)
-        remember(optimizer, trunk, lesson.payload[MEMORY])
-        order = torch.randperm(len(data), generator=torch_generator(seed, "student", lesson.name))
-        with norms.tracked(trunk, statistics), torch_scope(stream(seed, "dropout", lesson.name), data.device):
+        remember(optimizer, trunk, server_task.payload[MEMORY])
+        order = torch.randperm(len(data), generator=torch_generator(seed, "student", server_task.name))
+        with norms.tracked(trunk, statistics), torch_scope(stream(seed, "dropout", server_task.name), data.device):
             for rows in order.split(how.batch_size):
                 [(x, y)] = data.picked(rows).plain(len(rows))
                 with torch.no_grad():
@@ -272,9 +272,9 @@ class FedGKT(Unequal):
                 steps += 1
         found = {name: t.to("cpu", copy=True) for name, t in (params_of(trunk) | statistics).items()}
         metrics = {"server_flops": 6.0 * trunk_macs(net) * len(data), "server_steps": steps}
-        return Refined({self.composed: found, MEMORY: memory(optimizer, trunk)}, metrics)
+        return ServerTaskResult({self.composed: found, MEMORY: memory(optimizer, trunk)}, metrics)
 
-    def absorb(self, state: State, round: int, refined: Mapping[str, Refined]) -> State:
+    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         new = dict(state)
         for found in refined.values():
             for group, tensors in found.groups.items():
@@ -287,14 +287,16 @@ class FedGKT(Unequal):
 
     # what a device runs
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """The server's network, with the client's extractor in place of its own, or with the one that a client of this
         capacity starts from."""
-        given = state[self.composed] | extractor(self.own(carry, capacity))
+        given = state[self.composed] | extractor(self.own(client_state, capacity))
         names = self.task.server.layout.shapes
         statistics = {name: t for name, t in given.items() if name not in names}
         params = {name: given[name] for name in names}
-        return Deployment(self.group(capacity), self.task.server, params, statistics or None, is_start=carry is None)
+        return Deployment(
+            self.group(capacity), self.task.server, params, statistics or None, is_start=client_state is None
+        )
 
 
 def packed(y: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

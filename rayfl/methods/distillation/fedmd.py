@@ -95,7 +95,7 @@ class FedMD(Unequal):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         public, net, seed = public_of(visit), visit.net, self.task.seed
-        own, before = (visit.carry or {}).get("own"), payload.get(CONSENSUS)
+        own, before = (visit.client_state or {}).get("own"), payload.get(CONSENSUS)
         flops, sent, metrics = 0.0, 0, {}
         if own is None:
             network, metrics, flops = self.transferred(visit)
@@ -117,7 +117,7 @@ class FedMD(Unequal):
             weight,
             whole={SCORES: {"sum": logits * weight}},
             metrics=metrics,
-            carries={visit.client.id: {"own": copied(network)}},
+            client_states={visit.client.id: {"own": copied(network)}},
         )
 
     def transferred(self, visit: Visit) -> tuple[Params, dict[str, float], float]:

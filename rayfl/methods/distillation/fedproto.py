@@ -49,8 +49,8 @@ from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core import norms
-from rayfl.core.fold import Carry, Fold, State, Update
-from rayfl.core.net import Net, load, resident
+from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.net import Net, cached_module, load
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
@@ -110,8 +110,8 @@ class FedProto(Unequal):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         net, data = visit.net, visit.data
-        network = self.own(visit.carry, visit.client.capacity)
-        module = resident(net, data.device)
+        network = self.own(visit.client_state, visit.client.capacity)
+        module = cached_module(net, data.device)
         with tapped(module, classifier_path(net)) as tap:
             loss, known = self.loss(visit), _stacked(payload.get(PROTOTYPES, {}), net, data.device)
 
@@ -128,13 +128,13 @@ class FedProto(Unequal):
             self.weight_of(data),
             whole={FEATURES: {j: mean * weights[j] for j, mean in means.items()}, COUNTS: weights},
             metrics=metrics,
-            carries={visit.client.id: {"own": copied(network)}},
+            client_states={visit.client.id: {"own": copied(network)}},
         )
 
     @torch.no_grad()
     def prototypes(self, network: Params, net: Net, data: ClientData) -> tuple[Params, Params]:
         """Of every class that the data have, the mean features [D] of a network, and the number of samples []."""
-        module = resident(net, data.device)
+        module = cached_module(net, data.device)
         load(module, network)
         norms.load(module, {name: t for name, t in network.items() if name not in net.layout.shapes})
         module.eval()
@@ -160,9 +160,9 @@ class FedProto(Unequal):
         new = {**state.get(PROTOTYPES, {}), **{j: sums[j] / n for j, n in counts.items() if n > 0}}
         return {PROTOTYPES: {j: new[j] for j in sorted(new, key=int)}}
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
-        deployed = super().deploy(state, round, capacity, carry)
-        if self.predict == "classifier" or carry is None or PROTOTYPES not in state:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
+        deployed = super().deploy(state, round, capacity, client_state)
+        if self.predict == "classifier" or client_state is None or PROTOTYPES not in state:
             return deployed
         prototypes, known = _stacked(state[PROTOTYPES], deployed.net, torch.device("cpu"))
         path = classifier_path(deployed.net)

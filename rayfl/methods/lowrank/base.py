@@ -26,9 +26,9 @@ from torch import nn
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core import factors as lowrank
-from rayfl.core.fold import Carry, Factors, Fold, State, Update
+from rayfl.core.fold import ClientState, Factors, Fold, State, Update
 from rayfl.core.joined import parameters_of
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Selection, Slice, prefix
 from rayfl.core.tensors import Params, copied, nbytes
@@ -101,7 +101,7 @@ class LowRank(Method):
     ) -> tuple[Params, dict[str, float]]:
         """The client's parameters after its steps, which share its network's memory, and metrics. What the round does
         not train gets no gradient. `training`, `adjust` and `project` as for `fit`."""
-        module = resident(visit.net, visit.data.device)
+        module = cached_module(visit.net, visit.data.device)
         load(module, params)
         with at_rest(p for name, p in parameters_of(module).items() if not self.is_trained(name, visit.round)):
             metrics = self.fit(module, visit, training=training, adjust=adjust, project=project)
@@ -187,7 +187,7 @@ class LowRank(Method):
 
     # what a device runs
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         selection = self.submodel(state, round, capacity)
         return Deployment(selection.key, selection.net, self.part(state, selection))
 

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal, cast
 import torch
 
 from rayfl.clients import Population
-from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.net import Net
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
@@ -57,18 +57,18 @@ class FedRoRA(LowRank):
         return super().extract(state, selection) | {"directions": directions}
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        start = payload["params"] | self.chosen(payload["directions"], visit.net, visit.carry)
+        start = payload["params"] | self.chosen(payload["directions"], visit.net, visit.client_state)
         trained, metrics = self.train(start, visit)
         update = self.answer(trained, payload, visit, metrics, products="whole", factors=False)
         kept = copied({name: t for name, t in trained.items() if part_of(name)})
-        update.carries[visit.client.id] = {"own": kept}
+        update.client_states[visit.client.id] = {"own": kept}
         return update
 
-    def chosen(self, directions: Params, net: Net, carry: Carry | None) -> Params:
-        """The directions that count for the client who keeps `carry`, with its coefficients; {} for a new client."""
+    def chosen(self, directions: Params, net: Net, client_state: ClientState | None) -> Params:
+        """Return the client's chosen directions, with its coefficients; {} for a new client."""
         found: Params = {}
-        for path in self.layers if carry else ():
-            kept, rank = cast(Params, carry["own"]), rank_of(net, path)  # type: ignore[index]
+        for path in self.layers if client_state else ():
+            kept, rank = cast(Params, client_state["own"]), rank_of(net, path)  # type: ignore[index]
             a, b = f"{path}.lora.A", f"{path}.lora.B"
             v, u = directions[a], unit(directions[b])
             # s is in neither of them
@@ -80,10 +80,10 @@ class FedRoRA(LowRank):
     def step(self, state: State, round: int, fold: Fold) -> State:
         return {"params": decomposed(self, fold.mean("params"), self.mean_products(fold))}
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """The client's own, if it keeps something."""
         deployed = super().deploy(state, round, capacity)
-        own = self.chosen(state["params"], deployed.net, carry)
+        own = self.chosen(state["params"], deployed.net, client_state)
         return Deployment(deployed.key, deployed.net, deployed.params | own)
 
 

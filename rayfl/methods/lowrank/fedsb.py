@@ -39,7 +39,7 @@ from torch.func import functional_call
 
 from rayfl.core import factors as lowrank
 from rayfl.core.fold import Factors, Fold, State, Update
-from rayfl.core.net import Net, load, resident
+from rayfl.core.net import Net, cached_module, load
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.tensors import nbytes
 from rayfl.methods.base import Payload, Task, Visit
@@ -79,7 +79,7 @@ class FedSB(LowRank):
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         if not self._looks(visit.round):
             return super().local_update(payload, visit)
-        module = resident(visit.net, visit.data.device)
+        module = cached_module(visit.net, visit.data.device)
         load(module, payload["params"])
         gradients, metrics = self.gradients(module, visit)
         weight, products = self.weight_of(visit.data), {}

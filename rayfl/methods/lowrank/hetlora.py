@@ -79,13 +79,13 @@ class HetLoRA(LowRank):
         update = self.answer(trained, payload, visit, metrics, weight=weight)
         for name, of in (("bytes_down", rank), ("bytes_up", left)):
             update.metrics[name] = nbytes({n: kept(n, t, of) for n, t in payload["params"].items()})
-        update.carries[visit.client.id] = {"rank": {"rank": torch.tensor(left)}}
+        update.client_states[visit.client.id] = {"rank": {"rank": torch.tensor(left)}}
         return update
 
     def _rank(self, params: Params, visit: Visit) -> int:
         """What pruning has left to the client."""
-        if visit.carry is not None:
-            return int(visit.carry["rank"]["rank"])  # pyright: ignore[reportArgumentType]
+        if visit.client_state is not None:
+            return int(visit.client_state["rank"]["rank"])  # pyright: ignore[reportArgumentType]
         return max((len(t) for name, t in params.items() if part_of(name) == "A"), default=0)
 
     def _adjust(self, start: int):

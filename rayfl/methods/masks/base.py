@@ -19,8 +19,8 @@ from torch.func import functional_call
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.core.fold import Carry, State, Update
-from rayfl.core.net import Net, resident
+from rayfl.core.fold import ClientState, State, Update
+from rayfl.core.net import Net, cached_module
 from rayfl.core.submodel import Mask, Selection
 from rayfl.core.tensors import Params, copied, split_as
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
@@ -117,7 +117,7 @@ class Masked(Method):
 
     def part(self, payload: Payload, visit: Visit) -> "Part":
         """What the client holds, ready for training. Its network is shared: used until the answer."""
-        module = resident(visit.net, visit.data.device).train()
+        module = cached_module(visit.net, visit.data.device).train()
         return Part(module, payload["params"], cast(Mask, visit.selection))
 
     def answer(self, part: "Part", visit: Visit, metrics: dict[str, float]) -> Update:
@@ -133,7 +133,7 @@ class Masked(Method):
 
     # what a device runs
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         mask, params = self.submodel(state, round, capacity), state["params"]
         held = {name: torch.zeros_like(params[name]) for name in mask.places}
         mask.put(mask.take({name: params[name] for name in held}), held)

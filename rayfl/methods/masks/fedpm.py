@@ -53,8 +53,8 @@ from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.bitcodes import encode
-from rayfl.core.fold import Carry, Fold, State, Update
-from rayfl.core.net import Net, params_of, resident
+from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.net import Net, cached_module, params_of
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Mask, Selection
 from rayfl.core.tensors import Params
@@ -120,7 +120,7 @@ class FedPM(Method):
         frozen, theta = self.frozen(device), payload["probabilities"]
         scores = torch.cat([theta[name].reshape(-1) for name in frozen.shapes]).to(device).logit()
         generator = torch.Generator(device).manual_seed(stream(visit.seed, "masks"))
-        drawn = Drawn(resident(net, device).train(), frozen, scores, generator, self.ste == "official_p")
+        drawn = Drawn(cached_module(net, device).train(), frozen, scores, generator, self.ste == "official_p")
         metrics = self.fit(drawn, visit)
         mask = drawn.draw()
         densities = costs.present(net, frozen.split(drawn.mask), frozen.shapes).layers
@@ -144,7 +144,7 @@ class FedPM(Method):
         theta = (alpha - 1) / (alpha + beta - 2)
         return _bounded(0.01 + 0.98 * theta if self.soften else theta)
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         theta, params = state["probabilities"], dict(state["params"])
         generator = torch_generator(self.task.seed, "deployed", round)
         for name, t in theta.items():

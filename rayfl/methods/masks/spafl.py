@@ -61,9 +61,9 @@ from torch.func import functional_call
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.core.fold import Carry, Fold, State, Update
+from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.joined import parameters_of
-from rayfl.core.net import Net, load, params_of, resident
+from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.submodel import Mask, Selection
 from rayfl.core.tensors import Params, copied, nbytes
@@ -179,7 +179,7 @@ class SpaFL(Method):
         return payload | ({"control": {"alpha": state["control"]["alpha"]}} if self.target_density else {})
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        kept = cast(Kept, visit.carry) or self.start()
+        kept = cast(Kept, visit.client_state) or self.start()
         tau = payload.get("thresholds", kept["thresholds"])
         w = self.moved(kept["own"], payload.get("delta", {}))  # Eq. 13
         client = self.pruned(w, tau, visit)  # Eq. 1
@@ -187,24 +187,24 @@ class SpaFL(Method):
         weight = self.weight_of(visit.data)
         sent = {group: copied(tensors, weight) for group, tensors in self.sent(client).items()}
         metrics |= self.counted(client, int(metrics["train_samples"]), payload)
-        return Update({}, weight, sent, metrics=metrics, carries={visit.client.id: kept})
+        return Update({}, weight, sent, metrics=metrics, client_states={visit.client.id: kept})
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         old, new = state["thresholds"], fold.mean("thresholds")  # Eq. 7
         state = state | {"thresholds": new, "delta": {path: t - old[path] for path, t in new.items()}}
         return state | ({"control": self.steered(state["control"], fold)} if self.target_density else {})
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """A client's own; without a carry what everybody starts from, which nothing has pruned."""
         net = self.task.server
-        kept = cast(Kept, carry) or {"own": state["params"], "statistics": net.statistics()}
+        kept = cast(Kept, client_state) or {"own": state["params"], "statistics": net.statistics()}
         params = dict(kept["own"])
         for path, tau in kept.get("thresholds", {}).items():
             rows = self.rows_left(params[f"{path}.weight"], tau)
             params |= {name: params[name] * _rows(rows, params[name]) for name in net.layers[path]}
         masked = tuple(itertools.chain(*(net.layers[path] for path in self.paths)))
-        key = "own" if carry else "initial"
-        return Deployment(key, net, params, kept.get("statistics") or None, masked=masked, is_start=not carry)
+        key = "own" if client_state else "initial"
+        return Deployment(key, net, params, kept.get("statistics") or None, masked=masked, is_start=not client_state)
 
     # a client's round
 
@@ -228,7 +228,7 @@ class SpaFL(Method):
 
     def pruned(self, weights: Params, thresholds: Params, visit: Visit) -> "Pruned":
         """The client's network. It is shared: used until the answer."""
-        module = resident(visit.net, visit.data.device)
+        module = cached_module(visit.net, visit.data.device)
         load(module, weights)
         return Pruned(self, module, thresholds)
 

@@ -94,14 +94,14 @@ class LGFedAvg(Dense):
         return {"params": params, "start": {name: t for name, t in everything.items() if name not in params}}
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        shared, kept = payload["params"], cast(Params, (visit.carry or {}).get("own", {}))
+        shared, kept = payload["params"], cast(Params, (visit.client_state or {}).get("own", {}))
         module = self.module(visit, shared | payload["start"] | kept)
         metrics = self.fit(module, visit)
         metrics["bytes_down"] = nbytes(shared if kept else payload)
         trained = params_of(module)
         update = self.answer(trained, {"params": shared}, visit, metrics)
         if own := {name: t for name, t in trained.items() if name not in shared}:
-            update.carries[visit.client.id] = {"own": copied(own)}
+            update.client_states[visit.client.id] = {"own": copied(own)}
         return update
 
 

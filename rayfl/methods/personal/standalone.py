@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import ValidationInfo, field_validator
 
 from rayfl.clients import Population
-from rayfl.core.fold import Carry, State, Update
+from rayfl.core.fold import ClientState, State, Update
 from rayfl.core.net import Net, params_of
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
@@ -66,14 +66,14 @@ class Standalone(Dense):
         return replace(self.prefix(client.capacity), names=())
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        own = cast(Params, visit.carry["own"]) if visit.carry else self._start(visit.client.capacity)
+        own = cast(Params, visit.client_state["own"]) if visit.client_state else self._start(visit.client.capacity)
         module = self.module(visit, own)
         metrics = self.fit(module, visit)
-        return Update({}, 1.0, metrics=metrics, carries={visit.client.id: {"own": copied(params_of(module))}})
+        return Update({}, 1.0, metrics=metrics, client_states={visit.client.id: {"own": copied(params_of(module))}})
 
     def _start(self, capacity: float) -> Params:
         """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
         return self.prefix(capacity).take(self.task.initial())
 
-    def deploy(self, state: State, round: int, capacity: float, carry: Carry | None = None) -> Deployment:
-        return replace(super().deploy(state, round, capacity, carry), is_start=carry is None)
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
+        return replace(super().deploy(state, round, capacity, client_state), is_start=client_state is None)

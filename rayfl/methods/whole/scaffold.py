@@ -87,7 +87,7 @@ class Scaffold(Dense):
             update.sums["variate"] = {name: mean[name].cpu() - t for name, t in part.items()}
             variate = {name: t.clone() for name, t in variate.items()}
             visit.selection.put(update.sums["variate"], variate)
-            update.carries[visit.client.id] = {"variate": variate}
+            update.client_states[visit.client.id] = {"variate": variate}
             if self.option == "I":
                 seen = int(metrics["train_samples"]) + len(data)
                 update.metrics["train_flops"] = costs.training_flops(visit.net, seen)
@@ -101,8 +101,8 @@ class Scaffold(Dense):
 
     def _variate(self, visit: Visit) -> Params:
         """c_k in the server's shapes."""
-        if visit.carry is not None:
-            return cast(Params, visit.carry["variate"])
+        if visit.client_state is not None:
+            return cast(Params, visit.client_state["variate"])
         return {name: torch.zeros(shape) for name, shape in self.task.server.layout.shapes.items()}
 
     def _gradient(self, module: nn.Module, visit: Visit) -> Params:

@@ -48,7 +48,7 @@ from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.core.fold import State, Update
-from rayfl.core.net import Net, params_of, resident
+from rayfl.core.net import Net, cached_module, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.seeds import numpy_generator
 from rayfl.core.submodel import Selection, Slice, prefix
@@ -183,7 +183,7 @@ class _Ordered(nn.Module):
             for net, tensors in own.items()
         }
         self.trained = nn.ParameterList(p for affine in self.affine.values() for p in affine.values())
-        self.narrow = {net: resident(net, device).train() for net in cuts}
+        self.narrow = {net: cached_module(net, device).train() for net in cuts}
         self.samples = dict.fromkeys(cuts, 0)
 
     def own(self, net: Net) -> Params:

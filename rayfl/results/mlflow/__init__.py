@@ -17,7 +17,7 @@ An experiment is a study: a sweep, or a run. A sweep is a run whose children are
 each of its rows, with the means over the seeds of the row's best point: MLflow's charts of the experiment show those
 at once, and no children. A run's result is a tag, because a metric would be a chart of one point. Of the
 checkpoints MLflow gets the last one, without what clients keep: that can be a network a client, so it stays in the
-run's folder alone, and the tag `rayfl.carries` says where.
+run's folder alone, and the tag `rayfl.client_states` says where.
 """
 
 from rayfl.results.mlflow.copy import Copy as Copy

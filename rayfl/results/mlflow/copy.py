@@ -302,7 +302,7 @@ class Copy:
         for file in sorted(folder.iterdir()):
             self.store.call("log_artifact", run_id, str(file), f"checkpoints/{folder.name}")
         if (kept := folder.parent / STORE).exists():
-            self._tag(run_id, {"rayfl.carries": f"in {kept.resolve()}"})
+            self._tag(run_id, {"rayfl.client_states": f"in {kept.resolve()}"})
 
 
 def _name(run: RunFolder) -> str:

@@ -17,7 +17,7 @@ from rayfl.results.made import Made
 from rayfl.results.rows import by_label, facts_of, mean_of, titles_of, values_of
 from rayfl.results.tables import Table, best_table, table
 
-Pairs = list[tuple[str, str]]
+PairwiseSum = list[tuple[str, str]]
 
 
 def contents_of(found: Findings) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def contents_of(found: Findings) -> dict[str, Any]:
     }
 
 
-def _about(found: Findings) -> Pairs:
+def _about(found: Findings) -> PairwiseSum:
     """What was trained, in a line each."""
     facts, params = facts_of(found.best[0]), found.best[0]["params"]
     seeds = sorted({record["seed"] for record in found.best})
@@ -142,7 +142,7 @@ def _yaml(found: Findings, runs: Sequence[RunFolder]) -> str:
     return yaml.safe_dump({k: v for k, v in config.items() if k not in hidden and v != {}}, sort_keys=False, width=100)
 
 
-def _made(runs: Sequence[RunFolder]) -> list[Pairs]:
+def _made(runs: Sequence[RunFolder]) -> list[PairwiseSum]:
     """What made these runs, one list for each that differs."""
     found = dict.fromkeys(_described(made) for run in runs for made in run.made)
     return [list(pairs) for pairs in found]

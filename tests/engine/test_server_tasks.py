@@ -77,11 +77,11 @@ def assert_same_run(folder, simulation, expected):
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in RunFolder.open(folder).rounds()]
     assert lines == expected
     found = read(complete(folder / "checkpoints")[-1])
-    assert (found.round, found.begun) == (simulation.rounds, {})
+    assert (found.round, found.partial_round) == (simulation.rounds, {})
     assert_same(found.state, simulation.state)
-    assert found.carries.files.keys() == simulation.carries.files.keys()
-    for client, file in found.carries.files.items():
-        assert_same(load_tensors(file), simulation.carries.get(client) or {})
+    assert found.client_states.files.keys() == simulation.client_states.files.keys()
+    for client, file in found.client_states.files.items():
+        assert_same(load_tensors(file), simulation.client_states.get(client) or {})
 
 
 @pytest.mark.ray
@@ -107,7 +107,7 @@ def test_a_run_that_ends_inside_a_round_goes_on_there(start, tmp_path, undisturb
             os.kill(pid, signal.SIGKILL)
         command.finish()
     saved = read(complete(folder / "checkpoints")[-1])
-    assert saved.begun["round"] == saved.round == 1
+    assert saved.partial_round["round"] == saved.round == 1
     if name == "students":
         steps = {int(tensors["step"]) for group, tensors in saved.state.items() if group.startswith("student ")}
         assert steps and max(steps) > 0 and not any(step % 250 for step in steps)

@@ -1,7 +1,7 @@
 """What it takes when every client keeps a network: memory of each process, disk, and seconds of a checkpoint.
 
-    python scripts/bench_carries.py                                # 20 clients, a small ResNet: a minute
-    python scripts/bench_carries.py --clients 100 --channels 64    # 45 MB a client: minutes, 5 GB of disk
+    python scripts/bench_client_states.py                                # 20 clients, a small ResNet: a minute
+    python scripts/bench_client_states.py --clients 100 --channels 64    # 45 MB a client: minutes, 5 GB of disk
 
 Ten clients a round take one step on two images each, until all have been drawn, so that moving networks is all the
 work. Then checkpoints: of everything that clients keep, of what one more round changed, and of nothing new. Then an
@@ -48,7 +48,7 @@ def experiment(method: str, clients: int, channels: int) -> Experiment:
             "method": method,
             "evaluation": {"every": 10**6, "holdout": 0.0},
         },
-        "bench_carries",
+        "bench_client_states",
     )
 
 
@@ -83,12 +83,12 @@ class Watch:
     def _now(self) -> dict[str, int]:
         held = {"object store": store_bytes()}
         for name, pid in self.pids.items():
-            anonymous, shared = resident(pid)
+            anonymous, shared = cached_module(pid)
             held |= {f"{name}, own": anonymous, f"{name}, mapped of the store": shared}
         return held
 
 
-def resident(pid: int) -> tuple[int, int]:
+def cached_module(pid: int) -> tuple[int, int]:
     """Bytes of a process in memory: its own, and shared ones."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
@@ -143,7 +143,7 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
     network = what.bound().task.server.parameters * 4
     found: dict[str, Any] = {"MB of a network": network / MEGABYTE}
     with Watch(pids) as watch:
-        while on_server(lambda actor: len(actor.simulation.carries.files)) < what.clients.count:
+        while on_server(lambda actor: len(actor.simulation.client_states.files)) < what.clients.count:
             rounds.append(round())
         found["rounds until every client keeps one"] = len(rounds)
         found["seconds a round"] = statistics.median(rounds)
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     what = experiment(options.method, options.clients, options.channels)
-    with tempfile.TemporaryDirectory(prefix="bench_carries_") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench_client_states_") as folder:
         found = measure(what, options.actors, options.repeats, Path(folder))
     print(json.dumps(found, indent=2)) if options.json else show(found)
 
