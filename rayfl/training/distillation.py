@@ -26,7 +26,7 @@ from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import Batch, ClientData
 from rayfl.training.settings import answered
 
-SERVER_TASK = 250
+TASK_STEPS = 250
 """Steps after which a run may write a checkpoint, or stop. It changes no bit."""
 AT_ONCE = 500
 """Samples a forward pass where nothing is trained."""
@@ -136,7 +136,7 @@ def go_on(
     remember(optimizer, module, student)
     student = {name: t for name, t in student.items() if not name.startswith("net.")}
     start, total = int(student["step"]), how.steps_of(len(data))
-    stop, flops, done = min(start + (most or SERVER_TASK), total), 0.0, False
+    stop, flops, done = min(start + (most or TASK_STEPS), total), 0.0, False
     best = how.patience and validation is not None and len(validation)
     with norms.tracked(module, statistics):
         for step, (x, y) in zip(range(start, stop), _batches(data, how.batch_size, seed, start), strict=False):

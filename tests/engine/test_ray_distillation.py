@@ -36,7 +36,7 @@ def test_ray_equals_serial(actors, group, tmp_path):
 
 
 FAULTY = {"feddf": FaultyFedDF, "fedgkt": FaultyFedGKT}
-LESSON_AND_MORE = 300
+MORE_THAN_A_TASK = 300
 """Steps of a student, who then learns in two lessons."""
 
 
@@ -44,7 +44,7 @@ LESSON_AND_MORE = 300
 def undisturbed(tmp_path_factory):
     """Method -> what it comes to without faults, in this process."""
     folder = tmp_path_factory.mktemp("serial")
-    return {name: result(simulate(experiment(name, LESSON_AND_MORE), folder / name)) for name in FAULTY}
+    return {name: result(simulate(experiment(name, MORE_THAN_A_TASK), folder / name)) for name in FAULTY}
 
 
 @pytest.mark.parametrize("fault", ["die", "raise"])
@@ -53,9 +53,9 @@ def undisturbed(tmp_path_factory):
 def test_a_fault_changes_no_bit(pool, tmp_path, undisturbed, method, work, fault):
     """Behind the steps of a lesson, or of a client: an actor that lives on has left them in its networks."""
     marker, clean = tmp_path / "marker", undisturbed[method]
-    spec = experiment(method, LESSON_AND_MORE)
+    spec = experiment(method, MORE_THAN_A_TASK)
     client = None if work == "lesson" else min(spec.clients.sample(spec.seed, 1))
-    spec = experiment(method, LESSON_AND_MORE, FAULTY[method], client=client, fault=fault, marker=str(marker))
+    spec = experiment(method, MORE_THAN_A_TASK, FAULTY[method], client=client, fault=fault, marker=str(marker))
     simulation = on_ray(pool, spec, tmp_path / "run")
     assert result(simulation) == clean
     assert (len(marker.read_text().split()), pool.deaths) == (1, fault == "die")

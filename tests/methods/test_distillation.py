@@ -109,7 +109,7 @@ def test_a_student_is_torch_s_own_loop(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved behind every lesson of the server, each restored run ends with the same bits."""
-    monkeypatch.setattr(distillation, "LESSON", 2)
+    monkeypatch.setattr(distillation, "TASK_STEPS", 2)
     asked = experiment(feddf())
     straight = simulate(asked, tmp_path / "straight")
     lines = run(straight)

@@ -153,7 +153,7 @@ def test_all_public_samples_are_open_where_there_are_few(tmp_path: Path) -> None
 
 
 def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation, "LESSON", 4)
+    monkeypatch.setattr(distillation, "TASK_STEPS", 4)
     straight = simulate(asked(), tmp_path / "straight")
     lines = run(straight)
     first, saved = simulate(asked(), tmp_path / "first"), 0

@@ -159,7 +159,7 @@ def test_a_run_goes_on_from_the_middle_of_the_server_s_work(
     sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the ensemble is asked, and between the lessons of students."""
-    monkeypatch.setattr(distillation, "LESSON", 3)
+    monkeypatch.setattr(distillation, "TASK_STEPS", 3)
     # with moments, which are in the state too
     asked = experiment(sampling, server={"optimizer": "adam", "lr": 0.01})
     straight = simulate(asked, tmp_path / "straight")

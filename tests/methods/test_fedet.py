@@ -194,7 +194,7 @@ def test_an_architecture_that_nobody_ran_keeps_its_network_but_for_u(tmp_path: P
 
 
 def test_a_run_goes_on_from_the_middle_of_the_server_s_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation, "LESSON", 3)
+    monkeypatch.setattr(distillation, "TASK_STEPS", 3)
     straight = simulate(experiment(), tmp_path / "straight")
     lines = run(straight)
     first = simulate(experiment(), tmp_path / "first")

@@ -36,7 +36,7 @@ from rayfl.methods.base import (
     Visit,
 )
 from rayfl.metrics import label
-from rayfl.training.distillation import SERVER_TASK, Distillation, beginning, go_on, is_done, predicted, result
+from rayfl.training.distillation import TASK_STEPS, Distillation, beginning, go_on, is_done, predicted, result
 from rayfl.training.settings import Loss, Training, answered
 
 TARGETS = "targets"
@@ -166,7 +166,7 @@ class Distilling(Unequal):
             ServerTask(
                 name,
                 nets[name.removeprefix(STUDENT)],
-                SERVER_TASK * self.distillation.batch_size,
+                TASK_STEPS * self.distillation.batch_size,
                 {"student": student, TARGETS: state[TARGETS]},
             )
             for name, student in steps.items()
