@@ -63,7 +63,7 @@ share() {
     mounted)
         [ -d "$shared" ] || fail "$shared: no such folder; mount one that all nodes see, or name it by RAYFL_SHARED"
         ;;
-    *) fail "given $storage; allowed: head, HOST:/PATH, mounted" ;;
+    *) fail "$storage is not valid. Allowed: head, HOST:/PATH, mounted" ;;
     esac
     [ -w "$shared" ] || fail "$shared: $(id -un) may not write there; change its owner or mode"
 }

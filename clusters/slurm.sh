@@ -20,7 +20,7 @@
 # not TERM: a job that is cancelled gets that, and must not come back
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
-: "${1:?given no CONFIG; allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]}"
+: "${1:?CONFIG is missing. Allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]}"
 
 export PATH="$PWD/.venv/bin:$PATH"
 export RAY_AUTH_MODE=token RAY_ENABLE_UV_RUN_RUNTIME_ENV=0

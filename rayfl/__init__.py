@@ -1,11 +1,11 @@
-"""rayfl simulates federated learning among unequal clients; this is what a notebook and a package of one's own need.
+"""rayfl simulates federated learning with heterogeneous clients. Public names for notebooks and other packages:
 
     import rayfl
 
     result = rayfl.run({"model": "digits_cnn", "method": "heterofl", "clients": {"capacities": [1, 0.25]}})
     result.metrics, result.submodel(0.25), result.plots
 
-Names are imported when they are first used, so that `rayfl --help` does not wait for torch.
+Names are imported on first use, so that `rayfl --help` does not import torch.
 """
 
 import importlib
@@ -76,7 +76,7 @@ __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'rayfl' has no attribute {name!r}; public names: {', '.join(__all__)}")
+        raise AttributeError(f"module 'rayfl' has no attribute {name!r}. Public names: {', '.join(__all__)}")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 

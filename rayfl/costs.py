@@ -1,4 +1,4 @@
-"""What training costs, and the width and depth that a budget buys. Results are cached."""
+"""Costs of training, and the width and depth of networks within a budget. Results are cached."""
 
 import functools
 import itertools
@@ -13,25 +13,25 @@ from rayfl.core.net import Family, Net
 from rayfl.core.tensors import Params
 
 Metric = Literal["width", "params", "flops"]
-"""What a capacity is a share of: channels, parameters, or multiply-adds of the full network."""
+"""Unit of capacities: fraction of the channels, parameters or multiply-adds of the full network."""
 
 BYTES = 4
-"""Bytes of a parameter: float32."""
+"""Bytes per parameter (float32)."""
 
 
 @dataclass(frozen=True)
 class Present:
-    """Parameters and multiply-adds of a network, counting only the elements of masked tensors that are not 0."""
+    """Parameters and multiply-adds of a network with masked tensors, of which only nonzero elements count."""
 
     parameters: int
     macs: float
     """Multiply-adds of one sample."""
     layers: Mapping[str, float]
-    """Density of the weight of every masked layer, by its path."""
+    """Path of a masked layer -> density of its weight."""
 
 
 def present(net: Net, params: Params, masked: Collection[str]) -> Present:
-    """Counts `params`; the tensors in `masked` by their elements that are not 0."""
+    """Return the costs of `params`; of tensors in `masked`, only nonzero elements count."""
     nonzero = {name: int(params[name].count_nonzero()) for name in masked}
     shares = {name: n / params[name].numel() for name, n in nonzero.items()}
     densities = {name.removesuffix(".weight"): share for name, share in shares.items() if name.endswith(".weight")}
@@ -40,45 +40,45 @@ def present(net: Net, params: Params, masked: Collection[str]) -> Present:
 
 
 def macs(net: Net, densities: Mapping[str, float]) -> float:
-    """Multiply-adds of one sample's forward pass, where a layer of density d makes the share d of the dense ones
-    (FIARSE, SpaFL)."""
+    """Return the multiply-adds of the forward pass of one sample; a layer of density d needs the fraction d of the
+    dense layer's (FIARSE, SpaFL)."""
     return sum(n * densities.get(path, 1) for path, n in net.layer_macs.items())
 
 
 def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None = None) -> float:
-    """Floating point operations of training on so many samples: each 3 forward passes (the backward
-    pass counts as two) of 2 floating point operations a multiply-add. `densities` of masked layers, by path. The
-    backward pass of a frozen layer counts as one, because its weight has no gradient."""
+    """Return the FLOPs of training on this many samples: 3 forward passes per sample (the backward pass counts as two),
+    2 FLOPs per multiply-add. `densities` of masked layers, by path. The backward pass of a frozen layer counts as one,
+    because its weight has no gradient."""
     trained = {name.rpartition(".")[0] for name in net.layout.shapes}
     frozen = sum(n for path, n in net.layer_macs.items() if path not in trained)
     return (3 * 2 * macs(net, densities or {}) - 2 * frozen) * samples
 
 
 def forward_flops(net: Net, samples: int) -> float:
-    """Floating point operations of a forward pass of so many samples: 2 a multiply-add."""
+    """Return the FLOPs of a forward pass of this many samples: 2 per multiply-add."""
     return 2.0 * net.macs * samples
 
 
 def space_mb(parameters: int) -> float:
-    """Size of so many float32 parameters in MB of 2^20 bytes, as HeteroFL prints it."""
+    """Return the size of float32 parameters in MB of 2^20 bytes, as HeteroFL prints it."""
     return parameters * BYTES / 2**20
 
 
 @functools.lru_cache(maxsize=1024)
 def width_for(net: Net, capacity: float, metric: Metric = "width") -> float:
-    """The width of the network that a device of a capacity in (0, 1] runs; `net` says all but its width.
+    """Return the width of `net` for a capacity in (0, 1].
 
-    `width`: the capacity itself (HeteroFL, FedRolex). `params` and `flops`: the largest width whose
-    parameters, or multiply-adds, are at most `capacity` times the full network's (NeFL, FIARSE), which has
-    all exits if `net` has some. A network changes only at the widths j / K, so the answer is one of them, found
-    exactly. A ConfigError if even the narrowest network costs more.
+    `width`: the capacity itself (HeteroFL, FedRolex). `params` and `flops`: the largest width whose parameters, or
+    multiply-adds, are at most `capacity` times the full network's (NeFL, FIARSE), which has all exits if `net` has
+    some. Networks change only at the widths j / K, so the result is exact. A ConfigError if the narrowest network
+    exceeds the capacity.
     """
     if metric == "width":
         return capacity
     cost = cost_of(metric)
     whole = Net(net.model, exits=net.model.exit_count if net.exits else 0)
     sizes = {axis.size for axis in whole.layout.axes.values()}
-    # rounded down, a layer of few channels has none below 1 / K
+    # with rounding down, a layer has no channels below 1 / K
     least = 1 / min(sizes) if net.rounding == "down" else 0.0
     widths = sorted({j / size for size in sizes for j in range(1, size + 1) if j / size >= least})
     full = cost(whole)
@@ -86,27 +86,27 @@ def width_for(net: Net, capacity: float, metric: Metric = "width") -> float:
     if not affordable:
         smallest = cost(replace(net, width=widths[0])) / full
         raise ConfigError(
-            f"capacity {capacity:g} by {metric}: given model {net.model.name}, whose narrowest network already is "
-            f"{smallest:.3g}; take capacities from {smallest:.3g} to 1"
+            f"capacity {capacity:g} by {metric}: the narrowest network of model {net.model.name} exceeds it. "
+            f"Allowed: {smallest:.3g} to 1"
         )
     return widths[affordable - 1]
 
 
 @functools.lru_cache(maxsize=256)
 def depth_for(within: Net, capacity: float, metric: Metric, width: float = 1.0, slack: float = 0.01) -> Net:
-    """The network of a width with as many first blocks of every stage as `capacity` of the full network's cost buys.
+    """Return the network of a width with first blocks of every stage, as many as `capacity` of the full cost allows.
 
-    Blocks are those of `within`. Among the affordable block counts that cost within `slack` (a share of the full cost)
-    of the most expensive one it takes the most balanced: the largest smallest share of a stage, then the largest second
-    smallest, and so on. A tie goes to the more expensive one.
+    Blocks are those of `within`. Candidates are the affordable block counts whose cost is within `slack` (a fraction of
+    the full cost) of the most expensive one. The most balanced one is used: the largest minimum fraction of a stage,
+    then the largest second smallest, and so on; ties go to the more expensive one.
     """
     model = within.model
     idle, added = _block_costs(model, width, metric)
     full = cost_of(metric)(Net(model))
     budget = _budget(capacity, full)
     stages = zip(model.blocks, added, strict=True)
-    kept = [[c for p, c in zip(*stage, strict=True) if p not in within.without] for stage in stages]
-    sums = [list(itertools.accumulate(stage, initial=0)) for stage in kept]
+    remaining = [[c for p, c in zip(*stage, strict=True) if p not in within.without] for stage in stages]
+    sums = [list(itertools.accumulate(stage, initial=0)) for stage in remaining]
     affordable = []
     for counts in itertools.product(*(range(len(stage)) for stage in sums)):
         spent = idle + sum(stage[n] for stage, n in zip(sums, counts, strict=True))
@@ -114,8 +114,8 @@ def depth_for(within: Net, capacity: float, metric: Metric, width: float = 1.0, 
             affordable.append((spent, counts))
     if not affordable:
         raise ConfigError(
-            f"capacity {capacity:g} by {metric}: given model {model.name}, whose layers outside residual blocks cost "
-            f"{idle / full:.3g} of it at width {width:.3g}; take a larger capacity"
+            f"capacity {capacity:g} by {metric}: the layers of model {model.name} outside residual blocks exceed it at "
+            f"width {width:.3g}. Allowed: {idle / full:.3g} to 1"
         )
     enough = max(affordable)[0] - slack * full
 
@@ -129,7 +129,7 @@ def depth_for(within: Net, capacity: float, metric: Metric, width: float = 1.0, 
 
 @functools.lru_cache(maxsize=256)
 def _block_costs(model: Family, width: float, metric: Metric) -> tuple[int, list[list[int]]]:
-    """What the network of a width costs without any residual branch, and what every branch adds, by stage."""
+    """Return the cost of the network of a width without residual branches, and the cost per branch, by stage."""
     paths = tuple(itertools.chain(*model.blocks))
     cost, none = cost_of(metric), Net(model, width, paths)
     idle = cost(none)
@@ -140,7 +140,7 @@ def _block_costs(model: Family, width: float, metric: Metric) -> tuple[int, list
     added: dict[Any, int] = {}
     for s, stage in enumerate(model.blocks):
         for path in stage:
-            # equal layers of one stage cost the same
+            # blocks of equal shapes in one stage have equal costs
             if (kind := (s, *shapes[path])) not in added:
                 alone = tuple(p for p in paths if p != path)
                 added[kind] = cost(Net(model, width, alone)) - idle
@@ -148,10 +148,10 @@ def _block_costs(model: Family, width: float, metric: Metric) -> tuple[int, list
 
 
 def cost_of(metric: Metric) -> Callable[[Net], int]:
-    """What `params` or `flops` counts of a network."""
+    """Return the cost function of `params` or `flops`."""
     return (lambda net: net.parameters) if metric == "params" else (lambda net: net.macs)
 
 
 def _budget(capacity: float, full: int) -> float:
-    """A capacity that was computed as a ratio of two counts buys exactly that count."""
+    # with a tolerance: a capacity that is a ratio of two counts allows exactly that count
     return capacity * full * (1 + 1e-9)

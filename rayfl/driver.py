@@ -1,32 +1,32 @@
-"""The one way to run an experiment: the command line, a notebook and a script all call `run`.
+"""Running an experiment: the command line, notebooks and scripts all call `run`.
 
     result = rayfl.run(rayfl.Experiment(model="digits_cnn", method="heterofl"))
-    result.metrics                         # a pandas DataFrame, a row a round
-    result.submodel(0.25)                  # what a device of this capacity runs, a plain torch.nn.Module
+    result.metrics                         # a pandas DataFrame, one row per round
+    result.submodel(0.25)                  # the network of this capacity, a plain torch.nn.Module
 
 or round by round:
 
-    with rayfl.start(experiment) as session:
-        for line in session:
-            print(line["round"], line["train_loss"])
+    for line in rayfl.start(experiment):
+        print(line["round"], line["train_loss"])
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
-from rayfl.engine.checkpoints import BEST, Best, complete, forget_after, same_config
+from rayfl.engine.checked import Checked
+from rayfl.engine.checkpoints import BEST, Best, complete, forget_after, latest, round_of, same_config
 from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation
-from rayfl.engine.termination import heeded
+from rayfl.engine.termination import deferred
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.listeners import Listener, tell
 from rayfl.methods.base import Deployment
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 LOADING, WRITING = "loading the data", "writing tables and plots"
 STARTING = {"ray": "starting Ray and the client actors", "serial": "preparing the first round"}
-"""Executor -> what a run is busy with before its first round."""
+"""Executor -> phase of a run before its first round."""
 FREE = ("rounds", "run", "listeners", "published", "question", "titles")
 """Sections that a resumed run or sweep may change."""
 
 
-class Verbs(Protocol):
-    """What a simulation can do, in this process or in a server actor."""
+class Running(Protocol):
+    """A simulation in this process or in a server actor."""
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None: ...
     def save(self, folder: Path) -> None: ...
@@ -70,15 +70,15 @@ def run(
     listeners: Sequence[Listener] = (),
     arrays: Arrays | None = None,
 ) -> "Result":
-    """Runs an experiment to its end, or until a listener ends it.
+    """Run an experiment to its end, or until a listener ends it.
 
-    `folder` gets the configuration, a line of metrics a round, the result and checkpoints; without one they are in a
-    temporary folder that goes with the result. `resume` goes on from the folder's last checkpoint, with the same bits
-    as a run that was never stopped. `address`: a running Ray cluster, else RAY_ADDRESS, else one of its own that ends
-    with the run; a process that is connected to a cluster already uses that one. `arrays`: the data, where they are
-    loaded already.
+    `folder` receives the configuration, a line of metrics per round, the result and checkpoints. Default: a temporary
+    folder that is deleted with the result. `resume`: continue from the folder's last checkpoint; the result equals that
+    of an uninterrupted run bit for bit. `address`: Ray cluster to connect to. Default: the cluster that this process is
+    connected to, otherwise RAY_ADDRESS, otherwise a new local cluster that ends with the run. `arrays`: the data, if
+    they are already loaded.
 
-    A ConfigError says what is wrong before anything is started or written.
+    Raises a ConfigError for invalid input before anything is started or written.
     """
     experiment = as_experiment(experiment)
     temporary = Temporary() if folder is None else None
@@ -89,9 +89,9 @@ def run(
         if arrays is None:
             _in_phase(listeners, LOADING)
             arrays = load_data(experiment)
-        said = _with_metrics(path) if resume else []
+        notes = _with_metrics(path) if resume else []
         _in_phase(listeners, STARTING[experiment.run.executor])
-        # what Ray refuses leaves no folder behind
+        # the run's folder is made after Ray has accepted the run
         with opened(experiment, arrays, path, address) as simulation:
             record = _open_folder(path, experiment)
             status, error = "stopped", None
@@ -100,8 +100,12 @@ def run(
                 record.truncate_after(round)
                 for listener in listeners:
                     listener.on_start(experiment.plain(), path, round)
-                    for text in [*said, *more]:
-                        listener.on_note(text)
+                if not resume:
+                    more += experiment.notes
+                else:
+                    done = round >= experiment.rounds
+                    more.append(f"all {round} rounds are done" if done else f"resuming at round {round + 1}")
+                _note(listeners, *notes, *more)
                 _loop(simulation, record, experiment, listeners, _has_ended(record.rounds(), listeners))
                 status = "finished"
             except Exception as failure:
@@ -109,6 +113,8 @@ def run(
                 raise
             finally:
                 record.finish(status, error)
+                if status == "stopped":
+                    _note(listeners, _stopped_at(record))
                 for listener in listeners:
                     listener.on_end(status)
     return Result(experiment, record, temporary)
@@ -119,16 +125,32 @@ def _in_phase(listeners: Sequence[Listener], phase: str) -> None:
         listener.on_phase(phase)
 
 
+def _note(listeners: Sequence[Listener], *notes: str) -> None:
+    for listener in listeners:
+        for note in notes:
+            listener.on_note(note)
+
+
+def _stopped_at(record: RunFolder) -> str:
+    """Return a note on the last round, and on the checkpoint from which `--resume` continues."""
+    rounds, saved = len(record.rounds()), [round_of(path) for path in complete(record.path / CHECKPOINTS)]
+    if not saved:
+        return f"stopped after round {rounds}, without a checkpoint"
+    return f"stopped after round {rounds}, with a checkpoint" + (
+        f" of round {saved[-1]}" if saved[-1] != rounds else ""
+    )
+
+
 def _has_ended(past: list[Line], listeners: Sequence[Listener]) -> bool:
-    """Whether one of the listeners ends a run that goes on after these rounds."""
+    """Return whether a listener ends a resumed run that has made these rounds."""
     return bool(past) and any([listener.on_past(past) for listener in listeners])
 
 
 def _loop(
-    simulation: Verbs, record: RunFolder, experiment: Experiment, listeners: Sequence[Listener], ended: bool
+    simulation: Running, record: RunFolder, experiment: Experiment, listeners: Sequence[Listener], ended: bool
 ) -> None:
-    """Rounds to the end or to a SIGTERM, with a checkpoint every so often and at the end. `ended`: a listener ends the
-    run with the next round that is evaluated, which may have been made."""
+    """Run rounds to the end or to a signal, with regular checkpoints and one at the end. `ended`: a listener ends the
+    run with the next evaluated round, which may be the last one made."""
     folder, past = record.path / CHECKPOINTS, record.rounds()
     best = (
         Best(folder, experiment.chosen_by, experiment.scores[0].better) if experiment.run.checkpoint == BEST else None
@@ -136,8 +158,8 @@ def _loop(
     over = ended and EVALUATED in past[-1]
     saved = time.monotonic()
     seconds = min(STEP_SECONDS, experiment.run.checkpoint_seconds)
-    with heeded() as notice:
-        while not over and not notice.given and (lines := simulation.step(seconds)) is not None:
+    with deferred(lambda: _note(listeners, "stopping after this step; a second signal stops at once")) as notice:
+        while not over and notice.given is None and (lines := simulation.step(seconds)) is not None:
             record.append(lines)
             is_evaluated = bool(lines) and EVALUATED in lines[-1]
             if is_evaluated and experiment.evaluation.clients:
@@ -156,37 +178,45 @@ def _loop(
 
 @dataclass(frozen=True)
 class Result:
-    """A run that ended: its folder is the truth about it."""
+    """A finished run, read from its folder."""
 
     experiment: Experiment
     folder: RunFolder
     _temporary: Temporary | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        judge = self.folder.facts.judge
+        value = self.summary.get(judge)
+        score = "" if value is None else f", {judge}={value:.4f}"
+        return (
+            f"Result({self.experiment.method.name}, {len(self.lines)} rounds{score}, folder={str(self.folder.path)!r})"
+        )
+
     @property
     def lines(self) -> list[Line]:
-        """One a round."""
+        """The metrics of each round."""
         return self.folder.rounds()
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """A row a round, a column a metric; NaN where a round was not evaluated."""
+        """The metrics as a table: one row per round, one column per metric, NaN where a round was not evaluated."""
         return _table(self.lines)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """result.json."""
+        """The content of result.json."""
         return self.folder.result
 
     @property
     def plots(self) -> "dict[str, Figure]":
-        """Name -> figure, of all plots that the run has."""
+        """All plots of the run, by name."""
         from rayfl.results.report import figures
 
         return figures([self.folder.record()], self.experiment)
 
     def submodel(self, capacity: float, client: int | None = None, *, best: bool = False) -> "nn.Module":
-        """What a device of this capacity runs, or the client's own network: [B, ...] -> logits [B, C]. `best`: after
-        the best round in place of the last, if `run.checkpoint` was best."""
+        """Return the network deployed at this capacity, or the client's personal network: [B, ...] -> logits [B, C].
+        `best`: of the best round instead of the last, if `run.checkpoint` was best."""
         from rayfl.exporting.submodels import as_module
 
         place = _place(self.folder.path, best)
@@ -196,45 +226,66 @@ class Result:
 # round by round
 
 
-@contextmanager
 def start(
     experiment: Experiment | Mapping[str, Any], address: str | None = None, *, arrays: Arrays | None = None
-) -> Iterator["Session"]:
-    """A run, round by round; nothing of it stays on disk. `address` and `arrays`: as for `run`."""
-    experiment = as_experiment(experiment)
-    arrays = load_data(experiment) if arrays is None else arrays
-    with Temporary() as folder, opened(experiment, arrays, folder, address) as simulation:
-        yield Session(experiment, simulation)
+) -> "Session":
+    """Start a run that is controlled round by round. It leaves no files. `address` and `arrays`: as for `run`.
+
+    The session is an iterator over rounds, and a context manager that keeps the run open between them:
+
+        with rayfl.start(experiment) as session:
+            line = next(iter(session))
+            session.submodel(0.25)
+    """
+    return Session(as_experiment(experiment), address, arrays)
 
 
-@dataclass
 class Session:
-    """A run in progress: iterate over its rounds, as many at a time as you like."""
+    """A run in progress: iterate over its rounds, as many at a time as you like. Outside a `with` block the run ends
+    with the loop."""
 
-    experiment: Experiment
-    simulation: Verbs
-    lines: list[Line] = field(default_factory=list)
-    """The rounds so far."""
+    def __init__(self, experiment: Experiment, address: str | None = None, arrays: Arrays | None = None):
+        self.experiment, self.address, self.arrays = experiment, address, arrays
+        self.lines: list[Line] = []
+        """The metrics of each round so far."""
+        self._open: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        arrays = load_data(self.experiment) if self.arrays is None else self.arrays
+        with ExitStack() as stack:
+            folder = stack.enter_context(Temporary())
+            self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        stack, self._open = self._open, None
+        if stack is not None:
+            stack.__exit__(*error)
 
     def __iter__(self) -> Iterator[Line]:
-        while (made := self.simulation.step(0.0)) is not None:
-            self.lines += made
-            yield from made
+        with nullcontext() if self._open else self:
+            while (made := self.simulation.step(0.0)) is not None:
+                self.lines += made
+                yield from made
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """As of a `Result`."""
+        """The metrics as a table, like those of a `Result`."""
         return _table(self.lines)
 
     def submodel(self, capacity: float, client: int | None = None) -> "nn.Module":
-        """What a device of this capacity runs now, or the client's own network: [B, ...] -> logits [B, C]."""
+        """Return the network now deployed at this capacity, or the client's personal network: [B, ...] -> logits
+        [B, C]. Within a `with` block."""
         from rayfl.exporting.submodels import as_module
 
+        if self._open is None:
+            raise RuntimeError("the run has ended. Hint: `with rayfl.start(...) as session` keeps it open")
         _check_device(self.experiment, capacity, client)
         return as_module(self.simulation.deployment(capacity, client))
 
 
-# what remains of it
+# networks of a finished run
 
 
 def export(
@@ -243,20 +294,25 @@ def export(
     to: str | Path,
     client: int | None = None,
     *,
+    row: str | None = None,
     best: bool = False,
     data: InMemory | None = None,
     notify: Callable[[str], None] = print,
 ) -> "nn.Module":
-    """Writes what a device of this capacity runs, or a client's own network, for the world outside; returns it.
+    """Write the network deployed at this capacity, or a client's personal network, as files; return it.
 
-    `folder` is a run's, with a checkpoint; `best`: after its best round in place of the last, if `run.checkpoint` was
-    best; `data`: its arrays, if they were in memory. See
-    `rayfl.exporting.submodels` for the list of files.
+    `folder`: a run with a checkpoint, or a sweep, of which the best trial of `row` is exported. `best`: of the best
+    round instead of the last, if `run.checkpoint` was best. `data`: the arrays, if they were in memory; only needed for
+    norms without statistics. See `rayfl.exporting.submodels` for the list of files.
     """
     from rayfl.exporting.submodels import export_submodel
 
     folder, to = Path(folder), Path(to)
     record = RunFolder.open(folder)
+    if record.kind == "sweep" or row is not None:
+        record = _best_trial(record, row)
+        folder = record.path
+        notify(f"exporting {folder}")
     record.require_version()
     experiment = read_experiment(record.config, str(folder / "config.json"))
     if isinstance(experiment.data, InMemory) and data is not None:
@@ -264,13 +320,13 @@ def export(
     place = _place(folder, best)
     _check_place(to)
     if to.exists() and any(to.iterdir()):
-        raise ConfigError(f"{to}: given a folder that is not empty; allowed: a new folder")
+        raise ConfigError(f"{to}: the folder is not empty. Allowed: a new or empty folder")
     round, deployed = _at_checkpoint(experiment, place, capacity, client, notify)
     if deployed.is_start:
-        who = "no client" if client is None else f"client {client}, who has not taken part yet"
+        owner = "no client is given" if client is None else f"client {client} has not taken part yet"
         notify(
-            f"{who}: with method {experiment.method.name} every client has a network of its own, and nobody has "
-            "trained this one"
+            f"this network is untrained: method {experiment.method.name} trains a personal network per client, and "
+            f"{owner}"
         )
     about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
     about |= {"samples": experiment.data.prepare.plain()}
@@ -280,8 +336,8 @@ def export(
 def deployments(
     folder: str | Path, *, arrays: Arrays | None = None, notify: Callable[[str], None] = print
 ) -> dict[float, Deployment]:
-    """What a device of every capacity runs after a run's newest whole checkpoint, with its norms' statistics, largest
-    capacity first. `arrays`: the data, where they are loaded already."""
+    """Return the network of every capacity at a run's newest valid checkpoint, with its norms' statistics, largest
+    capacity first. `arrays`: the data, if they are already loaded."""
     record = RunFolder.open(folder)
     record.require_version()
     experiment = read_experiment(record.config, str(record.path / "config.json"))
@@ -289,22 +345,42 @@ def deployments(
         return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
 
 
+def _best_trial(sweep: RunFolder, row: str | None) -> RunFolder:
+    """Return the trial with the best point of a sweep's row; of several seeds, the first."""
+    from rayfl.results.findings import found_in
+
+    if sweep.kind != "sweep":
+        raise ConfigError(f"--row: {sweep.path} has no rows. Allowed: only with the folder of a sweep")
+    paths = {record["label"]: record["path"] for record in reversed(found_in(sweep.path).best)}
+    if row not in paths:
+        problem = "the folder is a sweep" if row is None else f"row {row!r} has no evaluated trial"
+        raise ConfigError(f"{sweep.path}: {problem}. Allowed: --row with one of {', '.join(sorted(paths))}")
+    return RunFolder.open(paths[row])
+
+
 def _place(folder: Path, best: bool) -> Path:
-    """Where a run's checkpoints are, or the best one."""
+    """Return the folder of a run's checkpoints, or of the best one."""
     checkpoints = folder / CHECKPOINTS
     if not complete(checkpoints):
-        raise ConfigError(f"{folder}: has no checkpoint; allowed: the folder of a run, below trials/ in a sweep's")
+        raise ConfigError(f"{folder}: the folder has no checkpoint. Allowed: the folder of a run or a sweep")
     if best and not complete(checkpoints / BEST):
-        raise ConfigError(f"{folder}: has no best checkpoint; allowed: a run of `run.checkpoint: best`")
+        raise ConfigError(f"{folder}: the run has no best checkpoint. Allowed: a run with `run.checkpoint: best`")
     return checkpoints / BEST if best else checkpoints
 
 
 def _at_checkpoint(
     experiment: Experiment, place: Path, capacity: float, client: int | None, notify: Callable[[str], None]
 ) -> tuple[int, Deployment]:
-    """The round of the newest whole checkpoint in a folder, and what a device of a capacity, or a client, runs then."""
+    """Return the round of the newest valid checkpoint in a folder, and the network of a capacity or client. Load the
+    data only if norms need statistics from it."""
     _check_device(experiment, capacity, client)
-    with _restored(experiment, place, notify) as (round, simulation):
+    found = latest(place, experiment.result_config(), notify)
+    assert found is not None
+    personal = None if client is None else found.client_states.personal(client)
+    deployed = Checked(experiment.bound()).deploy(found.state, found.round, capacity, personal)
+    if deployed.has_statistics or experiment.evaluation.statistics == "batch":
+        return found.round, deployed
+    with _restored(experiment, place, lambda note: None) as (round, simulation):
         return round, simulation.deployment(capacity, client)
 
 
@@ -312,16 +388,16 @@ def _at_checkpoint(
 def _restored(
     experiment: Experiment, place: Path, notify: Callable[[str], None], arrays: Arrays | None = None
 ) -> Iterator[tuple[int, Simulation]]:
-    """The round of the newest whole checkpoint in a folder, and the run as it stood there."""
+    """Yield the round of the newest valid checkpoint in a folder, and the simulation at that round."""
     with Temporary() as scratch:
         simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
-        round, said = simulation.restore(place)
-        for text in said:
-            notify(text)
+        round, notes = simulation.restore(place)
+        for note in notes:
+            notify(note)
         yield round, simulation
 
 
-# what all of these need
+# shared
 
 
 def as_experiment(given: Experiment | Mapping[str, Any]) -> Experiment:
@@ -329,7 +405,7 @@ def as_experiment(given: Experiment | Mapping[str, Any]) -> Experiment:
 
 
 def load_data(experiment: Experiment) -> Arrays:
-    """The arrays, after every check that only they allow; nothing else is started before."""
+    """Load the arrays and make every check that needs them, before anything else is started."""
     arrays = experiment.data.arrays()
     experiment.federate(arrays)
     experiment.model.prepare()
@@ -337,8 +413,8 @@ def load_data(experiment: Experiment) -> Arrays:
 
 
 @contextmanager
-def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None = None) -> Iterator[Verbs]:
-    """The experiment's simulation, in this process or on Ray. `folder` is for what clients keep."""
+def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None = None) -> Iterator[Running]:
+    """Open the experiment's simulation in this process or on Ray. `folder` is for the states of clients."""
     if experiment.run.executor == "serial":
         yield Simulation(experiment, arrays, folder)
         return
@@ -350,21 +426,21 @@ def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | 
 
 @contextmanager
 def claimed(path: Path, config: Mapping[str, Any], resume: bool) -> Iterator[None]:
-    """A folder that `check_folder` allows, for this process alone."""
+    """Lock a folder that `check_folder` allows."""
     check_folder(path, config, resume)
     clear_temporary()
     with locked(path):
-        # another process may have been here in between
+        # another process may have used it meanwhile
         check_folder(path, config, resume)
         yield
 
 
 def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
-    """A folder is new, or with `resume` it holds a run, or a sweep, of the same plain configuration."""
+    """Raise a ConfigError unless a folder is new or, with `resume`, holds a run or sweep of the same configuration."""
     if not resume:
         _check_place(path)
         if RunFolder.exists(path):
-            raise ConfigError(f"{path}: holds a run already; resume it, or give another folder")
+            raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
         return
     record = RunFolder.open(path)
     record.require_version()
@@ -373,27 +449,27 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
 
 
 def _check_place(path: Path) -> None:
-    """Whether a folder can be there."""
+    """Raise a ConfigError if a folder cannot be made."""
     try:
         above = next(place for place in (path, *path.parents) if place.exists())
         reason = "" if above.is_dir() else f"{above} is a file"
     except OSError as error:
         reason = str(error.strerror)
     if reason:
-        raise ConfigError(f"{path}: given a folder that cannot be made: {reason}; allowed: a folder, or a new one")
+        raise ConfigError(f"{path}: the folder cannot be made: {reason}. Allowed: a new or an existing folder")
 
 
 def _with_metrics(path: Path) -> list[str]:
-    """A run goes on from a checkpoint whose rounds all have their line of metrics: later ones go. What to say."""
+    """Remove checkpoints of rounds whose metrics are missing or damaged; return notes on it."""
     whole, wrong = RunFolder.open(path).whole_rounds()
     why = wrong or f"{path / 'metrics.jsonl'}: ends after round {whole}"
     if forget_after(path / CHECKPOINTS, whole, why):
-        return [f"{why}; going back to a checkpoint before it"]
-    return [f"{why}; it and what follows are made again"] if wrong else []
+        return [f"{why}; resuming from an earlier checkpoint"]
+    return [f"{why}; this round and later ones are repeated"] if wrong else []
 
 
 def _open_folder(path: Path, experiment: Experiment) -> RunFolder:
-    """The run that is there, marked as running again, or a new one."""
+    """Open the folder's run and mark it as running, or make a new one."""
     if RunFolder.exists(path):
         record = RunFolder.open(path)
         record.resume(experiment.plain(), experiment.facts())
@@ -411,9 +487,11 @@ def _open_folder(path: Path, experiment: Experiment) -> RunFolder:
 def _check_device(experiment: Experiment, capacity: float, client: int | None) -> None:
     levels, clients = experiment.clients.all_capacities, experiment.clients.count
     if capacity not in levels:
-        raise ConfigError(f"capacity: given {capacity:g}; allowed: {', '.join(f'{level:g}' for level in levels)}")
+        raise ConfigError(
+            f"capacity: {capacity:g} is not valid. Allowed: {', '.join(f'{level:g}' for level in levels)}"
+        )
     if client is not None and not 0 <= client < clients:
-        raise ConfigError(f"client: given {client}; allowed: 0 to {clients - 1}")
+        raise ConfigError(f"client: {client} is not valid. Allowed: 0 to {clients - 1}")
 
 
 def _table(lines: Sequence[Line]) -> "pd.DataFrame":

@@ -1,7 +1,6 @@
-"""The `evaluation:` section, and how a worker scores one network on one piece of a split.
+"""The `evaluation:` section, and scoring of a network on a part of a split, on a worker.
 
-Workers return counts (`Judged`), each with its own denominator; `rayfl.engine.evaluator` plans an evaluation and turns
-the counts into metrics.
+Workers return sums (`Judged`); `rayfl.engine.evaluator` plans evaluations and computes metrics from the sums.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,32 +23,32 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Evaluation(Config):
-    """The `evaluation:` section: every capacity on the global test set, every client on its own split."""
+    """The `evaluation:` section: all capacities on the global test set, clients on their own test splits."""
 
     every: int = Field(default=10, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
     batch_size: int = Field(default=500, ge=1, le=10**6)
-    """Samples a forward pass. Part of the result where norms use statistics of a batch."""
+    """Samples per forward pass. Changes results only if norms use batch statistics."""
     holdout: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the training set that the server holds out, stratified, as the validation set: what methods
-    are tuned by, so that the test set only judges. 0: none."""
+    """Fraction of the training set held out as the server's validation data, stratified. Used for tuning, so that
+    test data are never used for it. 0: none."""
     local_holdout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of its own training data that every client holds out (local_validation_*): what methods are tuned by whose
-    clients have networks of their own. 0: none."""
+    """Fraction of each client's training data held out for validation (local_validation_*). Used to tune personalised
+    methods. 0: none."""
     clients: bool | Annotated[int, Field(ge=1)] = True
-    """Evaluate every client on its own test split, or so many of them, drawn once by the seed: the same ones in every
-    round and for every row of a sweep."""
+    """Evaluate clients on their own test splits: all, or this many, drawn once by the seed (equal in all rounds and
+    rows of a sweep)."""
     local: Literal["deployed", "server"] = "deployed"
-    """What runs on a client's own test split: what the method deploys there, or the server's network
-    (HeteroFL's Local, with `label_mask: zero`)."""
+    """Network for clients' own test splits: the network that the method deploys, or the server's (HeteroFL's Local,
+    with `label_mask: zero`)."""
     label_mask: Fill = "none"
-    """Logits of classes that a client does not have, on its own test split: alone, 0 (as HeteroFL's Local), -inf."""
+    """Logits of classes that a client lacks, on its own test split: unchanged, 0 (HeteroFL's Local), or -inf."""
     statistics: Literal["exact", "cumulative", "pooled", "batch"] = "exact"
-    """How static norms get their statistics before an evaluation (rayfl/core/norms.py)."""
+    """Statistics of static norms for evaluation; see rayfl/core/norms.py."""
     statistics_clients: int | None = Field(default=None, ge=1)
-    """Clients whose data the statistics are taken from, drawn anew each time; all unless given."""
+    """Number of clients for these statistics, drawn again each time. Default: all."""
     scores: tuple[Any, ...] = ()
-    """More scores than the data set's own, by name ("macro_f1") or as "package.module:Class"."""
+    """Scores in addition to those of the data set, by name ("macro_f1") or as "package.module:Class"."""
 
     @field_validator("scores")
     @classmethod
@@ -57,7 +56,7 @@ class Evaluation(Config):
         return tuple(SCORES_KIND.read(score, f"scores.{i}") for i, score in enumerate(given))
 
     def judged(self, count: int, seed: int) -> np.ndarray:
-        """The clients [n], ascending, that are evaluated of so many."""
+        """Return the evaluated clients [n] of `count` clients, ascending."""
         if self.clients is True or self.clients >= count:
             return np.arange(count)
         drawn = numpy_generator(seed, "judged").choice(count, int(self.clients), replace=False, shuffle=False)
@@ -65,7 +64,7 @@ class Evaluation(Config):
 
     @property
     def piece(self) -> int:
-        """Samples that one job takes."""
+        """Samples per job."""
         return 4 * self.batch_size
 
 
@@ -74,14 +73,14 @@ class Evaluation(Config):
 
 @dataclass(frozen=True)
 class Judged:
-    """What a network got right on one piece."""
+    """Sums of scores of a network on one part of a split."""
 
     count: int
-    """Samples."""
+    """Number of samples."""
     sums: Mapping[str, torch.Tensor]
-    """Score -> its sums, which add over pieces."""
+    """Score -> sums, which can be added over parts."""
     exits: tuple[torch.Tensor, ...] = ()
-    """The first score's sums, of each early exit alone."""
+    """Sums of the first score per exit."""
 
 
 @torch.no_grad()
@@ -94,8 +93,8 @@ def judge(
     fill: Fill = "none",
     present: torch.Tensor | None = None,
 ) -> Judged:
-    """The sums of all scores. `answer`: which early exits count. `present` [C] with `fill` masks the logits of absent
-    classes."""
+    """Return the sums of all scores. `answer`: prediction from several exits. `present` [C] and `fill`: mask of the
+    logits of absent classes."""
     module.eval()
     sums: dict[str, torch.Tensor] = {}
     exits: dict[int, torch.Tensor] = {}

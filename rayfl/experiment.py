@@ -1,19 +1,19 @@
-"""An experiment: one federated run, checked, whoever makes it.
+"""The configuration of one federated run.
 
-seed, rounds                                            what is run
-data, partition, clients, model, training, method       the learning problem, and the method
-evaluation, updates, server                             what is measured, what is refused, how the server steps
-run                                                     where and on what, and when it ends: changes nothing but the
-                                                        speed, but for `threads` and `patience`
+seed, rounds                                            random seed and length
+data, partition, clients, model, training, method       learning problem and method
+evaluation, updates, server                             evaluation, checks of updates, server optimizer
+run                                                     resources and stopping; only `threads` and `patience` change
+                                                        results
 
-A file, a search and a notebook make the same object: `Experiment(model="digits_cnn", method={"name": "heterofl"})`, or
-`Experiment(model=MyModel(), data=rayfl.InMemory(x, y))`. Whatever is wrong is a ConfigError at once.
+Files, searches and notebooks create the same object: `Experiment(model="digits_cnn", method={"name": "heterofl"})`, or
+`Experiment(model=MyModel(), data=rayfl.InMemory(x, y))`. Invalid values raise a ConfigError at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
@@ -36,62 +36,64 @@ from rayfl.models.base import Model
 from rayfl.training.settings import Training
 from rayfl.training.updates import Updates
 
+T = TypeVar("T")
+
 NAMED: Mapping[str, Kind] = {
     "data": DATASETS_KIND,
     "partition": PARTITIONS_KIND,
     "model": MODELS_KIND,
     "method": METHODS_KIND,
 }
-"""Sections whose `name` chooses the class."""
+"""Sections whose class is chosen by `name`."""
 
 DEFAULTS = {"data": "digits", "partition": "iid", "method": "fedavg"}
 
 
 class Resources(Config):
-    """The `run:` section: on what it runs, when it ends before its last round, and what it keeps."""
+    """The `run:` section: resources, early stopping and checkpoints."""
 
     executor: Literal["ray", "serial"] = "ray"
-    """ray: a server actor and client actors. serial: one process, in order; the same bits."""
+    """Execution backend. ray: server and client actors. serial: one process. Results are equal bit for bit."""
     actors: Annotated[int, Field(ge=1, le=10**5)] | Literal["auto"] = "auto"
-    """Client actors; auto: as many as the machine, or the trial's share of it, has room for."""
+    """Number of client actors. auto: as many as fit on the machine, or into the resources of the trial."""
     cpus: float = Field(default=1.0, ge=0.01)
-    """CPUs of a client actor."""
+    """CPUs per client actor."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs of a client actor: 0.25 puts four on a GPU."""
+    """GPUs per client actor; 0.25: four client actors per GPU."""
     server_cpus: float = Field(default=0.0, ge=0)
-    """CPUs that are kept for the server actor. It works while clients wait, so 0 is right on small machines."""
+    """CPUs reserved for the server actor. It mostly works while clients wait, so 0 is suitable for small machines."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """Torch threads of a client actor. Part of the result, to the bit."""
+    """Torch threads per client actor. The number changes the last bits of results."""
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Clients a job at most; auto: by the work of a client, and by the number of actors."""
+    """Maximum number of clients per job. auto: computed from the work per client and the number of actors."""
     checkpoint_seconds: float = Field(default=30.0, ge=0)
-    """Seconds between checkpoints; there is one at the end too. 0: one behind every round, and within a round behind
-    every lesson of the server."""
+    """Seconds between checkpoints, in addition to one at the end. 0: a checkpoint after every round and every server
+    task."""
     checkpoint: Literal["last", "best"] = "last"
-    """best: beside the newest checkpoints, that of the best evaluated round, for `rayfl export --best`. The round is
-    chosen on held-out data (validation_*, or local_validation_* where clients' own test splits judge), else by what
-    judges."""
+    """Checkpoints to keep. last: the newest ones. best: also that of the best evaluated round (`rayfl export --best`).
+    The round is chosen on validation data (validation_*, or local_validation_* for personalised methods), otherwise on
+    test data."""
     patience: int = Field(default=0, ge=0)
-    """Ends a run after so many evaluations without a better value of what `checkpoint: best` goes by. 0: it runs all
-    its rounds."""
+    """Early stopping: number of evaluations without an improvement of the metric of `checkpoint: best`. 0: all rounds
+    are run."""
 
 
 class Found(NamedTuple):
-    """What is known of a metric before a run."""
+    """Properties of a metric that are known before a run."""
 
     better: Literal["max", "min"]
-    """Which end of it is the good one."""
+    """Direction of improvement."""
     split: str
-    """One of `metrics.SPLITS`, or "train"."""
+    """Split of the metric: one of `metrics.SPLITS`, or "train"."""
 
 
 class Experiment(Config):
-    """One federated run."""
+    """The configuration of one federated run."""
 
     seed: int = Field(default=0, ge=0)
-    """The run's seed: every random draw is addressed from it."""
+    """Random seed of the run."""
     rounds: int = Field(default=20, ge=1)
-    """Communication rounds."""
+    """Number of communication rounds."""
     data: SerializeAsAny[DataSet]
     partition: SerializeAsAny[Partition]
     clients: Population = Population()
@@ -103,7 +105,7 @@ class Experiment(Config):
     server: Server = Server()
     run: Resources = Resources()
     listeners: tuple[Any, ...] = ()
-    """What is told of the run, by name or as "package.module:Class" (`rayfl.listeners`)."""
+    """Listeners that receive the events of the run, by name or as "package.module:Class" (`rayfl.listeners`)."""
 
     @field_validator("listeners")
     @classmethod
@@ -111,7 +113,7 @@ class Experiment(Config):
         return tuple(LISTENERS_KIND.read(listener, f"listeners.{i}") for i, listener in enumerate(given))
 
     def __init__(self, *, where: str = "Experiment", **sections: Any):
-        """Sections are objects, mappings as in a file, or names. Raises a ConfigError that begins with `where`."""
+        """Sections are objects, mappings as in a file, or names. A ConfigError begins with `where`."""
         given = _sections(sections, where)
         try:
             super().__init__(**given)
@@ -123,11 +125,11 @@ class Experiment(Config):
             raise ConfigError(f"{where}: {error}") from None
 
     def plain(self) -> dict[str, Any]:
-        """As YAML would say it, with every default."""
+        """Return the configuration as plain values, with all defaults."""
         return self.model_dump(mode="json")
 
     def result_config(self) -> dict[str, Any]:
-        """What the result depends on, to the bit: a checkpoint is of this. Rounds may be added later."""
+        """Return the values that determine results bit for bit, and must match a checkpoint; `rounds` can change."""
         plain = self.plain()
         plain["run"] = {"threads": self.run.threads}
         for name in ("rounds", "listeners"):
@@ -136,21 +138,21 @@ class Experiment(Config):
         return plain
 
     def with_(self, **sections: Any) -> Self:
-        """The same experiment with other sections, checked anew."""
+        """Return a copy with other sections, checked again."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sections)
 
     def described(self) -> Self:
-        """The same experiment for other processes: without samples (`DataSet.described`)."""
+        """Return a copy without samples, for other processes (`DataSet.described`)."""
         return self.model_copy(update={"data": self.data.described()})
 
     @property
     def jobs(self) -> int:
-        """Into how many a round can be cut."""
+        """Maximum number of jobs per round."""
         return -(-self.clients.cohort // (1 if self.run.chunk == "auto" else self.run.chunk))
 
     @property
     def task(self) -> Task:
-        """What a method is bound to; of equal tasks by capacity each method makes its own networks."""
+        """The task for `Method.bind`, with a network per capacity."""
         population = self.clients
         nets = Affordable(self.model, population.metric, tuple(population.all_capacities))
         return Task(
@@ -165,19 +167,31 @@ class Experiment(Config):
         )
 
     def bound(self) -> Method:
-        """The method, applied to this experiment."""
+        """Return the method, bound to this experiment."""
         return self.method.bind(self.task)
 
     @property
+    def notes(self) -> list[str]:
+        """Warnings about a valid experiment, reported before its first round."""
+        own, trained = self.task.nets, self.bound().task.nets
+        least, most = min(own), max(own)
+        if own[least] == own[most] or trained[least] != own[most]:
+            return []
+        return [
+            f"method {self.method.name} ignores capacities: clients of capacity {least:g} train the network of "
+            f"capacity {most:g} too. Hint: method.size: smallest or own, or another method such as heterofl"
+        ]
+
+    @property
     def scores(self) -> tuple[Score, ...]:
-        """What an evaluation counts: the data set's own scores, and those that `evaluation.scores` adds."""
+        """Scores of an evaluation: those of the data set and those of `evaluation.scores`."""
         own = self.data.goal.scores
         return own + tuple(score for score in self.evaluation.scores if score not in own)
 
     @property
     def chosen_by(self) -> str:
-        """The metric that chooses among a run's rounds: on what is held out of the data that judge, else what judges
-        itself. Which end of it is best says the first of the `scores`."""
+        """Name of the metric that chooses the best round: on validation data, otherwise on test data. Its direction is
+        that of the first of the `scores`."""
         of_clients, evaluation = self._judged_on == "clients", self.evaluation
         held_out = evaluation.local_holdout if of_clients else evaluation.holdout
         validation = "client_validation" if of_clients else "validation"
@@ -188,14 +202,14 @@ class Experiment(Config):
         return self.method.judged_on if self.evaluation.clients else "test"
 
     def all_listeners(self) -> tuple[Listener, ...]:
-        """All that is told of a run: its listeners, and what ends it if `run.patience` is up."""
+        """Return the listeners of the run, including early stopping for `run.patience`."""
         if not self.run.patience:
             return self.listeners
         mode = self.scores[0].better
         return *self.listeners, EarlyStopping(metric=self.chosen_by, patience=self.run.patience, mode=mode)
 
     def federate(self, arrays: Arrays) -> Federation:
-        """Which rows are whose."""
+        """Return the assignment of samples to clients and splits."""
         evaluation = self.evaluation
         return federate(
             self.data,
@@ -208,16 +222,16 @@ class Experiment(Config):
         )
 
     def metrics(self) -> "dict[str, Found]":
-        """The numbers that an evaluation of this run gives, which a search can go by."""
+        """Return the metrics of an evaluation of this run, by name; a search can optimise any of them."""
         server, evaluation = self.bound().task.server, self.evaluation
         capacities = [label(capacity) for capacity in self.clients.all_capacities]
-        held = [label(capacity) for capacity, weight in self.clients.levels if weight]
+        trained = [label(capacity) for capacity, weight in self.clients.levels if weight]
         exits = [f"exit{i}" for i in range(1, server.exits + 1)]
         ends = {"test": [*capacities, "server"]}
         if evaluation.holdout:
             ends["validation"] = ends["test"]
         if evaluation.clients:
-            ends["clients"] = [*held, "samples"]
+            ends["clients"] = [*trained, "samples"]
         if evaluation.clients and evaluation.local_holdout:
             ends["client_validation"] = ends["clients"]
         found = {"train_loss": Found("min", "train")}
@@ -229,7 +243,7 @@ class Experiment(Config):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What a run's folder states of it, so that nobody has to ask the code that made it."""
+        """Return facts for the folder of the run, so that results can be read without its code."""
         return {
             "judge": named(self.scores[0].label, "mean", self._judged_on),
             "capacities": self.clients.all_capacities,
@@ -240,12 +254,12 @@ class Experiment(Config):
         }
 
     def costs(self) -> dict[str, dict[str, int]]:
-        """Capacity -> parameters, and multiply-adds of one sample's forward pass, of its network as it is built."""
+        """Return capacity -> parameters and multiply-adds (forward pass of one sample) of its dense network."""
         nets = self.bound().task.nets
         return {label(capacity): {"parameters": net.parameters, "macs": net.macs} for capacity, net in nets.items()}
 
     def tags(self) -> dict[str, str]:
-        """What a run is found by."""
+        """Return the tags of the run for trackers."""
         return {
             "method": self.method.name,
             "model": self.model.name,
@@ -255,25 +269,25 @@ class Experiment(Config):
 
 
 def read_experiment(given: Mapping[str, Any], where: str) -> Experiment:
-    """A checked experiment from what a file held. `where`: the file, for errors."""
+    """Return an experiment from the content of a file. `where`: the file, for errors."""
     if "where" in given:
-        raise ConfigError(f"{where}: unknown key 'where'; {nearest('where', Experiment.model_fields)}")
+        raise ConfigError(f"{where}: unknown key 'where'. {nearest('where', Experiment.model_fields)}")
     return Experiment(where=where, **given)
 
 
 def unchecked(given: Mapping[str, Any], where: str) -> Experiment:
-    """An experiment whose sections are right by themselves; whether its networks exist is not looked at."""
+    """Return an experiment without checks across sections."""
     return Experiment.model_construct(**_sections(given, where))
 
 
 def _sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Every section as an object of its class; the model takes what it needs from the data."""
+    """Return every section as an object; the model takes its input and classes from the data."""
     given = DEFAULTS | dict(given)
     for section in given:
         if section not in Experiment.model_fields:
-            raise ConfigError(f"{where}: unknown key {section!r}; {nearest(section, Experiment.model_fields)}")
+            raise ConfigError(f"{where}: unknown key {section!r}. {nearest(section, Experiment.model_fields)}")
     if "model" not in given:
-        raise ConfigError(f"{where}: model: missing; known: {', '.join(sorted(MODELS_KIND.known()))}")
+        raise ConfigError(f"{where}: model: a value is required. Allowed: {', '.join(sorted(MODELS_KIND.known()))}")
     sections: dict[str, Any] = {}
     for section, value in given.items():
         place, kind = f"{where}: {section}", Experiment.model_fields[section].annotation
@@ -289,8 +303,8 @@ def _sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check(experiment: Experiment) -> None:
-    """What can be known without the data: the model declares its axes and exists at every capacity, and the method
-    makes sense with the other sections."""
+    """Raise a ConfigError for problems that can be found without data: wrong axes of the model, capacities without a
+    network, options of the method that do not match the other sections."""
     training, evaluation = experiment.training, experiment.evaluation
     try:
         _check_model(experiment.model)
@@ -298,20 +312,20 @@ def _check(experiment: Experiment) -> None:
         method.check(experiment.rounds, experiment.clients)
         if 0 < training.cosine_rounds < experiment.rounds:
             raise ValueError(
-                f"training.cosine_rounds: given {training.cosine_rounds}; allowed: 0, or at least the run's "
-                f"{experiment.rounds} rounds, because the rate is 0 behind them"
+                f"training.cosine_rounds: {training.cosine_rounds} is not valid. Allowed: 0, or at least the "
+                f"{experiment.rounds} rounds of the run, because the learning rate is 0 after them"
             )
         if evaluation.local == "server" and method.judged_on == "clients":
             raise ValueError(
-                f"evaluation.local: given 'server'; allowed: 'deployed' with method {method.name}, whose server "
-                "has no network that was trained as a whole"
+                f"evaluation.local: 'server' is not supported by method {method.name}, which does not train a whole "
+                "server network. Allowed: 'deployed'"
             )
         goal = experiment.data.goal
         for score in experiment.scores:
             if score.part not in goal.parts:
                 raise ValueError(
-                    f"evaluation.scores: given {score.name} of {score.part!r}; allowed: of "
-                    f"{', '.join(map(repr, goal.parts))}, as data set {experiment.data.name} has them"
+                    f"evaluation.scores: data set {experiment.data.name} has no {score.part!r} for {score.name}. "
+                    f"Allowed: scores of {', '.join(map(repr, goal.parts))}"
                 )
         for net in method.task.nets.values():
             assert net.layout
@@ -321,28 +335,42 @@ def _check(experiment: Experiment) -> None:
 
 @lru_cache(maxsize=256)
 def _check_model(model: Model) -> None:
-    """With all that a network may have; of several models every one."""
+    """Check the axes of all members of the model, with all exits and step sizes."""
     for member in model.members:
         check_axes(Net(member, exits=member.exit_count if member.exit_count > 1 else 0, steps=True))
 
 
 def load_experiment(path: str | Path, settings: list[str] | None = None) -> Experiment:
-    """The experiment of a YAML file, with `path=value` settings laid over it."""
+    """Return the experiment of a YAML file, with `path=value` settings applied."""
     given = load_yaml(path)
     if isinstance(given.get("experiment"), Mapping):
-        raise ConfigError(f"{path}: given a sweep; allowed: a run. `rayfl run --row ROW` runs one of its rows")
-    return read_experiment(overlaid(given, settings), str(path))
+        raise ConfigError(f"{path}: the file is a sweep. Allowed: a run. Hint: `rayfl run --row ROW` runs one row")
+    return with_settings(lambda some: read_experiment(overlaid(given, some), str(path)), settings, str(path))
+
+
+def with_settings(load: Callable[[list[str] | None], T], settings: list[str] | None, where: str) -> T:
+    """Return `load(settings)`. If it fails only with the settings, raise the ConfigError with them as its place."""
+    try:
+        return load(settings)
+    except ConfigError as error:
+        if not settings:
+            raise
+        load(None)
+        problem = str(error).removeprefix(f"{where}: ")
+        blamed = [text for text in settings if text.partition("=")[0] in problem] or settings
+        place = "" if problem.startswith("--set") else f"--set {' '.join(blamed)}: "
+        raise ConfigError(f"{place}{problem}") from None
 
 
 def overlaid(given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    """What a file holds, with `path=value` settings laid over it."""
+    """Return the content of a file with `path=value` settings applied."""
     for text in settings or []:
         given = lay_over(given, *parse_setting(text))
     return given
 
 
 def lay_over(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """`set_path` in an experiment, where a bare name stands for `{name: ...}`."""
+    """Return `set_path` of an experiment, after replacing a bare name by `{name: ...}`."""
     section = path.partition(".")[0]
     if section in NAMED and section != path and isinstance(name := given.get(section), str):
         given = given | {section: {"name": name}}

@@ -1,8 +1,8 @@
-"""All metrics in one table: what a round's line may say, in which unit, and how parts of a round add up.
+"""Metrics of rounds: names, units and aggregation over clients.
 
-What an evaluation says is named `<split><score>_<of>`: the split's prefix, a `Score` (accuracy, loss, or a user's own),
-and whom it is of: a capacity, or one of `ENDS`. Names are only ever made (`named`), never taken apart: a run's folder
-states its capacities, its scores and the metric that it is judged by.
+Metrics of an evaluation have names `<split><score>_<of>`: the prefix of the split, a `Score` (accuracy, loss, or one of
+a user), and a capacity or one of `ENDS`. Names are created (`named`) but never parsed: the folder of a run lists its
+capacities, its scores and its main metric.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,70 +12,70 @@ from typing import Any, Literal
 import numpy as np
 
 CLIENT_SCORES = np.dtype([("client", "<i4"), ("score", "<f8")])
-"""A row a client: its first score on its own test split, clients ascending."""
+"""One row per client, ascending: its first score on its own test split."""
 
 Line = dict[str, Any]
-"""What one round measured, by name: `round`, `seconds`, those of `ROUND`, and what an evaluation found."""
+"""Results of one round by name: `round`, `seconds`, metrics of `ROUND`, and metrics of an evaluation."""
 
 Unit = Literal["", "share", "bytes", "operations", "seconds"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a round."""
+    """One metric of a round."""
 
     name: str
     text: str
-    """What it is, in words."""
+    """Description."""
     unit: Unit = ""
     adds: Literal["sum", "mean"] = "sum"
-    """How clients' numbers become the round's: their sum, or (they send sums over samples) the mean over samples."""
+    """Aggregation over clients: sum, or mean over samples (clients send sums over samples)."""
     total: bool = False
-    """Whether a run's result has the sum over all rounds."""
+    """True if the result of a run contains the sum over all rounds."""
 
 
 ROUND = (
-    Metric("clients", "clients whose updates were folded"),
-    Metric("refused", "clients whose updates were refused"),
-    Metric("full_clients", "clients that held everything, where clients hold parts of one network (masked methods)"),
+    Metric("clients", "clients whose updates were aggregated"),
+    Metric("refused", "clients whose updates were rejected"),
+    Metric("full_clients", "clients with the whole network (masked methods)"),
     Metric("steps", "local steps of all clients"),
     Metric("train_samples", "samples that clients trained on"),
-    Metric("train_loss", "loss of local training, the mean over samples", adds="mean"),
+    Metric("train_loss", "loss of local training, mean over samples", adds="mean"),
     Metric("bytes_down", "sent to clients", "bytes", total=True),
     Metric("bytes_up", "sent by clients", "bytes", total=True),
-    Metric("bytes_delta", "sent to clients to know the change of thresholds (SpaFL)", "bytes"),
+    Metric("bytes_delta", "sent to clients for the change of thresholds (SpaFL)", "bytes"),
     Metric("train_flops", "floating point operations of local training", "operations", total=True),
     Metric("server_flops", "floating point operations of the server's own work", "operations", total=True),
     Metric("server_steps", "steps of the server's own training"),
-    Metric("resets", "layers whose thresholds started again (SpaFL)"),
-    Metric("seconds", "wall clock of the round, its evaluation included", "seconds", total=True),
+    Metric("resets", "layers with reset thresholds (SpaFL)"),
+    Metric("seconds", "wall-clock time of the round, including its evaluation", "seconds", total=True),
 )
-"""What every round says. A method's other numbers are sums over clients."""
+"""Metrics of every round. Other metrics of methods are summed over clients."""
 
 TOTALS = tuple(metric.name for metric in ROUND if metric.total)
 _MEANS = tuple(metric.name for metric in ROUND if metric.adds == "mean")
 
 EVALUATED = "evaluated"
-"""In the line of a round that was evaluated."""
+"""Key in the lines of evaluated rounds."""
 
 NOTE = "note"
-"""In a line: something that a person should know, in words."""
+"""Key of a message to the user in a line."""
 
 SPLITS = {"test": "", "validation": "validation_", "clients": "local_", "client_validation": "local_validation_"}
-"""Split -> the prefix of its metrics: the global test set, the server's validation set, clients' own test splits, and
-what clients hold out of their own training data."""
+"""Split -> prefix of its metrics: the global test set, the server's validation data, clients' own test splits, and
+clients' own validation data."""
 
 ENDS = {
-    "mean": "the mean over capacities, or over clients",
-    "worst": "the worst capacity, or client",
-    "server": "the server's network",
-    "samples": "the mean over clients' samples",
+    "mean": "mean over capacities, or over clients",
+    "worst": "worst capacity, or client",
+    "server": "network of the server",
+    "samples": "mean over clients' samples",
 }
-"""What a metric may be of, beside one capacity."""
+"""Subjects of a metric, in addition to single capacities."""
 
 
 def named(score: str, of: float | str, split: str = "test") -> str:
-    """The metric's name in a line: `named("accuracy", 0.5)` is "accuracy_0.5".
+    """Return the name of a metric: `named("accuracy", 0.5)` is "accuracy_0.5".
 
     >>> named("accuracy", "mean", "clients"), named("density", 1 / 16)
     ('local_accuracy_mean', 'density_0.0625')
@@ -84,22 +84,22 @@ def named(score: str, of: float | str, split: str = "test") -> str:
 
 
 def label(capacity: float) -> str:
-    """A capacity as it stands in names: 1, 0.5, 0.0625."""
+    """Return a capacity as part of a name: 1, 0.5, 0.0625."""
     return f"{capacity:g}"
 
 
 def plus(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """The sums of numbers of clients, name by name."""
+    """Return the sums of metrics by name."""
     return {**one, **{name: one.get(name, 0) + value for name, value in other.items()}}
 
 
 def finished(totals: Mapping[str, float]) -> Line:
-    """The round's numbers from the sums over its clients."""
+    """Return the metrics of a round from the sums over its clients."""
     samples = totals.get("train_samples", 0)
     line = {name: value for name, value in totals.items() if name != "train_samples"}
     return line | {name: line[name] / (samples or 1) for name in _MEANS if name in line}
 
 
 def evaluated(lines: Iterable[Line]) -> list[Line]:
-    """The lines of rounds that were evaluated."""
+    """Return the lines of evaluated rounds."""
     return [line for line in lines if EVALUATED in line]

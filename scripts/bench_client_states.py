@@ -1,4 +1,4 @@
-"""What it takes when every client keeps a network: memory of each process, disk, and seconds of a checkpoint.
+"""Cost of a network per client: memory of each process, disk, and seconds per checkpoint.
 
     python scripts/bench_client_states.py                                # 20 clients, a small ResNet: a minute
     python scripts/bench_client_states.py --clients 100 --channels 64    # 45 MB a client: minutes, 5 GB of disk
@@ -96,7 +96,7 @@ def cached_module(pid: int) -> tuple[int, int]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Of all files below a folder; what is linked counts once."""
+    """Return the bytes of all files below a folder, links counted once."""
     found = [file.stat() for file in folder.rglob("*") if file.is_file()]
     return sum({stat.st_ino: stat.st_blocks * 512 for stat in found}.values())
 

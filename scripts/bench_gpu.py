@@ -1,4 +1,4 @@
-"""What a small client's step takes on a GPU: one launch after another, or recorded as one CUDA graph.
+"""Time of a small client's step on a GPU: with separate launches, or recorded as one CUDA graph.
 
     python scripts/bench_gpu.py             # on a CUDA device; some ten minutes
     python scripts/bench_gpu.py --dry-run   # the same code on a CPU with tiny networks: nothing in it is a measurement
@@ -40,7 +40,7 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured."""
+    """Amount of measurement."""
 
     nets: Mapping[str, Net]
     batches: tuple[int, ...]
@@ -49,7 +49,7 @@ class Scale:
     """A turn."""
     turns: int
     clients: int
-    """Of a process."""
+    """Measurements of a process."""
 
 
 FAMILIES: Any = MODELS
@@ -124,7 +124,7 @@ def step_of(module: Callable, optimizer: torch.optim.Optimizer, batch: tuple[tor
 
 
 def add_updates(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
-    """What makes a step of equal clients at once, and their parameters, [clients, ...] each."""
+    """Return a step function for equal clients at once, and their parameters, [clients, ...] each."""
     module.train()
     params, _ = stack_module_state([module] * TOGETHER)
     params = {name: t.detach() for name, t in params.items()}
@@ -221,7 +221,7 @@ def serve(net: Net, clients: int, device: torch.device) -> None:
 
 
 def clients_a_second(name: str, count: int, scale: Scale, options: list[str]) -> float:
-    """Of so many processes on one device, all at once."""
+    """Return the measurements of several concurrent processes on one device."""
     command = [sys.executable, __file__, *options, "--serve", name]
     children = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not (options.dry_run or torch.cuda.is_available()):
-        sys.exit("bench_gpu.py: torch finds no CUDA device; allowed: a machine with one, or --dry-run on a CPU")
+        sys.exit("bench_gpu.py: torch finds no CUDA device. Allowed: a machine with one, or --dry-run on a CPU")
     device, scale = torch.device("cpu" if options.dry_run else "cuda"), DRY if options.dry_run else FULL
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

@@ -1,4 +1,4 @@
-"""What a round of low-rank clients takes beside its training, and how often a frozen base crosses to a node.
+"""Overhead of a round of low-rank clients, and transfers of a frozen base to a node.
 
     python scripts/bench_lora.py
 

@@ -1,4 +1,4 @@
-"""How long a round takes on rayfl, and on what else a user could pick: Flower, pfl, or a bare PyTorch loop.
+"""Seconds per round of rayfl, Flower, pfl and a bare PyTorch loop.
 
     python scripts/bench_peers.py                                          # all of it
     python scripts/bench_peers.py --workloads compute --systems rayfl,pfl --turns 3
@@ -232,7 +232,7 @@ def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
         names = text.split(",")
         for name in names:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"given {name!r}; allowed: {','.join(known)}")
+                raise argparse.ArgumentTypeError(f"{name!r} is not valid. Allowed: {','.join(known)}")
         return [name for name in known if name in names]
 
     return read
@@ -240,7 +240,7 @@ def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def positive(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"given {text!r}; allowed: a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid. Allowed: a whole number of at least 1")
     return int(text)
 
 

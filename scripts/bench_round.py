@@ -1,4 +1,4 @@
-"""How long a round takes, beside a bare PyTorch loop that trains the same clients on the same cores.
+"""Seconds per round, compared with a bare PyTorch loop that trains the same clients on the same cores.
 
     python scripts/bench_round.py            # cold start, compute-bound round, round without work
     python scripts/bench_round.py --server   # also: extract and fold, beside a plain memory copy
@@ -46,7 +46,7 @@ from rayfl.models.resnet import ResNet18  # noqa: E402
 
 @contextmanager
 def on_rayfl(workload: Workload, actors: int) -> Iterator[Callable[[], float]]:
-    """What runs a round and says its seconds, as the driver sees them."""
+    """Return a function that runs a round and returns its seconds, as measured by the driver."""
     with rayfl.start(experiment(workload, actors)) as session:
         rounds = iter(session)
 

@@ -1,4 +1,4 @@
-"""What it takes the server to find the largest elements, beside the usual ways to find them, and to send them.
+"""Server cost of finding the largest elements, compared with the usual ways, and of sending them.
 
     python scripts/bench_selection.py          # a ResNet-18, 11 million parameters
     python scripts/bench_selection.py --large  # also RoBERTa-base, 124 million
@@ -99,7 +99,7 @@ def bound(method: Masked, model: Model) -> Masked:
 
 
 def seconds_of(work: Callable[[], None]) -> float:
-    """Of the CPU."""
+    """Return the name of the CPU."""
     started = time.process_time()
     work()
     return time.process_time() - started

@@ -1,4 +1,4 @@
-"""What a client's steps take, in three tables of ratios: tiny networks, masks, and widths.
+"""Time of a client's steps, in three tables of ratios: tiny networks, masks, and widths.
 
     python scripts/bench_step.py                         # all three
     python scripts/bench_step.py --against ../older      # tiny networks also beside those of another checkout
@@ -61,7 +61,7 @@ class Case:
     """Seconds that a turn takes at least."""
 
     def visit(self) -> tuple[Callable[[], Any], float]:
-        """What trains the client, and the floating point operations that it trains with."""
+        """Return a function that trains the client, and its floating point operations."""
         given: dict[str, Any] = {"input": self.input} if self.input else {}
         model: Any = MODELS[self.model](**given)
         capacities = sorted({1.0, self.width}, reverse=True)
@@ -86,7 +86,7 @@ class Case:
         return train, costs.training_flops(selection.net, samples)
 
     def seconds(self) -> Callable[[], float]:
-        """What says how long a visit takes: the mean of as many as a turn has."""
+        """Return a function that measures the mean seconds of a turn's visits."""
         train, _ = self.visit()
 
         def turn() -> float:

@@ -1,4 +1,4 @@
-"""What a step of training on text takes, beside a bare PyTorch loop.
+"""Time of a training step on text, compared with a bare PyTorch loop.
 
     python scripts/bench_text.py            # HeteroFL's transformer at level d, WikiText-2's vocabulary
     python scripts/bench_text.py --level a

@@ -47,7 +47,7 @@ from rayfl.engine.termination import leave  # noqa: E402
 from rayfl.results.folder import RunFolder  # noqa: E402
 
 METHODS = ["scaffold", "lg_fedavg", "standalone", "spafl", "nefl"]
-"""Whose clients keep something."""
+"""Methods with client states."""
 ACTORS = 3
 EXPERIMENT = {
     "rounds": 80,
@@ -63,7 +63,7 @@ JOB_SECONDS = 20.0
 PAUSE = 4.0
 """The most seconds from one fault, or from a start, to the next."""
 EARLY = 0.25
-"""How often a fault does not wait for the first round of a command."""
+"""Probability of a fault before the first round of a command."""
 HANG = 300.0
 """Seconds without a new line of metrics."""
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
@@ -71,7 +71,7 @@ ACTOR, SERVER, RAYLET, GCS = "ray::ClientActor", "ServerActor", "/raylet", "/gcs
 
 
 class Wrong(Exception):
-    """What must not happen."""
+    """Raised for a difference, an unexpected end or a hang."""
 
 
 # a run and its processes
@@ -94,9 +94,9 @@ class Run:
     """When its metrics last changed."""
     seen: int = 0
     has_begun: bool = False
-    """Whether the command made a round."""
+    """True if the command finished a round."""
     was_left_running: bool = False
-    """Whether the folder said so before the command, as kill -9 leaves it."""
+    """True if the folder was marked as running before the command, as after kill -9."""
 
     @property
     def folder(self) -> Path:
@@ -126,14 +126,14 @@ class Run:
         return self.command.process.pid
 
     def says_running(self) -> bool:
-        """Whether the folder does."""
+        """Return whether the folder is marked as running."""
         return RunFolder.exists(self.folder) and RunFolder.open(self.folder).status == "running"
 
     def is_running(self) -> bool:
         return self.command is not None and self.command.process.poll() is None
 
     def processes(self, name: str) -> list[int]:
-        """Of Ray, by a part of their command line; those that stand still are left out."""
+        """Return Ray's processes by a part of their command line, without stopped ones."""
         above = os.getpid() if self.cluster else self.driver
         return [pid for pid in named(alive(descendants(above)), name) if pid not in self.stopped]
 
@@ -143,7 +143,7 @@ class Run:
         return 0
 
     def works(self) -> bool:
-        """Whether the command holds the folder: from then on it hears signals."""
+        """Return whether the command has locked the folder; from then on it handles signals."""
         return self.is_running() and (self.folder / "lock").exists()
 
     def waits(self, seconds: float, until: Callable[[], object] = lambda: False) -> bool:
@@ -157,7 +157,7 @@ class Run:
         return False
 
     def gets_on(self) -> bool:
-        """Whether it makes a round that had not begun yet."""
+        """Return whether it has started a new round."""
         before = self.rounds()
         return self.waits(HANG, lambda: self.rounds() > before + 1)
 
@@ -176,7 +176,7 @@ class Run:
 
 
 def _signal(pids: list[int], number: int) -> int:
-    """How many got it."""
+    """Number of processes that got it."""
     sent = 0
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -291,13 +291,13 @@ FAULTS = [
 
 @dataclass
 class Tally:
-    """What happened."""
+    """Results of the faults."""
 
     faults: Counter[str] = field(default_factory=Counter)
     outlived: Counter[str] = field(default_factory=Counter)
     resumed: Counter[str] = field(default_factory=Counter)
     runs: list[tuple[str, str, int]] = field(default_factory=list)
-    """Of those that were equal: method, where, how many faults."""
+    """Equal runs: method, place, number of faults."""
 
 
 @contextmanager
@@ -347,7 +347,7 @@ def disturb(run: Run, ends: float, tally: Tally, notify: Callable[[str], None]) 
             raise Wrong(f"process {run.driver} did not end within {HANG:.0f} s of: {fault.about}")
         code, printed = run.command.finish()
         if code not in (0, *(fault.codes if hit else ())):
-            raise Wrong(f"it ended with {code}; allowed: {fault.codes if hit else 0}; it printed:\n{printed}")
+            raise Wrong(f"it ended with {code}. Allowed: {fault.codes if hit else 0}; it printed:\n{printed}")
         # a command that ends before it takes the run up leaves the folder as it was
         if code > 0 and run.says_running() and (run.has_begun or not run.was_left_running):
             raise Wrong(f"it ended with {code}, and its folder says that it is running; it printed:\n{printed}")

@@ -41,14 +41,16 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """One process has all tests that need Ray, and one all of a file that share what takes long to make."""
+    """One process runs all tests that share a Ray; one runs all of a file that starts commands or shares fixtures."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             source = _source(config.rootpath / file)
-            return "ray" if "mark.ray" in source else file if 'scope="module"' in source else nodeid
+            if "ray_cluster" in source:
+                return "ray"
+            return file if "mark.ray" in source or 'scope="module"' in source else nodeid
 
     return Scheduler(config, log)
 

@@ -1,6 +1,7 @@
 """Clients and lessons that fail on purpose, once or always, and a run that waits for none of them."""
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from rayfl.methods.distillation import FedDF, FedGKT
 class Failing(Config):
     """A process dies, hangs or raises in its work; `marker` holds the pids it happened in."""
 
-    fault: Literal["die", "hang", "raise", "refuse", "wait", "hoard"]
+    fault: Literal["die", "stop", "hang", "raise", "refuse", "wait", "hoard"]
     times: int = 1
     """How often; `wait` waits until the marker is there."""
     marker: str
@@ -34,12 +35,14 @@ class Failing(Config):
         marker.write_text(" ".join([*happened, str(os.getpid())]))
         if self.fault == "die":
             os.kill(os.getpid(), 9)
+        if self.fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if self.fault == "hang":
             time.sleep(600)
         if self.fault == "hoard":
             self._hoard()
         if self.fault == "refuse":
-            raise ConfigError("method.client: given a client; allowed: nobody")
+            raise ConfigError("method.client: a client is not valid. Allowed: nobody")
         raise ArithmeticError("on purpose")
 
     def _hoard(self) -> None:

@@ -1,8 +1,10 @@
 """What several test files share, besides `rayfl.testing.tiny`: methods and a model made for tests, and their rounds."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from rayfl.core.fold import Fold, Update
 from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import prefix
-from rayfl.data import DATASETS_KIND
+from rayfl.data import DATASETS_KIND, Arrays, Column, DataSet, Prepare
 from rayfl.data.goal import Classes
 from rayfl.data.images import Images
 from rayfl.data.samples import ClientData
@@ -64,6 +66,42 @@ class Perceptron(ImageModel):
             cin = cout
         layers.add_module("head", linear(cin, self.labels))
         return layers
+
+
+class Doubled(Prepare):
+    def whole(self, samples):
+        return samples | {"x": samples["x"] * 2}
+
+    def batch(self, samples, generator):
+        return samples["x"], samples["y"]
+
+
+class Points(DataSet):
+    """Rows of three numbers."""
+
+    samples: int = 12
+    broken: bool = False
+    made: ClassVar = np.arange(36.0).reshape(12, 3)
+
+    def load(self) -> Arrays:
+        x, y = self.made[: self.samples], np.arange(self.samples, dtype=np.int32) % 2
+        return Arrays({"x": x, "y": y}, {"x": x[:, :2] if self.broken else x, "y": y})
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return {"x": Column((3,)), "y": Column((), below=2)}
+
+    @property
+    def prepare(self):
+        return Doubled()
+
+    @property
+    def goal(self):
+        return Classes(2)
+
+    @property
+    def offers(self):
+        return {"classes": 2}
 
 
 class OfPoints(Model):

@@ -24,5 +24,5 @@ def refused(path, settings=None, rows=None) -> str:
     """Why, without the file's name."""
     with pytest.raises(ConfigError) as error:
         load_sweep(path, settings, rows)
-    assert str(error.value).startswith(f"{path}: ")
+    assert str(error.value).startswith((f"{path}: ", "--set "))
     return str(error.value).removeprefix(f"{path}: ")

@@ -1,4 +1,4 @@
-"""Who is able to do what, and who takes part."""
+"""Capacities and participation of clients."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def test_the_notation():
 
 
 def test_fixed_blocks_and_the_remainder_for_the_last_level():
-    """unit = 10 // 3 clients a unit of weight: 3 with a, 6 with b, and the one that is left with b."""
+    """unit = 10 // 3 clients per unit of weight: 3 with a, 6 with b, and the remaining one with b."""
     assert capacities(Population(count=10, capacities="a1-b2")) == [1.0] * 3 + [0.5] * 7
     assert capacities(Population(count=100, capacities="a1-b1-c1"))[99] == 0.25
     given = Population(count=10, capacities=(0.25, 1.0), weights=(1, 2))
@@ -73,7 +73,7 @@ def test_marginal_frequencies_of_tiers():
 
 
 def test_tiers_without_reach_are_fixed():
-    """Three submodels and 10 clients: 3, 3 and 4, as NeFL's code has them."""
+    """Three submodels and 10 clients: 3, 3 and 4, as in NeFL's code."""
     population = Population(count=10, cohort=1, capacities=(1.0, 0.5, 0.25), assignment="tiers", reach=0)
     assert capacities(population) == [0.25] * 3 + [0.5] * 3 + [1.0] * 4
 
@@ -118,7 +118,7 @@ def test_capacities_of_many(clients):
 
 
 def test_drawn_capacities_are_the_same_in_every_version():
-    """Were these to change, so would every published result."""
+    """A change of these values would change all published results."""
     dynamic = Population(count=12, capacities="a1-b2-e7", assignment="dynamic")
     assert capacities(dynamic, 3) == [
         0.0625,
@@ -152,80 +152,80 @@ def test_very_many_clients_cost_nothing():
 ERRORS = {
     "a share above 1": (
         {"capacities": [1.5]},
-        "exp.yaml: clients.capacities: given [1.5]; allowed: a share in (0, 1]; 1.5 is not",
+        "exp.yaml: clients.capacities: [1.5] is not valid. Allowed: fractions in (0, 1]; 1.5 is not",
     ),
     "no share": (
         {"capacities": [1, 0]},
-        "exp.yaml: clients.capacities: given [1, 0]; allowed: a share in (0, 1]; 0.0 is not",
+        "exp.yaml: clients.capacities: [1, 0] is not valid. Allowed: fractions in (0, 1]; 0.0 is not",
     ),
-    "none": ({"capacities": []}, "exp.yaml: clients.capacities: given []; allowed: at least one capacity"),
+    "none": ({"capacities": []}, "exp.yaml: clients.capacities: [] is not valid. Allowed: at least one capacity"),
     "twice": (
         {"capacities": "a1-b1-b2"},
-        "exp.yaml: clients.capacities: given 'a1-b1-b2'; allowed: every capacity once; "
-        "weights say how many clients have it",
+        "exp.yaml: clients.capacities: 'a1-b1-b2' is not valid. Allowed: each capacity once; "
+        "use weights for the numbers of clients",
     ),
     "unknown letter": (
         {"capacities": "a1-f2"},
-        "exp.yaml: clients.capacities: given 'a1-f2'; allowed: letters a to e with a whole weight "
+        "exp.yaml: clients.capacities: 'a1-f2' is not valid. Allowed: letters a to e with a whole weight "
         "of at most 9 digits, joined by '-', e.g. a1-e9; not 'f2'",
     ),
     "too many digits": (
         {"capacities": "a1-b1234567890"},
-        "exp.yaml: clients.capacities: given 'a1-b1234567890'; allowed: letters a to e with a whole weight of at most "
-        "9 digits, joined by '-', e.g. a1-e9; not 'b1234567890'",
+        "exp.yaml: clients.capacities: 'a1-b1234567890' is not valid. Allowed: letters a to e with a whole "
+        "weight of at most 9 digits, joined by '-', e.g. a1-e9; not 'b1234567890'",
     ),
     "too many clients": (
         {"count": 10**9, "cohort": 10**9},
-        "exp.yaml: clients.count: given 1000000000; allowed: at most 100000000\n"
-        "exp.yaml: clients.cohort: given 1000000000; allowed: at most 100000000",
+        "exp.yaml: clients.count: 1000000000 is not valid. Allowed: at most 100000000\n"
+        "exp.yaml: clients.cohort: 1000000000 is not valid. Allowed: at most 100000000",
     ),
     "too large a weight": (
         {"capacities": [1, 0.5], "weights": [1, 10**30], "assignment": "dynamic"},
-        f"exp.yaml: clients.weights.1: given {10**30}; allowed: at most 100000000",
+        f"exp.yaml: clients.weights.1: {10**30} is not valid. Allowed: at most 100000000",
     ),
     "weights that are true": (
         {"capacities": [1, 0.5], "weights": [1, True]},
-        "exp.yaml: clients.weights.1: given True; allowed: a whole number",
+        "exp.yaml: clients.weights.1: True is not valid. Allowed: a whole number",
     ),
     "a capacity that is true": (
         {"capacities": [True, 0.5]},
-        "exp.yaml: clients.capacities.0: given True; allowed: a number",
+        "exp.yaml: clients.capacities.0: True is not valid. Allowed: a number",
     ),
     "a share without list": (
         {"capacities": 0.5},
-        "exp.yaml: clients.capacities: given 0.5; allowed: a list, or text",
+        "exp.yaml: clients.capacities: 0.5 is not valid. Allowed: a list, or text",
     ),
     "unknown assignment": (
         {"assignment": "random"},
-        "exp.yaml: clients.assignment: given 'random'; allowed: one of fixed, dynamic, tiers",
+        "exp.yaml: clients.assignment: 'random' is not valid. Allowed: one of fixed, dynamic, tiers",
     ),
     "smallest first": (
         {"capacities": "b1-a1"},
-        "exp.yaml: clients.capacities: given 'b1-a1'; allowed: the largest letter first, it is the "
-        "server's; 'b1-a1' starts with 'b'",
+        "exp.yaml: clients.capacities: 'b1-a1' is not valid. Allowed: the largest letter (the server's) "
+        "first; 'b1-a1' starts with 'b'",
     ),
     "cohort": (
         {"count": 5, "cohort": 6},
-        "exp.yaml: clients: given {'count': 5, 'cohort': 6}; allowed: a cohort of at most count = 5 "
+        "exp.yaml: clients: {'count': 5, 'cohort': 6} is not valid. Allowed: a cohort of at most count = 5 "
         "clients; cohort is 6",
     ),
     "weights twice": (
         {"capacities": "a1", "weights": [1]},
-        "exp.yaml: clients: given {'capacities': 'a1', 'weights': [1]}; allowed: weights inside the "
+        "exp.yaml: clients: {'capacities': 'a1', 'weights': [1]} is not valid. Allowed: weights inside the "
         "notation, or a list of capacities with weights; not both",
     ),
     "too few weights": (
         {"capacities": [1, 0.5], "weights": [1]},
-        "exp.yaml: clients: given {'capacities': [1, 0.5], 'weights': [1]}; allowed: one weight for each "
+        "exp.yaml: clients: {'capacities': [1, 0.5], 'weights': [1]} is not valid. Allowed: one weight for each "
         "of the 2 capacities",
     ),
     "all weights 0": (
         {"capacities": "a0"},
-        "exp.yaml: clients: given {'capacities': 'a0'}; allowed: weights of at least 0, not all 0",
+        "exp.yaml: clients: {'capacities': 'a0'} is not valid. Allowed: weights of at least 0, not all 0",
     ),
     "weights over count": (
         {"count": 10, "capacities": "a1-b10"},
-        "exp.yaml: clients: given {'count': 10, 'capacities': 'a1-b10'}; allowed: fixed weights that sum to "
+        "exp.yaml: clients: {'count': 10, 'capacities': 'a1-b10'} is not valid. Allowed: fixed weights that sum to "
         "at most count = 10; they sum to 11",
     ),
 }

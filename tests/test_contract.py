@@ -116,7 +116,7 @@ class TestInMemory(DataContract):
 class TestPoints(DataContract):
     """A user's, which are no images."""
 
-    data = "test_own_data:Points"
+    data = "helpers:Points"
     model = "helpers:OfPoints"
 
 

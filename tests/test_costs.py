@@ -1,4 +1,4 @@
-"""Published counts, to the unit."""
+"""Published counts, matched exactly."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ def parameters(net):
 
 
 def operations(convention):
-    """What counts a network's operations by this convention."""
+    """Return the function that counts operations by this convention."""
     return lambda net: net.operations(convention)
 
 
@@ -160,18 +160,18 @@ def test_nefl_width_submodels(name, ratio, params, macs):
     ],
 )
 def test_nefl_depth_submodels(name, without, params, macs):
-    """NeFL's Tables XII and XIII: an omitted block that has a projection keeps it."""
+    """NeFL's Tables XII and XIII: an omitted block keeps its projection."""
     net = Net(MODELS[name](maxpool=True), without=tuple(without.split()))
     assert (net.parameters, net.macs) == (params, macs)
 
 
 DEEPEST = ("resnet110", "scalefl_resnet110", "wide_resnet101_2", "vit_b_16", "lora")
-"""Long rows of blocks, which the tables below count."""
+"""Networks with long rows of blocks, for the tables below."""
 NEFL = yaml.safe_load(Path(__file__).with_name("nefl_counts.yaml").read_text())
 
 
 def nefl_net(row):
-    """The network of a row of NeFL's tables."""
+    """Return the network of a row of NeFL's tables."""
     small = row["arch"] in ("resnet56", "resnet110")
     # how weights are drawn takes time and costs nothing
     model = MODELS[row["arch"]](maxpool=not small, init="torch")
@@ -182,7 +182,7 @@ def nefl_net(row):
 
 @functools.cache
 def pixels(model):
-    """Of the full network's convolutions and linear layers, by weight: how many pixels each gives."""
+    """Return the output pixels per convolution and linear layer of the full network, by weight."""
     module, found = Net(model).blank().eval(), {}
     for path, layer in module.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -192,7 +192,7 @@ def pixels(model):
 
 
 def nefl_counts(row):
-    """(parameters, multiply-adds): those of a submodel's layers, at the full network's sizes of images."""
+    """Return (parameters, multiply-adds) of a submodel's layers, at the full network's image sizes."""
     net = nefl_net(row)
     shapes, sizes = net.layout.shapes, pixels(net.model)
     return net.parameters, sum(math.prod(shapes[name]) * sizes[name] for name in shapes if name in sizes)
@@ -205,7 +205,7 @@ def test_nefl_submodels(row):
 
 @pytest.mark.parametrize("name", ["resnet56", "wide_resnet101_2"])
 def test_nefl_submodels_as_flops_are_counted(name):
-    """The smallest of NeFL-D, in which most blocks are left out."""
+    """The smallest submodel of NeFL-D, without most blocks."""
     row = next(row for row in NEFL if (row["arch"], row["variant"]) == (name, "D"))
     assert nefl_net(row).macs == row["macs"]
 
@@ -311,8 +311,8 @@ def test_layers_cost_by_hand():
 
 
 def test_a_masked_network_is_what_is_not_zero():
-    """Of 9 weights of conv1 and 4 of hidden 3 and 1 are zero, and the only bias of hidden. A zero that no mask made is
-    there."""
+    """3 of 9 weights of conv1, 1 of 4 weights of hidden and its only bias are zero. Zeros outside masks count as
+    parameters."""
     net = Net(MODELS["digits_cnn"](), 1 / 128)
     params = {name: torch.ones(shape) for name, shape in net.layout.shapes.items()}
     params["conv1.weight"].view(-1)[[0, 4, 8]] = 0
@@ -377,6 +377,5 @@ def test_a_budget_below_one_channel_is_refused():
     with pytest.raises(ConfigError) as error:
         width_for(net, 0.0001, "params")
     assert str(error.value) == (
-        "capacity 0.0001 by params: given model lenet5_caffe, whose narrowest network already is "
-        "0.000177; take capacities from 0.000177 to 1"
+        "capacity 0.0001 by params: the narrowest network of model lenet5_caffe exceeds it. Allowed: 0.000177 to 1"
     )

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import pkgutil
+import re
 import socket
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_every_public_name_is_there():
             __import__(module.name)
     assert [name for name in rayfl.__all__ if isinstance(getattr(rayfl, name), type(rayfl))] == []
     with pytest.raises(
-        AttributeError, match="module 'rayfl' has no attribute 'ruun'; public names: .*run, start, sweep"
+        AttributeError, match="module 'rayfl' has no attribute 'ruun'. Public names: .*run, start, sweep"
     ):
         rayfl.ruun  # noqa: B018
 
@@ -91,8 +92,8 @@ def test_a_run_of_objects_and_mappings():
     assert small(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert all(isinstance(plot, Figure) for plot in result.plots.values())
     assert {"learning_curves", "accuracy_by_capacity", "weights"} <= set(result.plots)
-    assert message(result.submodel, 0.5) == "capacity: given 0.5; allowed: 1, 0.25"
-    assert message(result.submodel, 1, client=8) == "client: given 8; allowed: 0 to 7"
+    assert message(result.submodel, 0.5) == "capacity: 0.5 is not valid. Allowed: 1, 0.25"
+    assert message(result.submodel, 1, client=8) == "client: 8 is not valid. Allowed: 0 to 7"
     folder = result.folder.path
     assert folder.exists()
     del result
@@ -102,20 +103,24 @@ def test_a_run_of_objects_and_mappings():
 
 def test_what_is_wrong_is_said_before_anything_is_written(tmp_path):
     assert message(rayfl.run, TINY | {"rounds": 0}, tmp_path / "new") == (
-        "experiment: rounds: given 0; allowed: at least 1"
+        "experiment: rounds: 0 is not valid. Allowed: at least 1"
     )
-    assert message(rayfl.run, TINY | {"where": 3}).startswith("experiment: unknown key 'where'; ")
-    assert message(rayfl.run, tiny(clients={"count": 200}), tmp_path / "new").startswith("clients.count: given 200;")
+    assert message(rayfl.run, TINY | {"where": 3}).startswith("experiment: unknown key 'where'. Allowed: clients")
+    assert message(rayfl.run, tiny(clients={"count": 200}), tmp_path / "new").startswith(
+        "clients.count: 200 is not valid."
+    )
     rayfl.run(tiny(rounds=1), tmp_path / "run")
     assert message(rayfl.run, tiny(rounds=1), tmp_path / "run") == (
-        f"{tmp_path / 'run'}: holds a run already; resume it, or give another folder"
+        f"{tmp_path / 'run'}: the folder holds a run. Allowed: a new folder, or --resume to continue the run"
     )
     file = tmp_path / "run" / "run.json"
     assert message(rayfl.run, tiny(), file / "x") == (
-        f"{file / 'x'}: given a folder that cannot be made: {file} is a file; allowed: a folder, or a new one"
+        f"{file / 'x'}: the folder cannot be made: {file} is a file. Allowed: a new or an existing folder"
     )
     said = message(rayfl.run, tiny(training={"lr": 0.3}), tmp_path / "run", resume=True)
-    assert "a checkpoint of another configuration; it differs in\n  training.lr: 0.05 -> 0.3\n" in said
+    assert (
+        "at_is_wrong_is_said_bef0/run/config.json: the checkpoint has another configuration. Differences:\n  tr" in said
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -127,7 +132,13 @@ def test_a_run_goes_on_with_the_bits_of_one_that_was_never_stopped(tmp_path):
     parts = rayfl.run(tiny(rounds=4, evaluation={"every": 2}), tmp_path / "parts", resume=True, listeners=[told])
     assert without_seconds(parts).equals(without_seconds(whole))
     assert_same(parts.submodel(0.3).state_dict(), whole.submodel(0.3).state_dict())
-    assert told.told == [("start", 4, 2), ("round", 3), ("round", 4), ("end", "finished")]
+    assert told.told == [
+        ("start", 4, 2),
+        ("note", "resuming at round 3"),
+        ("round", 3),
+        ("round", 4),
+        ("end", "finished"),
+    ]
     again = RunFolder.open(tmp_path / "parts")
     assert (again.config["rounds"], again.facts.rounds, again.status) == (4, 4, "finished")
     saved = (tmp_path / "parts" / "clients.npy").read_bytes()
@@ -154,9 +165,9 @@ def test_a_second_command_in_a_runs_folder_is_refused(tmp_path):
     intruder, experiment, folder = Intruder(), tiny(method="scaffold", rounds=3), tmp_path / "run"
     found = rayfl.run(experiment, folder, listeners=[intruder])
     assert intruder.__dict__["told"] == [
-        f"{folder}: process {os.getpid()} on {socket.gethostname()} works in it; wait until that ended, or give "
+        f"{folder}: process {os.getpid()} on {socket.gethostname()} is using the folder. Hint: wait for it, or choose "
         "another folder",
-        f"{folder}: holds a run already; resume it, or give another folder",
+        f"{folder}: the folder holds a run. Allowed: a new folder, or --resume to continue the run",
     ]
     assert list((folder / "client_states").iterdir()) and not (folder / "lock").exists()
     assert without_seconds(found).equals(without_seconds(rayfl.run(experiment)))
@@ -165,7 +176,7 @@ def test_a_second_command_in_a_runs_folder_is_refused(tmp_path):
 def test_a_second_command_in_a_sweeps_folder_is_refused(tmp_path):
     plan = {"experiment": TINY | {"run": {}}, "rows": {"avg": {"method": "fedavg"}}}
     with locked(tmp_path):
-        assert "works in it; wait until that ended" in message(rayfl.sweep, plan, tmp_path)
+        assert "is using the folder. Hint: wait for it" in message(rayfl.sweep, plan, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -182,9 +193,10 @@ def test_a_run_whose_metrics_are_damaged_goes_on_before_the_damage(tmp_path):
     file.write_text("".join([*lines[:5], lines[5].replace('"round": 6', '"round": 7')]))
     told = Told().remember()
     again = rayfl.run(experiment, folder, resume=True, listeners=[told])
-    assert told.told[:2] == [
+    assert told.told[:3] == [
         ("start", 6, 5),
-        ("note", f"{file}: line 6: given round 7; allowed: round 6; going back to a checkpoint before it"),
+        ("note", f"{file}: line 6: the line is of round 7. Allowed: round 6; resuming from an earlier checkpoint"),
+        ("note", "resuming at round 6"),
     ]
     assert without_seconds(again).equals(without_seconds(whole))
     assert_same(again.submodel(0.3).state_dict(), state)
@@ -192,15 +204,16 @@ def test_a_run_whose_metrics_are_damaged_goes_on_before_the_damage(tmp_path):
     file.write_text("".join([*lines, "\n"]))
     told = Told().remember()
     rayfl.run(experiment, folder, resume=True, listeners=[told])
-    [(kind, text)] = [entry for entry in told.told if entry[0] == "note"]
-    assert "line 7: given '', which is no JSON" in text and text.endswith("; it and what follows are made again")
+    [(_, text), (_, resumed)] = [entry for entry in told.told if entry[0] == "note"]
+    assert resumed == "all 6 rounds are done"
+    assert "line 7: '' is not JSON" in text and text.endswith("; this round and later ones are repeated")
     assert [line["round"] for line in RunFolder.open(folder).rounds()] == list(range(1, 7))
 
     file.write_text("".join(lines[1:]))
     before = sorted(folder.rglob("*"))
     assert message(rayfl.run, experiment, folder, resume=True) == (
-        f"{file}: line 1: given round 2; allowed: round 1; no whole checkpoint in {folder / 'checkpoints'} is of an "
-        "earlier round; put back a copy of the file, or start anew in another folder"
+        f"{file}: line 1: the line is of round 2. Allowed: round 1; {folder / 'checkpoints'} has no valid "
+        "checkpoint of an earlier round. Hint: restore the file from a copy, or start again in another folder"
     )
     assert sorted(folder.rglob("*")) == before and RunFolder.open(folder).status == "finished"
 
@@ -284,7 +297,7 @@ def test_the_best_round_is_kept_beside_the_newest(tmp_path, method):
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["round"] == round
     rayfl.run(tiny(rounds=1), tmp_path / "last")
     assert message(rayfl.export, tmp_path / "last", 0.3, tmp_path / "x", best=True) == (
-        f"{tmp_path / 'last'}: has no best checkpoint; allowed: a run of `run.checkpoint: best`"
+        f"{tmp_path / 'last'}: the run has no best checkpoint. Allowed: a run with `run.checkpoint: best`"
     )
 
 
@@ -316,9 +329,24 @@ def test_round_by_round():
                 break
         assert [line["round"] for line in session] == [3]
         assert session.metrics.drop(columns="seconds").equals(without_seconds(whole))
-        assert message(session.submodel, 7) == "capacity: given 7; allowed: 0.3, 0.2, 0.1"
+        assert message(session.submodel, 7) == "capacity: 7 is not valid. Allowed: 0.3, 0.2, 0.1"
     assert losses == list(whole.metrics["train_loss"])[:2]
     assert any(not torch.equal(networks[0][name], networks[1][name]) for name in networks[0])
+
+
+def test_a_session_without_a_block_ends_with_its_loop():
+    experiment = tiny(rounds=2)
+    session = rayfl.start(experiment)
+    lines = [line["round"] for line in session]
+    assert lines == [1, 2] and list(session.metrics.index) == lines
+    assert session.metrics.drop(columns="seconds").equals(without_seconds(rayfl.run(experiment)))
+    with pytest.raises(RuntimeError, match="the run has ended. Hint: `with rayfl.start"):
+        session.submodel(0.3)
+
+
+def test_a_result_prints_as_one_line(tmp_path):
+    result = rayfl.run(tiny(method="heterofl", rounds=1), tmp_path / "run")
+    assert re.fullmatch(r"Result\(heterofl, 1 rounds, accuracy_mean=0\.\d{4}, folder='.*/run'\)", repr(result))
 
 
 def test_a_clients_own_network():
@@ -334,7 +362,7 @@ def test_export_of_arrays_in_memory(tmp_path, capsys):
     sections = {"data": in_memory(), "model": "digits_cnn", "rounds": 1, "run": {"executor": "serial"}}
     experiment = rayfl.Experiment(**sections, clients={"count": 4, "cohort": 2, "capacities": [1, 0.5]})
     result = rayfl.run(experiment, tmp_path / "run")
-    assert "without the images; allowed: rayfl.InMemory with the arrays" in message(
+    assert "without their pixels. Allowed: rayfl.InMemory with the arrays" in message(
         rayfl.export, tmp_path / "run", 0.5, tmp_path / "small"
     )
     module = rayfl.export(tmp_path / "run", 0.5, tmp_path / "small", data=experiment.data)
@@ -346,10 +374,10 @@ def test_export_of_arrays_in_memory(tmp_path, capsys):
     config = json.loads((tmp_path / "small" / "config.json").read_text())
     assert config["samples"] == {"scale": 1.0, "mean": [0.0], "std": [1.0], "size": None}
     assert message(rayfl.export, tmp_path / "run", 0.5, tmp_path / "small", data=experiment.data) == (
-        f"{tmp_path / 'small'}: given a folder that is not empty; allowed: a new folder"
+        f"{tmp_path / 'small'}: the folder is not empty. Allowed: a new or empty folder"
     )
     assert message(rayfl.export, tmp_path, 0.5, tmp_path / "x") == (
-        f"{tmp_path}: holds no run; allowed: a folder with a run.json"
+        f"{tmp_path}: the folder contains no run. Allowed: a folder with a run.json"
     )
     assert capsys.readouterr().out == ""
 
@@ -374,9 +402,9 @@ def test_a_notebooks_own_cluster_is_used_as_it_is(ray_cluster, tmp_path, monkeyp
 def test_what_a_user_did_wrong_is_one_sentence_from_an_actor_too(ray_cluster, tmp_path):
     refusing = Faulty(client=4, fault="refuse", times=9, marker=str(tmp_path / "marker"))
     sections = TINY | {"method": refusing, "clients": {"count": 6, "cohort": 6}, "run": {"chunk": 1, "actors": 1}}
-    assert message(rayfl.run, sections, tmp_path / "run") == "method.client: given a client; allowed: nobody"
+    assert message(rayfl.run, sections, tmp_path / "run") == "method.client: a client is not valid. Allowed: nobody"
     record = RunFolder.open(tmp_path / "run")
-    assert (record.status, record.error) == ("failed", "method.client: given a client; allowed: nobody")
+    assert (record.status, record.error) == ("failed", "method.client: a client is not valid. Allowed: nobody")
 
 
 @pytest.mark.ray
@@ -394,7 +422,7 @@ def test_a_comparison_of_objects(ray_cluster, tmp_path):
     assert all(isinstance(plot, Figure) for plot in found.plots.values())
     assert found.folder.status == "finished" and (tmp_path / "sweep" / "results.md").exists()
     assert message(rayfl.sweep, plan, tmp_path / "sweep").endswith(
-        "holds a run already; resume it, or give another folder"
+        "the folder holds a run. Allowed: a new folder, or --resume to continue the run"
     )
 
 

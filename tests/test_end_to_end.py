@@ -87,12 +87,12 @@ def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
     first.interrupt()
     code, printed = first.finish()
     assert code == 130
-    assert "the same command with --resume goes on" in printed and "Traceback" not in printed
+    assert "stopped. To continue: rayfl" in printed and "Traceback" not in printed
     assert RunFolder.open(folder).status == "stopped"
     assert complete(folder / "checkpoints")
 
     code, printed = rayfl(monkeypatch, capsys, *arguments)
-    assert code == 2 and "holds a run already; resume it, or give another folder" in printed
+    assert code == 2 and "the folder holds a run. Allowed: a new folder, or --resume to continue the run" in printed
 
     before = made(folder)
     second = start(*arguments, "--resume", "--set", "run.checkpoint_seconds=1000")
@@ -118,7 +118,7 @@ def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
     # not even what runs it has to be the same
     code, printed = rayfl(monkeypatch, capsys, *arguments, "--resume", "--set", "run.executor=serial")
     assert code == 0, printed
-    assert f"{newest.name}/state.safetensors" in printed and "going back to the checkpoint before it" in printed
+    assert f"{newest.name}/state.safetensors" in printed and "Using the checkpoint before it" in printed
     assert recorded(folder) == straight(load_experiment(config), tmp_path / "straight")
     ended = (folder / "clients.npy").read_bytes()
     assert rayfl(monkeypatch, capsys, *arguments, "--resume", "--set", "run.executor=serial")[0] == 0
@@ -130,10 +130,8 @@ def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
 def assert_terminated(command, folder):
     code, printed = command.finish()
     assert code == 143, printed
-    assert (
-        printed.splitlines()[-1]
-        == "stopped; if it wrote a checkpoint, the same command with --resume goes on from there"
-    )
+    last = printed.splitlines()[-1]
+    assert last.startswith("stopped. To continue: rayfl ") and " --resume" in last
     assert "Traceback" not in printed and "***" not in printed
     assert RunFolder.open(folder).status == "stopped"
 
@@ -159,7 +157,10 @@ def test_a_run_whose_gcs_dies_says_so(start, tmp_path):
     [gcs] = named(descendants(command.process.pid), "/gcs_server")
     os.kill(gcs, signal.SIGKILL)
     code, printed = command.finish()
-    said = "Ray's control process (gcs_server) died; the same command with --resume goes on from the last checkpoint"
+    said = (
+        "Ray's control process (gcs_server) died. Run the same command with --resume to continue from the last "
+        "checkpoint"
+    )
     assert (code, printed.splitlines()[-1]) == (1, f"failed: {said}")
     assert (RunFolder.open(folder).status, RunFolder.open(folder).error) == ("failed", said)
     assert complete(folder / "checkpoints")
@@ -186,7 +187,7 @@ def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsy
     first.interrupt()
     code, printed = first.finish()
     assert code == 130
-    assert "the same command with --resume goes on" in printed and "Traceback" not in printed
+    assert "stopped. To continue: rayfl" in printed and "Traceback" not in printed
     assert RunFolder.open(folder).status == "stopped"
 
     second = start(*arguments, "--resume")

@@ -1,4 +1,4 @@
-"""What is judged on what: by hand, from networks that are built here."""
+"""Networks and data of an evaluation: hand-computed metrics."""
 
 from collections import Counter
 from typing import ClassVar
@@ -23,7 +23,7 @@ SCORES = (Accuracy(), CrossEntropy())
 
 
 def rows(simulation, source, index) -> ClientData:
-    """Some rows of the training or the test set."""
+    """Return some rows of the training or test set."""
     return simulation.executor.worker._rows(source, np.asarray(index))
 
 
@@ -32,7 +32,7 @@ def all_test_rows(simulation) -> ClientData:
 
 
 def deployed(simulation, capacity):
-    """The network that a device of this capacity runs, with exact statistics of all clients' data."""
+    """Return the network of this capacity, with exact statistics of all clients' data."""
     found = simulation.method.deploy(simulation.state, simulation.round, capacity)
     module = found.net.build()
     load(module, found.params)
@@ -86,7 +86,7 @@ def test_every_early_exit_is_judged_on_the_global_splits(tmp_path):
 
 @pytest.mark.parametrize("method", ["standalone", "spafl", "heterofl"])
 def test_what_clients_start_from_is_nobody_s_result(method, tmp_path):
-    """It is not judged on global splits, and clients who were never drawn run it on their own."""
+    """It is not evaluated on global splits; clients that were never selected use it on their own splits."""
     [line] = run(simulate(tiny(method=method, rounds=1), tmp_path))
     on_global = {name for name in line if name.startswith(("accuracy", "loss", "validation", "density"))}
     assert bool(on_global) == (method == "heterofl")
@@ -106,7 +106,7 @@ def test_a_network_of_several_capacities_is_judged_once(tmp_path, monkeypatch):
 
 
 def count(simulation, job) -> int:
-    """Samples of a job."""
+    """Return the samples of a job."""
     spans = [
         item.stop - item.start if isinstance(item, slice) else len(simulation.data.test[item]) for item in job.items
     ]
@@ -118,7 +118,7 @@ def count(simulation, job) -> int:
 
 @pytest.mark.parametrize("fill", ["none", "zero", "neg_inf"])
 def test_accuracy_of_every_client_by_hand(fill, tmp_path):
-    """Two of four classes a client: with their logits masked, it can only do better."""
+    """Two of four classes per client: masked logits cannot reduce the accuracy."""
     simulation = simulate(tiny(method="heterofl", evaluation={"label_mask": fill}), tmp_path)
     line = run(simulation)[-1]
     modules = {name: deployed(simulation, float(name)) for name in NAMES}
@@ -136,7 +136,7 @@ def test_accuracy_of_every_client_by_hand(fill, tmp_path):
 
 
 def own_accuracy(simulation, id: int, data: ClientData) -> float:
-    """Of a client's own network, with statistics of its own data; who was never drawn runs what it would start from."""
+    """Personal networks use statistics of the client's data; clients that were never selected use initial networks."""
     capacity, client_state = simulation.clients.capacity(id, 0, 0), simulation.client_states.get(id)
     module = deployed(simulation, capacity)
     if client_state is not None:
@@ -184,7 +184,7 @@ def test_a_client_keeps_its_own_head(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [1, 500])
 def test_what_a_client_keeps_is_read_once_an_evaluation(batch_size, tmp_path, monkeypatch):
-    """However many splits and jobs its network is judged on; and nothing is read of clients who keep other things."""
+    """Independent of the number of splits and jobs; states of other clients are not read."""
     evaluation = {"local_holdout": 0.25, "batch_size": batch_size}
     for method, owners in (("standalone", 6), ("scaffold", 0)):
         simulation = simulate(tiny(method=method, clients={"cohort": 6}, evaluation=evaluation), tmp_path / method)
@@ -198,7 +198,7 @@ def test_what_a_client_keeps_is_read_once_an_evaluation(batch_size, tmp_path, mo
 
 
 def test_what_a_client_keeps_for_its_training_alone_is_no_deployment_of_its_own(tmp_path):
-    """SCAFFOLD's first round is FedAvg's, whatever its clients keep: so are the accuracies of its clients."""
+    """SCAFFOLD's first round equals FedAvg's, including the accuracies of clients."""
     found = []
     for method in ("fedavg", "scaffold"):
         simulation = simulate(tiny(method={"name": method, "weight": "uniform"}, rounds=1), tmp_path / method)
@@ -208,7 +208,7 @@ def test_what_a_client_keeps_for_its_training_alone_is_no_deployment_of_its_own(
 
 
 def test_heterofls_local_and_global_by_hand(tmp_path):
-    """Local: the server's network on every client's own split, absent classes masked; its mean over samples.
+    """Local: the server's network on all clients' own splits, with masked absent classes, mean over samples.
     Global: the same network on the whole test set."""
     spec = tiny(method="heterofl", partition={"labels": 2}, evaluation={"local": "server", "label_mask": "zero"})
     simulation = simulate(spec, tmp_path)
@@ -225,7 +225,7 @@ def test_heterofls_local_and_global_by_hand(tmp_path):
 
 
 def test_local_holdout_takes_rows_out_of_training(tmp_path):
-    """Of every client a share of its own rows, which no client trains on, and no other row changes hands."""
+    """A fraction of each client's rows is held out from training; all other rows keep their client."""
     without, with_it = (
         simulate(tiny(evaluation={"local_holdout": share}), tmp_path / str(share)) for share in (0, 0.25)
     )
@@ -243,7 +243,7 @@ def test_local_holdout_takes_rows_out_of_training(tmp_path):
 
 
 def test_clients_without_test_data_are_passed_over(tmp_path):
-    """6 clients, 4 test samples, of which each client would get 4 // 6."""
+    """6 clients and 4 test samples: 4 // 6 per client."""
     spec = tiny(data={"test_samples": 4}, partition="iid", rounds=1)
     [line] = run(simulate(spec, tmp_path))
     assert "accuracy_mean" in line and "local_accuracy_mean" not in line
@@ -257,7 +257,7 @@ def test_clients_are_not_evaluated_unless_asked(tmp_path):
 
 
 def test_a_sample_of_clients_is_evaluated_the_same_in_every_round_and_row(tmp_path):
-    """The same numbers of these clients as where all are evaluated."""
+    """The values of these clients equal those of an evaluation of all clients."""
     lines, scores = {}, {}
     for clients in (True, 3, 100):
         spec = tiny(method="heterofl", rounds=2, evaluation={"clients": clients, "every": 1})
@@ -277,7 +277,7 @@ def test_a_sample_of_clients_is_evaluated_the_same_in_every_round_and_row(tmp_pa
 
 
 class Margin(Score):
-    """A user's: the mean of how far the label's logit is over the largest other one."""
+    """A user-defined score: mean margin of the label's logit over the largest other one."""
 
     better: ClassVar = "max"
 
@@ -322,7 +322,7 @@ def test_every_metric_of_an_evaluation_is_known_before_the_run(tmp_path):
 
 
 def test_a_deployment_has_the_statistics_that_it_was_judged_with(tmp_path):
-    """Of all clients' data; a client's own of its own."""
+    """Statistics of all clients' data; of a personal network, of the client's data."""
     simulation = simulate(tiny(method="helpers:PersonalHead", rounds=1), tmp_path)
     run(simulation)
     for capacity in (0.3, 0.1):
@@ -346,8 +346,8 @@ def test_a_deployment_has_the_statistics_that_it_was_judged_with(tmp_path):
 
 
 def test_densities_of_masked_networks_by_hand(tmp_path):
-    """Of 10 rows of 9 weights in conv1, at 64 pixels, and 39 of 80 in hidden: all, 6 and 26, or 3 and 13 by capacity;
-    of clients' own networks 10 - k and 39 - 3k for a client k who has trained."""
+    """10 rows of 9 weights in conv1, at 64 pixels, and 39 of 80 weights in hidden: all, 6 and 26, or 3 and 13 by
+    capacity; 10 - k and 39 - 3k in the personal network of client k after training."""
     simulation = simulate(tiny(method=Pruned(), rounds=1), tmp_path / "own")
     [own] = run(simulation)
     [line] = run(simulate(tiny(method=Pruned(keeps=False), rounds=1), tmp_path / "shared"))

@@ -1,5 +1,4 @@
-"""What an experiment says, and what its user gets told. The whole message counts: where, what was given, what is
-allowed, what to do."""
+"""Experiments and their whole error messages."""
 
 import pickle
 
@@ -21,8 +20,8 @@ from rayfl.models.cnn import DigitsCNN
 from rayfl.reference.describe import describe
 from rayfl.training.settings import Training
 
-METHODS_SO_FAR = f"known: {', '.join(sorted(METHODS))}"
-TRAINING = f"known: {', '.join(sorted(Training.model_fields))}"
+METHODS_SO_FAR = f"Allowed: {', '.join(sorted(METHODS))}"
+TRAINING = f"Allowed: {', '.join(sorted(Training.model_fields))}"
 
 
 def written(tmp_path, text):
@@ -36,107 +35,108 @@ def written(tmp_path, text):
 MISTAKES = {
     "unknown section": (
         {"trainin": {}},
-        "test: unknown key 'trainin'; did you mean 'training'? known: clients, data, evaluation, listeners, method, "
+        "test: unknown key 'trainin'. Did you mean 'training'? Allowed: clients, data, evaluation, listeners, method, "
         "model, partition, rounds, run, seed, server, training, updates",
     ),
     "unknown key": (
         {"training": {"lrr": 0.1}},
-        f"test: training.lrr: unknown key 'lrr'; did you mean 'lr'? {TRAINING}",
+        f"test: training.lrr: unknown key 'lrr'. Did you mean 'lr'? {TRAINING}",
     ),
     "key that is no text": (
         {"training": {1: 2}},
-        f"test: training.1: unknown key 1; {TRAINING}",
+        f"test: training.1: unknown key 1. {TRAINING}",
     ),
     "no section": (
         {"training": 5},
-        f"test: training: given 5; allowed: a mapping with the keys {TRAINING.removeprefix('known: ')}",
+        f"test: training: 5 is not valid. Allowed: a mapping with the keys {TRAINING.removeprefix('Allowed: ')}",
     ),
     "wrong type": (
         {"training": {"lr": "fast"}},
-        "test: training.lr: given 'fast'; allowed: a number",
+        "test: training.lr: 'fast' is not valid. Allowed: a number",
     ),
     "wrong type at the top": (
         {"rounds": "many"},
-        "test: rounds: given 'many'; allowed: a whole number",
+        "test: rounds: 'many' is not valid. Allowed: a whole number",
     ),
     "wrong type in a list": (
         {"training": {"milestones": [1, "b"]}},
-        "test: training.milestones.1: given 'b'; allowed: a whole number",
+        "test: training.milestones.1: 'b' is not valid. Allowed: a whole number",
     ),
     "one of two types": (
         {"run": {"chunk": 0}},
-        "test: run.chunk: given 0; allowed: at least 1, or auto",
+        "test: run.chunk: 0 is not valid. Allowed: at least 1, or auto",
     ),
     "neither of two types": (
         {"method": {"name": "nefl", "submodels": 3}},
-        "test: method.submodels: given 3; allowed: one of auto, published, or a list",
+        "test: method.submodels: 3 is not valid. Allowed: one of auto, published, or a list",
     ),
     "unknown key in a list of sections": (
         {"method": {"name": "nefl", "submodels": [{"capacity": 1, "widht": 1}]}},
-        "test: method.submodels.0.widht: unknown key 'widht'; did you mean 'width'? known: blocks, capacity, width",
+        "test: method.submodels.0.widht: unknown key 'widht'. Did you mean 'width'? Allowed: blocks, capacity, width",
     ),
     "missing in a list of sections": (
         {"method": {"name": "nefl", "submodels": [{"width": 1}]}},
-        "test: method.submodels.0.capacity: missing; it has no default",
+        "test: method.submodels.0.capacity: a value is required",
     ),
     "a rate of 0 for the rest of the run": (
         {"training": {"cosine_rounds": 3}, "rounds": 5},
-        "test: training.cosine_rounds: given 3; allowed: 0, or at least the run's 5 rounds, because the rate is 0 "
-        "behind them",
+        "test: training.cosine_rounds: 3 is not valid. Allowed: 0, or at least the 5 rounds of the run, "
+        "because the learning rate is 0 after them",
     ),
     "no early exits": (
         {"method": "depthfl", "clients": {"capacities": [1, 0.5]}},
-        "test: model: given digits_cnn, which has no early exits; allowed: a model with 2 exits, one for every "
-        "capacity; set model.exits of a ResNet, or take a model such as depthfl_resnet18",
+        "test: model: digits_cnn has no early exits. Allowed: a model with 2 exits, one per capacity. Hint: set "
+        "model.exits of a ResNet, or use a model such as depthfl_resnet18",
     ),
     "out of range": (
         {"training": {"lr": -1, "momentum": 1}},
-        "test: training.lr: given -1; allowed: more than 0\ntest: training.momentum: given 1; allowed: less than 1",
+        "test: training.lr: -1 is not valid. Allowed: more than 0\n"
+        "test: training.momentum: 1 is not valid. Allowed: less than 1",
     ),
     "none of the choices": (
         {"model": {"name": "digits_cnn", "norm": "batch"}},
-        "test: model.norm: given 'batch'; allowed: one of static_bn, group, instance, layer, none",
+        "test: model.norm: 'batch' is not valid. Allowed: one of static_bn, group, instance, layer, none",
     ),
     "rate over 1": (
         {"clients": {"capacities": [1.5]}},
-        "test: clients.capacities: given [1.5]; allowed: a share in (0, 1]; 1.5 is not",
+        "test: clients.capacities: [1.5] is not valid. Allowed: fractions in (0, 1]; 1.5 is not",
     ),
     "cohort over count": (
         {"clients": {"count": 6, "cohort": 7, "capacities": [1]}},
-        "test: clients: given {'count': 6, 'cohort': 7, 'capacities': [1]}; allowed: a cohort of at most "
+        "test: clients: {'count': 6, 'cohort': 7, 'capacities': [1]} is not valid. Allowed: a cohort of at most "
         "count = 6 clients; cohort is 7",
     ),
     "unknown method": (
         {"method": {"name": "hetrofl"}},
-        f"test: method.name: no method is called 'hetrofl'; did you mean 'heterofl'? {METHODS_SO_FAR}",
+        f"test: method.name: no method is called 'hetrofl'. Did you mean 'heterofl'? {METHODS_SO_FAR}",
     ),
     "unknown model": (
         {"model": "digit_cnn"},
-        "test: model.name: no model is called 'digit_cnn'; did you mean 'digits_cnn'? known: "
+        "test: model.name: no model is called 'digit_cnn'. Did you mean 'digits_cnn'? Allowed: "
         + ", ".join(sorted(MODELS)),
     ),
     "unknown data": (
         {"data": "mnits"},
-        "test: data.name: no data set is called 'mnits'; did you mean 'mnist'? known: " + ", ".join(sorted(DATASETS)),
+        "test: data.name: no data set is called 'mnits'. Did you mean 'mnist'? Allowed: " + ", ".join(sorted(DATASETS)),
     ),
     "unknown partition": (
         {"partition": {"name": "dirichlett"}},
-        "test: partition.name: no partition is called 'dirichlett'; did you mean 'dirichlet'? known: "
+        "test: partition.name: no partition is called 'dirichlett'. Did you mean 'dirichlet'? Allowed: "
         "dirichlet, iid, quantity, shards, users",
     ),
     "no name": (
         {"method": {"scaler": True}},
-        f"test: method: given {{'scaler': True}}; allowed: a mapping with a name; {METHODS_SO_FAR}",
+        "test: method: {'scaler': True} is not valid. "
+        + METHODS_SO_FAR.replace(" ", " a mapping with a `name`, one of: ", 1),
     ),
     "what rayfl fills in": (
         {"method": {"name": "fedavg", "task": 1}},
-        "test: method.task: unknown key 'task'; did you mean 'mask'? known: label_rows, mask, name, scaler, "
+        "test: method.task: unknown key 'task'. Did you mean 'mask'? Allowed: label_rows, mask, name, scaler, "
         "size, weight",
     ),
     "no channel is left": (
         {"clients": {"capacities": [1, 1e-5], "metric": "params"}, "method": {"name": "heterofl"}},
-        "test: capacity 1e-05 by params: given model digits_cnn, whose narrowest network "
-        "already is 0.000921; take capacities from 0.000921 to 1",
+        "test: capacity 1e-05 by params: the narrowest network of model digits_cnn exceeds it. Allowed: 0.000921 to 1",
     ),
     "group norm does not divide": (
         {
@@ -144,51 +144,50 @@ MISTAKES = {
             "clients": {"capacities": [1, 0.1]},
             "method": "heterofl",
         },
-        "test: norm 'group' needs channels that divide by 4, but axis 'conv2' has 7 at this width; take "
+        "test: norm 'group' needs a multiple of 4 channels, but axis 'conv2' has 7 at this width. Hint: use "
         "larger capacities or another norm",
     ),
     "image too small": (
         {"model": "lenet5_caffe", "data": {"name": "synthetic", "shape": [1, 4, 4]}},
-        "test: model lenet5_caffe: given images of 4x4 pixels, too few for its convolutions and pooling; allowed: at "
+        "test: model lenet5_caffe: images of 4x4 pixels are too small for its convolutions and pooling. Allowed: at "
         "least 16x16; take another model or data set",
     ),
     "another image than the data's": (
         {"model": {"name": "digits_cnn", "input": [3, 32, 32]}, "data": "digits"},
-        "test: model.input: given (3, 32, 32); allowed: (1, 8, 8), as data set digits has it, or nothing, to take it "
-        "from there",
+        "test: model.input: (3, 32, 32) is not valid. Allowed: (1, 8, 8), as data set digits has, or no value",
     ),
     "other classes than the data's": (
         {"model": {"name": "digits_cnn", "classes": 5}, "data": "digits"},
-        "test: model.classes: given 5; allowed: 10, as data set digits has it, or nothing, to take it from there",
+        "test: model.classes: 5 is not valid. Allowed: 10, as data set digits has, or no value",
     ),
     "a batch beyond all bounds": (
         {"training": {"batch_size": 10**19}},
-        "test: training.batch_size: given 10000000000000000000; allowed: at most 1000000",
+        "test: training.batch_size: 10000000000000000000 is not valid. Allowed: at most 1000000",
     ),
     "a milestone before the first round": (
         {"training": {"milestones": [-1]}},
-        "test: training.milestones.0: given -1; allowed: at least 0",
+        "test: training.milestones.0: -1 is not valid. Allowed: at least 0",
     ),
     "true is no number": (
         {"training": {"lr": True}},
-        "test: training.lr: given True; allowed: a number",
+        "test: training.lr: True is not valid. Allowed: a number",
     ),
     "more threads than any machine has": (
         {"run": {"threads": 10**9}},
-        "test: run.threads: given 1000000000; allowed: at most 1024",
+        "test: run.threads: 1000000000 is not valid. Allowed: at most 1024",
     ),
     "a sliver of a CPU": (
         {"run": {"cpus": 1e-9}},
-        "test: run.cpus: given 1e-09; allowed: at least 0.01",
+        "test: run.cpus: 1e-09 is not valid. Allowed: at least 0.01",
     ),
     "a listener that nobody knows": (
         {"listeners": ["early_stop"]},
-        "test: listeners.0: name: no listener is called 'early_stop'; did you mean 'early_stopping'? "
-        "known: early_stopping, tensorboard, wandb",
+        "test: listeners.0: name: no listener is called 'early_stop'. Did you mean 'early_stopping'? "
+        "Allowed: early_stopping, tensorboard, wandb",
     ),
     "a score that nobody knows": (
         {"evaluation": {"scores": ["f1"]}},
-        "test: evaluation: scores.0: name: no score is called 'f1'; known: accuracy, loss, macro_f1, "
+        "test: evaluation: scores.0: name: no score is called 'f1'. Allowed: accuracy, loss, macro_f1, "
         "matthews, perplexity, perplexity_heterofl, top_k",
     ),
 }
@@ -202,7 +201,7 @@ def test_mistakes_in_an_experiment(mistake):
 
 def test_a_model_must_be_chosen():
     known = ", ".join(sorted(MODELS))
-    assert message(read_experiment, {}, "test") == f"test: model: missing; known: {known}"
+    assert message(read_experiment, {}, "test") == f"test: model: a value is required. Allowed: {known}"
 
 
 class Undeclared(ImageModel):
@@ -221,12 +220,12 @@ class HardCoded(ImageModel):
     [
         (
             Undeclared,
-            "test: Sequential: the parameter '1.weight' [10, 64] of a Linear declares no axes; build it with "
-            "rayfl.conv, rayfl.linear, rayfl.norm, ... or say `declare(module, parameter=(Axis, ...))`",
+            "test: Sequential: the parameter '1.weight' [10, 64] of a Linear has no axes. Hint: create the layer with "
+            "rayfl.conv, rayfl.linear, rayfl.norm, ..., or call `declare(module, parameter=(Axis, ...))`",
         ),
         (
             HardCoded,
-            "test: 1.weight: the axis 'hidden' has 8 positions at width 1.0 and 8 at 0.5; take its size from "
+            "test: 1.weight: the axis 'hidden' has 8 positions at width 1.0 and 8 at 0.5. Hint: use the size of "
             "`net.axis(name, full)`",
         ),
     ],
@@ -241,16 +240,15 @@ def test_a_data_folder_that_does_not_exist(tmp_path):
     root = str(tmp_path / "nowhere")
     experiment = read_experiment({"model": "mcmahan_cnn", "data": {"name": "mnist", "root": root}}, "test")
     assert message(experiment.data.load) == (
-        f"data.root: given {root!r}; allowed: an existing folder. Make it, or leave both data.root and "
-        "RAYFL_DATA unset to use ./data"
+        f"data.root: the folder {root!r} does not exist. Allowed: an existing folder. Hint: create it, or leave "
+        "data.root and RAYFL_DATA unset to use ./data"
     )
 
 
 def test_more_clients_than_data():
     experiment = tiny(clients={"count": 200})
     assert message(experiment.federate, experiment.data.load()) == (
-        "clients.count: given 200; allowed: at most 72, for 72 training samples and at least 1 a client; "
-        "lower it or take more data"
+        "clients.count: 200 is not valid. Allowed: at most 72, for 72 training samples and at least 1 per client"
     )
 
 
@@ -276,18 +274,19 @@ def test_input_and_classes_come_from_the_data_unless_given():
 
 
 def test_sections_are_objects_mappings_or_names():
-    """And a wrong one is the same error, whoever makes the experiment."""
+    """Errors do not depend on how the experiment was created."""
     experiment = Experiment(
         model=DigitsCNN(norm="none"), method=HeteroFL(), training=Training(lr=0.1), clients={"capacities": [1, 0.5]}
     )
     given = {"model": {"name": "digits_cnn", "norm": "none"}, "method": "heterofl", "training": {"lr": 0.1}}
     assert experiment == read_experiment(given | {"clients": {"capacities": [1, 0.5]}}, "file")
     assert experiment.model.input == (1, 8, 8)
-    assert message(Experiment, model="digits_cnn", trainin={}).startswith("Experiment: unknown key 'trainin'; did you")
+    assert message(Experiment, model="digits_cnn", trainin={}).startswith("Experiment: unknown key 'trainin'. Did you")
     assert message(Experiment, model=HeteroFL()) == (
-        f"Experiment: model: given {HeteroFL()!r}; allowed: a mapping with a name; known: {', '.join(sorted(MODELS))}"
+        f"Experiment: model: {HeteroFL()!r} is not valid. Allowed: a mapping with a `name`, one of: "
+        + ", ".join(sorted(MODELS))
     )
-    assert message(experiment.with_, rounds=0) == "Experiment: rounds: given 0; allowed: at least 1"
+    assert message(experiment.with_, rounds=0) == "Experiment: rounds: 0 is not valid. Allowed: at least 1"
     assert experiment.with_(rounds=3) == read_experiment(experiment.plain() | {"rounds": 3}, "again")
 
 
@@ -301,11 +300,11 @@ def test_what_is_sent_to_other_processes_has_no_samples():
     assert sent.with_(rounds=3).model == experiment.model
     given, found = (e.federate(experiment.data.arrays()) for e in (experiment, sent))
     assert np.array_equal(given.train.idx, found.train.idx) and given.prepare == found.prepare
-    assert message(sent.data.arrays) == "data: given a description of arrays; allowed: the data set itself"
+    assert message(sent.data.arrays) == "data: a description of arrays has no samples. Allowed: the data set itself"
 
 
 def test_what_a_result_depends_on():
-    """Neither the machine nor where the data lie, nor how the work is cut up, nor how many rounds come yet."""
+    """Independent of the machine, the location of the data, the size of jobs and the number of rounds."""
     result = tiny().result_config()
     same = tiny(rounds=9, run={"actors": 3, "cpus": 2, "executor": "ray"}).result_config()
     assert differences(result, same) == []
@@ -319,7 +318,7 @@ def test_settings_are_laid_over_a_file(tmp_path):
     assert (experiment.training.lr, experiment.training.momentum, experiment.rounds) == (0.01, 0.9, 3)
     assert experiment.clients.capacities == (1, 0.5)
     assert message(load_experiment, file, ["training.lrr=1"]).startswith(
-        f"{file}: training.lrr: unknown key 'lrr'; did you mean 'lr'?"
+        "--set training.lrr=1: training.lrr: unknown key 'lrr'. Did you mean 'lr'?"
     )
 
 
@@ -344,7 +343,7 @@ def test_what_a_network_keeps_and_costs():
 
 
 def test_a_masked_network_costs_what_is_there():
-    """Of 10 rows of 9 weights, at 64 pixels, and 39 of 80 a third is left, or 3 and 13; all of it travels."""
+    """A third of 10 rows of 9 weights at 64 pixels, and of 39 of 80, remains, i.e. 3 and 13; all of it is sent."""
     full, part = describe(tiny(method=Pruned(), clients={"capacities": [0.3, 0.1]}), "macs")
     gone = 7 * 9 + 26 * 80
     assert part["parameters"] == full["parameters"] - gone

@@ -92,7 +92,7 @@ def test_a_package_of_every_kind_runs_on_ray(outside):
     said = [outside.run(*command.split()) for command in COMMANDS[1].splitlines()]
     assert re.search(r"my_pkg.methods:FedPer +FedPer \(Arivazhagan et al., arXiv 1912.00818\)", said[0])
     assert re.search(r"my_pkg.gated:Gated +A perceptron with gates\s+hidden=64", said[0])
-    assert said[1] == "my_experiment.yaml: a run of my_pkg.methods:FedPer\n"
+    assert said[1] == "my_experiment.yaml: valid run of my_pkg.methods:FedPer\n"
     assert "my_pkg.methods:FedPer" in said[2]
     ran = outside.folder / "runs" / "my_experiment"
     assert {"accuracy_mean", "WorstClass_mean", "local_WorstClass_worst"} <= set(numbers(ran)[-1])
@@ -107,10 +107,10 @@ def test_what_is_wrong_in_a_package_is_said_as_of_ours(outside):
     path = outside.folder / "wrong.yaml"
     given = yaml.safe_load(FILES["my_experiment.yaml"])
     mistakes = {
-        "model: {name: my_pkg.models:SmallCNN, chanels: 3}": "unknown key 'chanels'; did you mean 'channels'?",
-        "model: {name: my_pkg.models:SmallCNN, channels: many}": "channels: given 'many'; allowed: a whole number",
-        "model: my_pkg.models:SmalCNN": "has no attribute 'SmalCNN'); allowed: package.module:Class",
-        "method: my_pkg.models:SmallCNN": "is not a subclass of rayfl.methods.base:Method; allowed: a class that is",
+        "model: {name: my_pkg.models:SmallCNN, chanels: 3}": "unknown key 'chanels'. Did you mean 'channels'?",
+        "model: {name: my_pkg.models:SmallCNN, channels: many}": "'many' is not valid. Allowed: a whole number",
+        "model: my_pkg.models:SmalCNN": "has no attribute 'SmalCNN'). Allowed: package.module:Class",
+        "method: my_pkg.models:SmallCNN": "is not a subclass of rayfl.methods.base:Method. Allowed: its subclasses",
     }
     for mistake, said in mistakes.items():
         path.write_text(yaml.safe_dump(given | yaml.safe_load(mistake)))

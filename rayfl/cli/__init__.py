@@ -1,13 +1,13 @@
-"""The command line: sweep | run | scale | status, compare | report | export, describe | check, init | explain | list |
-schema.
+"""The command line: sweep, run, scale, status; compare, report, export; describe, check; init, explain, list, schema.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input (nothing is left behind), 130 stopped by the user, 143 by SIGTERM.
-Heavy imports stand inside the commands, so that `--help` and an error in a YAML file come at once.
+Exit codes: 0 success, 1 the run failed, 2 invalid input (no files written), 130 stopped by Ctrl-C, 143 by SIGTERM.
+Commands import torch and Ray inside their functions, so that `--help` and errors in a file appear at once.
 """
 
 import importlib.metadata
 import os
 import re
+import shlex
 import signal
 import sys
 from typing import Annotated
@@ -21,7 +21,7 @@ from rayfl.config import ConfigError
 from rayfl.engine.termination import Terminated, leave
 
 STOPPED = 130
-"""What typer makes of a KeyboardInterrupt."""
+"""Typer's result after a KeyboardInterrupt."""
 
 EXAMPLES = {
     train.sweep: "rayfl sweep quickstart --rows heterofl,fjord --rounds 10",
@@ -38,7 +38,7 @@ EXAMPLES = {
     learn.list_: "rayfl list methods",
     learn.schema: "rayfl schema sweep > sweep.schema.json",
 }
-"""Every command, with an example of it."""
+"""Commands in the order of `--help`, with the example of their own `--help`."""
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -50,7 +50,6 @@ for command, example in EXAMPLES.items():
     app.command(
         command.__name__.rstrip("_"),
         help=words,
-        # of the list of commands
         short_help=re.split("[:.;]", words)[0],
         epilog=f"Example: [bold]{example}[/bold]",
     )(command)
@@ -68,20 +67,20 @@ def rayfl(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Federated learning among unequal clients, simulated on Ray. Begin with [bold]rayfl sweep[/bold], or with
+    """Simulate model-heterogeneous federated learning on Ray. Start with [bold]rayfl sweep[/bold] or
     [bold]rayfl init[/bold]."""
 
 
 def main() -> None:
-    """Runs the command line with the exit codes of this module. Packages in the working folder can be imported."""
+    """Run the command line. Packages in the working folder can be imported."""
     sys.path.append(os.getcwd())
     signal.signal(signal.SIGTERM, leave)
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (ConfigError, TyperException) as error:
-        said = error.format_message() if isinstance(error, TyperException) else str(error)
-        # pydantic's word, by way of typer
-        warn(f"error: {said.replace('Value error, ', '')}", style="red")
+        text = error.format_message() if isinstance(error, TyperException) else str(error)
+        # prefix that pydantic adds
+        warn(f"error: {text.replace('Value error, ', '')}", style="red")
         sys.exit(2)
     except Exception as error:
         warn(f"failed: {error}", style="red")
@@ -95,4 +94,8 @@ def main() -> None:
 
 
 def _say_stopped() -> None:
-    warn("stopped; if it wrote a checkpoint, the same command with --resume goes on from there")
+    words = sys.argv[1:]
+    if words[0] not in ("run", "sweep") or "--cluster" in words:
+        warn("stopped")
+        return
+    warn(f"stopped. To continue: rayfl {shlex.join(words + ['--resume'] * ('--resume' not in words))}")

@@ -1,4 +1,4 @@
-"""rayfl describe | check: what an experiment is, before it trains."""
+"""rayfl describe, check: an experiment before it trains."""
 
 import json
 from pathlib import Path
@@ -14,50 +14,52 @@ from rayfl.config import ConfigError, load_yaml
 
 def describe(
     config: Annotated[
-        Path | None, typer.Argument(help="A YAML file, in place of --model.", autocompletion=configs)
+        Path | None, typer.Argument(help="YAML file, instead of --model.", autocompletion=configs)
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A model by name, with the images that it was published for.")
+        str | None, typer.Option(help="Model name, with the input size that it was published for.")
     ] = None,
-    capacities: Annotated[str | None, typer.Option(help="Shares, or HeteroFL's letters; 1,0.5,...,0.0625.")] = None,
+    capacities: Annotated[str | None, typer.Option(help="Capacities, 1,0.5, or HeteroFL's letters.")] = None,
     convention: Annotated[
-        Literal["heterofl_official", "macs", "flops2"], typer.Option(help="How operations are counted.")
+        Literal["heterofl_official", "macs", "flops2"], typer.Option(help="Unit of computation.")
     ] = "macs",
     metric: Annotated[
-        Literal["width", "params", "flops"] | None, typer.Option(help="What a capacity is a share of.")
+        Literal["width", "params", "flops"] | None, typer.Option(help="Quantity that a capacity is a fraction of.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="The method that decides what a capacity runs.")] = None,
-    row: Annotated[str | None, typer.Option(help="Of a sweep's CONFIG: that row.", autocompletion=rows)] = None,
+    method: Annotated[str | None, typer.Option(help="Method that selects the submodels.")] = None,
+    row: Annotated[str | None, typer.Option(help="Row of a sweep's CONFIG.", autocompletion=rows)] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Number of classes, with --model.")] = None,
     coverage: Annotated[
-        int, typer.Option(min=0, help="Rounds: the share of the server that a client ever holds in them.")
+        int, typer.Option(min=0, help="Add the fraction of the server model that one client covers in N rounds.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of records.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of records.")] = False,
 ) -> None:
-    """What every capacity runs and costs: width, blocks and exits; parameters, FLOPs of one forward pass, bytes a
-    round, size."""
+    """Show every capacity's submodel and its costs: width, blocks, exits, parameters, FLOPs of one forward pass, bytes
+    per round and memory."""
     from rayfl.experiment import read_experiment
     from rayfl.reference.describe import changed, native
     from rayfl.reference.describe import describe as described
 
     if config is not None and model is None:
         if classes is not None:
-            raise ConfigError("--classes: allowed: with --model; a CONFIG's data say their classes")
+            raise ConfigError("--classes: a CONFIG's data set defines its classes. Allowed: only with --model")
         config = find_config(config)
         given = given_of(config, row)
     elif model is not None and config is None:
         if row is not None:
-            raise ConfigError("--row: allowed: with a sweep's CONFIG")
+            raise ConfigError("--row: a model has no rows. Allowed: only with a sweep's CONFIG")
         given = native(model, classes)
     else:
-        raise ConfigError("describe: allowed: either a CONFIG or --model NAME")
+        problem = "neither CONFIG nor --model is set" if config is None else "both CONFIG and --model are set"
+        raise ConfigError(f"describe: {problem}. Allowed: one of them")
     experiment = read_experiment(changed(given, capacities, metric, method), str(config or "describe"))
-    found = described(experiment, convention, coverage)
+    notes: list[str] = []
+    found = described(experiment, convention, coverage, notes.append)
     if as_json:
         print(json.dumps(found, indent=1))
         return
     table = Table(title=f"{experiment.model.name}, FLOPs by {convention}", title_justify="left", box=None)
-    # networks of several models have different columns
+    # different models have different columns
     columns = dict.fromkeys(column for record in sorted(found, key=len, reverse=True) for column in record)
     for column in columns:
         table.add_column(column, justify="right")
@@ -66,13 +68,15 @@ def describe(
         cells = [f"{v:.4f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in values]
         table.add_row(f"{record['capacity']:g}", *cells[1:])
     print_table(table)
+    for note in [*experiment.notes, *notes]:
+        notify(note)
 
 
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML files.", autocompletion=configs)],
 ) -> None:
-    """Validates files without starting Ray: keys, types, ranges, models at every capacity, search spaces; of a cluster
-    also ports, tokens, secrets and mounts."""
+    """Validate files without starting Ray: keys, types, ranges, models at every capacity and search spaces; in cluster
+    files ports, tokens, secrets and mounts."""
     from rayfl.clusters.check import check_cluster, is_cluster
     from rayfl.experiment import load_experiment
     from rayfl.tuning.load import load_sweep
@@ -82,6 +86,6 @@ def check(
             notify(f"{path}: {check_cluster(path)}")
         elif "experiment" in load_yaml(path):
             plan = load_sweep(path)
-            notify(f"{path}: a sweep of {len(plan.rows)} rows: {', '.join(plan.rows)}")
+            notify(f"{path}: valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}")
         else:
-            notify(f"{path}: a run of {load_experiment(path).method.name}")
+            notify(f"{path}: valid run of {load_experiment(path).method.name}")

@@ -1,4 +1,4 @@
-"""`run` and `sweep` with --cluster: the command as a job of a cluster, shown here."""
+"""`run` and `sweep` with --cluster: submit the command as a job of the cluster and follow its output."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 def words(given: Mapping[str, Sequence[str] | str | bool | None]) -> list[str]:
-    """Options as they stand on a command line, without those that were not given."""
+    """Return options as words of a command line, without those that are not set."""
     found = []
     for option, value in given.items():
         if isinstance(value, bool):
@@ -29,18 +29,21 @@ def words(given: Mapping[str, Sequence[str] | str | bool | None]) -> list[str]:
 
 
 def require_alone(address: str | None, tracking_uri: str | None) -> None:
-    """Refuses what is a matter of the cluster. A URI may have a password in it, and everybody sees a job's command."""
+    """Raise ConfigError for options that do not combine with --cluster.
+
+    A tracking URI can contain a password, and a job's command is visible to all users of the cluster."""
     if address is not None:
-        raise ConfigError("--cluster, --address: given both; allowed: one of them, because a job knows its cluster")
+        raise ConfigError("--cluster, --address: both are set. Allowed: one of them; a job uses its own cluster")
     if tracking_uri is not None:
         raise ConfigError(
-            "--cluster, --tracking-uri: given both; allowed: MLFLOW_TRACKING_URI where the cluster's head starts Ray"
+            "--cluster, --tracking-uri: both are set. Allowed: --cluster, with MLFLOW_TRACKING_URI set where the "
+            "cluster's head starts Ray"
         )
 
 
 def elsewhere(work: "Work", cluster: str, folder: Path, shows: Shows) -> None:
-    """Begins a job or attaches to it, shows what it prints, and copies its results into a folder here. Whoever leaves
-    before does not stop it."""
+    """Submit a job or attach to it, print its output and copy its results into a local folder. Ctrl-C detaches and
+    leaves the job running."""
     from rayfl import driver
     from rayfl.clusters import archive
     from rayfl.clusters.jobs import Jobs
@@ -49,25 +52,26 @@ def elsewhere(work: "Work", cluster: str, folder: Path, shows: Shows) -> None:
 
     archive.require_copy(folder)
     driver.check_folder(folder, work.plain, RunFolder.exists(folder))
-    with ExitStack() as held:
-        with shows.busy(f"opening a way to {cluster}") as phase:
-            jobs = Jobs(cluster, held.enter_context(opened(cluster)))
+    with ExitStack() as stack:
+        with shows.busy(f"connecting to {cluster}") as phase:
+            jobs = Jobs(cluster, stack.enter_context(opened(cluster)))
             phase("submitting")
             id, is_new = jobs.begin(work)
         if is_new:
             for text in work.left_behind():
                 warn(text)
         try:
-            shows.notify(f"{'submitted' if is_new else 'attached to'} {id}; Ctrl-C leaves it, and does not stop it")
+            shows.notify(f"{'submitted' if is_new else 'attached to'} {id}; Ctrl-C detaches and leaves it running")
             jobs.follow(id, _show_event if shows.json else notify)
             with shows.busy("copying the results"):
                 jobs.fetch(work, id, folder)
         except (KeyboardInterrupt, Terminated) as stopped:
-            warn(f"left {id}, which goes on; the same command attaches to it again; {jobs.how_to_stop(id)} stops it")
+            warn(f"detached from {id}, which keeps running. Run the same command to attach again")
+            warn(f"to stop it: {jobs.how_to_stop(id)}")
             raise SystemExit(stopped.code if isinstance(stopped, Terminated) else INTERRUPTED) from None
-    shows.notify(f"a copy of it without checkpoints in {folder}")
+    shows.notify(f"results copied without checkpoints to {folder}")
 
 
 def _show_event(line: str) -> None:
-    """A job's two outputs are one, and events alone go to stdout."""
+    # a job merges stdout and stderr; only events belong on stdout
     print(line, file=sys.stdout if line.startswith("{") else sys.stderr, flush=True)

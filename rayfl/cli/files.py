@@ -1,4 +1,4 @@
-"""Files of experiments: found by name, and offered on Tab with rows. A shell waits: nothing here imports torch."""
+"""Configuration files by name, and shell completion. Imports no torch: completion must be fast."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,27 +6,33 @@ from pathlib import Path
 import typer
 
 from rayfl.config import ConfigError, load_yaml, nearest
+from rayfl.config.plain import shown
 
 SHIPPED = [above / "tune_configs" for above in Path(__file__).parents[1:3]]
-"""Where the experiments are that come with rayfl: inside an installed package, beside it in a clone."""
+"""Folders of the shipped files: inside an installed package, beside the package in a clone."""
+
+LONGEST, LONGEST_PATH = 255, 4095
+"""Most bytes of a file's name and of a path on Linux."""
 
 
 def find_config(path: Path) -> Path:
-    """The file, or the one of this name that comes with rayfl: quickstart, tune_configs/quickstart.yaml."""
+    """Return the file, or the shipped file of this name: quickstart, tune_configs/quickstart.yaml."""
+    if len(path.name) > LONGEST or len(str(path)) > LONGEST_PATH:
+        raise ConfigError(f"{shown(str(path))}: the path is too long. Allowed: a file's path")
     named = [folder / f"{path.stem}.yaml" for folder in SHIPPED if path.parent in (Path(), Path("tune_configs"))]
     found = next((place for place in (path, *named) if place.is_file()), path)
     if found == path and path.name == str(path) and not path.suffix and not path.exists():
-        raise ConfigError(f"{path}: no such file, and none of this name comes with rayfl; {nearest(path, shipped())}")
+        raise ConfigError(f"{path}: no such file, and no shipped file of this name. {nearest(path, shipped())}")
     return found
 
 
 def shipped() -> dict[str, Path]:
-    """The experiments that come with rayfl, by name."""
+    """Return the shipped files by name."""
     return dict(sorted((file.stem, file) for folder in SHIPPED for file in folder.glob("*.yaml")))
 
 
 def configs(incomplete: str) -> Iterator[str]:
-    """Shipped experiments by name, and YAML files and folders that begin so."""
+    """Yield matching shipped names, YAML files and folders."""
     yield from (name for name in shipped() if _fits(name, incomplete))
     above, _, start = incomplete.rpartition("/")
     for place in sorted(Path(above or ("/" if incomplete.startswith("/") else ".")).glob(f"{start}*")):
@@ -37,7 +43,7 @@ def configs(incomplete: str) -> Iterator[str]:
 
 
 def rows(context: typer.Context, incomplete: str) -> list[str]:
-    """Of the sweep's file that stands on the command line."""
+    """Return matching rows of the sweep's file on the command line."""
     try:
         config = next(iter(context.args), None) or context.params.get("config") or "quickstart"
         given = load_yaml(find_config(Path(config)))
@@ -47,7 +53,7 @@ def rows(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def some_rows(context: typer.Context, incomplete: str) -> list[str]:
-    """The same, after those that are named before a comma."""
+    """Complete the last row of a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{row}" for row in rows(context, last)]
 

@@ -1,7 +1,8 @@
-"""rayfl init | explain | list | schema: what a file may say."""
+"""rayfl init, explain, list, schema: reference of the configuration files."""
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,7 +29,7 @@ PLACES = {
     "transforms": "updates.transforms",
     "listeners": "listeners",
 }
-"""What `rayfl list` may be asked for -> where a file names it."""
+"""Argument of `rayfl list` -> place in a file."""
 FILES = "configs"
 MOST_FILES = 5
 """Shipped files that `rayfl explain` names."""
@@ -39,30 +40,30 @@ def _listed(incomplete: str) -> list[str]:
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="A new file.")] = Path("experiment.yaml"),
-    sweep: Annotated[bool, typer.Option("--sweep", help="A comparison of several methods, for rayfl sweep.")] = False,
+    file: Annotated[Path, typer.Argument(help="File to write.")] = Path("experiment.yaml"),
+    sweep: Annotated[bool, typer.Option("--sweep", help="Write a comparison of several methods.")] = False,
 ) -> None:
-    """Writes a file to begin with: a small experiment on real digits, and every setting with its meaning and its
-    default."""
+    """Write a configuration file to start from: a small experiment on real digits, with every setting, its meaning and
+    its default."""
     if file.exists():
-        raise ConfigError(f"{file}: is there already; allowed: a new file")
+        raise ConfigError(f"{file}: the file exists. Allowed: a new file")
     if not file.parent.is_dir():
-        raise ConfigError(f"{file}: {file.parent} is no folder; allowed: a file in a folder that is there")
+        raise ConfigError(f"{file}: {file.parent} is not a folder. Allowed: a file in an existing folder")
     from rayfl.reference import template
 
     given = load_yaml(find_config(Path("quickstart")))
     if not sweep:
-        # the comparison's second row stands for all
+        # one row's settings make the experiment of a single run
         given = given["experiment"] | list(given["rows"].values())[1]
     file.write_text(template.of_sweep(given) if sweep else template.of_run(given))
-    notify(f"{file}: change what you like; then rayfl check {file}, and rayfl {'sweep' if sweep else 'run'} {file}")
+    notify(f"wrote {file}. Next: edit it, `rayfl check {file}`, `rayfl {'sweep' if sweep else 'run'} {file}`")
 
 
 def explain(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Settings of a file: training.lr, method.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Settings or sections: training.lr, method.")],
 ) -> None:
-    """What a setting is: its meaning, what it may be, its default, who uses it, and where it is set in shipped files.
-    Of a section, all its settings; where a name chooses, the names."""
+    """Explain settings: meaning, allowed values, default, the classes that have it and shipped files that set it. For a
+    section, list its settings; for a choice by name, the names."""
     from rayfl.reference.settings import SECTIONS, SWEEP, find
 
     for path in paths:
@@ -83,9 +84,9 @@ def _explained(place: "Place") -> RenderableType:
     from rayfl.reference.settings import sentence_of
 
     if place.path in KINDS:
-        default = f"{DEFAULTS[place.path]} unless given" if place.path in DEFAULTS else ""
+        default = f". Default: {DEFAULTS[place.path]}" if place.path in DEFAULTS else ""
         each = "" if place.path in NAMED else "a list, each "
-        lines = [_indented(f"{each}a name, or a section with a name and options; {default}".rstrip("; "))]
+        lines = [_indented(f"{each}a name, or a section with a name and options{default}")]
         texts = [setting.text for setting in place.settings.values()]
         return Group(_titled(place.path, texts[0] or "Chosen by its name."), *lines, _entries(catalogue()[place.path]))
     section = place.below.get("")
@@ -98,7 +99,7 @@ def _explained(place: "Place") -> RenderableType:
         if section is None or text:
             parts.append(_indented(line))
         if used := place.used_by(owners):
-            parts.append(_indented(f"of {used}", "dim"))
+            parts.append(_indented(f"in {used}", "dim"))
     return Group(*parts, *([_fields(section)] if section else []))
 
 
@@ -111,14 +112,13 @@ def _titled(path: str, text: str) -> RenderableType:
 
 
 def _fields(cls: "type[Config]") -> Table:
-    """Of a section."""
     from rayfl.reference.settings import settings
 
     return _entries([(name, setting.text, setting.line) for name, setting in settings(cls).items()])
 
 
 def _entries(entries: Sequence[tuple[str, str, str]]) -> Table:
-    """Name, sentence, and below it what else there is to know."""
+    """Return a table of (name, sentence, details below it)."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -129,15 +129,19 @@ def _entries(entries: Sequence[tuple[str, str, str]]) -> Table:
 
 
 def _that_set(path: str) -> list[str]:
-    """The shipped files that set a path, by name."""
+    """Return the names of the shipped files that set a path."""
     found = []
-    for name, file in shipped().items():
-        given = load_yaml(file)
+    for name, given in _shipped().items():
         experiments = [given.get("experiment", given), *(given.get("rows") or {}).values()]
         searched = (given.get("search") or {}).get("space", {})
         if path in searched or any(_holds(some or {}, path.split(".")) for some in [given, *experiments]):
             found.append(name)
     return found
+
+
+@cache
+def _shipped() -> dict[str, dict]:
+    return {name: load_yaml(file) for name, file in shipped().items()}
 
 
 def _holds(given: object, path: Sequence[str]) -> bool:
@@ -156,13 +160,15 @@ def list_(
         ),
     ] = None,
 ) -> None:
-    """What there is to choose from, each with its options and their defaults: methods, models, data sets, partitions,
-    scores, transforms, listeners, those of installed packages included."""
+    """List methods, models, data sets, partitions, scores, transforms and listeners, those of installed packages
+    included, with their options and defaults."""
     asked = [name for name in names or [] if name in (*PLACES, FILES)]
     own = [name for name in names or [] if name not in asked]
     if wrong := [name for name in own if ":" not in name]:
         known = ", ".join([*PLACES, FILES])
-        raise ConfigError(f"list: given {wrong[0]!r}; allowed: {known}, or a class of your own as package.module:Class")
+        raise ConfigError(
+            f"list: {wrong[0]!r} is not valid. Allowed: {known}, or a class of your own as package.module:Class"
+        )
     if FILES not in asked or len(asked) > 1 or own:
         from rayfl.reference.catalogue import catalogue
 
@@ -179,7 +185,7 @@ def list_(
 
 
 def _files() -> Iterator[tuple[str, str, str]]:
-    """The shipped files: name, the first sentence of the comment that begins it, its rows."""
+    """Yield each shipped file: name, first sentence of its first comment, rows."""
     for name, file in shipped().items():
         words = [line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")]
         rows = load_yaml(file).get("rows") or {}
@@ -187,9 +193,9 @@ def _files() -> Iterator[tuple[str, str, str]]:
 
 
 def schema(
-    kind: Annotated[Literal["run", "sweep"], typer.Argument(help="Of which files.")] = "sweep",
+    kind: Annotated[Literal["run", "sweep"], typer.Argument(help="Kind of file.")] = "sweep",
 ) -> None:
-    """A JSON schema of a sweep's or a run's file, by which an editor completes and checks it."""
+    """Print the JSON schema of a sweep's or a run's file, for completion and checks in editors."""
     from rayfl.reference.schema import schema as made
 
     print(json.dumps(made(kind), indent=1))

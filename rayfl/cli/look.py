@@ -1,4 +1,4 @@
-"""rayfl compare | report | export | status: what is made of runs that ended, and where those are that have not."""
+"""rayfl compare, report, export: results of finished runs. rayfl status: running ones."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def compare(
-    names: Annotated[list[str] | None, typer.Argument(help="Sweeps; unless given the newest.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Names of sweeps. Default: the newest.")] = None,
     output: Output = Path("runs"),
     tracking_uri: Annotated[
         list[str] | None,
-        typer.Option(help="An MLflow server, or several; unless given MLFLOW_TRACKING_URI, else sqlite in --output."),
+        typer.Option(
+            help="MLflow server; may be repeated. Default: MLFLOW_TRACKING_URI, otherwise sqlite in --output."
+        ),
     ] = None,
     experiment: Annotated[str | None, typer.Option(help="Only sweeps of this MLflow experiment.")] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only runs with this tag.")] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="What best trials are chosen by, and rows are ranked by; the sweep's own.")
-    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric that ranks the tuned rows. Default: the sweep's.")] = None,
     format: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option(help="What to print.")] = "table",
 ) -> None:
-    """The best trial of every method, from MLflow: mean and standard deviation over seeds, and which rows these do not
-    tell apart."""
+    """Compare the best trials of methods, from MLflow: mean and standard deviation over seeds, and rows without a
+    significant difference."""
     from rayfl.results import published as beside
     from rayfl.results.mlflow import Reader, Store
     from rayfl.results.studies import differences_said, machines_said, side_by_side
@@ -45,7 +45,7 @@ def compare(
         choose({key: None for study in studies for run in study.runs for key in run}, metric, "--metric", "result")
     best, judge, tuned = side_by_side(studies, metric)
     if not best:
-        raise ConfigError("compare: no run is left that finished; allowed: sweeps that ran, and tags that runs have")
+        raise ConfigError("compare: no finished run matches. Allowed: names of finished sweeps, and their runs' tags")
     params = studies[0].sweep["params"] if len(studies) == 1 else {}
     published, changed = beside.from_config(params)
     if format == "csv":
@@ -68,12 +68,12 @@ def compare(
 def _tags(given: list[str]) -> dict[str, str]:
     for text in given:
         if "=" not in text or "'" in text or "`" in text:
-            raise ConfigError(f"--tag: given {text!r}; allowed: NAME=VALUE without quotes, e.g. data=digits")
+            raise ConfigError(f"--tag: {text!r} is not valid. Allowed: NAME=VALUE without quotes, e.g. data=digits")
     return {name: value for name, _, value in (text.partition("=") for text in given)}
 
 
 def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) -> "list[Study]":
-    """The newest sweep of every name, or the newest of all, on every server that has it."""
+    """Return the newest sweep of each name (default: the newest of all) on every server that has it."""
     from rayfl.results.studies import Study
 
     sweeps = [(reader, reader.read("sweep")) for reader in readers]
@@ -85,23 +85,24 @@ def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) ->
             for reader, some in sweeps
         ]
         if not any(sweep for _, sweep in newest):
-            raise ConfigError(f"compare: no sweep is called {name!r}; {nearest(name, known)}")
+            raise ConfigError(f"compare: no sweep is called {name!r}. {nearest(name, known)}")
         found += [(reader, sweep) for reader, sweep in newest if sweep]
-    studies = []
+    # a sweep may be on several servers
+    studies: dict[str, tuple[dict, dict[str, dict]]] = {}
     for reader, sweep in found:
-        studies.append(Study(sweep, reader.read(sweep=sweep["id"], tags=tags)))
-    return studies
+        _, runs = studies.setdefault(sweep["id"], (sweep, {}))
+        for run in reader.read(sweep=sweep["id"], tags=tags):
+            runs.setdefault(run["id"], run)
+    return [Study(sweep, list(runs.values())) for sweep, runs in studies.values()]
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of a sweep or of a run.")],
-    metric: Annotated[str | None, typer.Option(help="What the best trial is chosen by; the sweep's own.")] = None,
-    html: Annotated[
-        bool, typer.Option("--html", help="One page with all of it too, interactive: report.html.")
-    ] = False,
-    paper: Annotated[bool, typer.Option("--paper", help="Plots as PDF and SVG too.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder of a sweep or of a run.")],
+    metric: Annotated[str | None, typer.Option(help="Metric that ranks the tuned rows. Default: the sweep's.")] = None,
+    html: Annotated[bool, typer.Option("--html", help="Also write an interactive page: report.html.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Also write the plots as PDF and SVG.")] = False,
 ) -> None:
-    """Tables and plots again, from a folder of runs."""
+    """Rebuild tables and plots from a folder of runs."""
     from rayfl.results.drawing import FORMATS
     from rayfl.results.report import report_on
 
@@ -111,28 +112,29 @@ def report(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a run with checkpoints.")],
-    capacity: Annotated[float, typer.Option(help="Which submodel.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a sweep.")],
+    capacity: Annotated[float, typer.Option(help="Capacity of the submodel.")],
     to: Annotated[Path, typer.Option(help="Folder to write.")],
-    client: Annotated[int | None, typer.Option(help="That client's own, if it keeps something.")] = None,
+    row: Annotated[str | None, typer.Option(help="Row of a sweep: its best trial.")] = None,
+    client: Annotated[int | None, typer.Option(help="Client whose personal network to export.")] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="After the best round in place of the last (run.checkpoint: best).")
+        bool, typer.Option("--best", help="Use the best round instead of the last (run.checkpoint: best).")
     ] = False,
 ) -> None:
-    """The submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load. The filters and
-    neurons that a mask removed for good are left out."""
+    """Export the submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load. Filters
+    and neurons removed by a mask are left out."""
     from rayfl.driver import export as exported
 
-    exported(run, capacity, to, client, best=best, notify=warn)
+    exported(folder, capacity, to, client, row=row, best=best, notify=warn)
     notify(f"model.safetensors, config.json and model.pt2 in {to}")
 
 
 def status(
     address: Address = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """What a running cluster does: its nodes with their client actors, and every run with its trial, round, deaths and
-    time left. Unless --address or RAY_ADDRESS names it, the cluster of this machine."""
+    """Show a running cluster: nodes with their client actors, and runs with their trial, round, deaths and time left.
+    Default: the cluster of this machine."""
     import json
     import os
     from dataclasses import asdict
@@ -150,7 +152,7 @@ def status(
         return
     print_table(nodes_table(nodes, runs))
     if not runs:
-        notify("no run")
+        notify("no runs")
         return
     print_table(runs_table(runs))
     for study, counts in studies.items():

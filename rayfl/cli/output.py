@@ -1,4 +1,4 @@
-"""What run, sweep and scale show: their work and its result for people, the result alone, or events for machines."""
+"""Output of run, sweep and scale: progress and results, only results, or events for other programs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from rayfl.results.rows import Record
     from rayfl.results.tuned import Best
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone; notes go to stderr.")]
-Json = Annotated[bool, typer.Option("--json", help="Print a line of JSON an event (rayfl/cli/README.md).")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the results; notes go to stderr.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON line per event (rayfl/cli/README.md).")]
 
 
 @dataclass(frozen=True)
 class Shows:
-    """How a command shows its work."""
+    """Output mode of a command."""
 
     quiet: bool
     json: bool
 
     def __post_init__(self) -> None:
         if self.quiet and self.json:
-            raise ConfigError("--quiet, --json: given both; allowed: one of them")
+            raise ConfigError("--quiet, --json: both are set. Allowed: one of them")
 
     @property
     def for_people(self) -> bool:
@@ -38,7 +38,7 @@ class Shows:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of a `Progress`."""
+        """Arguments of a `Progress`."""
         return {"console": console if self.for_people else Console(quiet=True), "tell": self.tell}
 
     @property
@@ -47,7 +47,7 @@ class Shows:
 
     @contextmanager
     def busy(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Says what goes on before there is any progress to show; the function that it gives says what comes next."""
+        """Show a phase until the block ends; the yielded function replaces its text."""
         self.tell("phase", phase=text)
         if not (self.for_people and console.is_terminal):
             yield lambda next: self.tell("phase", phase=next)
@@ -56,7 +56,6 @@ class Shows:
             yield lambda next: status.update(next)
 
     def notify(self, text: str) -> None:
-        """To people."""
         if self.for_people:
             notify(text)
 
@@ -67,7 +66,7 @@ class Shows:
         published: str | None = None,
         tuned: "Mapping[str, Best] | None" = None,
     ) -> None:
-        """The table of what came out; a line a run for machines."""
+        """Print the table of results, or one event per run."""
         if not self.json:
             show(rows, judge, published, tuned)
             return
@@ -76,7 +75,7 @@ class Shows:
             self.tell("result", **{key: value for key, value in row.items() if key not in hidden})
 
     def places(self, what: str, folder: Path, output: Path, uri: str | None, page: str) -> None:
-        """Where the rest of it is; `page`: of MLflow."""
+        """Print the places of the files and of MLflow's `page`."""
         if self.for_people:
             notify(f"{what} in {folder}")
             say_mlflow(output, uri, page)

@@ -1,4 +1,4 @@
-"""What the commands share: options, where things are, and how they say something."""
+"""Shared by the commands: options, places of files, printing."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rayfl.cli.files import configs, rows
-from rayfl.config import ConfigError, component, load_yaml
+from rayfl.config import ConfigError, choose, component, load_yaml
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
@@ -20,50 +20,51 @@ if TYPE_CHECKING:
     from rayfl.results.tuned import Best
 
 COLORS = None if os.environ.get("NO_COLOR") else "auto"
-"""rich takes NO_COLOR for colours alone, and would still write bold."""
+"""Rich applies NO_COLOR to colours only and would still write bold text."""
 console = Console(color_system=COLORS)
 errors = Console(stderr=True, color_system=COLORS)
 
 WIDTH = 140
-"""Columns of a table that goes into a file or a pipe."""
+"""Columns of a table printed into a file or a pipe."""
 
 ConfigPath = Annotated[
-    Path, typer.Argument(help="A YAML file, or the name of a shipped one: quickstart.", autocompletion=configs)
+    Path, typer.Argument(help="YAML file, or the name of a shipped one: quickstart.", autocompletion=configs)
 ]
 Row = Annotated[
-    str | None, typer.Option(help="Of a sweep's CONFIG: this row, at its first point.", autocompletion=rows)
+    str | None, typer.Option(help="Row of a sweep's CONFIG, at the first point of its space.", autocompletion=rows)
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: training.lr=0.1. May be repeated."),
 ]
 Output = Annotated[
-    Path, typer.Option(resolve_path=True, envvar="RAYFL_OUTPUT", help="The folder of all runs and of mlflow.db.")
+    Path, typer.Option(resolve_path=True, envvar="RAYFL_OUTPUT", help="Folder of all runs and of mlflow.db.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")]
 Address = Annotated[
     str | None,
-    typer.Option(help="A running Ray cluster, HOST:PORT; else RAY_ADDRESS, else one of its own."),
+    typer.Option(help="Ray cluster to connect to, HOST:PORT. Default: RAY_ADDRESS, otherwise a new local cluster."),
 ]
 Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|URL",
-        help="Run it there, and show it here: a file of Ray's cluster launcher, or http://127.0.0.1:8265 of a tunnel.",
+        help="Submit the command to a cluster and follow it: a file of Ray's cluster launcher, or "
+        "http://127.0.0.1:8265 of a tunnel.",
     ),
 ]
 TrackingUri = Annotated[
     str | None,
-    typer.Option(help="An MLflow server; else MLFLOW_TRACKING_URI, else sqlite in --output."),
+    typer.Option(help="MLflow server. Default: MLFLOW_TRACKING_URI, otherwise sqlite in --output."),
 ]
 ToExperiment = Annotated[
-    str | None, typer.Option("--experiment", help="The MLflow experiment that it goes into; else its name.")
+    str | None, typer.Option("--experiment", help="MLflow experiment. Default: the name of the run or sweep.")
 ]
-Name = Annotated[str | None, typer.Option(help="Its folder below --output; else the file's name.")]
+Name = Annotated[str | None, typer.Option(help="Folder name under --output. Default: the name of the file.")]
 
 
 def given_of(config: Path, row: str | None) -> dict[str, Any]:
-    """What a run's file holds, or a sweep's file, of one row if it is named."""
+    """Return the settings of a run's file, or of a sweep's file (of one row, if given)."""
     given = load_yaml(config)
     if row is not None:
         return experiment_of(config, None, row).plain()
@@ -71,24 +72,25 @@ def given_of(config: Path, row: str | None) -> dict[str, Any]:
 
 
 def experiment_of(config: Path, settings: list[str] | None, row: str | None) -> "Experiment":
-    """A run's file, or one row of a sweep's, with settings laid over it."""
-    from rayfl.experiment import load_experiment, overlaid, read_experiment
+    """Read a run's file, or one row of a sweep's, with `settings` applied."""
+    from rayfl.experiment import load_experiment, overlaid, read_experiment, with_settings
     from rayfl.tuning.load import load_sweep
 
     given = load_yaml(config)
     if "experiment" not in given:
         if row is not None:
-            raise ConfigError(f"--row: given {row!r}; allowed: with a sweep's file, and {config} is a run's")
+            raise ConfigError(f"--row: {config} is a run's file, which has no rows. Allowed: only with a sweep's file")
         return load_experiment(config, settings)
     if row is None:
         rows = ", ".join(map(str, given.get("rows") or ["run"]))
-        raise ConfigError(f"{config}: given a sweep; allowed: a run's file, or --row with one of {rows}")
-    example = load_sweep(config, rows=row).given(row)
-    return read_experiment(overlaid(example, settings), f"{config}: rows.{row}")
+        raise ConfigError(f"{config}: the file is a sweep. Allowed: a run's file, or --row with one of {rows}")
+    if isinstance(given.get("rows"), dict):
+        choose(given["rows"], row, f"{config}: --row", "row")
+    example, where = load_sweep(config, rows=row).given(row), f"{config}: rows.{row}"
+    return with_settings(lambda some: read_experiment(overlaid(example, some), where), settings, where)
 
 
 def folder_of(output: Path, name: str) -> Path:
-    """A run's folder below the output folder."""
     return output / component(name, "--name")
 
 
@@ -100,8 +102,8 @@ def located(config: Path, load: Callable[[], Any]) -> Any:
 
 
 def sending_to(output: Path, uri: str | None, note: Callable[[str], None], experiment: str | None = None) -> "Sender":
-    """Sends to MLflow, in a thread, the runs that it is told of, and those of earlier commands that it has not got.
-    `experiment`: where the former go, in place of one with their study's name."""
+    """Return a `Sender`, which copies runs to MLflow in a thread, including those that earlier commands left unsent.
+    `experiment`: the MLflow experiment of new runs. Default: the name of their study."""
     from rayfl.results.mlflow import Sender
 
     return Sender(copy_to(output, uri, note), output, experiment)
@@ -125,8 +127,8 @@ def show(
     published: str | None = None,
     tuned: "Mapping[str, Best] | None" = None,
 ) -> None:
-    """The tables of a run or a sweep, with what a search chose, and a paper's numbers if it has some. The best rounds
-    are shown where clients' own accuracies judge."""
+    """Print the tables of a run or a sweep: results, tuned values and the published numbers, if any. Local accuracies
+    also get the table of best rounds."""
     from rayfl.results import published as beside
     from rayfl.results.tables import best_table, table
 
@@ -150,17 +152,17 @@ def notify(text: str) -> None:
 
 
 def warn(text: str, style: str = "") -> None:
-    # a sentence breaks between words where somebody reads it, and nowhere in a pipe
+    # wrap between words on a terminal, nowhere in a pipe
     errors.print(_plain(text, style), soft_wrap=not errors.is_terminal)
 
 
 def _plain(text: str, style: str = "") -> Text:
-    """As it is: no markup, no highlighting; what cannot be encoded, as in a path, becomes "?"."""
+    """Return text without markup or highlighting; characters that cannot be encoded become "?"."""
     return Text(text.encode(errors="replace").decode(), style)
 
 
 def say_mlflow(output: Path, uri: str | None, page: str = "") -> None:
-    """How to open MLflow, at a page of it."""
+    """Print how to open MLflow at a page."""
     where = uri_of(output, uri)
     if where.startswith("http"):
         notify(f"open MLflow: {where.rstrip('/')}/{page}")

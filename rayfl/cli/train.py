@@ -1,4 +1,4 @@
-"""rayfl run | sweep | scale: what trains."""
+"""rayfl run, sweep, scale: commands that train."""
 
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ def run(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """One federated run: config, metrics, result, plots and checkpoints in a folder, and in MLflow."""
+    """Run one experiment: write config, metrics, result, plots and checkpoints to a folder and to MLflow."""
     shows, config = Shows(quiet, json), find_config(config)
     if cluster is not None:
         require_alone(address, tracking_uri)
@@ -95,9 +95,9 @@ def sweep(
     config: ConfigPath = QUICKSTART,
     settings: Settings = None,
     rows: Annotated[
-        str | None, typer.Option(help="Only these rows: heterofl,fedrolex.", autocompletion=some_rows)
+        str | None, typer.Option(help="Rows to run: heterofl,fedrolex. Default: all.", autocompletion=some_rows)
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Shorten or lengthen every run.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of every run. Default: the file's.")] = None,
     output: Output = Path("runs"),
     name: Name = None,
     resume: Resume = False,
@@ -105,19 +105,17 @@ def sweep(
     storage: Annotated[
         str | None,
         typer.Option(
-            envvar="RAYFL_STORAGE", help="Where nodes without a shared folder keep checkpoints: s3://BUCKET/FOLDER."
+            envvar="RAYFL_STORAGE", help="Storage of checkpoints for nodes without a shared folder: s3://BUCKET/FOLDER."
         ),
     ] = None,
     cluster: Cluster = None,
     tracking_uri: TrackingUri = None,
     experiment_name: ToExperiment = None,
-    no_models: Annotated[
-        bool, typer.Option("--no-models", help="Do not log the tuned rows' submodels in MLflow.")
-    ] = False,
+    no_models: Annotated[bool, typer.Option("--no-models", help="Do not log the tuned submodels in MLflow.")] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Tunes every row of a comparison with the same budget and ranks the tuned methods."""
+    """Tune every method of a comparison with the same budget and rank the tuned methods."""
     shows, config = Shows(quiet, json), find_config(config)
     settings = [*(settings or []), *([f"rounds={rounds}"] if rounds is not None else [])]
     if cluster is not None:
@@ -173,7 +171,7 @@ def sweep(
     published = found.folder.config.get("published")
     shows.results(found.best, found.folder.facts.judge, published, found.tuned)
     if not no_models:
-        with shows.busy("logging the rows' submodels in MLflow"):
+        with shows.busy("logging the tuned submodels in MLflow"):
             networks = partial(driver.deployments, arrays=arrays, notify=progress.note)
             log_models(sender.copy, found.folder, networks)
     shows.places("results.csv, results.md and plots", folder, output, tracking_uri, sender.page(folder))
@@ -183,11 +181,11 @@ def scale(
     config: ConfigPath = SCALE,
     settings: Settings = None,
     row: Row = None,
-    clients: Annotated[str | None, typer.Option(help="Clients in the population: 100,10000.")] = None,
-    cohort: Annotated[str | None, typer.Option(help="Clients in a round: 10,100,1000.")] = None,
-    actors: Annotated[str | None, typer.Option(help="Client actors: 1,2,4,8.")] = None,
-    nodes: Annotated[str | None, typer.Option(help="Ray nodes on this machine: 1,2.")] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of a point, its first apart.")] = 5,
+    clients: Annotated[str | None, typer.Option(help="Numbers of clients: 100,10000.")] = None,
+    cohort: Annotated[str | None, typer.Option(help="Clients per round: 10,100,1000.")] = None,
+    actors: Annotated[str | None, typer.Option(help="Numbers of client actors: 1,2,4,8.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Numbers of Ray nodes on this machine: 1,2.")] = None,
+    rounds: Annotated[int, typer.Option(help="Measured rounds per point, after one warm-up round.")] = 5,
     output: Output = Path("runs"),
     name: Name = None,
     address: Address = None,
@@ -196,8 +194,8 @@ def scale(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Rounds per second, memory and traffic against clients, cohort, actors and nodes, one at a time; all four unless
-    some are given."""
+    """Measure rounds per second, memory and traffic for numbers of clients, cohort, actors and nodes, one varied at a
+    time. Default: all four."""
     shows, config = Shows(quiet, json), find_config(config)
     with shows.busy(LOADING) as phase:
         from rayfl.results.console import ScaleProgress

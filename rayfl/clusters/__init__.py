@@ -1,1 +1,1 @@
-"""Clusters: how `ray up` makes one, whether it is fit for a sweep, and sweeps that run there."""
+"""Clusters: checks of their files, and commands run as jobs on them."""

@@ -1,7 +1,7 @@
-"""What comes back of a run or a sweep: its folder without checkpoints, in one line that a job prints.
+"""Copy of a run's or sweep's folder from a cluster, without checkpoints, as one line printed by a job.
 
-`python -m rayfl.clusters.archive FOLDER` prints it. Ray's Jobs API gives what a job printed, and so needs no more than
-the connection that is there: `ray rsync-down` would take the checkpoints along, and wants to know where the folder is.
+`python -m rayfl.clusters.archive FOLDER` prints it. Ray's Jobs API returns a job's output through the existing
+connection; `ray rsync-down` would copy checkpoints too and needs the path of the folder.
 """
 
 import base64
@@ -17,15 +17,15 @@ from rayfl.results.files import write_json
 from rayfl.results.folder import RunFolder
 
 MARK = "rayfl-archive"
-"""What the line begins with; the archive's SHA-256 and the archive follow."""
+"""Start of the line, followed by the archive's SHA-256 and the archive."""
 COPIED = "copied.json"
-"""Marks a copy: the job that it came from."""
+"""File that marks a copy and names its job."""
 STAYS = {"checkpoints", "tune", "mlflow.json", "lock"}
-"""Files and folders of a run that are of use where it ran alone."""
+"""Files and folders that are not copied."""
 
 
 def packed(folder: Path) -> bytes:
-    """A run's folder as a zip archive. A ConfigError where there is none."""
+    """Return a run's folder as a zip archive. Raise ConfigError if it is not a run."""
     RunFolder.open(folder)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
@@ -41,7 +41,7 @@ def line_of(archive: bytes) -> str:
 
 
 def found(printed: str) -> bytes | None:
-    """The archive in what a job printed; None if it is not there, or not whole."""
+    """Return the archive in a job's output, or None if it is missing or incomplete."""
     for line in printed.splitlines():
         mark, _, rest = line.partition(" ")
         if mark == MARK:
@@ -52,23 +52,23 @@ def found(printed: str) -> bytes | None:
 
 
 def require_copy(folder: Path) -> None:
-    """Refuses a folder with a run that was made here: what comes back would be mixed with it."""
+    """Raise ConfigError for a folder with a run of this machine, which would be overwritten."""
     if RunFolder.exists(folder) and not (folder / COPIED).exists():
         raise ConfigError(
-            f"{folder}: holds a run of this machine, and what comes back from the cluster would be written over it; "
-            "give another --name or --output"
+            f"{folder}: the folder has a run of this machine, which the cluster's results would overwrite. Hint: "
+            "choose another --name or --output"
         )
 
 
 def unpack(archive: bytes, folder: Path, job: str) -> None:
-    """Writes a copy into a folder, over an older copy of the same run, or in place of one of another."""
+    """Write a copy into a folder, over an older copy of the same run, or replacing that of another run."""
     with zipfile.ZipFile(io.BytesIO(archive)) as file:
         if RunFolder.exists(folder):
             new = RunFolder.model_validate_json(file.read("run.json"))
             if RunFolder.open(folder).id != new.id:
                 shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        # first: what is interrupted half-way is a copy too
+        # first, so that an interrupted copy is marked too
         write_json(folder / COPIED, {"job": job})
         file.extractall(folder)
 

@@ -1,19 +1,19 @@
-"""AWS for `ray up`: Ray's own provider, where nodes are let in from one address and may do the least.
+"""AWS for `ray up`: Ray's provider with SSH from one address and minimal permissions.
 
     provider: {type: external, module: rayfl.clusters.aws.Provider, region: us-west-2, cache_stopped_nodes: false,
                head_policy: clusters/aws_head_policy.json, bucket_policy: clusters/aws_bucket_policy.json}
 
-Ray's own would open SSH to the whole internet, would let the head do everything in EC2 and S3, and would give workers
-no role at all. Made here, for node types that name none of their own:
+Ray's own provider opens SSH to the internet, grants the head all permissions in EC2 and S3, and gives workers no role.
+This one creates, for node types that do not name their own:
 
-- a security group: everything from nodes of the cluster, SSH from the caller's address alone. The address is that of
-  `RAYFL_SSH_FROM` (198.51.100.7, or 198.51.100.0/24), else the one that AWS sees. Every `ray` command that goes to the
-  cluster renews it.
-- a role for the head, with `head_policy`, and one for workers, with none. With `bucket: NAME` both have `bucket_policy`
-  too. In policies ${partition}, ${account}, ${region}, ${cluster}, ${worker} (the workers' role) and ${bucket} are
-  filled in. `ray up --no-config-cache` takes up a policy that changed.
+- a security group: all traffic between nodes of the cluster, and SSH only from the caller's address. The address is
+  `RAYFL_SSH_FROM` (198.51.100.7, or 198.51.100.0/24). Default: the address that AWS sees. Every `ray` command that
+  connects to the cluster updates it.
+- a role for the head with `head_policy`, and one for workers without permissions. With `bucket: NAME` both also have
+  `bucket_policy`. Policies can use ${partition}, ${account}, ${region}, ${cluster}, ${worker} (the workers' role) and
+  ${bucket}. `ray up --no-config-cache` applies a changed policy.
 
-Neither costs anything, and `ray down` leaves them. Needs boto3, the extra `aws`. Run against moto, not on AWS.
+Both are free of charge and remain after `ray down`. Needs boto3, the extra `aws`. Tested with moto, not on AWS.
 """
 
 import copy
@@ -39,9 +39,9 @@ from rayfl.config import ConfigError
 
 WHO_AM_I = "https://checkip.amazonaws.com"
 PATIENCE = 10.0
-"""Seconds for an answer of `WHO_AM_I`."""
+"""Time limit in seconds for `WHO_AM_I`."""
 SPREADING = 15.0
-"""Seconds until EC2 knows a new instance profile; Ray waits as long."""
+"""Seconds until EC2 accepts a new instance profile, as in Ray."""
 TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}],
@@ -52,15 +52,15 @@ SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 class Provider(AWSNodeProvider):
     """Nodes of one cluster, for `provider: {type: external, module: rayfl.clusters.aws.Provider}`.
 
-    On the head, where the autoscaler has one, it is `AWSNodeProvider`: there `provider.ssh_group` is gone.
+    For the autoscaler on the head it behaves like `AWSNodeProvider`, because `provider.ssh_group` is absent there.
     """
 
     let_in = False
-    """Whether the caller's address may use SSH by now."""
+    """True once SSH from the caller's address is allowed."""
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """A copy with everything that AWS needs to know, which may be made by this. ConfigError before anything is."""
+        """Return a completed copy; create the group and roles if needed. Raise ConfigError before creating anything."""
         config = copy.deepcopy(cluster_config)
         _check(config)
         nodes = [kind["node_config"] for kind in config["available_node_types"].values()]
@@ -77,13 +77,13 @@ class Provider(AWSNodeProvider):
         return AWSNodeProvider.bootstrap_config(config)
 
     def prepare_for_head_node(self, cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """The configuration that the head gets: it lets nobody in."""
+        """Return the head's configuration, without the security group for SSH."""
         config = copy.deepcopy(cluster_config)
         config["provider"].pop("ssh_group", None)
         return super().prepare_for_head_node(config)
 
     def get_command_runner(self, *arguments: Any, **options: Any) -> Any:
-        """What runs commands on a node. Ray keeps a bootstrapped configuration, but asks for this before every SSH."""
+        """Allow SSH from the caller, then return the command runner, which Ray requests before every SSH."""
         group = self.provider_config.get("ssh_group")
         if group and not self.let_in:
             _let_in(_client("ec2", self.provider_config), group, caller_address())
@@ -92,7 +92,8 @@ class Provider(AWSNodeProvider):
 
 
 def caller_address() -> str:
-    """The network that SSH is let in from, "198.51.100.7/32"; ConfigError if it is none, or everybody's."""
+    """Return the network that can use SSH, "198.51.100.7/32". Raise ConfigError if it is invalid or contains every
+    address."""
     given = os.environ.get("RAYFL_SSH_FROM", "")
     if not given:
         try:
@@ -100,8 +101,8 @@ def caller_address() -> str:
                 given = answer.read(64).decode().strip()
         except OSError as error:
             raise ConfigError(
-                f"RAYFL_SSH_FROM: not set, and {WHO_AM_I} does not answer ({error}); "
-                "set it to the address from which this machine reaches AWS"
+                f"RAYFL_SSH_FROM: it is not set, and {WHO_AM_I} does not answer ({error}). "
+                "Hint: set it to the address from which this machine reaches AWS"
             ) from None
     try:
         network = ipaddress.IPv4Network(given, strict=False)
@@ -109,29 +110,29 @@ def caller_address() -> str:
         network = None
     if network is None or network.prefixlen == 0:
         raise ConfigError(
-            f"RAYFL_SSH_FROM: given {given}; allowed: an IPv4 address or network that is not everybody's, "
-            "as 198.51.100.7 or 198.51.100.0/24"
+            f"RAYFL_SSH_FROM: {given} is not valid. Allowed: an IPv4 address or a network other than 0.0.0.0/0, "
+            "such as 198.51.100.7 or 198.51.100.0/24"
         )
     return str(network)
 
 
 def _check(config: dict[str, Any]) -> None:
-    """ConfigError for what Ray would notice late or never."""
+    """Raise ConfigError for problems that Ray would notice late or never."""
     for name, kind in config["available_node_types"].items():
         if "CPU" not in kind["resources"]:
             raise ConfigError(
-                f"available_node_types.{name}: Ray did not find out how many CPUs "
-                f"{kind['node_config'].get('InstanceType')} has in {config['provider']['region']}, and would never "
-                "start one; its warning above says why (no credentials, another region, a wrong name), or set resources"
+                f"available_node_types.{name}: the number of CPUs of {kind['node_config'].get('InstanceType')} in "
+                f"{config['provider']['region']} is unknown, so Ray would never start one. Hint: see its warning above "
+                "(no credentials, another region, a wrong name), or set resources"
             )
     for source in config["file_mounts"].values():
         if not Path(source).expanduser().exists():
             do = (
-                "make it by `ray get-auth-token --generate`"
+                "run `ray get-auth-token --generate`"
                 if source.endswith("auth_token")
-                else "start ray in the folder that holds it"
+                else "start ray in the folder that contains it"
             )
-            raise ConfigError(f"file_mounts: there is no {source}; {do}")
+            raise ConfigError(f"file_mounts: {source} does not exist. Hint: {do}")
 
 
 def _client(service: str, provider: dict[str, Any]) -> Any:
@@ -139,7 +140,7 @@ def _client(service: str, provider: dict[str, Any]) -> Any:
 
 
 def _security_group(config: dict[str, Any]) -> str:
-    """The ID of the cluster's own group, which is made if there is none."""
+    """Return the ID of the cluster's own group; create it if needed."""
     ec2 = _client("ec2", config["provider"])
     subnets = [name for kind in config["available_node_types"].values() for name in kind["node_config"]["SubnetIds"]]
     [subnet] = ec2.describe_subnets(SubnetIds=subnets[:1])["Subnets"]
@@ -167,7 +168,7 @@ def _security_group(config: dict[str, Any]) -> str:
 
 
 def _let_in(ec2: Any, group: str, address: str) -> None:
-    """SSH from one network, and from no other that was let in before."""
+    """Allow SSH from one network only."""
     [found] = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
     ssh = [rule for rule in found["IpPermissions"] if rule.get("FromPort") == 22]
     known = {span["CidrIp"] for rule in ssh for span in rule["IpRanges"]}
@@ -183,15 +184,15 @@ def _ssh(address: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Role:
-    """A role of nodes, and the instance profile of the same name."""
+    """Role of nodes, with an instance profile of the same name."""
 
     name: str
     policies: dict[str, str]
-    """Name -> JSON: all that it may do."""
+    """Name -> policy as JSON."""
 
 
 def _roles(config: dict[str, Any]) -> tuple[Role, Role]:
-    """The head's and the workers', whose policies are read from files."""
+    """Return the roles of the head and of workers, with policies from files."""
     provider = config["provider"]
     # roles belong to an account, not to a region
     head, worker = (f"ray-{config['cluster_name']}-{provider['region']}-{kind}" for kind in ("head", "worker"))
@@ -214,14 +215,14 @@ def _policy(provider: dict[str, Any], key: str, known: dict[str, str]) -> str:
         return json.dumps(json.loads(text))
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(
-            f"provider.{key}: given {provider.get(key)}; allowed: a file of JSON, where ${{...}} may be "
-            f"{', '.join(known)} ({type(error).__name__}: {error}); start ray in the folder that holds clusters/"
+            f"provider.{key}: {provider.get(key)} is not valid ({type(error).__name__}: {error}). Allowed: a JSON file "
+            f"with ${{...}} of {', '.join(known)}. Hint: start ray in the folder that contains clusters/"
         ) from None
 
 
 def _profile(iam: Any, role: Role) -> tuple[str, bool]:
-    """The ARN of the role's instance profile, and whether it is new. Both are made if there are none, and a role that
-    is there gets its policies anew."""
+    """Return the ARN of the role's instance profile, and whether it is new. Create role and profile if needed, and
+    update the role's policies."""
     with suppress(iam.exceptions.EntityAlreadyExistsException):
         iam.create_role(RoleName=role.name, AssumeRolePolicyDocument=json.dumps(TRUST))
     for name in set(iam.list_role_policies(RoleName=role.name)["PolicyNames"]) - set(role.policies):
@@ -238,7 +239,7 @@ def _profile(iam: Any, role: Role) -> tuple[str, bool]:
 
 
 def _give_roles(config: dict[str, Any], head: Role, worker: Role) -> None:
-    """Node types that name no `IamInstanceProfile` get the head's or the workers'."""
+    """Set the `IamInstanceProfile` of node types without one."""
     iam = _client("iam", config["provider"])
     kinds = config["available_node_types"]
     profiles = {role.name: _profile(iam, role) for role in (head, worker)}
@@ -252,7 +253,7 @@ def _give_roles(config: dict[str, Any], head: Role, worker: Role) -> None:
 
 
 def _allow_spot(iam: Any) -> None:
-    """An account has this role before its first spot node, and the head may not make it."""
+    """Create the account's role for spot nodes, which the head is not allowed to create."""
     try:
         iam.get_role(RoleName=SPOT_ROLE)
     except iam.exceptions.NoSuchEntityException:

@@ -1,7 +1,7 @@
-"""What is wrong in a cluster's file, before it costs anything.
+"""Checks of a cluster's file before anything is started.
 
-That is what Ray's launcher or KubeRay refuses, and what both take without a word: a port that is open to the world, Ray
-without a token, a password, an output folder that nothing mounts.
+They include what Ray's launcher or KubeRay would refuse, and what both accept silently: a port open to the world, Ray
+without a token, a password, an output folder that is not mounted.
 """
 
 import re
@@ -14,12 +14,12 @@ from rayfl.config import ConfigError
 from rayfl.config.plain import LARGEST_TEXT, read_yaml, shown
 
 TOP = re.compile(rb"^(provider|kind)\s*:", re.MULTILINE)
-"""What stands at the top of a cluster's file, and of no experiment's."""
+"""Top-level keys of cluster files, which no experiment has."""
 DOCUMENT = re.compile(rb"^---(?=\s)", re.MULTILINE)
 
 
 def is_cluster(path: Path) -> bool:
-    """Whether a file is one of Ray's launcher or of Kubernetes, by a key at its top; not whether it is a good one."""
+    """Return whether a file is for Ray's launcher or Kubernetes, judged by its top-level keys."""
     try:
         with path.open("rb") as file:
             return TOP.search(file.read(LARGEST_TEXT)) is not None
@@ -28,7 +28,7 @@ def is_cluster(path: Path) -> bool:
 
 
 def check_cluster(path: Path) -> str:
-    """What a cluster's file holds, in one line. A ConfigError has a line for each thing that is wrong in it."""
+    """Return a one-line summary of a cluster's file. Raise ConfigError with one line per problem."""
     documents = list(_documents(path))
     by_launcher = "provider" in documents[0]
     wrong = launcher.problems(documents[0]) if by_launcher else kubernetes.problems(documents)
@@ -41,7 +41,7 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
     text = path.read_bytes()
     starts = [0, *(found.start() for found in DOCUMENT.finditer(text)), len(text)]
     for start, end in zip(starts, starts[1:], strict=False):
-        # the lines before it, so that an error names the line of the file
+        # keep line numbers of the file
         before = b"\n" * text.count(b"\n", 0, start)
         try:
             document = read_yaml(before + text[start:end])
@@ -50,11 +50,11 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
         if isinstance(document, dict):
             yield _merged(document)
         elif document is not None:
-            raise ConfigError(f"{path}: given {shown(document)}; allowed: a mapping of sections")
+            raise ConfigError(f"{path}: {shown(document)} is not valid. Allowed: a mapping of sections")
 
 
 def _merged(given: Any) -> Any:
-    """With what `<<` lays below a section."""
+    """Return a section with its merge keys (`<<`) resolved."""
     if isinstance(given, list):
         return [_merged(entry) for entry in given]
     if not isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""What may be wrong anywhere in a cluster's file: keys and values, secrets, versions of Ray."""
+"""Checks for all cluster files: keys and values, secrets, versions of Ray."""
 
 import importlib.metadata
 import re
@@ -38,7 +38,7 @@ RAY_VERSION = re.compile(r"(?<![\w-])ray(?:\[[\w,]*\])?\s*==\s*([\w.]+)|rayproje
 
 
 def leaves(given: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[list[Any], Any]]:
-    """Path and value of everything that is no section and no list."""
+    """Yield path and value of everything that is not a section or list."""
     if isinstance(given, dict | list):
         for key, value in given.items() if isinstance(given, dict) else enumerate(given):
             yield from leaves(value, (*path, key))
@@ -51,21 +51,21 @@ def texts(given: Any) -> Iterator[tuple[str, str]]:
 
 
 def secrets(given: Mapping[str, Any]) -> Iterator[str]:
-    """Keys, passwords and tokens that stand in the file. No error shows one."""
-    allowed = "allowed: a variable, or a file that is made on the machine"
+    """Yield a problem for every key, password or token in the file, without showing it."""
+    allowed = "Allowed: a variable, or a file that is made on the machine"
     for path, value in leaves(given):
         place, text = joined(path), str(value)
-        # an entry of a container's environment has its name beside its value
+        # the name of a container's environment variable is beside its value
         name = _variable(given, path) if path[-1] == "value" else str(path[-1])
         is_literal = value is not None and not isinstance(value, bool) and not re.match(r"[$~/]|$", text)
         if KEYS.search(text):
-            yield f"{place}: given a key or token in the file; {allowed}"
+            yield f"{place}: the file contains a key or token. {allowed}"
         elif is_literal and NAMED_SECRET.search(name) and path[0] != "file_mounts":
-            yield f"{place}: given a secret in the file; {allowed}"
+            yield f"{place}: the file contains a secret. {allowed}"
         elif found := ASSIGNED.search(text):
-            yield f"{place}: given {found.group(1)} with its value in the file; {allowed}"
+            yield f"{place}: the file contains the value of {found.group(1)}. {allowed}"
         elif IN_ADDRESS.search(text):
-            yield f"{place}: given an address with a password in it; {allowed}"
+            yield f"{place}: the address contains a password. {allowed}"
 
 
 def _variable(given: Any, path: list[Any]) -> str:
@@ -75,7 +75,7 @@ def _variable(given: Any, path: list[Any]) -> str:
 
 
 def versions(texts: Mapping[str, str]) -> Iterator[str]:
-    """Ray has to be one that rayfl is made for, and the same everywhere."""
+    """Yield a problem for every version of Ray that rayfl does not support, or that differs from the first."""
     ours = next(r for r in map(Requirement, importlib.metadata.requires("rayfl") or []) if r.name == "ray").specifier
     found: dict[str, str] = {}
     for place, text in texts.items():
@@ -83,11 +83,11 @@ def versions(texts: Mapping[str, str]) -> Iterator[str]:
         for version in [*direct, *("".join(parts) for parts in RAY_VERSION.findall(text))]:
             found[version] = place
             if not _within(version, ours):
-                yield f"{place}: given Ray {version}; allowed: {ours}, which rayfl is made for"
+                yield f"{place}: Ray {version} does not match. Allowed: {ours}, which rayfl is made for"
     if len(found) > 1:
         [(first, _), *others] = found.items()
         for version, place in others:
-            yield f"{place}: given Ray {version}, and {first} before; allowed: one version of Ray"
+            yield f"{place}: Ray {version}, and {first} elsewhere in the file differ. Allowed: one version of Ray"
 
 
 def _within(version: str, allowed: Any) -> bool:
@@ -98,7 +98,7 @@ def _within(version: str, allowed: Any) -> bool:
 
 
 def by_schema(schema: Mapping[str, Any], given: Any) -> Iterator[str]:
-    """Where `given` does not fit a JSON schema."""
+    """Yield a problem for every place where `given` does not match a JSON schema."""
     errors = validator_for(schema)(schema).iter_errors(given)
     for error in sorted(errors, key=lambda e: [str(part) for part in e.absolute_path]):
         yield from _sentences(error)
@@ -110,12 +110,14 @@ def _sentences(error: Any) -> Iterable[str]:
     if error.validator == "additionalProperties":
         known = error.schema.get("properties", {})
         for key in sorted(set(error.instance) - set(known)):
-            yield f"{joined([*path, key])}: unknown key {shown(key)}; {nearest(key, known)}"
+            yield f"{joined([*path, key])}: unknown key {shown(key)}. {nearest(key, known)}"
     elif error.validator == "required":
         yield from (f"{joined([*path, key])}: missing" for key in rule if key not in error.instance)
     else:
         hidden = any(NAMED_SECRET.search(str(part)) for part in path)
-        yield f"{place}: given {'a value' if hidden else shown(error.instance)}; allowed: {_allowed(error, path)}"
+        yield (
+            f"{place}: {'a value' if hidden else shown(error.instance)} is not valid. Allowed: {_allowed(error, path)}"
+        )
 
 
 def _allowed(error: Any, path: list[Any]) -> str:
@@ -125,7 +127,7 @@ def _allowed(error: Any, path: list[Any]) -> str:
     if kind == "type":
         types = " or ".join(PLAIN_TYPES[name] for name in ([rule] if isinstance(rule, str) else rule))
         of_node = "resources" in path and rule == "integer"
-        return f"{types}; a share of a GPU is `run.gpus` of an experiment" if of_node else types
+        return f"{types}; fractions of a GPU are set by `run.gpus` of an experiment" if of_node else types
     if kind in BOUNDS:
         return f"{BOUNDS[kind]} {rule}"
     if kind == "enum":

@@ -1,10 +1,10 @@
-"""A command of rayfl as a Ray job on a cluster, from a laptop that may be closed meanwhile.
+"""A command of rayfl as a Ray job on a cluster.
 
-A job is named by what runs. So the same command finds it again: it attaches to a job that runs, fetches the results of
-one that is done, and goes on with one that failed or was stopped. What the cluster needs to know of itself (where runs
-are kept, MLflow and its password, Ray's token) is in its own environment, and nothing of that is sent.
+A job's name is derived from its work, so the same command finds it again: it attaches to a running job, fetches the
+results of a finished one, and resumes one that failed or was stopped. The cluster's own settings (output folder, MLflow
+and its password, Ray's token) are in its environment and are never sent.
 
-Ray is imported inside functions, because it reads RAY_AUTH_MODE when it is.
+Ray is imported inside functions, because it reads RAY_AUTH_MODE at import.
 """
 
 import asyncio
@@ -34,76 +34,76 @@ if TYPE_CHECKING:
 OUTPUT = (
     "${RAYFL_OUTPUT:?is not set on this cluster; set it to a folder that all of its nodes see, where Ray is started}"
 )
-"""Of the cluster, as its shell finds it."""
+"""Output folder of the cluster, expanded by its shell."""
 STOP_SECONDS = 30
-"""How long a job that is stopped has for its checkpoint: more than `termination.GRACE_SECONDS`."""
+"""Time for a stopped job's checkpoint: more than `termination.GRACE_SECONDS`."""
 END_SECONDS = 30.0
-"""How long after its last line a job may go on to be called ended."""
+"""Time limit for a job's end after its last line."""
 FETCH_SECONDS = 600.0
 LOOK_SECONDS = 0.5
 BAD_INPUT = 2
-"""Exit code of a command that was refused before it did anything."""
+"""Exit code of a command with invalid input."""
 HEADER = "Running entrypoint for job"
-"""With this line of Ray's own a job's output begins."""
+"""Ray's first line of a job's output."""
 NOT_OURS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-"""Variables by which Ray would go to another cluster than the one that is asked for."""
+"""Variables that would make Ray use another cluster."""
 
 CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
-"""Of Ray's client: what it uploads, and that a connection ended as it should."""
+"""Loggers of Ray's client that report uploads and closed connections."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A command that was checked here, and what it needs there."""
+    """A checked command with everything that it needs on the cluster."""
 
     command: str
     """sweep or run."""
     config: Path
     options: Sequence[str]
-    """As on the command line, without those that say where."""
+    """Options of the command line, without those for places."""
     name: str
-    """The folder of what it makes, below the output folder."""
+    """Folder name under the output folder."""
     plain: Mapping[str, Any]
-    """What runs, with every default."""
+    """Complete configuration, with defaults."""
     packages: bytes = b""
-    """The user's own (`plugins.packed`)."""
+    """The user's own packages (`plugins.packed`)."""
     resume: bool = False
     shows: Sequence[str] = ()
-    """Options that say how it is shown."""
+    """Options of the output."""
 
     @property
     def id(self) -> str:
-        """What its jobs are called, but for their number: the folder's name and a digest of what runs."""
+        """Name of its jobs without their number: the folder's name and a digest of the work."""
         text = json.dumps([self.command, self.name, self.plain], sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode() + self.packages).hexdigest()[:8]
         return f"rayfl-{re.sub(r'[^A-Za-z0-9_.-]+', '-', self.name)}-{digest}"
 
     def entrypoint(self, resume: bool) -> str:
-        """The line for the cluster's shell. `resume`: if there is something to go on with."""
+        """Return the line for the cluster's shell. `resume`: resume if the run's folder exists."""
         name = f"--name={self.name}"
         words = ["python", "-m", "rayfl", self.command, self.config.name, *self.options, *self.shows, name]
         if self.resume:
             words.append("--resume")
-        # an attempt that ended before it made its folder left nothing to go on with
+        # an attempt that ended before it made its folder cannot be resumed
         begun = f'"{OUTPUT}"/{shlex.quote(self.name)}/run.json'
         again = f"$(test -e {begun} && echo --resume)" if resume and not self.resume else ""
         return f'{shlex.join(words)} --output="{OUTPUT}" {again}'.rstrip()
 
     def write(self, folder: Path) -> None:
-        """What is sent: the file and the packages."""
+        """Write the configuration file and the packages, which are sent."""
         with zipfile.ZipFile(io.BytesIO(self.packages or _EMPTY)) as file:
             file.extractall(folder)
         (folder / self.config.name).write_bytes(self.config.read_bytes())
 
     def left_behind(self) -> Iterator[str]:
-        """Sentences about folders and files of this machine that it names: they are not sent."""
+        """Yield a warning for every file or folder of this machine in the configuration, because they are not sent."""
         for path, text in _texts(self.plain):
             if ("/" in text or text.startswith("~")) and Path(text).expanduser().exists():
-                yield f"{path}: {text} is on this machine, and is not sent: the cluster needs it at the same place"
+                yield f"{path}: {text} is not sent to the cluster. Hint: put it at the same place there"
 
 
 _EMPTY = b"PK\x05\x06" + bytes(18)
-"""An archive with nothing in it."""
+"""Empty archive."""
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -118,7 +118,7 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def show_token() -> None:
-    """A token that is there is shown to the cluster. Without a word of the user Ray keeps it to itself."""
+    """Use an existing token for the cluster, which Ray does only if RAY_AUTH_MODE is set."""
     named = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if named or Path("~/.ray/auth_token").expanduser().exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -128,8 +128,8 @@ class Jobs:
     """The jobs of a cluster."""
 
     def __init__(self, cluster: str, url: str):
-        """`cluster`: as the user named it. `url`: where its Jobs API is. A ConfigError where none answers, and where
-        it refuses the token."""
+        """Connect to the Jobs API at `url`. `cluster`: its name in messages. Raise ConfigError if it does not answer or
+        refuses the token."""
         self.cluster, self.url = cluster, url
         self.client = self._connected()
 
@@ -143,19 +143,19 @@ class Jobs:
             with _without(NOT_OURS):
                 return JobSubmissionClient(self.url)
         except AuthenticationError as error:
-            why = "refuses this token" if "Invalid" in str(error) else "asks for a token, and got none"
+            why = "the cluster refuses this token" if "Invalid" in str(error) else "the cluster requires a token"
             raise ConfigError(
-                f"--cluster {self.cluster}: it {why}; set RAY_AUTH_MODE=token, and put the cluster's token into "
+                f"--cluster {self.cluster}: {why}. Hint: set RAY_AUTH_MODE=token, and put the cluster's token into "
                 "~/.ray/auth_token or RAY_AUTH_TOKEN"
             ) from None
         except Exception as error:
             raise ConfigError(
-                f"--cluster {self.cluster}: no Ray Jobs API answers there ({str(error).splitlines()[0]}); allowed: a "
-                "head that was started with its dashboard, through a tunnel that is open"
+                f"--cluster {self.cluster}: no Ray Jobs API answers ({str(error).splitlines()[0]}). Allowed: a head "
+                "started with its dashboard, through an open tunnel"
             ) from None
 
     def begin(self, work: Work) -> tuple[str, bool]:
-        """The job that does the work, and whether it is new: else it runs, or is done."""
+        """Return the job of the work, and whether it was submitted now."""
         earlier = self._of(work)
         last = earlier[max(earlier)] if earlier else None
         if last is not None and last.status in ("PENDING", "RUNNING", "SUCCEEDED"):
@@ -169,25 +169,24 @@ class Jobs:
         return id, True
 
     def _of(self, work: Work) -> "dict[int, JobDetails]":
-        """All jobs of this work, by their number."""
+        """Return all jobs of this work, by number."""
         named = re.compile(rf"{re.escape(work.id)}-(\d+)")
         matches = ((job, named.fullmatch(job.submission_id or "")) for job in self.client.list_jobs())
         return {int(match[1]): job for job, match in matches if match}
 
     def follow(self, id: str, show: Callable[[str], None]) -> None:
-        """Shows the lines that a job printed and prints, until it ends. A RuntimeError if it did not end well, or if
-        the connection was lost."""
+        """Show a job's output until it ends. Raise RuntimeError if it fails or the connection is lost."""
         try:
             asyncio.run(self._tail(id, show))
             job = self._ended(id, END_SECONDS)
         except Exception as error:
             raise RuntimeError(
-                f"the connection to {self.cluster} was lost ({str(error) or type(error).__name__}); {id} goes on, and "
-                "the same command attaches to it again"
+                f"the connection to {self.cluster} was lost ({str(error) or type(error).__name__}). {id} keeps "
+                "running; run the same command to attach again"
             ) from error
         if job.status != "SUCCEEDED":
             why = (job.message or "").partition(", last available logs")[0].strip().rstrip(".")
-            raise RuntimeError(f"the job {id} {job.status.lower()}: {why}; the same command goes on with it")
+            raise RuntimeError(f"the job {id} {job.status.lower()}: {why}. Run the same command to resume it")
 
     async def _tail(self, id: str, show: Callable[[str], None]) -> None:
         begun, rest = False, ""
@@ -201,7 +200,7 @@ class Jobs:
             show(rest)
 
     def _ended(self, id: str, seconds: float) -> "JobDetails":
-        """A job that ended. A TimeoutError if it does not in this time."""
+        """Wait for a job's end and return it. Raise TimeoutError after `seconds`."""
         end = time.monotonic() + seconds
         while not (job := self.client.get_job_info(id)).status.is_terminal():
             if time.monotonic() > end:
@@ -210,14 +209,14 @@ class Jobs:
         return job
 
     def fetch(self, work: Work, id: str, folder: Path) -> None:
-        """Copies what a job has made into a folder here, without checkpoints. A RuntimeError says where it is if that
-        does not succeed."""
+        """Copy a job's results, without checkpoints, into a local folder. Raise RuntimeError with their place if that
+        fails."""
         try:
             archive.unpack(self._archive(work), folder, id)
         except Exception as error:
             raise RuntimeError(
-                f"{id} is done, and its results could not be copied ({str(error) or type(error).__name__}); they are "
-                f"in {work.name} below the cluster's RAYFL_OUTPUT, and the same command copies them"
+                f"{id} is done, but its results could not be copied ({str(error) or type(error).__name__}). They are "
+                f"in {work.name} below the cluster's RAYFL_OUTPUT; run the same command to copy them"
             ) from error
 
     def _archive(self, work: Work) -> bytes:
@@ -238,7 +237,7 @@ class Jobs:
 
 @contextmanager
 def _without(names: Sequence[str]) -> Iterator[None]:
-    """Within it these variables are not set."""
+    """Unset environment variables within the block."""
     kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield

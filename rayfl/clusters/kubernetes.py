@@ -1,4 +1,4 @@
-"""A file of Kubernetes: what the schemas of KubeRay and Kubernetes refuse, and what they take without a word."""
+"""Checks of a Kubernetes file: the schemas of KubeRay and Kubernetes, and problems that they accept silently."""
 
 import importlib.resources
 import json
@@ -15,7 +15,7 @@ WORLD = ("LoadBalancer", "NodePort")
 
 
 def problems(documents: list[dict[str, Any]]) -> Iterator[str]:
-    """A sentence for each thing that is wrong."""
+    """Yield one sentence per problem."""
     kinds = json.loads((importlib.resources.files("rayfl.clusters") / "kuberay.json").read_text())
     wrong = False
     for given in documents:
@@ -27,11 +27,11 @@ def problems(documents: list[dict[str, Any]]) -> Iterator[str]:
             yield from found
         elif not isinstance(kind, str) or str(given.get("apiVersion")).startswith("ray.io/"):
             wrong = True
-            yield f"kind: given {shown(kind)}; {nearest(kind, kinds['kinds'])}"
+            yield f"kind: {shown(kind)} is not valid. {nearest(kind, kinds['kinds'])}"
         elif kind == "Secret":
-            yield f"{title}: given a secret in a file; allowed: `kubectl create secret`, and its name here"
+            yield f"{title}: the file contains a secret. Allowed: `kubectl create secret`, and its name here"
         elif kind == "Ingress":
-            yield f"{title}: given an Ingress, a port open to the world; allowed: `kubectl port-forward`"
+            yield f"{title}: an Ingress opens a port to the world. Allowed: `kubectl port-forward`"
         for problem in (*secrets(given), *_exposed(given), *versions(dict(texts(given)))):
             yield f"{title}: {problem}"
     if not wrong:
@@ -45,17 +45,17 @@ def _title(given: Mapping[str, Any]) -> str:
 
 
 def _exposed(given: Any) -> Iterator[str]:
-    """What makes a port of a pod one of the nodes or of the internet."""
+    """Yield a problem for every setting that exposes a pod's port on nodes or the internet."""
     for path, value in leaves(given):
         key, place = path[-1], joined(path)
         if key in ("type", "serviceType") and value in WORLD:
-            yield f"{place}: given {value}, a port open to the world; allowed: ClusterIP and `kubectl port-forward`"
+            yield f"{place}: {value} opens a port to the world. Allowed: ClusterIP and `kubectl port-forward`"
         elif key == "hostPort" or key in ("hostNetwork", "enableIngress") and value is True:
-            yield f"{place}: given {shown(value)}, a port open to the world; allowed: `kubectl port-forward`"
+            yield f"{place}: {shown(value)} opens a port to the world. Allowed: `kubectl port-forward`"
 
 
 def _workloads(documents: list[dict[str, Any]]) -> Iterator[str]:
-    """What no schema says of clusters and jobs, whose structure is right."""
+    """Yield problems of structurally valid clusters and jobs that no schema finds."""
     claims = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "PersistentVolumeClaim"}
     clusters = [d["metadata"]["name"] for d in documents if d["kind"] == "RayCluster"]
     for given in documents:
@@ -72,30 +72,35 @@ def _workloads(documents: list[dict[str, Any]]) -> Iterator[str]:
 def _ray_job(spec: Mapping[str, Any], claims: Mapping[str, Any], clusters: list[str]) -> Iterator[str]:
     own, selector = spec.get("rayClusterSpec"), spec.get("clusterSelector")
     if bool(own) == bool(selector):
-        both = "both it and" if own else "neither it nor"
-        yield f"clusterSelector: given {both} rayClusterSpec; allowed: one of them"
+        both = "both it and rayClusterSpec are" if own else "neither it nor rayClusterSpec is"
+        yield f"clusterSelector: {both} set. Allowed: one of them"
     if own:
         yield from (f"rayClusterSpec.{problem}" for problem in _ray_cluster(own, claims))
     if selector:
         name = selector.get("ray.io/cluster")
         if clusters and name not in clusters:
-            yield f"clusterSelector: no RayCluster is called {shown(name)}; {nearest(name, clusters)}"
+            yield f"clusterSelector: no RayCluster is called {shown(name)}. {nearest(name, clusters)}"
         if spec.get("backoffLimit"):
-            yield "backoffLimit: given with clusterSelector; allowed: with rayClusterSpec, because each try has its own"
+            yield (
+                "backoffLimit: has no effect with clusterSelector. Allowed: with rayClusterSpec, where each try gets "
+                "a new cluster"
+            )
         if spec.get("submissionMode") == "SidecarMode":
-            yield "submissionMode: given SidecarMode with clusterSelector; allowed: K8sJobMode, HTTPMode"
+            yield "submissionMode: SidecarMode does not work with clusterSelector. Allowed: K8sJobMode, HTTPMode"
 
 
 def _ray_cluster(spec: Mapping[str, Any], claims: Mapping[str, Any]) -> Iterator[str]:
     if "authOptions" not in spec or spec["authOptions"].get("mode", "token") != "token":
-        yield f"authOptions: given {shown(spec.get('authOptions'))}; allowed: {{mode: token}}"
+        yield f"authOptions: {shown(spec.get('authOptions'))} is not valid. Allowed: {{mode: token}}"
     if "rayVersion" not in spec:
         yield "rayVersion: missing; without it KubeRay refuses a token"
     head, workers = spec["headGroupSpec"], spec.get("workerGroupSpecs", [])
     groups = {"headGroupSpec": head} | {f"workerGroupSpecs.{i}": group for i, group in enumerate(workers)}
     output = _environment(head).get("RAYFL_OUTPUT") or ""
     if not output:
-        yield "headGroupSpec.template.spec.containers.0.env: given no RAYFL_OUTPUT; allowed: a folder that all pods see"
+        yield (
+            "headGroupSpec.template.spec.containers.0.env: RAYFL_OUTPUT is missing. Allowed: a folder that all pods see"
+        )
     for place, group in groups.items():
         at = f"{place}.template.spec"
         pod = group["template"].get("spec", {})
@@ -103,9 +108,9 @@ def _ray_cluster(spec: Mapping[str, Any], claims: Mapping[str, Any]) -> Iterator
         yield from (f"{at}.{problem}" for problem in _seen_by_all(pod, output, claims) if output)
         low, high = group.get("minReplicas", 0), group.get("maxReplicas", 2**31 - 1)
         if low > high:
-            yield f"{place}.minReplicas: given {low}; allowed: at most maxReplicas, {high}"
+            yield f"{place}.minReplicas: {low} is not valid. Allowed: at most maxReplicas, {high}"
         elif not low <= group.get("replicas", low) <= high:
-            yield f"{place}.replicas: given {group['replicas']}; allowed: {low} to {high}"
+            yield f"{place}.replicas: {group['replicas']} is not valid. Allowed: {low} to {high}"
 
 
 def _environment(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,30 +124,32 @@ def _volumes(pod: Mapping[str, Any]) -> Iterator[str]:
         for j, mount in enumerate(container.get("volumeMounts", [])):
             if mount["name"] not in volumes:
                 place = f"containers.{i}.volumeMounts.{j}.name"
-                yield f"{place}: no volume is called {shown(mount['name'])}; {nearest(mount['name'], volumes)}"
+                yield f"{place}: no volume is called {shown(mount['name'])}. {nearest(mount['name'], volumes)}"
         for kind in ("requests", "limits"):
             for name, number in container.get("resources", {}).get(kind, {}).items():
                 if "/" in name and not re.fullmatch(r"\d+", str(number)):
-                    yield f"containers.{i}.resources.{kind}.{name}: given {shown(number)}; allowed: a whole number"
+                    yield (
+                        f"containers.{i}.resources.{kind}.{name}: {shown(number)} is not valid. Allowed: a whole number"
+                    )
 
 
 def _seen_by_all(pod: Mapping[str, Any], output: str, claims: Mapping[str, Any]) -> Iterator[str]:
-    """The folder of the results lies on a volume, of the first container, that many nodes may write to."""
+    """Yield a problem if the output folder is not on a volume of the first container that all nodes can write."""
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     mounts = (pod.get("containers") or [{}])[0].get("volumeMounts", [])
     over = [mount for mount in mounts if Path(output).is_relative_to(mount["mountPath"])]
     volume = volumes.get(over[0]["name"], {}) if over else {}
     if not volume or "emptyDir" in volume or "hostPath" in volume:
         yield (
-            f"containers.0.volumeMounts: given no shared volume at {output}, the output folder; allowed: one that all "
+            f"containers.0.volumeMounts: no shared volume at {output}, the output folder. Allowed: one that all "
             "pods see, as a persistentVolumeClaim"
         )
     claim = volume.get("persistentVolumeClaim", {}).get("claimName")
     if claim in claims and "ReadWriteMany" not in claims[claim].get("accessModes", []):
         modes = ", ".join(claims[claim].get("accessModes", []))
-        yield f"volumes: given the claim {claim} with {modes or 'no access mode'}; allowed: with ReadWriteMany"
+        yield f"volumes: the claim {claim} with {modes or 'no access mode'} cannot be shared. Allowed: ReadWriteMany"
 
 
 def summary(documents: list[dict[str, Any]]) -> str:
-    """What a good file holds."""
+    """Return a one-line summary of a valid file."""
     return f"for Kubernetes: {', '.join(map(_title, documents))}"

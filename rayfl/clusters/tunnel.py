@@ -1,4 +1,4 @@
-"""A way to the Jobs API of a cluster: one of our own through the cluster's launcher, or somebody else's."""
+"""Connection to the Jobs API of a cluster: a tunnel through Ray's launcher, or an existing URL."""
 
 import os
 import signal
@@ -15,15 +15,15 @@ from typing import IO
 from rayfl.config import ConfigError
 
 TUNNEL_SECONDS = 180.0
-"""How long a tunnel may take: the cloud is asked where the head is, and ssh tries again for a minute or two."""
+"""Time limit for a tunnel: the cloud is asked for the head's address, and ssh retries for a minute or two."""
 LOOK_SECONDS = 0.5
 LAST_LINES = 5
-"""How much of what a tunnel said an error repeats."""
+"""Lines of the tunnel's output in an error."""
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-"""The `ray` of this environment, which need not be the one on the PATH."""
+"""The `ray` command of this environment."""
 WITH_US = '("$@" < /dev/null; kill -9 0) & cat > /dev/null; kill -9 0'
-"""A shell's line for a command that ends with the process that holds the shell's stdin, however that one dies. Its
-process group goes with it: the ssh that it started."""
+"""Shell line that runs a command and kills its process group, including ssh, when the owner of the shell's stdin
+dies."""
 
 
 def is_url(cluster: str) -> bool:
@@ -31,25 +31,25 @@ def is_url(cluster: str) -> bool:
 
 
 def require_cluster(cluster: str) -> None:
-    """Refuses what is neither a file nor an address."""
+    """Raise ConfigError if `cluster` is neither a file nor a URL."""
     if not is_url(cluster) and not Path(cluster).is_file():
         raise ConfigError(
-            f"--cluster: given {cluster!r}; allowed: a file of Ray's cluster launcher, as clusters/aws.yaml, or "
+            f"--cluster: {cluster!r} is not valid. Allowed: a file of Ray's cluster launcher, as clusters/aws.yaml, or "
             "http://127.0.0.1:8265, where a tunnel to a cluster begins"
         )
 
 
 @contextmanager
 def opened(cluster: str) -> Iterator[str]:
-    """The address of the Jobs API, as http://HOST:PORT. It answers if it is at the end of our own tunnel, which ends
-    with this context. A ConfigError, with what the tunnel said, where none could be made."""
+    """Yield the URL of the Jobs API. A tunnel is checked and ends with the block. Raise ConfigError with the tunnel's
+    output if it cannot be opened."""
     require_cluster(cluster)
     if is_url(cluster):
         yield cluster.rstrip("/")
         return
     port = _free_port()
     with tempfile.TemporaryFile() as said:
-        # in a session of its own: Ctrl-C is for this process, which may still have to speak to the cluster
+        # in its own session: after Ctrl-C this process still needs the tunnel
         process = subprocess.Popen(
             ["sh", "-c", WITH_US, "sh", *RAY, "dashboard", cluster, "--port", str(port)],
             stdin=subprocess.PIPE,
@@ -80,16 +80,16 @@ def _wait(process: subprocess.Popen, port: int, cluster: str, said: IO[bytes]) -
             said.seek(0)
             lines = [line for line in said.read().decode(errors="replace").splitlines() if line.strip()]
             raise ConfigError(
-                f"--cluster {cluster}: no tunnel to it: `ray dashboard {cluster}` "
-                f"{'ended' if ended else f'brought no answer in {TUNNEL_SECONDS:g} seconds'}, with "
-                + ("\n  ".join(["these last lines:", *lines[-LAST_LINES:]]) if lines else "nothing said")
-                + f"\nis the cluster up? `ray up {cluster}` starts it"
+                f"--cluster {cluster}: no tunnel: `ray dashboard {cluster}` "
+                f"{'ended' if ended else f'did not answer in {TUNNEL_SECONDS:g} seconds'}, "
+                + ("\n  ".join(["its last lines:", *lines[-LAST_LINES:]]) if lines else "without output")
+                + f"\nHint: if the cluster is not running, start it by `ray up {cluster}`"
             )
         time.sleep(LOOK_SECONDS)
 
 
 def _answers(port: int) -> bool:
-    """Whether something speaks HTTP at the other end: ssh itself takes a connection before anything is there."""
+    """Return whether HTTP is answered: ssh accepts connections before the other end exists."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             connection.sendall(b"GET /api/version HTTP/1.0\r\n\r\n")

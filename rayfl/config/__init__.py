@@ -1,4 +1,4 @@
-"""Typed, frozen configuration: sections, the classes that a `name` chooses, and the errors a user reads."""
+"""Typed, frozen configuration sections, classes chosen by `name`, and configuration errors."""
 
 from rayfl.config.plain import shown as shown
 from rayfl.config.sections import PLAIN_WORDS as PLAIN_WORDS

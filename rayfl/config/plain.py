@@ -1,4 +1,4 @@
-"""Plain values (sections, lists, text, numbers): read from YAML text within bounds, and shown in errors."""
+"""Plain values (sections, lists, text, numbers): bounded reading of YAML, and formatting for errors."""
 
 import itertools
 import math
@@ -10,51 +10,51 @@ import yaml
 from yaml.resolver import BaseResolver
 
 LARGEST_TEXT = 2**20
-"""Bytes of YAML: 100 times our longest file."""
+"""Maximum size of a YAML text in bytes, 100 times the longest file of rayfl."""
 MOST_VALUES = 200_000
-"""Keys and values in a text. An alias counts as what it stands for, so that short texts cannot grow without end."""
+"""Maximum number of keys and values in a text, with aliases expanded (a short text can expand to a huge one)."""
 DEEPEST = 50
-"""Sections and lists within each other; ours are 6 deep."""
+"""Maximum nesting of sections and lists; the files of rayfl use 6 levels."""
 MOST_CHARACTERS = 200
-"""Of a value in an error."""
+"""Maximum length of a value in an error."""
 
 SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
-"""The tags that a single value may have: no dates, no objects."""
+"""Supported tags of a scalar: no dates, no objects."""
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in an error: of a long one the start."""
+    """Return a value as text for an error, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 def short(value: Any) -> str:
-    """A value as tables and progress have it, in few characters: numbers with three digits."""
+    """Return a value as short text for tables and progress lines; floats have three digits."""
     return f"{value:.3g}" if isinstance(value, float) else value if isinstance(value, str) else shown(value)
 
 
 def last(path: str) -> str:
-    """The end of a dotted path that tells entries of a list apart: lr, 0.width."""
+    """Return the last part of a dotted path, with the index if it follows one: lr, 0.width."""
     *_, before, end = ["", *path.split(".")]
     return f"{before}.{end}" if before.isdecimal() else end
 
 
 def public(text: str) -> str:
-    """Without the users and passwords of the addresses in it."""
+    """Return `text` without the user names and passwords in its URLs."""
     return re.sub(r"//[^/@\s]+@", "//", text)
 
 
 def joined(path: list[Any]) -> str:
-    """A dotted path, whatever its keys are."""
+    """Return the dotted path; long and unprintable keys are quoted."""
     keys = map(str, path)
     return ".".join(key if key.isprintable() and len(key) <= MOST_CHARACTERS else shown(key) for key in keys)
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """The value of a YAML text. `1e-3` is a number, a date is text, a key is text and stands once in its section. A
-    ValueError says where the text is wrong: by line and column, or by the dotted path of a value."""
+    """Return the value of a YAML text. `1e-3` is a number, a date is text, keys are text and unique per section. A
+    ValueError gives the line and column, or the dotted path of the value."""
     if len(text) > LARGEST_TEXT:
-        raise ValueError(f"given more than {LARGEST_TEXT} bytes; allowed: at most that many")
+        raise ValueError(f"the text has more than {LARGEST_TEXT} bytes. Allowed: at most {LARGEST_TEXT}")
     try:
         _check_size(text)
         loader = _Loader(text)
@@ -69,7 +69,7 @@ def read_yaml(text: str | bytes) -> Any:
 
 
 def _check_size(text: str | bytes) -> None:
-    """Before nodes are made of the text: libyaml makes them by recursion, and a deep one ends the process."""
+    """Raise a ValueError for a text that is too deep or too large: libyaml recurses and would crash the process."""
     depth = count = 0
     for event in yaml.parse(text, Loader=_Loader):
         count += isinstance(event, yaml.NodeEvent)
@@ -80,14 +80,14 @@ def _check_size(text: str | bytes) -> None:
 def _within(depth: int, count: int, line: int) -> None:
     if depth > DEEPEST:
         raise ValueError(
-            f"line {line + 1}: given sections or lists more than {DEEPEST} deep; allowed: at most {DEEPEST}"
+            f"line {line + 1}: sections or lists are nested more than {DEEPEST} deep. Allowed: at most {DEEPEST}"
         )
     if count > MOST_VALUES:
-        raise ValueError(f"given more than {MOST_VALUES} keys and values; allowed: at most that many")
+        raise ValueError(f"the text has more than {MOST_VALUES} keys and values. Allowed: at most {MOST_VALUES}")
 
 
 def _value(loader: Any, node: yaml.Node, path: list[Any], count: Iterator[int]) -> Any:
-    """What a node stands for. `path`: where it stands; `count`: counts the values of the whole text."""
+    """Return the value of the node at `path`. `count` counts the values of the whole text."""
     line = node.start_mark.line
     _within(len(path), next(count), line)
     if isinstance(node, yaml.SequenceNode) and node.tag == BaseResolver.DEFAULT_SEQUENCE_TAG:
@@ -96,7 +96,7 @@ def _value(loader: Any, node: yaml.Node, path: list[Any], count: Iterator[int]) 
         return _section(loader, node, path, count)
     if isinstance(node, yaml.ScalarNode) and node.tag in SCALARS:
         return _scalar(loader, node, path)
-    raise ValueError(f"{_place(path, line)}: given the tag {node.tag}; allowed: values without a tag")
+    raise ValueError(f"{_place(path, line)}: the tag {node.tag} is not supported. Allowed: values without a tag")
 
 
 def _section(loader: Any, node: yaml.MappingNode, path: list[Any], count: Iterator[int]) -> dict[str, Any]:
@@ -105,15 +105,15 @@ def _section(loader: Any, node: yaml.MappingNode, path: list[Any], count: Iterat
     for key, value in node.value:
         line = key.start_mark.line
         if not isinstance(key, yaml.ScalarNode):
-            raise ValueError(f"{_place(path, line)}: given a list or a section as a key; allowed: text")
+            raise ValueError(f"{_place(path, line)}: a key is a list or a section. Allowed: text")
         if key.tag != BaseResolver.DEFAULT_SCALAR_TAG:
             written = joined([key.value])
             raise ValueError(
-                f'{_place(path, line)}: given the key {written}; allowed: text, as is "{written}" in quotes'
+                f'{_place(path, line)}: the key {written} is not text. Allowed: text, e.g. "{written}" in quotes'
             )
         below = [*path, key.value]
         if key.value in found:
-            raise ValueError(f"{_place(below, line)}: given before, on line {lines[key.value] + 1}; allowed: once")
+            raise ValueError(f"{_place(below, line)}: the key is already on line {lines[key.value] + 1}. Allowed: once")
         lines[key.value] = line
         found[key.value] = _value(loader, value, below, count)
     return found
@@ -123,11 +123,16 @@ def _scalar(loader: Any, node: yaml.ScalarNode, path: list[Any]) -> Any:
     try:
         value = loader.construct_object(node)
     except (ValueError, KeyError, IndexError):
-        # more digits than Python reads, or what only its tag calls a number
+        # more digits than Python reads, or text that is tagged as a number
         value = math.nan
+    if ":" in node.value and isinstance(value, int | float):
+        # YAML 1.1 reads 1:30 as 90
+        return node.value
     if isinstance(value, int) and abs(value) >= 2**63 or isinstance(value, float) and not math.isfinite(value):
         place = _place(path, node.start_mark.line)
-        raise ValueError(f"{place}: given {joined([node.value])}; allowed: finite numbers, whole ones below 2**63")
+        raise ValueError(
+            f"{place}: {joined([node.value])} is not valid. Allowed: finite numbers, whole ones below 2**63"
+        )
     return value
 
 
@@ -136,7 +141,7 @@ def _place(path: list[Any], line: int) -> str:
 
 
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, unless PyYAML was built without it."""
+"""The loader of libyaml. Default without libyaml: the loader in Python."""
 
 
 class _Loader(_Fastest):
@@ -146,7 +151,7 @@ class _Loader(_Fastest):
     }
 
 
-# YAML 1.1 wants a dot in a float and reads 1e-3 as text
+# YAML 1.1 requires a dot in a float and reads 1e-3 as text
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$"),

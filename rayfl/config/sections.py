@@ -1,8 +1,7 @@
-"""Typed, frozen configuration, and errors that say where, what was given, what is allowed.
+"""Typed, frozen configuration sections, and errors with the place, the problem and the allowed values.
 
-A section of a YAML file is a `Config`; its fields are documented under each field. A section whose `name` chooses
-its class is a `Named`, and a `Kind` finds that class: ours, or one of a user's package. Nothing here knows the
-sections: they stand beside what they configure.
+A section of a YAML file is a `Config`. A section whose `name` chooses its class is a `Named`; a `Kind` finds that class
+in rayfl or in a package of the user. The sections themselves are defined beside the code that they configure.
 """
 
 import contextlib
@@ -13,6 +12,7 @@ import itertools
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
@@ -29,9 +29,9 @@ from pydantic_core import PydanticCustomError, core_schema
 from rayfl.config.plain import DEEPEST, LARGEST_TEXT, joined, read_yaml, shown
 
 MOST_PLACES = 10
-"""Wrong places that one error names."""
+"""Maximum number of places in one error."""
 MOST_NAMES = 50
-"""Known names that one line lists."""
+"""Maximum number of names in one list of allowed names."""
 
 PLAIN_WORDS = {
     "bool_parsing": "true or false",
@@ -58,20 +58,18 @@ PLAIN_WORDS = {
     "too_short": "a length of at least {min_length}",
     "tuple_type": "a list",
 }
-"""pydantic's type of an error -> what is allowed, in plain words."""
+"""Error type of pydantic -> description of the allowed values."""
 
 RESERVED = (".", "..", "artifacts", "mlflow.db")
-"""Names in an output folder that no run may have."""
+"""Names in an output folder that are not allowed for runs."""
 
 
 class ConfigError(ValueError):
-    """Bad input of the user: the command line prints it and exits with 2. One that a validator raises names its place
-    from the section that is parsed."""
+    """Invalid input; the command line exits with 2. In a validator, the place is relative to the parsed section."""
 
 
 def _numbers(schema: Any) -> Any:
-    """pydantic's schema, where no number is true or false and whole numbers have 64 bits. A section within a section
-    is a reference here: it has its own."""
+    """Return pydantic's schema without booleans as numbers and with integers of 64 bits."""
     if isinstance(schema, list | tuple):
         return type(schema)(map(_numbers, schema))
     if not isinstance(schema, dict):
@@ -80,28 +78,21 @@ def _numbers(schema: Any) -> Any:
     if kind == "int":
         low = {} if "gt" in schema else {"ge": -(2**63)}
         high = {} if "lt" in schema else {"le": 2**63 - 1}
-        return core_schema.no_info_before_validator_function(_whole, low | high | schema)  # pyright: ignore
+        return core_schema.no_info_before_validator_function(partial(_no_bool, "a whole number"), low | high | schema)  # pyright: ignore
     if kind == "float":
-        return core_schema.no_info_before_validator_function(_real, schema)  # pyright: ignore
+        return core_schema.no_info_before_validator_function(partial(_no_bool, "a number"), schema)  # pyright: ignore
     data = ("default", "expected", "metadata") if isinstance(kind, str) else ()
     return {key: part if key in data else _numbers(part) for key, part in schema.items()}
 
 
-def _whole(value: Any) -> Any:
+def _no_bool(allowed: str, value: Any) -> Any:
     if isinstance(value, bool):
-        raise PydanticCustomError("bool_for_int", "Input should be a whole number")
-    return value
-
-
-def _real(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise PydanticCustomError("bool_for_float", "Input should be a number")
+        raise PydanticCustomError("bool_for_number", "{allowed}", {"allowed": allowed})
     return value
 
 
 class Config(BaseModel):
-    """A frozen section of a configuration. Unknown keys are refused; true and false are not numbers; whole numbers fit
-    into 64 bits."""
+    """A frozen configuration section. Unknown keys are errors, booleans are not numbers, integers have 64 bits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -111,14 +102,14 @@ class Config(BaseModel):
 
 
 class Named(Config):
-    """A section whose `name` chooses its class. A class of ours says `name: Literal["fedavg"] = "fedavg"`. A class of
-    a user's package leaves the field: its name is "package.module:Class"."""
+    """A section whose `name` chooses its class. Classes of rayfl define `name: Literal["fedavg"] = "fedavg"`; a class
+    of another package omits the field and has the name "package.module:Class"."""
 
     name: str = ""
 
     @classmethod
     def own_name(cls) -> str:
-        """The one name of this class's instances."""
+        """Return the name of all instances of this class."""
         return cls.model_fields["name"].default or f"{cls.__module__}:{cls.__qualname__}"
 
     @model_validator(mode="before")
@@ -140,19 +131,19 @@ N = TypeVar("N", bound=Named)
 
 @dataclass(frozen=True)
 class Kind(Generic[N]):
-    """The classes that a section's `name` may choose: Kind("method", Method, METHODS, "rayfl.methods")."""
+    """The classes that the `name` of a section can choose: Kind("method", Method, METHODS, "rayfl.methods")."""
 
     what: str
-    """What they are called in errors."""
+    """Term for these classes in errors."""
     base: type[N]
-    """Each of them is a concrete subclass of this."""
+    """Base class of all of them."""
     ours: Mapping[str, type[N]]
-    """Name -> class. These win over entry points of the same name."""
+    """Name -> class of rayfl. These take precedence over entry points of the same name."""
     group: str
-    """The group of entry points by which installed packages offer theirs."""
+    """Entry point group for classes of installed packages."""
 
     def known(self) -> dict[str, type[N]]:
-        """Name -> class: the entry points that load, and ours."""
+        """Return name -> class for the classes of rayfl and the entry points that can be loaded."""
         found = {}
         for point in self._points():
             with contextlib.suppress(ConfigError):
@@ -160,8 +151,8 @@ class Kind(Generic[N]):
         return found | dict(self.ours)
 
     def find(self, name: Any, where: str) -> type[N]:
-        """The class of ours or of an entry point by its name, or any class as "package.module:Class". A ConfigError
-        says why there is none: no such name, an import that fails, not a subclass of `base`, abstract methods."""
+        """Return the class of this name in rayfl or the entry points, or any class as "package.module:Class". A
+        ConfigError gives the reason: unknown name, failed import, not a subclass of `base`, abstract methods."""
         if isinstance(name, str):
             if name in self.ours:
                 return self.ours[name]
@@ -170,17 +161,17 @@ class Kind(Generic[N]):
                     return self._checked(point.load, name, where)
             if ":" in name:
                 return self._checked(lambda: pkgutil.resolve_name(name), name, where)
-        raise ConfigError(f"{where}: no {self.what} is called {shown(name)}; {nearest(name, self.known())}")
+        raise ConfigError(f"{where}: no {self.what} is called {shown(name)}. {nearest(name, self.known())}")
 
     def read(self, value: Any, where: str) -> N:
-        """An instance of `base`: given as one, by its bare name, or as a mapping {"name": ..., options}."""
+        """Return an instance of `base` from an instance, a name, or a mapping {"name": ..., options}."""
         if isinstance(value, self.base):
             return value
         if isinstance(value, str):
             value = {"name": value}
         if not isinstance(value, Mapping) or "name" not in value:
-            known = nearest("", self.known())
-            raise ConfigError(f"{where}: given {shown(value)}; allowed: a mapping with a name; {known}")
+            allowed = f"a mapping with a `name`, one of: {_names(self.known())}"
+            raise ConfigError(f"{where}: {shown(value)} is not valid. Allowed: {allowed}")
         cls = self.find(value["name"], _join(where, ["name"]))
         return parse(cls, dict(value) | {"name": cls.own_name()}, where)
 
@@ -188,37 +179,37 @@ class Kind(Generic[N]):
         return importlib.metadata.entry_points(group=self.group)
 
     def _checked(self, load: Callable[[], Any], name: str, where: str) -> type[N]:
-        """The class that `load` imports, if `name` may choose it."""
-        given = f"{where}: given {shown(name)}, which"
+        """Return the class that `load` imports; a ConfigError if `name` cannot choose it."""
+        start = f"{where}: {shown(name)}"
         try:
             cls = load()
         except (Exception, SystemExit) as error:
             reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             raise ConfigError(
-                f"{given} cannot be imported ({reason}); allowed: package.module:Class of a package that is installed "
-                "or whose folder is in PYTHONPATH"
+                f"{start} cannot be imported ({reason}). Allowed: package.module:Class of a package that is installed "
+                "or in a folder of PYTHONPATH"
             ) from None
         base = f"{self.base.__module__}:{self.base.__qualname__}"
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
-            raise ConfigError(f"{given} is not a subclass of {base}; allowed: a class that is one")
+            raise ConfigError(f"{start} is not a subclass of {base}. Allowed: its subclasses")
         if inspect.isabstract(cls):
             lacking = _names(cls.__abstractmethods__)
-            raise ConfigError(f"{given} does not define {lacking}; allowed: a class that defines all that {base} asks")
+            raise ConfigError(f"{start} does not define {lacking}. Allowed: classes without abstract methods")
         own, dotted = cls.own_name(), f"{cls.__module__}:{cls.__qualname__}"
         offered = any((point.name, point.value) == (own, dotted) for point in self._points())
         if own not in (name, dotted) and self.ours.get(own) is not cls and not offered:
             raise ConfigError(
-                f"{given} is called {shown(own)} by its field `name`; allowed: a class without this field, or that "
-                f"name for an entry point of {self.group}"
+                f"{start} has the field `name` with the default {shown(own)}. Allowed: a class without this field, or "
+                f"an entry point of {self.group} with this name"
             )
         return cls
 
 
 def parse(cls: type[C], given: Any, where: str) -> C:
-    """`given` (what YAML held) as a `cls`. `where` is the file and path for the error, "exp.yaml: model"."""
+    """Return the plain values `given` as a `cls`. `where`: file and path for errors, "exp.yaml: model"."""
     keys = _keys(cls)
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}: given {shown(given)}; allowed: a mapping with the keys {_names(keys)}")
+        raise ConfigError(f"{where}: {shown(given)} is not valid. Allowed: a mapping with the keys {_names(keys)}")
     if internal := [key for key in given if key in cls.model_fields and key not in keys]:
         raise ConfigError(_unknown(_join(where, internal[:1]), internal[0], cls))
     try:
@@ -228,34 +219,35 @@ def parse(cls: type[C], given: Any, where: str) -> C:
 
 
 def choose(registry: Mapping[str, Any], name: Any, where: str, what: str) -> Any:
-    """`registry[name]`, or an error that lists the known names and the nearest one."""
+    """Return `registry[name]`. A ConfigError lists the known names and the nearest one."""
     if not isinstance(name, str) or name not in registry:
-        raise ConfigError(f"{where}: no {what} is called {shown(name)}; {nearest(name, registry)}")
+        raise ConfigError(f"{where}: no {what} is called {shown(name)}. {nearest(name, registry)}")
     return registry[name]
 
 
 def nearest(given: Any, known: Iterable[str]) -> str:
-    """ "did you mean 'x'? known: ..." """
+    """Return "Did you mean 'x'? Allowed: ..."."""
     known = list(known)
     longer = [name for name in known if name.startswith(str(given))] if given else []
-    close = longer or difflib.get_close_matches(str(given), known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {_names(known)}"
+    initials = "".join(word[:1] for word in str(given).split("_"))
+    close = longer or difflib.get_close_matches(str(given), known, n=1) or [name for name in known if name == initials]
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Allowed: {_names(known)}"
 
 
 def component(text: Any, where: str) -> str:
-    """`text`, if it can be the name of a file or folder on every machine."""
+    """Return `text` if it is a valid name of a file or folder on every system."""
     good = isinstance(text, str) and text not in ("", *RESERVED) and text.isprintable() and not set(text) & {"/", "\\"}
     if not good or len(text.encode()) > 150:
         raise ConfigError(
-            f"{where}: given {shown(text)}; allowed: the name of a folder: 1 to 150 bytes of printable text without / "
-            f"and \\, and none of {_names(RESERVED)}"
+            f"{where}: {shown(text)} is not valid. Allowed: the name of a folder, 1 to 150 bytes of printable text "
+            f"without / and \\, except {_names(RESERVED)}"
         )
     return text
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping. `1e-3` is a number; keys are text, each given once."""
+    """Return the mapping in a YAML file. `1e-3` is a number; keys are text and unique."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -264,17 +256,17 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     given = _read(text, str(path))
     if not isinstance(given, dict):
-        found = "nothing" if given is None else shown(given)
-        raise ConfigError(f"{path}: given {found}; allowed: a mapping of sections")
+        problem = "the file is empty" if given is None else f"{shown(given)} is not valid"
+        raise ConfigError(f"{path}: {problem}. Allowed: a mapping of sections")
     return given
 
 
 def set_path(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of `given` with `value` at a dotted path: "training.lr", or into a list "method.submodels.0.width".
-    Missing sections are made; of a list only what is there can be changed."""
+    """Return a copy of `given` with `value` at a dotted path: "training.lr" or "method.submodels.0.width".
+    Missing sections are created; list entries must exist."""
     parts = path.split(".")
     if len(parts) > DEEPEST:
-        raise ConfigError(f"{shown(path)}: given a path of {len(parts)} parts; allowed: at most {DEEPEST}")
+        raise ConfigError(f"{shown(path)}: the path has {len(parts)} parts. Allowed: at most {DEEPEST}")
     return _set(given, parts, 0, value)
 
 
@@ -286,35 +278,35 @@ def _read(text: str | bytes, where: str) -> Any:
 
 
 def _set(given: Any, path: list[str], depth: int, value: Any) -> Any:
-    """`given`, which stands `depth` deep in the path, with `value` below it."""
+    """Return `given`, the value at the first `depth` parts of the path, with `value` set below it."""
     if depth == len(path):
         return value
     where, at, key = ".".join(path), ".".join(path[:depth]), path[depth]
     if isinstance(given, list | tuple):
         places = {str(i): i for i in range(len(given))}
         if key not in places:
-            allowed = f"0 to {len(given) - 1}" if given else "nothing, because it is empty"
-            raise ConfigError(f"{where}: {at} is a list, given its entry {key!r}; allowed: {allowed}")
+            allowed = f"0 to {len(given) - 1}" if given else "no entry, because the list is empty"
+            raise ConfigError(f"{where}: {at} is a list without the entry {key!r}. Allowed: {allowed}")
         i = places[key]
         return [*given[:i], _set(given[i], path, depth + 1, value), *given[i + 1 :]]
     if given is None and key.isdecimal():
-        raise ConfigError(f"{where}: {at} is not given, so it has no entry {key}; write its list first")
+        raise ConfigError(f"{where}: {at} is not set and has no entry {key}. Hint: set the whole list")
     section = given or {}
     if not isinstance(section, dict):
-        raise ConfigError(f"{where}: {at} is {shown(given)}, not a section")
+        raise ConfigError(f"{where}: {at} is {shown(given)}. Allowed: a section")
     return section | {key: _set(section.get(key), path, depth + 1, value)}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """ "training.lr=1e-2" from the command line as ("training.lr", 0.01); the value is read as YAML."""
+    """Return "training.lr=1e-2" as ("training.lr", 0.01); the value is read as YAML."""
     path, equals, value = text.partition("=")
     if not equals or not path:
-        raise ConfigError(f"--set {shown(text)}: allowed: path=value, e.g. training.lr=0.05")
+        raise ConfigError(f"--set: {shown(text)} is not valid. Allowed: path=value, e.g. training.lr=0.05")
     return path.strip(), _read(value, f"--set {shown(text)}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[str]:
-    """The dotted paths at which two plain configurations differ, as "path: old -> new"."""
+    """Return the differences of two plain configurations as "dotted.path: old -> new"."""
     found = []
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)
@@ -326,8 +318,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") ->
 
 
 def explain(cls: type[BaseModel], given: Any, where: str, error: ValidationError) -> str:
-    """A line for each thing that is wrong. Where one of several types is allowed, they share it; where `given` got as
-    far as a part of one of them, that part counts."""
+    """Return one line per error. Several allowed types of one field share a line; if `given` matches one of them in
+    part, only the errors inside that part are reported."""
     wrong: dict[tuple[Any, ...], list[Any]] = {}
     for e in error.errors(include_url=False):
         wrong.setdefault(tuple(_path(given, e)), []).append(e)
@@ -342,17 +334,17 @@ def explain(cls: type[BaseModel], given: Any, where: str, error: ValidationError
 
 
 def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str, str]:
-    """What is wrong, and what would be right."""
+    """Return the start of an error's line, and the allowed values."""
     path = _path(given, error)
     place = _join(where, path)
     if error["type"] in ("extra_forbidden", "invalid_key"):
         return _unknown(place, path[-1], _owner(cls, path[:-1])), ""
     if error["type"] == "missing":
-        return f"{place}: missing; it has no default", ""
+        return f"{place}: a value is required", ""
     context = error.get("ctx", {})
     if isinstance(context.get("error"), ConfigError):
         return "\n".join(f"{where}: {line}" for line in str(context["error"]).split("\n")), ""
-    return f"{place}: given {shown(error['input'])}; allowed: ", _allowed(error, context)
+    return f"{place}: {shown(error['input'])} is not valid. Allowed: ", _allowed(error, context)
 
 
 def _allowed(error: Any, context: Mapping[str, Any]) -> str:
@@ -366,7 +358,7 @@ def _allowed(error: Any, context: Mapping[str, Any]) -> str:
 
 
 def _path(given: Any, error: Any) -> list[Any]:
-    """Where in `given` the error is. pydantic also names the type that it tried, of several."""
+    """Return the path of the error in `given`, without the names of union members that pydantic adds."""
     is_missing = error["type"] == "missing"
     path: list[Any] = []
     for part in error["loc"][:-1] if is_missing else error["loc"]:
@@ -377,11 +369,11 @@ def _path(given: Any, error: Any) -> list[Any]:
 
 
 def _unknown(place: str, key: Any, cls: type[BaseModel]) -> str:
-    return f"{place}: unknown key {shown(key)}; {nearest(key, _keys(cls))}"
+    return f"{place}: unknown key {shown(key)}. {nearest(key, _keys(cls))}"
 
 
 def _join(where: str, path: Iterable[Any]) -> str:
-    """ "exp.yaml: training.lr": only the file is set off by a colon."""
+    """Return "exp.yaml: training.lr": a colon follows the file only."""
     path = joined(list(path))
     if not path:
         return where
@@ -389,7 +381,7 @@ def _join(where: str, path: Iterable[Any]) -> str:
 
 
 def _keys(cls: type[BaseModel]) -> list[str]:
-    """The fields that a user may give; excluded ones are filled in by rayfl."""
+    """Return the fields that users can set; excluded ones are set by rayfl."""
     return [name for name, field in cls.model_fields.items() if not field.exclude]
 
 
@@ -402,7 +394,7 @@ def _owner(cls: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel]:
 
 
 def kinds_of(annotation: Any) -> Iterator[type]:
-    """The classes that a type names, inside unions and lists as well."""
+    """Yield the classes in a type, including those inside unions and lists."""
     if isinstance(annotation, type) and not get_args(annotation):
         yield annotation
     for inner in get_args(annotation):

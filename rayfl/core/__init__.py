@@ -1,6 +1,6 @@
-"""The idea: named axes, networks cut along them, selections of coordinates, and the mean over their holders.
+"""Named axes, submodels cut along them, and aggregation over the holders of each coordinate.
 
-What a method or a model of your own package needs of it is imported from here.
+Methods and models of other packages import from here.
 """
 
 from rayfl.core.axes import Axis as Axis

@@ -1,13 +1,12 @@
-"""Named axes: a model says once, where a layer is made, what every dimension of its parameters is.
+"""Named axes: a model declares the axis of every dimension of its parameters where it creates a layer.
 
-Two layers that share an `Axis` are cut together: everything that is added along a residual stream, a norm
-and what it normalises, a linear layer and the layer before it. From the names alone the rest of rayfl cuts
-any model (HeteroFL section 3), with no index walking by layer name.
+Layers that share an `Axis` are cut together: all layers that are added along a residual stream, a norm and its input, a
+linear layer and the layer before it. rayfl can therefore cut any model (HeteroFL section 3) without code per layer.
 
     image, channels = Axis.fixed("image", 3), net.axis("stage1", 64)
     self.conv = conv(image, channels, 3, padding=1)          # weight: [stage1, image, 3, 3]
     self.norm = norm("static_bn", channels)                  # weight, bias: [stage1]
-    self.head = linear(channels.repeat(16), classes)         # a flatten: 16 columns a channel
+    self.head = linear(channels.repeat(16), classes)         # after a flatten: 16 columns per channel
 """
 
 import functools
@@ -21,16 +20,15 @@ from torch import nn
 from rayfl.core.norms import StaticBatchNorm
 
 CLASSES = "classes"
-"""The name of the axis of classes: what label-aware methods look for."""
+"""Name of the axis of classes, used by label-aware methods."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of parameters, in the network at hand.
+    """One dimension of parameters, with `size` positions in this network.
 
-    `size` positions can be cut. A tensor dimension of this axis is `groups * size * copies` long: every
-    group (an attention head) keeps the same positions, and every position stands for `copies` neighbours
-    (the pixels of a flattened channel).
+    A tensor dimension of this axis has the length `groups * size * copies`: every group (an attention head) keeps the
+    same positions, and every position stands for `copies` neighbours (the pixels of a flattened channel).
     """
 
     name: str
@@ -41,11 +39,11 @@ class Axis:
 
     @classmethod
     def fixed(cls, name: str, size: int) -> "Axis":
-        """An axis that is never cut: classes, image channels, a vocabulary, positions."""
+        """Return an axis that is never cut: classes, image channels, a vocabulary, positions."""
         return cls(name, size, is_fixed=True)
 
     def repeat(self, copies: int) -> "Axis":
-        """The axis after a flatten of `copies` pixels a channel."""
+        """Return the axis after a flatten of `copies` pixels per channel."""
         return replace(self, copies=self.copies * copies)
 
     @property
@@ -54,17 +52,17 @@ class Axis:
 
 
 def size_at(width: float, full: int, rounding: Literal["up", "down"] = "up") -> int:
-    """ceil(width * full), or floor, without the channel that binary noise would add or take."""
+    """Return ceil(width * full), or floor, robust to rounding errors of floating point numbers."""
     size = math.ceil(width * full - 1e-9) if rounding == "up" else math.floor(width * full + 1e-9)
     if size < 1:
-        raise ValueError(f"width {width} leaves no channel of {full}; the smallest is {1 / full:.6g}")
+        raise ValueError(f"width {width} leaves no channel of {full}. Allowed: at least {1 / full:.6g}")
     return size
 
 
 M = TypeVar("M", bound=nn.Module)
 
 Dims = tuple[Axis | None, ...]
-"""The axes of one tensor; None for a dimension that is not an axis (a kernel's height and width)."""
+"""Axes of one tensor; None for a dimension without an axis (height and width of a kernel)."""
 
 
 def conv(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv2d:
@@ -85,10 +83,10 @@ NORMS = ("static_bn", "group", "instance", "layer", "none")
 
 
 def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
-    """A norm over `channels` of a feature map [B, C, H, W]. One of `NORMS`.
+    """Return a norm over `channels` of a feature map [B, C, H, W], one of `NORMS`.
 
-    `instance` and `layer` are GroupNorm with a group a channel and with one group (HeteroFL Table 4);
-    `groups` is for `group` only. A narrow network's groups are not the wide one's.
+    `instance` and `layer` are GroupNorm with one group per channel and with one group (HeteroFL Table 4). `groups`:
+    only for `group`, whose groups contain other channels in narrow networks than in wide ones.
     """
     if kind == "none":
         return nn.Identity()
@@ -98,21 +96,20 @@ def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
         count = {"group": groups, "instance": channels.length, "layer": 1}[kind]
         if channels.length % count:
             raise ValueError(
-                f"norm 'group' needs channels that divide by {count}, but axis {channels.name!r} has "
-                f"{channels.length} at this width; take larger capacities or another norm"
+                f"norm 'group' needs a multiple of {count} channels, but axis {channels.name!r} has {channels.length} "
+                "at this width. Hint: use larger capacities or another norm"
             )
         layer = nn.GroupNorm(count, channels.length)
     return declare(layer, weight=(channels,), bias=(channels,))
 
 
 def layer_norm(features: Axis) -> nn.LayerNorm:
-    """LayerNorm over the last dimension (of a transformer)."""
+    """Return a LayerNorm over the last dimension (of a transformer)."""
     return declare(nn.LayerNorm(features.length), weight=(features,), bias=(features,))
 
 
 def axes_of(network: nn.Module) -> dict[str, Dims]:
-    """The axes of every parameter, by its first name if it has several. A parameter whose module declares none is an
-    error that names it."""
+    """Return the axes of every parameter, by its first name. A ValueError names a parameter without axes."""
     found, names = {}, {name for name, _ in network.named_parameters()}
     for path, module in network.named_modules():
         declared: Mapping[str, Dims] = getattr(module, "axes", {})
@@ -123,14 +120,14 @@ def axes_of(network: nn.Module) -> dict[str, Dims]:
             if dims is None:
                 raise ValueError(
                     f"{type(network).__name__}: the parameter {name!r} {list(tensor.shape)} of a "
-                    f"{type(module).__name__} declares no axes; build it with rayfl.conv, "
-                    "rayfl.linear, rayfl.norm, ... or say `declare(module, parameter=(Axis, ...))`"
+                    f"{type(module).__name__} has no axes. Hint: create the layer with rayfl.conv, rayfl.linear, "
+                    "rayfl.norm, ..., or call `declare(module, parameter=(Axis, ...))`"
                 )
             lengths = [axis.length if axis else size for axis, size in zip(dims, tensor.shape, strict=False)]
             if len(dims) != tensor.dim() or lengths != list(tensor.shape):
                 raise ValueError(
-                    f"{type(network).__name__}: the parameter {name!r} is {list(tensor.shape)} but its "
-                    f"axes {[axis.name if axis else None for axis in dims]} say {lengths}"
+                    f"{type(network).__name__}: the parameter {name!r} has shape {list(tensor.shape)}, but its "
+                    f"axes {[axis.name if axis else None for axis in dims]} have shape {lengths}"
                 )
             found[name] = dims
     return found
@@ -145,12 +142,12 @@ class Layout:
 
     @functools.cached_property
     def axes(self) -> dict[str, Axis]:
-        """Every axis that can be cut, by name, once."""
+        """All axes that can be cut, by name."""
         return {a.name: a for dims in self.dims.values() for a in dims if a and not a.is_fixed}
 
     @functools.cached_property
     def classifier(self) -> tuple[str, ...]:
-        """The parameters that have a row a class."""
+        """Parameters with one row per class."""
         return tuple(name for name, dims in self.dims.items() if dims and dims[0] and dims[0].name == CLASSES)
 
 
@@ -159,7 +156,7 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 def declare(layer: M, **axes: Dims) -> M:
-    """Says what every dimension of a layer's own parameters is, by the parameter's name; any module may be declared so.
+    """Declare the axes of a module's own parameters, by parameter name, and return the module.
 
     >>> channels = Axis("channels", 8)
     >>> declare(nn.PReLU(8), weight=(channels,)).axes["weight"]

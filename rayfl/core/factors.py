@@ -1,8 +1,7 @@
-"""Products of low rank: what servers of low-rank adapters compute of factors, without the large matrix.
+"""Linear algebra of low-rank products for servers of low-rank adapters, without the large matrix.
 
-A product P = L R has factors L [m, q] and R [q, n]; where R is None, L is the product itself. An adapter is P = s B A
-with B [m, r] and A [r, n]. Everything is worked out in float64 on the CPU, whatever comes in, so that a result does not
-depend on where it was asked for.
+A product P = L R has factors L [m, q] and R [q, n]; if R is None, L is the product itself. An adapter is P = s B A with
+B [m, r] and A [r, n]. All computations are in float64 on the CPU, so that results do not depend on the device.
 """
 
 from typing import NamedTuple, Self
@@ -11,8 +10,8 @@ import torch
 
 
 class SVD(NamedTuple):
-    """U diag(s) V^T: columns of U and rows of V^T are orthonormal, s falls. The largest entry of every column of U is
-    positive, so that equal products have equal factors."""
+    """U diag(s) V^T with orthonormal columns of U and rows of V^T, and s in descending order. The largest entry of
+    each column of U is positive, so that equal products have equal factors."""
 
     u: torch.Tensor
     """[m, q]"""
@@ -22,23 +21,22 @@ class SVD(NamedTuple):
     """[q, n]"""
 
     def truncated(self, rank: int) -> Self:
-        """The best approximation of this rank; itself if it has no more."""
+        """Return the best approximation of this rank."""
         return self._make((self.u[:, :rank], self.s[:rank], self.vt[:rank]))
 
     @property
     def rank(self) -> int:
-        """How many singular values are not 0, but for rounding."""
+        """Number of nonzero singular values, up to rounding."""
         return int((self.s > 1e-12 * self.s[:1]).sum())
 
     def rank_of(self, energy: float) -> int:
-        """The smallest rank whose squared singular values add up to the share `energy` of all (FLoRIST)."""
+        """Return the smallest rank whose squared singular values have the fraction `energy` of the sum (FLoRIST)."""
         shares = self.s.square().cumsum(0)
         return int((shares < energy * shares[-1:] * (1 - 1e-12)).sum()) + 1 if self.rank else 0
 
 
 def svd(left: torch.Tensor, right: torch.Tensor | None) -> SVD:
-    """Of the product [m, n], exactly: by the QR decompositions of both factors, or of the product itself where that is
-    no larger."""
+    """Return the exact SVD of the product [m, n], by QR decompositions of the factors if q < min(m, n)."""
     left, right = _double(left), None if right is None else _double(right)
     if right is not None and left.shape[1] < min(len(left), right.shape[1]):
         (of_left, small_left), (of_right, small_right) = torch.linalg.qr(left), torch.linalg.qr(right.T)
@@ -52,8 +50,8 @@ def svd(left: torch.Tensor, right: torch.Tensor | None) -> SVD:
 
 
 def refactored(found: SVD, a: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """B [m, r] and A [r, n] with scale B A = the product, truncated to the rank r of `a` [r, n]. All singular values
-    are on B, and A has orthonormal rows (FlexLoRA); where the product has no r directions A keeps the rows of `a`."""
+    """Return B [m, r] and A [r, n] with scale B A = the product, truncated to the rank r of `a` [r, n]. B contains the
+    singular values, A has orthonormal rows (FlexLoRA). If the rank of the product is lower, A keeps rows of `a`."""
     rank = min(found.rank, len(a))
     u, s, vt = found.truncated(rank)
     b = u.new_zeros(len(u), len(a))
@@ -62,7 +60,7 @@ def refactored(found: SVD, a: torch.Tensor, scale: float) -> tuple[torch.Tensor,
 
 
 def norm(left: torch.Tensor, right: torch.Tensor | None) -> float:
-    """The Frobenius norm of the product."""
+    """Return the Frobenius norm of the product."""
     left = _double(left)
     if right is None:
         return float(left.norm())
@@ -71,14 +69,14 @@ def norm(left: torch.Tensor, right: torch.Tensor | None) -> float:
 
 
 def importance(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """||b_j a_j||_F = ||b_j|| ||a_j|| of every component of B [m, r] and A [r, n]: [r]."""
+    """Return ||b_j a_j||_F = ||b_j|| ||a_j|| [r] of all components of B [m, r] and A [r, n]."""
     return b.norm(dim=0) * a.norm(dim=1)
 
 
 def ridge(
     left: torch.Tensor, right: torch.Tensor | None, b: torch.Tensor, a: torch.Tensor, strength: float
 ) -> torch.Tensor:
-    """The D [m, r] that minimises ||P - (B + D) A||_F^2 + strength ||D||_F^2 (LoRA-FAIR by least squares):
+    """Return the D [m, r] that minimises ||P - (B + D) A||_F^2 + strength ||D||_F^2 (LoRA-FAIR by least squares):
     (P - B A) A^T (A A^T + strength I)^-1."""
     b, a = _double(b), _double(a)
     error = _along(left, right, a) - b @ (a @ a.T)
@@ -95,10 +93,10 @@ def by_cosine(
     lr: float,
     steps: int,
 ) -> torch.Tensor:
-    """The D [m, r] to which so many steps from 0 bring 1 - cos(P, (B + D) A) + strength ||D||_F (LoRA-FAIR): each goes
-    down the cosine's gradient and then shortens D by lr * strength, down to 0, which is the proximal step of a norm."""
+    """Return the D [m, r] after `steps` descent steps from 0 on 1 - cos(P, (B + D) A) + strength ||D||_F (LoRA-FAIR).
+    A step follows the gradient of the cosine, then shortens D by lr * strength, at most to 0: the proximal step."""
     b, a = _double(b), _double(a)
-    # <P, X A> = <P A^T, X>, and ||X A||^2 = <X, X A A^T>: nothing of the product's size
+    # <P, X A> = <P A^T, X>, and ||X A||^2 = <X, X A A^T> avoid tensors of the product's size
     toward, gram, length = _along(left, right, a), a @ a.T, norm(left, right)
     d = torch.zeros_like(b)
     if not length or not toward.any():
@@ -116,7 +114,7 @@ def by_cosine(
 
 
 def _along(left: torch.Tensor, right: torch.Tensor | None, a: torch.Tensor) -> torch.Tensor:
-    """P A^T [m, r]."""
+    """Return P A^T [m, r]."""
     return _double(left) @ (a.T if right is None else _double(right) @ a.T)
 
 

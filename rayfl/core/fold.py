@@ -1,9 +1,9 @@
-"""Aggregation of a round's updates: sums, covers, and the holder mean that serves all methods.
+"""Aggregation of the updates of a round by the holder mean, shared by all methods.
 
     x_new = sum_k w_k S_k^T y_k / sum_k w_k S_k^T 1;    a coordinate without holders keeps its value
 
-Updates are streamed: those of equal selections are summed pairwise into one `Update` (`PairwiseSum`), which the server
-adds to a `Fold`, selection by selection.
+Updates are streamed: those with equal selections are summed pairwise (`PairwiseSum`), and the server adds the sums to a
+`Fold`.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -17,21 +17,21 @@ from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, Tensors, nbytes
 
 ClientState = Mapping[str, Tensors]
-"""What a client keeps: groups of tensors."""
+"""State of a client between rounds: groups of tensors."""
 
 Over = Literal["holders", "all"]
-"""Whose weights a mean is divided by."""
+"""Denominator of a mean: weights of the holders of each coordinate, or of all clients."""
 
 State = dict
-"""Group ("params", ...) -> name -> tensor: what the server holds, checkpointed as it is."""
+"""State of the server, as in checkpoints: group ("params", ...) -> name -> tensor."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """A sum of products of low rank. It adds up by lengthening its factors, and is a matrix where that is smaller."""
+    """A sum of low-rank products. Addition concatenates the factors, or stores the matrix if that is smaller."""
 
     left: torch.Tensor
-    """[out, q]; the sum itself, [out, in], where `right` is None."""
+    """[out, q]; the sum [out, in] itself if `right` is None."""
     right: torch.Tensor | None
     """[q, in]."""
 
@@ -39,19 +39,16 @@ class Factors:
         if self.right is None or other.right is None:
             return Factors(self.dense() + other.dense(), None)
         joined = Factors(torch.cat([self.left, other.left], 1), torch.cat([self.right, other.right]))
-        return (
-            joined
-            if joined.nbytes < self.left.shape[0] * self.right.shape[1] * self.left.element_size()
-            else (Factors(joined.dense(), None))
-        )
+        dense_bytes = self.left.shape[0] * self.right.shape[1] * self.left.element_size()
+        return joined if joined.nbytes < dense_bytes else Factors(joined.dense(), None)
 
     def dense(self) -> torch.Tensor:
-        """The sum [out, in]."""
+        """Return the sum [out, in]."""
         return self.left if self.right is None else self.left @ self.right
 
     @property
     def tensors(self) -> Params:
-        """What travels."""
+        """Tensors to send."""
         return {"left": self.left} | ({} if self.right is None else {"right": self.right})
 
     @property
@@ -61,32 +58,29 @@ class Factors:
 
 @dataclass
 class Update:
-    """What clients of one selection send back. Everything adds."""
+    """The sum of the updates of clients with the same selection."""
 
     sums: dict[str, Params]
-    """Group -> name -> sum_k w_k y_k, in the shapes of the submodel. What is missing no client held. Read only for
-    who receives it."""
+    """Group -> name -> sum_k w_k y_k in the submodel's shapes. Tensors without holders are missing. Read only."""
     weight: float
     """Sum of the clients' weights."""
     whole: dict[str, Params] = field(default_factory=dict)
-    """The same for tensors that the selection does not cut: a network's own norms, thresholds, masks."""
+    """Sums like `sums`, of tensors that the selection does not cut: personal norms, thresholds, masks."""
     row_weights: Params = field(default_factory=dict)
-    """Parameter -> the divisor of each coordinate, where it is not `weight` everywhere (label rows): the sum of the
-    weights of those who hold it, broadcastable to the submodel's tensor. Of the group "params"."""
+    """Parameter of the group "params" -> divisor of each coordinate, if it is not `weight` everywhere (label rows): sum
+    of the holders' weights, broadcastable to the tensor of the submodel."""
     products: dict[str, Factors] = field(default_factory=dict)
-    """Name -> sum_k w_k B_k A_k, of clients whose answer is a product of low rank."""
+    """Name -> sum_k w_k B_k A_k, of clients that send low-rank products."""
     derived: dict[str, Params] = field(default_factory=dict)
-    """Like `whole`, of what the server finds out from a client's answer alone. It is found where the answer is made,
-    and is no part of it: neither counted as traffic nor transformed."""
+    """Sums like `whole`, of values that follow from the updates: neither transformed nor counted as traffic."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """By the names of `rayfl.metrics`; what is not listed there is a sum over clients. bytes_down, bytes_up and
-    train_flops, where a method gives them, stand in place of what the worker counts."""
+    """Metrics by the names of `rayfl.metrics`; others are summed over clients. bytes_down, bytes_up and train_flops of
+    a method replace the values that the worker counts."""
     client_states: dict[int, ClientState] = field(default_factory=dict)
-    """Client -> what it keeps for its next round: groups of tensors. The group "own" is part of what it itself runs."""
+    """Client -> its state for its next round. The group "own" is part of the client's personal network."""
 
     def __add__(self, other: "Update") -> "Update":
-        """With another update of the same selection, in fresh tensors where both have one; their metrics are not looked
-        at."""
+        """Return the sum with another update of the same selection, without metrics. Tensors that both have are new."""
         return Update(
             _plus(self.sums, other.sums),
             self.weight + other.weight,
@@ -99,7 +93,7 @@ class Update:
 
 
 def add_updates(one: Update | None, other: Update | None) -> Update | None:
-    """The sum of those that are there."""
+    """Return the sum of the updates that are not None."""
     return other if one is None else one if other is None else one + other
 
 
@@ -107,19 +101,19 @@ T = TypeVar("T")
 
 
 class PairwiseSum(Generic[T]):
-    """What comes in order, added up pair by pair: ((1 + 2) + (3 + 4)) + (5 + 6).
+    """Pairwise sum of a sequence: ((1 + 2) + (3 + 4)) + (5 + 6).
 
-    Floating point addition is not associative. Here its order follows from the places alone, so whoever adds up an
-    aligned part of the sum, 2**k neighbours from a multiple of 2**k on, comes to the same bits.
+    Floating point addition is not associative. The order of additions depends on the positions only, so that partial
+    sums of aligned parts (2**k neighbours, starting at a multiple of 2**k) give the same bits.
     """
 
     def __init__(self, plus: Callable[[T, T], T]):
         self.plus = plus
         self._parts: list[tuple[int, T]] = []
-        """(how many it adds up, the sum), from the left; the numbers fall."""
+        """(number of values, their sum), from the left, with descending numbers."""
 
     def add(self, value: T, size: int = 1) -> None:
-        """The next value, or the sum of the next aligned part, of so many values."""
+        """Add the next value, or the sum of the next aligned part of `size` values."""
         while self._parts and self._parts[-1][0] == size:
             _, before = self._parts.pop()
             value, size = self.plus(before, value), 2 * size
@@ -127,7 +121,7 @@ class PairwiseSum(Generic[T]):
 
     @property
     def total(self) -> T:
-        """Of at least one value."""
+        """Sum of all values; at least one must have been added."""
         (_, total), *larger = self._parts[::-1]
         for _, part in larger:
             total = self.plus(part, total)
@@ -135,7 +129,7 @@ class PairwiseSum(Generic[T]):
 
 
 def aligned(count: int, most: int) -> Iterator[slice]:
-    """`count` places as aligned parts, the largest first, of at most `most` places each."""
+    """Yield `count` positions as aligned parts of at most `most` positions, the largest first."""
     size, start = 1 << (most.bit_length() - 1), 0
     while start < count:
         while size > count - start:
@@ -145,18 +139,18 @@ def aligned(count: int, most: int) -> Iterator[slice]:
 
 
 class Fold:
-    """A round's updates, added up. What is not asked for costs a sum and nothing else."""
+    """The sums of the updates of a round. Means are computed on request."""
 
     def __init__(self, state: State, server: Server | None = None):
-        """`state`: the server's before the round, with the moments of its optimizer, which is the mean unless given."""
+        """`state`: state of the server before the round; `server`: its optimizer. Default: the mean."""
         self.state, self.server = state, server or Server()
         self.weight = 0.0
         """Sum of the weights of all clients."""
         self.moments: State = {}
-        """The optimizer's moments after the round, of the groups whose mean was asked for."""
+        """Moments of the optimizer after the round, of groups with a computed mean."""
         self._groups: dict[str, HolderMean] = {}
         self.products: dict[str, Factors] = {}
-        """Name -> sum_k w_k B_k A_k over all clients who sent it."""
+        """Name -> sum_k w_k B_k A_k over all clients that sent it."""
 
     def add(self, selection: Selection, update: Update) -> None:
         self.weight += update.weight
@@ -168,12 +162,9 @@ class Fold:
         self.products = _longer(self.products, update.products)
 
     def mean(self, group: str, over: Over = "holders") -> Params:
-        """Where the server's optimizer goes from a group of the state towards its mean, which is the mean itself unless
-        an optimizer was chosen. In fresh tensors where somebody answered the group. Once a group.
-
-        `over`: whose weights divide: a coordinate's holders', or all clients', so that who does not hold it counts as 0
-        (padding with zeros; then what nobody held is 0).
-        """
+        """Return the new value of a group after the step of the server optimizer, in new tensors if a client sent it.
+        Call it once per group. `over`: denominator of the mean: clients that hold the coordinate, or all clients
+        (missing values count as 0, and coordinates without holders become 0)."""
         if group not in self._groups:
             return self.state[group]
         found = self._groups[group].mean(self.weight if over == "all" else None)
@@ -183,34 +174,34 @@ class Fold:
         letters = self.server.init(old)
         before = {letter: self.state.get(f"{MOMENTS}{letter} {group}", t) for letter, t in letters.items()}
         after: dict[str, Params] = {letter: dict(t) for letter, t in before.items()}
-        for name, (mean, held) in found.items():
+        for name, (mean, covered) in found.items():
             if is_statistic(name):
                 new[name] = mean
                 continue
             moments = {letter: t[name] for letter, t in before.items()}
-            new[name], moved = self.server.update(old[name], mean, held, moments)
+            new[name], moved = self.server.update(old[name], mean, covered, moments)
             for letter, t in moved.items():
                 after[letter][name] = t
         self.moments |= {f"{MOMENTS}{letter} {group}": t for letter, t in after.items()}
         return new
 
     def sum(self, group: str) -> Params:
-        """sum_k w_k S_k^T y_k, in the server's shapes; {} if nobody sent the group."""
+        """Return sum_k w_k S_k^T y_k in the server's shapes; {} if no client sent the group."""
         return self._groups[group].totals if group in self._groups else {}
 
     def weights(self, group: str) -> dict[str, float]:
-        """Name -> the sum of the weights of the clients that hold a part of it, of what somebody holds."""
+        """Return name -> sum of the weights of the clients that hold a part of it."""
         return self._groups[group].weights if group in self._groups else {}
 
     def _of(self, group: str, sums: Params) -> "HolderMean":
         if group not in self._groups:
-            # a group that the state does not have is sent whole: masks
+            # groups that the state lacks (masks) are sent whole
             self._groups[group] = HolderMean(self.state.get(group, sums))
         return self._groups[group]
 
 
 class HolderMean:
-    """The streaming holder mean of one group. Feed it sums in a fixed order."""
+    """The streaming holder mean of one group. Sums must be added in a fixed order."""
 
     def __init__(self, old: Params):
         self.old = old
@@ -219,8 +210,7 @@ class HolderMean:
         self._holders: dict[tuple[Hashable, frozenset[str]], tuple[Selection | None, float]] = {}
 
     def add(self, selection: Selection | None, sums: Params, weight: float, row_weights: Params | None = None) -> None:
-        """`weight` is that of the clients in `sums`, who hold what `sums` names; `row_weights` replaces it by name.
-        Without a selection they hold the tensors whole."""
+        """Add sums of clients of this weight, which `row_weights` replaces by name. No selection: whole tensors."""
         if selection is None:
             for name, t in sums.items():
                 self.totals[name] = self.totals[name].add_(t) if name in self.totals else t.clone()
@@ -238,7 +228,7 @@ class HolderMean:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Name -> the weight of those who hold a part of it whose divisor is no matter of rows."""
+        """Name -> weight of the clients that hold a part of it, without those with row weights."""
         found: dict[str, float] = {}
         for (_, names), (_, weight) in self._holders.items():
             for name in names:
@@ -246,9 +236,9 @@ class HolderMean:
         return found
 
     def mean(self, weight: float | None = None) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-        """Name -> x_new in a fresh tensor, and the coordinates that somebody held (bool; None: all). `weight` divides
-        in place of that of a coordinate's holders, and then all coordinates of what was answered count as held. Uses up
-        the totals."""
+        """Return name -> x_new in a new tensor, and the coordinates with holders (bool; None: all). Overwrites the
+        totals. `weight`: denominator in place of the weight of the holders; then all coordinates of the sent tensors
+        are covered."""
         if weight is None:
             return {name: self._mean(name) for name in self.old}
         answered = self.weights.keys() | self._covers.keys()
@@ -264,8 +254,8 @@ class HolderMean:
             cover = torch.zeros_like(old)
         for selection, weight in holders:
             _mark(selection, name, weight, cover)
-        held = cover > 0
-        return torch.where(held, total.div_(cover), old), held
+        covered = cover > 0
+        return torch.where(covered, total.div_(cover), old), covered
 
 
 def _mark(selection: Selection | None, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
@@ -276,12 +266,12 @@ def _mark(selection: Selection | None, name: str, value: float | torch.Tensor, w
 
 
 def _longer(one: dict[str, Factors], other: dict[str, Factors]) -> dict[str, Factors]:
-    """Name by name, in the order of the arguments."""
+    """Return the sum by name, in the order of the arguments."""
     return one | other | {name: one[name] + other[name] for name in one if name in other}
 
 
 def _plus(one: dict[str, Params], other: dict[str, Params]) -> dict[str, Params]:
-    """Group by group, and name by name."""
+    """Return the sum by group and name."""
     total = one | other
     for group in one.keys() & other.keys():
         mine, theirs = one[group], other[group]

@@ -1,7 +1,7 @@
-"""What networks have that nobody trains: read once where a run starts, sent to every node once, kept once a process.
+"""Frozen tensors of models: read once per run, sent once per node, cached once per process.
 
-The server's process reads it (`Model.frozen`), and workers are given it before they build a network (`keep`). All
-processes of a node see the same memory.
+The process of the server reads them (`Model.frozen`); workers receive them before they build a network (`keep`). All
+processes of a node share the memory.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -12,23 +12,23 @@ from rayfl.core.net import Family, cached_module
 from rayfl.core.tensors import Params
 
 _KEPT: dict[Hashable, Params] = {}
-"""Of the run that this process works on, by the models' keys."""
+"""Frozen tensors of the current run, by `Family.frozen_key`."""
 
 
 def tensors_of(model: Family) -> Params:
-    """By name. Read only, because it may be memory that processes share."""
+    """Return the frozen tensors of a model by name. Read only, because processes can share the memory."""
     if model.frozen_key not in _KEPT:
         keep({model.frozen_key: model.frozen()})
     return _KEPT[model.frozen_key]
 
 
 def all_of(models: Iterable[Family]) -> dict[Hashable, Params]:
-    """Those of all models that have some, by their keys."""
+    """Return the frozen tensors of all models that have any, by `Family.frozen_key`."""
     return {model.frozen_key: found for model in models if (found := tensors_of(model))}
 
 
 def keep(tensors: Mapping[Hashable, Params]) -> None:
-    """From now on these are the models'. Networks that were built on others are forgotten."""
+    """Store the frozen tensors of a run. If they replace others, the cached modules are cleared."""
     if not (_same(tensors) if tensors.keys() <= _KEPT.keys() else not _KEPT):
         cached_module.cache_clear()
         _KEPT.clear()

@@ -1,7 +1,6 @@
-"""A module's parameters, and their gradients, as one vector each: a step on many small tensors takes several times as
-long.
+"""The parameters of a module and their gradients as one vector each, because steps on many small tensors are slower.
 
-What is found of a module stays with it, because clients train in it one after another (`net.cached_module`).
+Vectors are cached per module, because clients train in it one after another (`net.cached_module`).
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +19,7 @@ _JOINED: WeakKeyDictionary[nn.Module, "Joined"] = WeakKeyDictionary()
 
 
 def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter]:
-    """The module's parameters by name, in its order; found once, so it must not get others later."""
+    """Return the parameters of a module by name, in its order. Cached: the module must not get others later."""
     found = _PARAMETERS.get(module)
     if found is None:
         found = _PARAMETERS[module] = dict(module.named_parameters())
@@ -28,7 +27,7 @@ def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter]:
 
 
 def joined(module: nn.Module) -> "Joined":
-    """The module's parameters after a client's first backward pass, with the gradients that it gave them."""
+    """Return the joined parameters of a module, with their gradients, after the first backward pass of a client."""
     parameters = {name: p for name, p in parameters_of(module).items() if p.requires_grad}
     found = _JOINED.get(module)
     if found is None or not found.fits(parameters):
@@ -38,8 +37,7 @@ def joined(module: nn.Module) -> "Joined":
 
 
 class Joined:
-    """Parameters with a gradient as one vector. Those without stay alone: optimizers pass them over until they have
-    one."""
+    """Parameters with a gradient, as one vector. Parameters without stay separate, and optimizers ignore them."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self.inside = {name: p for name, p in parameters.items() if p.grad is not None}
@@ -53,23 +51,23 @@ class Joined:
         self._optimizers: dict[Hashable, Optimizer] = {}
 
     def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Whether these have gradients, and still lie where they were put."""
+        """Return whether these parameters match: same addresses, and gradients for the same ones."""
         reached = [name for name, p in parameters.items() if p.grad is not None]
         return self.holds() and reached == list(self.inside) and len(parameters) == len(self.inside) + len(self.alone)
 
     def holds(self) -> bool:
-        """Whether nobody has joined the parameters with others since."""
+        """Return whether the parameters are still at their addresses in the vector."""
         return self.places == [p.data_ptr() for p in self.inside.values()]
 
     @torch.no_grad()
     def take_gradients(self) -> None:
-        """Of a backward pass that met none. From now on it adds them up in the vector."""
+        """Copy new gradients into the vector; later backward passes accumulate in it."""
         if self.inside:
             torch.cat([cast(torch.Tensor, p.grad).reshape(-1) for p in self.inside.values()], out=self.gradient)
         self.attach()
 
     def attach(self) -> None:
-        """The parts of the gradient become the parameters' own."""
+        """Set the gradients of the parameters to views of the vector."""
         for parameter, gradient in zip(self.inside.values(), self.gradients, strict=True):
             parameter.grad = gradient
 
@@ -80,13 +78,13 @@ class Joined:
 
     @torch.no_grad()
     def descend(self, lr: float) -> None:
-        """A step of SGD without momentum and weight decay, as torch's fused one does it on a CPU, to the bit."""
+        """Make a step of plain SGD; matches torch's fused SGD on a CPU bit for bit."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-lr)
 
     def optimizer(self, kind: Hashable, make: Callable[[list[nn.Parameter]], Optimizer]) -> Optimizer:
-        """The one of this kind, as if it were new: its state is 0."""
+        """Return the cached optimizer of this kind, with its state reset to 0."""
         if kind not in self._optimizers:
             self._optimizers[kind] = make(self.parameters)
         for state in self._optimizers[kind].state.values():
@@ -95,10 +93,10 @@ class Joined:
         return self._optimizers[kind]
 
     def set_momentum(self, optimizer: Optimizer, given: Params) -> None:
-        """SGD's, by the parameters' names; 0 where there is none."""
+        """Set the momentum of SGD by parameter name; 0 for missing names."""
         if not given:
             return
-        # where it was, because a recorded step may hold it
+        # in place, because a recorded step can refer to the buffer
         buffer = optimizer.state[self.vector].setdefault("momentum_buffer", torch.zeros_like(self.gradient))
         for name, part in self._named(buffer).items():
             if name in given:
@@ -108,7 +106,7 @@ class Joined:
             optimizer.state[self.alone[name]]["momentum_buffer"] = given[name].to(place, copy=True)
 
     def momentum(self, optimizer: Optimizer) -> Params:
-        """A copy of SGD's, by the parameters' names, of those that have moved."""
+        """Return a copy of the momentum of SGD by parameter name, for parameters with momentum."""
         found = {n: optimizer.state[p]["momentum_buffer"].clone() for n, p in self.alone.items() if optimizer.state[p]}
         state = optimizer.state[self.vector]
         return found | self._named(state["momentum_buffer"].clone()) if state else found

@@ -1,6 +1,6 @@
-"""Which network: one value from which a device builds it, and from which its shapes and costs follow.
+"""Networks as values: a `Net` defines how to build a network, its shapes and its costs.
 
-A `Net` names its model family, so that a population may mix architectures, and nothing has to travel beside it.
+A `Net` contains its model family, so that clients can have different architectures.
 """
 
 import functools
@@ -20,11 +20,11 @@ from rayfl.core.operations import Convention
 from rayfl.core.tensors import Params, as_vector, end_to_end
 
 Answer = Literal["last", "mean"]
-"""What a network with early exits answers: the logits of its last exit, or the mean of all exits' logits."""
+"""Prediction of a network with early exits: logits of the last exit, or the mean of all exits' logits."""
 
 
 class Family(Protocol):
-    """A network family, as a `Net` and its users see it. `rayfl.models.Model` implements and documents it."""
+    """The interface of a model family; implemented and documented by `rayfl.models.Model`."""
 
     @property
     def name(self) -> str: ...
@@ -51,85 +51,80 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class Net:
-    """One network of a family: everything that a device must know to build it.
-
-    The network built at a width decides its sizes (sizes do not compose: rounding a rate of a rate differs
-    from rounding once); indices follow them. Equal values are equal networks; what follows from one is found once.
-    """
+    """One network of a family, with everything that a device needs to build it. Equal values are equal networks.
+    Sizes always come from a network built at its width, because rounding twice differs from rounding once."""
 
     model: Family
-    """The family."""
+    """Model family."""
     width: float = 1.0
-    """Share of every cuttable axis, in (0, 1]: an axis of K positions has ceil(width * K), or floor."""
+    """Fraction of every cuttable axis, in (0, 1]: an axis of K positions has ceil(width * K), or floor."""
     without: tuple[str, ...] = ()
-    """Blocks that are left out, by module path."""
+    """Module paths of omitted blocks."""
     exits: int = 0
-    """Early exits at which it answers, counted from the first, its last one included; it ends there.
-    0: it has none, and answers at its head alone."""
+    """Number of early exits from the first on; the network ends at the last one. 0: no early exits, only a head."""
     steps: bool = False
-    """Whether every residual branch is multiplied by a step size of its own, a parameter (NeFL)."""
+    """True if each residual branch is multiplied by its own step size, a parameter (NeFL)."""
     scale: float = 1.0
-    """What HeteroFL's Scaler divides by during training (section 3.3): client width / server width."""
+    """Divisor of HeteroFL's Scaler in training (section 3.3): client width / server width."""
     rounding: Literal["up", "down"] = "up"
-    """Of width * K: ScaleFL rounds down."""
+    """Rounding of width * K; ScaleFL rounds down."""
     sizes: tuple[tuple[str, int], ...] = ()
-    """Axis -> its number of positions (a group), whatever the width: what a removal of channels leaves."""
+    """Axis -> its number of positions per group, independent of the width, after a removal of channels."""
 
     def axis(self, name: str, full: int, groups: int = 1) -> Axis:
-        """The axis `name`, of `full` positions (a group) in the widest network, as it is in this one."""
+        """Return this network's axis `name`, which has `full` positions per group in the widest network."""
         size = dict(self.sizes).get(name)
         if size is None:
             size = size_at(self.width, full, self.rounding)
         elif not 1 <= size <= full:
-            raise ValueError(f"Net.sizes: given {size} for the axis {name!r}; allowed: 1 to {full}")
+            raise ValueError(f"Net.sizes: {size} is not valid for the axis {name!r}. Allowed: 1 to {full}")
         return Axis(name, size, groups)
 
     def build(self) -> nn.Module:
-        """The network, freshly initialised from torch's global generator (`seeds.torch_scope`)."""
+        """Return the network, initialised with torch's global generator (`seeds.torch_scope`)."""
         return self.model.build(self)
 
     def blank(self) -> nn.Module:
-        """The network on the meta device: shapes and no memory."""
+        """Return the network on the meta device, without memory."""
         with torch.device("meta"):
             return self.build()
 
     def initial(self) -> Params:
-        """The parameters that its training starts from; random ones are drawn from torch's global generator."""
+        """Return the initial parameters; random ones are drawn from torch's global generator."""
         return self.model.initial(self)
 
     def statistics(self) -> Params:
-        """The running statistics that its static norms start from, by the names of `norms.fresh`."""
+        """Return the initial running statistics of static norms, by the names of `norms.fresh`."""
         return self.model.statistics(self)
 
     @property
     def layout(self) -> Layout:
-        """Axes and shapes of its parameters."""
+        """Axes and shapes of the parameters."""
         return _layout(self)
 
     @property
     def full_layout(self) -> Layout:
-        """Of its parameters, and of its static norms' running statistics, each on the axis of its norm's weight."""
+        """Axes and shapes of the parameters and of the static norms' running statistics."""
         return _full_layout(self)
 
     @property
     def layers(self) -> Mapping[str, tuple[str, ...]]:
-        """Path of a convolution or linear layer -> the names of its parameters, in the network's order. A layer of a
-        frozen base has none and is left out."""
-        return _layers(self)
+        """Path of a trained convolution or linear layer -> names of its parameters, in the order of the network."""
+        return _own(self, operations.is_layer)
 
     @property
     def embeddings(self) -> Mapping[str, tuple[str, ...]]:
-        """Path of an embedding -> the name of its weight, in the network's order."""
-        return _embeddings(self)
+        """Path of an embedding -> name of its weight, in the order of the network."""
+        return _own(self, _is_embedding)
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The paths of its static norms; with some it needs statistics before it is evaluated."""
+        """Paths of static norms; a network with static norms needs statistics before evaluation."""
         return _norms(self)
 
     @property
     def parameters(self) -> int:
-        """Number of its parameters; step sizes of residual branches are not counted, as in NeFL's tables."""
+        """Number of parameters, without step sizes of residual branches, as in NeFL's tables."""
         return sum(math.prod(shape) for shape in self.layout.shapes.values() if shape)
 
     @property
@@ -139,11 +134,11 @@ class Net:
 
     @property
     def layer_macs(self) -> Mapping[str, int]:
-        """Multiply-adds of the forward pass of one sample, of every convolution and linear layer by its path."""
+        """Path of a convolution or linear layer -> multiply-adds of the forward pass of one sample."""
         return _operations(self)[1]
 
     def operations(self, convention: Convention) -> int:
-        """Operations of the forward pass of one sample, by a convention of `rayfl.core.operations`."""
+        """Return the operations of the forward pass of one sample, by a convention of `rayfl.core.operations`."""
         return _operations(self)[0][convention]
 
 
@@ -162,18 +157,13 @@ def _full_layout(net: Net) -> Layout:
     )
 
 
-@functools.lru_cache(maxsize=512)
-def _layers(net: Net) -> Mapping[str, tuple[str, ...]]:
-    return _own(net, operations.is_layer)
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding)
 
 
-@functools.lru_cache(maxsize=512)
-def _embeddings(net: Net) -> Mapping[str, tuple[str, ...]]:
-    return _own(net, lambda module: isinstance(module, nn.Embedding))
-
-
+@functools.lru_cache(maxsize=1024)
 def _own(net: Net, wanted: Callable[[nn.Module], bool]) -> dict[str, tuple[str, ...]]:
-    """Path -> parameters of the modules that are wanted, if they have a weight, and it is nobody's before them."""
+    """Return path -> parameters of the `wanted` modules with parameters that are not shared with an earlier module."""
     layers, shapes = {p: m for p, m in net.blank().named_modules() if wanted(m)}, net.layout.shapes
     names = {path: tuple(f"{path}.{name}" for name, _ in layer.named_parameters()) for path, layer in layers.items()}
     return {path: some for path, some in names.items() if some and shapes.keys() >= {*some}}
@@ -191,10 +181,8 @@ def _operations(net: Net) -> tuple[dict[str, int], dict[str, int]]:
 
 @functools.lru_cache(maxsize=16)
 def cached_module(net: Net, device: torch.device) -> nn.Module:
-    """The one module of this network that stays in this process: clients run in it one after another.
-
-    Its parameters and statistics are whatever was there last: always `load` before use.
-    """
+    """Return the module of this network that clients of this process share, one after another. Its parameters and
+    statistics are undefined: always `load` before use."""
     module = net.build().to(device)
     as_vector(list(module.parameters()))
     return module
@@ -202,8 +190,7 @@ def cached_module(net: Net, device: torch.device) -> nn.Module:
 
 @torch.no_grad()
 def load(module: nn.Module, params: Params) -> None:
-    """Copies parameters into the module's own storage (never aliases: a payload is shared memory), in one go where they
-    lie end to end in both."""
+    """Copy parameters into the module's own storage (payloads are shared memory), at once if both are contiguous."""
     parameters = parameters_of(module)
     places, given = list(parameters.values()), [params[name] for name in parameters]
     target, source = (end_to_end(t) if t else None for t in (places, given))
@@ -215,13 +202,13 @@ def load(module: nn.Module, params: Params) -> None:
 
 
 def params_of(module: nn.Module) -> Params:
-    """The module's parameters, detached; they share its memory."""
+    """Return the detached parameters of the module, which share its memory."""
     return {name: parameter.detach() for name, parameter in parameters_of(module).items()}
 
 
 def check_axes(net: Net, narrow: float = 0.5) -> None:
-    """The two-width check: `net` and the same at another width have the same parameters on the same axes, and only
-    cuttable axes change their size. Nothing is allocated. A ValueError says which parameter breaks it."""
+    """Check that `net` has the same parameters on the same axes at another width, and that only cuttable axes change
+    their size. A ValueError names the parameter. No memory is allocated."""
     wide, thin = axes_of(net.blank()), axes_of(replace(net, width=narrow).blank())
     if wide.keys() != thin.keys():
         raise ValueError(f"parameters differ between widths: {sorted(wide.keys() ^ thin.keys())}")
@@ -232,12 +219,12 @@ def check_axes(net: Net, narrow: float = 0.5) -> None:
                     raise ValueError(f"{name}: a dimension is an axis at one width only")
                 continue
             if a.is_fixed and a != b:
-                raise ValueError(f"{name}: the fixed axis {a.name!r} is {a.size}, then {b.size}")
+                raise ValueError(f"{name}: the size of the fixed axis {a.name!r} changes from {a.size} to {b.size}")
             if replace(a, size=0) != replace(b, size=0):
-                raise ValueError(f"{name}: the axis {a.name!r} becomes {b.name!r} at another width")
-            # an axis may vanish, as a rank does
+                raise ValueError(f"{name}: the axis {a.name!r} has another name, groups or copies at another width")
+            # the size of an axis can become 0, e.g. of a rank
             if not a.is_fixed and b.size not in (0, size_at(narrow / net.width, a.size, net.rounding)):
                 raise ValueError(
                     f"{name}: the axis {a.name!r} has {a.size} positions at width {net.width} and "
-                    f"{b.size} at {narrow}; take its size from `net.axis(name, full)`"
+                    f"{b.size} at {narrow}. Hint: use the size of `net.axis(name, full)`"
                 )

@@ -1,26 +1,25 @@
-"""Static batch norm (HeteroFL section 3.2): the model's own matter, calibrated in one generic way.
+"""Static batch norm (HeteroFL section 3.2).
 
-While training it always normalises by the batch and tracks nothing, so that only its weight and bias travel. Before a
-network is evaluated its statistics are collected by a pass over training data: `collect(module, batches)` gives sums
-that **add** over clients, workers and batches, `finish(sums)` turns them into means and variances, and
-`load(module, ...)` puts those into a network.
+In training it normalises by the batch and tracks no statistics, so that only its weight and bias are sent. Before an
+evaluation, statistics are collected by a pass over training data: `collect(module, batches)` returns sums that can be
+added over clients, workers and batches, `finish(sums)` computes means and variances, `load(module, ...)` loads them
+into a network.
 
-How the sums are put together is `kind`:
+`kind` defines the statistics:
 
-| kind | what it is |
+| kind | statistics |
 |---|---|
-| exact | mean and variance of everything that the layer saw: from the count, the sum and the sum of squares |
-| cumulative | the mean over batches of batch means and of unbiased variances, client by client (the paper's text) |
-| pooled | the same mean, over batches of the pooled and shuffled training set (the authors' code, and their tables) |
-| batch | no statistics: every test batch is normalised by its own (FedRolex's code) |
+| exact | mean and variance of all inputs of the layer, from the count, the sum and the sum of squares |
+| cumulative | mean over batches of batch means and of unbiased variances, per client (the paper's text) |
+| pooled | as cumulative, over batches of the pooled and shuffled training set (the authors' code, and their tables) |
+| batch | none: every test batch is normalised by its own statistics (FedRolex's code) |
 
-What a norm sees comes from the layers before it, which normalise by the batch while sums are collected. A norm that no
-other norm precedes sees the same in any batches: there `exact` is exact. What a later norm sees depends on how the data
-were cut into batches (in `exact` and `cumulative` those of single clients), and it sees something else once the norms
-before it use their statistics. There `exact` is exact for what it saw alone.
+While sums are collected, all norms normalise by the batch. The inputs of the first norm do not depend on the batches,
+so its `exact` statistics are exact. The inputs of later norms depend on the batches (those of single clients in `exact`
+and `cumulative`), and change when the norms before them use their statistics.
 
-A method may instead keep running statistics of its own (FjORD's per width): `tracked(module, ...)` updates them while
-the network trains, `fresh(module)` is where they start.
+Methods can also keep running statistics (FjORD: per width): `tracked(module, ...)` updates them in training, and
+`fresh(module)` returns their initial values.
 """
 
 import contextlib
@@ -34,15 +33,15 @@ from torch.backends import cudnn
 from rayfl.core.tensors import Params
 
 MOMENTUM = 0.1
-"""Share of a batch in running statistics: torch's default."""
+"""Weight of a batch in running statistics: torch's default."""
 
 VARIANCE = ".running_var"
 STATISTICS = (".running_mean", VARIANCE)
-"""How the names of a norm's running statistics end."""
+"""Suffixes of the names of running statistics."""
 
 
 class StaticBatchNorm(nn.Module):
-    """Batch norm over [B, C, ...] with affine [C] and no statistics of its own."""
+    """Batch norm over [B, C, ...] with affine parameters [C], without running statistics."""
 
     running_mean: torch.Tensor | None
     running_var: torch.Tensor | None
@@ -62,14 +61,14 @@ class StaticBatchNorm(nn.Module):
             self.sums += _moments(x)
         by_batch = self.training or self.running_mean is None or self.sums is not None
         if by_batch:
-            # F.batch_norm refuses a single value a channel, which a batch of one image may leave; it has no variance
+            # F.batch_norm rejects a single value per channel, which has no variance, e.g. a batch of one image
             mean, var = self.running if self.running and x.numel() > x.shape[1] else (None, None)
             return torch.batch_norm(x, self.weight, self.bias, mean, var, True, MOMENTUM, self.eps, cudnn.enabled)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
 
 def _moments(x: torch.Tensor) -> torch.Tensor:
-    """What one batch [B, C, ...] adds to the sums [6, C]."""
+    """Return the sums [6, C] of one batch [B, C, ...]."""
     var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
     var, mean = var.double(), mean.double()
     count = x.numel() // x.shape[1]
@@ -79,26 +78,24 @@ def _moments(x: torch.Tensor) -> torch.Tensor:
 
 
 def static_norms(module: nn.Module) -> dict[str, StaticBatchNorm]:
-    """The static norms of a network, by path."""
+    """Return the static norms of a network, by path."""
     return {path: m for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)}
 
 
 def by_batch(module: nn.Module) -> bool:
-    """Whether samples of a batch meet while the network trains: it has batch norms, ours or torch's."""
+    """Return whether the network has batch norms of rayfl or torch, so that samples of a batch interact."""
     return any(isinstance(m, (StaticBatchNorm, nn.modules.batchnorm._BatchNorm)) for m in module.modules())
 
 
 def is_tracked(module: nn.Module) -> bool:
-    """Whether it is inside `tracked` with statistics."""
+    """Return whether the module is inside `tracked` with statistics."""
     return any(norm.running for norm in static_norms(module).values())
 
 
 def collect(module: nn.Module, batches: Iterable[torch.Tensor]) -> Params:
-    """Sums of the inputs of every static norm over `batches` of [B, ...]: path -> [6, C] float64, rows
-    (n, sum x, sum x^2; batches, sum of batch means, sum of unbiased batch variances).
-
-    The network is in evaluation mode (Scaler and dropout are identities) but normalises by the batch.
-    """
+    """Return sums of the inputs of every static norm over `batches` of [B, ...]: path -> [6, C] float64, rows
+    (n, sum x, sum x^2; batches, sum of batch means, sum of unbiased batch variances). The network is in evaluation mode
+    (Scaler and dropout are identities) but normalises by the batch."""
     norms = static_norms(module)
     module.eval()
     for norm in norms.values():
@@ -114,7 +111,7 @@ def collect(module: nn.Module, batches: Iterable[torch.Tensor]) -> Params:
 
 
 def fresh(module: nn.Module) -> Params:
-    """Where running statistics start: mean 0 and variance 1, by the names of `finish`."""
+    """Return initial running statistics: mean 0 and variance 1, by the names of `finish`."""
     statistics = {}
     for path, norm in static_norms(module).items():
         statistics[f"{path}.running_mean"] = torch.zeros(norm.weight.numel())
@@ -124,8 +121,7 @@ def fresh(module: nn.Module) -> Params:
 
 @contextlib.contextmanager
 def tracked(module: nn.Module, statistics: Params) -> Iterator[None]:
-    """Inside, every batch that the network normalises by updates `statistics` in place, as torch's BatchNorm
-    does: with its mean and its unbiased variance. Without statistics nothing is tracked."""
+    """Update `statistics` in place with every batch inside the block, as torch's BatchNorm. If empty: no tracking."""
     norms = static_norms(module) if statistics else {}
     for path, norm in norms.items():
         norm.running = statistics[f"{path}.running_mean"], statistics[f"{path}.running_var"]
@@ -137,7 +133,7 @@ def tracked(module: nn.Module, statistics: Params) -> Iterator[None]:
 
 
 def finish(sums: Params, kind: str) -> Params:
-    """Means and variances of all norms, float32: `path.running_mean`, `path.running_var` -> [C]."""
+    """Return means and variances of all norms, float32: `path.running_mean`, `path.running_var` -> [C]."""
     statistics = {}
     for path, (n, x, xx, batches, means, variances) in sums.items():
         if kind == "exact":
@@ -151,7 +147,7 @@ def finish(sums: Params, kind: str) -> Params:
 
 
 def load(module: nn.Module, statistics: Params) -> None:
-    """Puts statistics into a network; with none, it normalises by the batch also in evaluation."""
+    """Load statistics into a network. Without statistics, it also normalises by the batch in evaluation."""
     for path, norm in static_norms(module).items():
         mean = statistics.get(f"{path}.running_mean")
         var = statistics.get(f"{path}.running_var")

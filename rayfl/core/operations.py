@@ -1,16 +1,15 @@
-"""What one forward pass of a module costs, counted by hooks on its leaf modules.
+"""Operation counts of a forward pass, by hooks on leaf modules.
 
-Published counts differ by convention, so every figure names its own:
+Published counts differ by convention, so every count names its convention:
 
     macs               multiply-adds of convolutions and linear layers
-    flops2             2 a multiply-add, 1 a bias addition, 4 an input element of a norm (centre,
-                       divide, scale, shift), 1 an element of an activation, 1 an input element of
-                       pooling
-    heterofl_official  HeteroFL's summary tool: the multiply-adds, 1 an output of a convolution with
-                       a bias, 2 an input element of a norm; then every module's figure times the
-                       number of its own parameter tensors, an artefact of the tool's loop
+    flops2             2 per multiply-add, 1 per bias addition, 4 per input element of a norm (centre, divide, scale,
+                       shift), 1 per element of an activation, 1 per input element of pooling
+    heterofl_official  HeteroFL's summary tool: the multiply-adds, 1 per output of a convolution with a bias, 2 per
+                       input element of a norm; then each module's count is multiplied by the number of its parameter
+                       tensors, an artefact of the tool's loop
 
-Residual additions, the Scaler (an identity in evaluation) and reshapes are free in all of them.
+Residual additions, the Scaler (an identity in evaluation) and reshapes are not counted.
 """
 
 from collections.abc import Callable
@@ -30,16 +29,13 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether it is a layer that multiplies: what masks keep elements of, what reports draw. One of `LAYERS`, or
-    a linear layer of another library, which says so by `is_linear`."""
+    """Return whether a module is one of `LAYERS`, or a linear layer of another library with `is_linear`."""
     return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
 
 
 def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int]]:
-    """Convention -> operations of the forward pass of `x`, and path -> multiply-adds of every layer (`is_layer`).
-
-    On the meta device nothing is computed.
-    """
+    """Return convention -> operations of the forward pass of `x`, and path -> multiply-adds of the layers (`is_layer`).
+    On the meta device, nothing is computed."""
     totals, layers = dict.fromkeys(CONVENTIONS, 0), {}
 
     def hook(path: str):
@@ -68,7 +64,7 @@ def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
         return module.weight.numel() * y[0, 0].numel()
     if is_layer(module):
         return cast(torch.Tensor, module.weight).numel() * (y.numel() // y.shape[-1])
-    # a layer that torch does not have says itself
+    # layers of other libraries define their own count
     own = getattr(module, "multiply_adds", None)
     return 0 if own is None else own(y)
 

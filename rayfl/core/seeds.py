@@ -1,9 +1,8 @@
-"""Every random draw has an address.
+"""Random seeds by address.
 
-`stream(seed, "cohort", round)` is a number that depends on nothing but its arguments, so a draw is the
-same for any number of actors, in any order, and after a resume. Numbers are hashed, never added: seed 0
-round 1 and seed 1 round 0 are unrelated. Two draws share an address only if they share their purpose, and `PURPOSES`
-lists every purpose once.
+`stream(seed, "cohort", round)` depends on its arguments only, so that draws do not depend on the number of actors, the
+order of execution or a resume. Arguments are hashed, not added: seed 0 round 1 and seed 1 round 0 are unrelated.
+`PURPOSES` lists all purposes, so that no two kinds of draws share an address.
 """
 
 import contextlib
@@ -13,49 +12,23 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-PURPOSES = (
-    "adapters",
-    "batches",
-    "capacity",
-    "cohort",
-    "deployed",
-    "digits",
-    "dropout",
-    "ensemble",
-    "export",
-    "frozen",
-    "hidden",
-    "hold_out",
-    "init",
-    "judged",
-    "local",
-    "local_validation",
-    "masks",
-    "open",
-    "partition",
-    "pooled",
-    "public",
-    "refine",
-    "scores",
-    "search",
-    "searcher",
-    "statistics",
-    "straggler",
-    "student",
-    "subset",
-    "synthetic",
-    "transforms",
-    "variate",
-    "width",
+PURPOSES = tuple(
+    """
+    adapters batches capacity cohort deployed digits dropout ensemble export frozen hidden hold_out init judged
+    local local_validation masks open partition pooled public refine scores search searcher statistics straggler
+    student subset synthetic transforms variate width
+    """.split()
 )
-"""What rayfl draws. A user's package names its own with a colon: "package:purpose"."""
+"""Purposes of random draws in rayfl. Other packages use names with a colon: "package:purpose"."""
 
 
 def stream(seed: int, purpose: str, *address: int | str) -> int:
-    """A 63-bit seed for one purpose at one address, e.g. `stream(0, "cohort", round)`. A ValueError refuses a purpose
-    that neither stands in `PURPOSES` nor has a colon."""
+    """Return a 63-bit seed for a purpose and an address, e.g. `stream(0, "cohort", round)`. A ValueError if the purpose
+    is not in `PURPOSES` and has no colon."""
     if purpose not in PURPOSES and ":" not in purpose:
-        raise ValueError(f"purpose: given {purpose!r}; allowed: package:purpose, or one of {', '.join(PURPOSES)}")
+        raise ValueError(
+            f"purpose: {purpose!r} is not valid. Allowed: package:purpose, or one of {', '.join(PURPOSES)}"
+        )
     text = "/".join(map(str, (seed, purpose, *address)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -70,14 +43,12 @@ def torch_generator(seed: int, purpose: str, *address: int | str) -> torch.Gener
 
 @contextlib.contextmanager
 def torch_scope(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seeds torch's global generators inside the block and puts the old state back after it.
-
-    For what takes no generator: initialisation by layer constructors, dropout.
-    """
+    """Seed torch's global generators inside the block, and restore their state afterwards. Used for functions without
+    a generator argument: initialisation of layers, dropout."""
     device = torch.device(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        # torch.manual_seed would seed every GPU, and not only those whose state is put back
+        # torch.manual_seed would also seed GPUs whose state is not restored
         torch.default_generator.manual_seed(seed)
         for gpu in devices:
             with torch.cuda.device(gpu):

@@ -1,11 +1,11 @@
-"""A submodel is a selection S of coordinates of the global parameters x: the one idea.
+"""Submodels as selections S of coordinates of the global parameters x.
 
-    take   S x       what the client gets
-    put    S^T y     where its answer goes
-    cover  S^T 1     who held what
+    take   S x       parameters sent to the client
+    put    S^T y     the client's parameters in the server's shapes
+    cover  S^T 1     coordinates that the client holds
 
-`Slice` keeps positions of named axes and gives a really small dense network; `Mask` keeps single coordinates of
-a network of full shape. `rayfl.core.fold` has the aggregation of the whole family.
+A `Slice` selects positions of named axes and gives a small dense network; a `Mask` selects single coordinates of a
+network of full shape. See `rayfl.core.fold` for the aggregation.
 """
 
 import functools
@@ -26,7 +26,7 @@ from rayfl.core.tensors import Params
 
 @dataclass(frozen=True)
 class Window:
-    """Positions start, start + 1, ..., wrapping at `size`: `count` of them."""
+    """`count` consecutive positions from `start`, modulo `size`."""
 
     start: int
     count: int
@@ -37,7 +37,7 @@ class Window:
         return tuple((self.start + u) % self.size for u in range(self.count))
 
     def runs(self) -> list[tuple[int, int, int]]:
-        """(start in the whole, start in the part, length): one, or two where the window wraps."""
+        """Return (start in the whole, start in the part, length) per run: one, or two if the window wraps."""
         first = min(self.count, self.size - self.start)
         runs = [(self.start, 0, first)]
         return runs if first == self.count else [*runs, (0, first, self.count - first)]
@@ -45,16 +45,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Picks:
-    """Any positions, in any order, each once."""
+    """Any distinct positions, in any order."""
 
     positions: tuple[int, ...]
     size: int
     groups: int = 1
-    """1: every group of the axis keeps these. More: they are those of so many groups, end to end."""
+    """1: the same positions in every group of the axis. More: the concatenated positions of this many groups."""
 
     @property
     def count(self) -> int:
-        """Of a group."""
+        """Number of positions per group."""
         return len(self.positions) // self.groups
 
 
@@ -62,35 +62,35 @@ Positions = Window | Picks
 
 
 class Selection(ABC):
-    """The coordinates that one client holds. Equal `key`s mean equal selections."""
+    """The coordinates that one client holds. Selections are equal if their `key`s are equal."""
 
     net: Net
-    """The network that runs on the selected parameters."""
+    """Network of the selected parameters."""
     key: Hashable
 
     @abstractmethod
     def take(self, params: Params) -> Params:
-        """S x. May be views of `params`: read only."""
+        """Return S x. Read only, because results can be views of `params`."""
 
     @abstractmethod
     def put(self, part: Params, whole: Params, alpha: float = 1.0) -> None:
-        """whole += alpha * S^T part, in place. A name that `part` lacks is passed over."""
+        """Add alpha * S^T part to `whole`, in place. Names that `part` lacks are ignored."""
 
     @abstractmethod
     def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
-        """whole += value * S^T 1 for one tensor, in place. `value`: a number, or broadcastable to the part."""
+        """Add value * S^T 1 to one tensor, in place. `value`: a number, or broadcastable to the part."""
 
     @abstractmethod
     def covers(self, name: str) -> bool:
-        """Whether every coordinate of the tensor is held."""
+        """Return whether the selection contains every coordinate of the tensor."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a client is sent only to know what it holds; 0 where that follows from its network."""
+        """Bytes to send the selection itself; 0 if it follows from the network."""
         return 0
 
     def cover(self, params: Params) -> Params:
-        """S^T 1: 1 where held, else 0, in the shapes of `params`."""
+        """Return S^T 1 in the shapes of `params`: 1 for selected coordinates, otherwise 0."""
         cover = {name: torch.zeros_like(t) for name, t in params.items()}
         for name, t in cover.items():
             self.mark(name, 1.0, t)
@@ -99,29 +99,26 @@ class Selection(ABC):
 
 @dataclass(frozen=True)
 class Slice(Selection):
-    """Positions of every cuttable axis of the network `whole`; what `net` lacks is left out.
-
-    It cuts parameters and running statistics of norms alike, by name. A contiguous window is taken as a view; one that
-    wraps is copied in at most two pieces a dimension.
-    """
+    """Positions of every cuttable axis of the network `whole`, for parameters and running statistics. Tensors that
+    `net` lacks are not selected. A contiguous window is a view; a window that wraps is copied."""
 
     whole: Net
-    """The server's network."""
+    """Network of the server."""
     net: Net
     positions: Mapping[str, Positions]
-    """Axis -> the positions that are held. A fixed axis is whole unless it is named, as classes may be: then what it
-    has behind their last is held too."""
+    """Axis -> selected positions. A fixed axis (classes) is whole if it is missing here; otherwise, its positions from
+    `size` of the given positions are also selected."""
     names: tuple[str, ...] | None = None
-    """Only these tensors; None: all that `net` has."""
+    """Selected tensors; None: all tensors of `net`."""
     tied: bool = True
-    """False: what every layer gives has an axis of its own, as in `untied`."""
+    """False: the output of every layer has its own axis, as in `untied`."""
 
     def __post_init__(self) -> None:
         sizes = {name: axis.size for name, axis in self.part_layout.axes.items()}
         given = {name: self.positions[name].count for name in sizes}
         if sizes != given:
             wrong = {n: (given[n], sizes[n]) for n in sizes if given[n] != sizes[n]}
-            raise ValueError(f"positions and network disagree, axis: (positions, network) {wrong}")
+            raise ValueError(f"positions do not match the network, axis: (positions, network) {wrong}")
 
     @property
     def whole_layout(self) -> Layout:
@@ -129,7 +126,7 @@ class Slice(Selection):
 
     @property
     def part_layout(self) -> Layout:
-        """Of the tensors that are held."""
+        """Layout of the selected tensors."""
         return _layout(self.net, self.names, self.tied)
 
     @property
@@ -137,7 +134,7 @@ class Slice(Selection):
         return (self.net, self.names, self.tied, *sorted(self.positions.items()))
 
     def __getstate__(self) -> dict:
-        """What it is made of: indices and layouts are found again where they are needed."""
+        # without cached indices and layouts
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def take(self, params: Params) -> Params:
@@ -181,8 +178,7 @@ class Slice(Selection):
 
     @functools.cached_property
     def _picks(self) -> dict[str, list[tuple[int, torch.Tensor]]]:
-        """The tensors that have single positions: (dimension, index) of what is cut. Found once, for folding asks
-        with every answer."""
+        """(dimension, index) of all cut dimensions, for tensors with single positions; cached for aggregation."""
         found = {}
         for name in self.part_layout.dims:
             dims = enumerate(self.whole_layout.dims[name])
@@ -193,11 +189,11 @@ class Slice(Selection):
 
     @functools.cached_property
     def _plan(self) -> dict[str, list[tuple[tuple[slice, ...], tuple[slice, ...]]]]:
-        """The contiguous blocks of all other tensors."""
+        """Contiguous blocks of all other tensors."""
         return {name: self._blocks(name) for name in self.part_layout.dims if name not in self._picks}
 
     def _blocks(self, name: str) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """(index in the whole, index in the part) of every contiguous block, in `_grouped` shape."""
+        """Return (index in the whole, index in the part) of every contiguous block, in `_grouped` shape."""
         everything = [(slice(None), slice(None))]
         options = []
         for axis in self.whole_layout.dims[name]:
@@ -218,17 +214,16 @@ def _is_cut(axis: Axis | None) -> bool:
 
 
 def _index(axis: Axis, positions: Positions) -> torch.Tensor:
-    """The indices of `positions` along a tensor dimension of this axis."""
-    held = torch.tensor([*positions.positions, *range(positions.size, axis.size)], dtype=torch.int64)
-    inside = held[:, None] * axis.copies + torch.arange(axis.copies)
+    """Return the indices of `positions` along a tensor dimension of this axis."""
+    selected = torch.tensor([*positions.positions, *range(positions.size, axis.size)], dtype=torch.int64)
+    inside = selected[:, None] * axis.copies + torch.arange(axis.copies)
     alike = 1 if isinstance(positions, Picks) and positions.groups > 1 else axis.groups
     groups = torch.arange(alike)[:, None] * (axis.size * axis.copies)
     return (groups + inside.flatten()).flatten()
 
 
 def _index_add(t: torch.Tensor, picks: list[tuple[int, torch.Tensor]], part: torch.Tensor, alpha: float) -> None:
-    """t[picks] += alpha * part, in place, a dimension at a time: whole rows move twenty times as fast as single
-    positions."""
+    """Add alpha * part to t[picks], in place, by dimension: rows are 20 times faster than single positions."""
     (dim, index), *rest = picks
     if not rest:
         t.index_add_(dim, index, part, alpha=alpha)
@@ -239,7 +234,7 @@ def _index_add(t: torch.Tensor, picks: list[tuple[int, torch.Tensor]], part: tor
 
 
 def _grouped(t: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """A view with a dimension of its own for the groups of every grouped axis."""
+    """Return a view with a separate dimension for the groups of every grouped axis."""
     shape: list[int] = []
     for axis, size in zip(dims, t.shape, strict=True):
         groups = 1 if axis is None or axis.is_fixed else axis.groups
@@ -249,15 +244,13 @@ def _grouped(t: torch.Tensor, dims: Dims) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Mask(Selection):
-    """Single coordinates of a network of full shape: of a masked tensor `take` gives the vector [k] of those that are
-    kept, in its order. It travels as the codes of its places (`rayfl.core.bitcodes`).
-    """
+    """Single coordinates of a network of full shape: `take` returns a masked tensor as the vector [k] of its selected
+    elements, in order. A mask is sent as codes of its places (`rayfl.core.bitcodes`)."""
 
     net: Net
     key: Hashable
     places: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
-    """Masked tensor -> where it is kept: positions [k] int64 of the flattened tensor, ascending. Read only. A tensor
-    without places is held whole."""
+    """Masked tensor -> selected flat positions [k] int64, ascending, read only. Other tensors are selected whole."""
 
     def take(self, params: Params) -> Params:
         return {
@@ -271,8 +264,8 @@ class Mask(Selection):
 
     def mark(self, name: str, value: float | torch.Tensor, whole: torch.Tensor) -> None:
         if name in self.places:
-            kept = self.places[name]
-            whole.view(-1).index_add_(0, kept, torch.as_tensor(value, dtype=whole.dtype).expand(len(kept)))
+            places = self.places[name]
+            whole.view(-1).index_add_(0, places, torch.as_tensor(value, dtype=whole.dtype).expand(len(places)))
         else:
             whole.add_(value)
 
@@ -299,7 +292,7 @@ def _received(net: Net, key: Hashable, codes: dict[str, torch.Tensor]) -> Mask:
 
 
 class _Decoded(Mapping[str, torch.Tensor]):
-    """Places out of their codes, decoded when they are asked for, once."""
+    """Places that are decoded on first access."""
 
     def __init__(self, net: Net, codes: Mapping[str, torch.Tensor]):
         self._codes, self._shapes = codes, net.layout.shapes
@@ -320,20 +313,18 @@ class _Decoded(Mapping[str, torch.Tensor]):
 
 @functools.lru_cache(maxsize=512)
 def prefix(whole: Net, net: Net) -> Slice:
-    """The first positions of every axis (HeteroFL Algorithm 1)."""
+    """Return the first positions of every axis (HeteroFL Algorithm 1)."""
     return rolling(whole, net, 0)
 
 
 def rolling(whole: Net, net: Net, offset: int) -> Slice:
-    """Positions offset, offset + 1, ... modulo every axis's own size (FedRolex)."""
+    """Return positions offset, offset + 1, ... modulo the size of each axis (FedRolex)."""
     return windows(whole, net, dict.fromkeys(net.layout.axes, offset))
 
 
 def windows(whole: Net, net: Net, offsets: Mapping[str, int]) -> Slice:
-    """A window of every axis that starts at its own offset, modulo its size.
-
-    One that holds the whole axis starts at 0: then it is a view, and training it is FedAvg, to the bit.
-    """
+    """Return a window of every axis, from its offset modulo its size. Windows of whole axes start at 0: they are views,
+    and training of the whole network is FedAvg bit for bit."""
     positions = {}
     for name, axis in net.layout.axes.items():
         size = whole.layout.axes[name].size
@@ -345,10 +336,8 @@ def windows(whole: Net, net: Net, offsets: Mapping[str, int]) -> Slice:
 def random_subset(
     whole: Net, net: Net, generator: torch.Generator, *, ordered: bool = True, tied: bool = True
 ) -> Slice:
-    """A uniform random subset of every axis, one draw an axis (Federated Dropout), ascending if `ordered`.
-
-    An axis that is held whole is not drawn: it is a view, as in `windows`. Not `tied`: every layer draws for itself.
-    """
+    """Return a uniform random subset of every axis, one draw per axis (Federated Dropout), ascending if `ordered`.
+    Whole axes are views without a draw, as in `windows`. `tied=False`: one draw per layer."""
     sizes = _layout(whole, None, tied).axes
     positions: dict[str, Positions] = {}
     for name, axis in sorted(_layout(net, None, tied).axes.items()):
@@ -363,7 +352,7 @@ def random_subset(
 
 @functools.lru_cache(maxsize=512)
 def _layout(net: Net, names: tuple[str, ...] | None, tied: bool) -> Layout:
-    """Of a network's tensors, or of those that `names` says."""
+    """Return the layout of a network's tensors, or of `names` only."""
     layout = net.full_layout if tied else untied(net.layout)
     if names is None:
         return layout
@@ -371,11 +360,11 @@ def _layout(net: Net, names: tuple[str, ...] | None, tied: bool) -> Layout:
 
 
 def untied(layout: Layout) -> Layout:
-    """The layout with an axis of its own ("stage1@1", "stage1@2", ...) for what every convolution or linear layer
-    gives, as if nothing were ever added to it.
+    """Return the layout with a separate axis ("stage1@1", "stage1@2", ...) for the output of every convolution or
+    linear layer, as if there were no residual additions.
 
-    Parameters come in the order of the network: inputs, biases and norms have the axis that was given last. A
-    projection shortcut reads another one than the layer before it gave, and gives none: it is added to that.
+    Parameters are in the order of the network: inputs, biases and norms have the axis of the last output. A projection
+    shortcut reads another axis than the last output and gets no new axis, because it is added to that output.
     """
     given: Counter[str] = Counter()
     last = None
@@ -400,7 +389,7 @@ def untied(layout: Layout) -> Layout:
 
 
 class Coverage:
-    """How often each coordinate of the global parameters was held: what a schedule of selections leaves out."""
+    """Counts of how often each coordinate of the global parameters was selected."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
         self.counts = {name: torch.zeros(shape) for name, shape in shapes.items()}
@@ -410,6 +399,6 @@ class Coverage:
             selection.mark(name, 1.0, count)
 
     def share(self) -> float:
-        """Of all coordinates, those that were held at least once."""
+        """Return the fraction of coordinates that were selected at least once."""
         counts = self.counts.values()
         return sum(int((count > 0).sum()) for count in counts) / sum(count.numel() for count in counts)

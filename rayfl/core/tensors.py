@@ -1,7 +1,6 @@
-"""Named tensors: the dicts that states, payloads and updates are made of, and any object as flat buffers for the wire.
+"""Nested dicts of tensors (states, payloads, updates), and serialisation of objects as flat buffers.
 
-`Params` is a flat dict (parameter name -> tensor); `Tensors` nests such dicts. Nothing here knows what
-the tensors mean.
+`Params` is a flat dict (parameter name -> tensor); `Tensors` are nested dicts of them.
 """
 
 import io
@@ -23,7 +22,7 @@ SEPARATOR = "/"
 
 
 def leaves(tensors: Tensors, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with its path ("params/conv1.weight"), in the order of the dicts."""
+    """Yield every tensor with its path ("params/conv1.weight"), in the order of the dicts."""
     for name, value in tensors.items():
         if isinstance(value, torch.Tensor):
             yield prefix + name, value
@@ -32,7 +31,7 @@ def leaves(tensors: Tensors, prefix: str = "") -> Iterator[tuple[str, torch.Tens
 
 
 def nest(flat: Mapping[str, torch.Tensor]) -> dict:
-    """The inverse of `leaves`."""
+    """Return nested dicts; the inverse of `leaves`."""
     nested: dict = {}
     for path, tensor in flat.items():
         *parents, name = path.split(SEPARATOR)
@@ -49,26 +48,22 @@ def nbytes(tensors: Tensors) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """An object for the wire: its tensors as flat buffers, and a header with everything else.
-
-    The header is a pickle: it is for messages inside a cluster that one trusts, and never for files.
-    """
+    """A serialised object: tensors as flat buffers, and a header with everything else. The header is a pickle: only for
+    messages inside a trusted cluster, never for files."""
 
     header: bytes
     buffers: dict[str, np.ndarray]
-    """One a dtype, by its name; those of large tensors by a number."""
+    """One buffer per dtype, by its name, and one per large tensor, by a number."""
 
 
 LARGE = 1 << 20
-"""Bytes from which a tensor that is contiguous is sent from where it lies."""
+"""Minimum bytes of a contiguous tensor to send it without a copy."""
 
 
 @torch.no_grad()
 def pack(value: Any) -> Packed:
-    """Any object. Large tensors stay where they are, one buffer each; all others are copied into one buffer a dtype.
-
-    What is packed must not change before it is sent.
-    """
+    """Serialise any object. Large tensors are not copied and have one buffer each; the others are copied into one
+    buffer per dtype. The object must not change before it is sent."""
     header = io.BytesIO()
     pickler = _Pickler(header)
     pickler.dump(value)
@@ -80,24 +75,22 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """The object, its tensors being views of the buffers.
-
-    **Read only**: a buffer may be shared by every process of the node, and torch would write through it.
-    """
+    """Return the object; its tensors are views of the buffers. **Read only**: processes can share a buffer, and torch
+    does not protect it from writes."""
     return _Unpickler(packed).load()
 
 
 Place = tuple[str, int, tuple[int, ...]]
-"""Where a tensor lies: the name of its buffer, its first element there, its shape."""
+"""Location of a tensor: name of its buffer, offset of its first element, shape."""
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Takes the tensors out of what it pickles. Classes of a notebook travel by value."""
+    """A pickler that extracts tensors. Classes of a notebook are pickled by value."""
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.used: dict[str, int] = {}
-        # a tensor that a __reduce__ made lives only as long as somebody holds it
+        # keep references to tensors that a __reduce__ created
         self.copied: list[tuple[torch.Tensor, Place]] = []
         self.large: list[torch.Tensor] = []
         self.places: dict[int, Place] = {}
@@ -131,7 +124,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """A view of an array that may be read-only. torch has no read-only tensors: never write to it."""
+    """Return a view of an array. Never write to it: the array can be read-only, but torch has no read-only tensors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
@@ -139,7 +132,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 @torch.no_grad()
 def as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensors, of one dtype, as one vector [n]; they become views of it. What lies end to end is not copied."""
+    """Return tensors of one dtype as one vector [n]; they become views of it. Adjacent tensors are not copied."""
     if not tensors:
         return torch.zeros(0)
     joined = end_to_end(tensors)
@@ -151,7 +144,7 @@ def as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def end_to_end(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Tensors that lie one behind the other in memory, as one vector [n] of it; None if they do not."""
+    """Return tensors that are adjacent in memory as one vector [n] without a copy; None if they are not adjacent."""
     memory, dtype = tensors[0].untyped_storage().data_ptr(), tensors[0].dtype
     place = tensors[0].storage_offset()
     for t in tensors:
@@ -165,13 +158,13 @@ def end_to_end(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def split_as(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of a vector [n], in the tensors' shapes and order."""
+    """Return views of a vector [n] in the tensors' shapes and order."""
     parts = vector.split([t.numel() for t in tensors])
     return [part.view(t.shape) for t, part in zip(tensors, parts, strict=True)]
 
 
 def copied(params: Params, factor: float = 1.0) -> Params:
-    """factor * params, in fresh CPU tensors, which lie end to end where the parameters do."""
+    """Return factor * params in new CPU tensors, which are adjacent in memory if the parameters are."""
 
     def fresh(t: torch.Tensor) -> torch.Tensor:
         return (t * factor).cpu() if factor != 1 else t.to("cpu", copy=True)

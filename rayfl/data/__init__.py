@@ -1,4 +1,4 @@
-"""One data set a file, and how it is split over clients; README.md says how to add one."""
+"""Data sets, one file each, and their partition over clients. See README.md for adding one."""
 
 from rayfl.data.arrays import Arrays as Arrays
 from rayfl.data.arrays import Column as Column

@@ -1,12 +1,11 @@
-"""A data set: what its samples look like is known without loading it, and it loads as plain arrays.
+"""Base class of data sets. The format of the samples is known without loading them.
 
-The arrays are put into shared memory once; every worker reads the same copy and prepares what it trains on. Workers
-therefore never import the library that a data set is read with.
+Samples load as plain arrays, which are put into shared memory once. Every worker reads this copy and never imports the
+library that reads the data set.
 
-Public samples are for methods that distil into or through them (FedMD, Li and Wang 2019, arXiv 1910.03581; FedDF, Lin
-et al., NeurIPS 2020, arXiv 2006.07242; DS-FL, Itahara et al., IEEE TMC 2021, arXiv 2008.06180): a part of the training
-set that no client holds, the training samples of another data set, or noise. A `Federation` knows the rows of the
-training set that are public; other public samples are in `Arrays.public`.
+Public samples are used by distillation methods (FedMD, Li and Wang 2019, arXiv 1910.03581; FedDF, Lin et al., NeurIPS
+2020, arXiv 2006.07242; DS-FL, Itahara et al., IEEE TMC 2021, arXiv 2008.06180). They are a part of the training set
+that no client has (`Federation.public`), the training samples of another data set, or noise (`Arrays.public`).
 """
 
 from abc import ABC, abstractmethod
@@ -33,17 +32,16 @@ from rayfl.data.goal import Goal
 from rayfl.data.samples import Prepare
 
 LABEL = "y"
-"""The array of labels, where samples have some."""
+"""Name of the array of labels, if there is one."""
 
 
 class DataSet(Named, ABC):
-    """What a `data:` section says. A subclass adds its fields, and says the rest."""
+    """The `data:` section. A subclass adds its fields and implements the abstract members."""
 
     not_in_result: ClassVar[tuple[str, ...]] = ()
-    """Fields that change nothing in a result: where the same files lie."""
+    """Fields that do not affect results, such as the folder of the files."""
     public: "Public | None" = None
-    """Samples beside those of clients, for methods that distil: a part of the training set, another data set, or noise;
-    unless given none."""
+    """Public samples for distillation: a share of the training set, another data set, or noise. Default: none."""
 
     @field_validator("public", mode="before")
     @classmethod
@@ -54,48 +52,47 @@ class DataSet(Named, ABC):
 
     @abstractmethod
     def load(self) -> Arrays:
-        """Training and test set. Whoever wants them, and the public samples, calls `arrays`."""
+        """Return training and test set. Callers use `arrays`, which validates them and adds public samples."""
 
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """What each array of a split holds, by name: what `arrays` checks."""
+        """Specification of each array of a split, by name. `arrays` validates against it."""
 
     @property
     @abstractmethod
     def prepare(self) -> Prepare:
-        """From the arrays' samples to what a network sees."""
+        """Conversion of stored samples to network inputs."""
 
     @property
     @abstractmethod
     def goal(self) -> Goal:
-        """What is learned from the samples."""
+        """Learning task: loss, labels and scores."""
 
     @property
     @abstractmethod
     def offers(self) -> Mapping[str, Any]:
-        """What a model takes its fields of the same names from, unless they are given."""
+        """Defaults for model fields of the same names."""
 
     @property
     def attached(self) -> tuple[Path, ...]:
-        """Files that an exported network is used with, such as a tokenizer's."""
+        """Files exported together with a network, such as those of a tokenizer."""
         return ()
 
     @property
     def unit(self) -> float | None:
-        """What stored pixels are divided by, of images: those of two data sets mean the same if it is equal. None:
-        samples are no images."""
+        """Divisor of stored pixels, which must be equal for data sets to be combined. None: samples are not images."""
         return None
 
     @final
     def arrays(self) -> Arrays:
-        """Training and test set, checked, and the public samples that are not in the training set."""
+        """Return validated training and test sets, and public samples from outside the training set."""
         found = validate(self.load(), self.columns)
         return found if self.public is None else replace(found, public=self.public.split(self, found))
 
     @final
     def in_result(self) -> dict[str, Any]:
-        """What a result depends on: the dump without `not_in_result`, that of a public data set included."""
+        """Return the dump without `not_in_result`, also for the public data set."""
         plain = {name: value for name, value in self.model_dump(mode="json").items() if name not in self.not_in_result}
         if self.public is not None and self.public.data is not None:
             plain["public"] = plain["public"] | {"data": self.public.data.in_result()}
@@ -103,14 +100,13 @@ class DataSet(Named, ABC):
 
     @model_serializer(mode="wrap")
     def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `public` where there is none, as files from before there was any have it."""
+        """Omit `public` if there is none, for compatibility with older files."""
         plain = dump(self)
         return plain if self.public is not None else {name: plain[name] for name in plain if name != "public"}
 
     @final
     def described(self) -> "DataSet":
-        """All that is known of it without its samples, for processes that get these by reference. It dumps as this
-        data set does."""
+        """Return a description without samples for worker processes. Its dump equals that of the data set."""
         public = None if self.public is None else self.public.described()
         described = Described.model_construct(name=self.name, public=public)
         described._known = {name: getattr(self, name) for name in ("columns", "prepare", "goal", "offers")}
@@ -120,75 +116,73 @@ class DataSet(Named, ABC):
 
 
 class Public(Config):
-    """The `public:` section of a data set: samples beside those of clients, from exactly one of `share`, `data` and
-    `noise`."""
+    """The `public:` section of a data set: public samples from exactly one of `share`, `data` and `noise`."""
 
     share: float | None = Field(default=None, gt=0, lt=1)
-    """So much of the training set, which no client then holds: at random by the run's seed, and of every class this
-    share of all its training samples, rounded. It is taken of what the server's validation rows leave."""
+    """Fraction of the training set that becomes public and is removed from the clients: of every class this fraction
+    of its training samples, rounded. Drawn by the run's seed after the server's validation samples."""
     data: SerializeAsAny[DataSet] | None = None
-    """The training samples of another data set, by its section. They are prepared as this data set's own."""
+    """Section of another data set. Its training samples are used and prepared like those of this data set."""
     noise: int | None = Field(default=None, ge=1, le=10**6)
-    """So many images of noise. Bytes are uniform from the smallest to the largest of the training set; floats are
-    standard normal. The same in every run."""
+    """Number of noise images, the same in every run. Bytes are uniform between the minimum and the maximum of the
+    training set; floats are standard normal."""
     labeled: bool = False
-    """Whether methods may use the labels. Otherwise each is 0."""
+    """True if methods may use the labels. Otherwise every label is 0."""
     count: int | None = Field(default=None, ge=1)
-    """At most so many samples, at random, the same in every run; unless given all. The rest of a `share` is
-    nobody's."""
+    """Maximum number of samples, random but equal in every run. Default: all. The rest of a `share` is not used."""
 
     @model_validator(mode="after")
     def _is_of_one_source(self) -> Self:
         sources = [name for name in ("share", "data", "noise") if getattr(self, name) is not None]
         if len(sources) != 1:
-            given = " and ".join(sources) or "none of share, data and noise"
-            raise ConfigError(f"public: given {given}; allowed: exactly one of share, data and noise")
+            problem = f"{' and '.join(sources)} are set" if sources else "no source is set"
+            raise ConfigError(f"public: {problem}. Allowed: exactly one of share, data and noise")
         if self.labeled and self.noise is not None:
-            raise ConfigError("public.labeled: given true with noise; allowed: false, because noise has no labels")
+            raise ConfigError("public.labeled: noise has no labels. Allowed: false")
         if self.data is not None and self.data.public is not None:
-            raise ConfigError("public.data.public: given a section; allowed: none, in a data set that is public itself")
+            raise ConfigError("public.data.public: a public data set has a public section. Allowed: none")
         return self
 
     def shown(self, samples: dict[str, Any]) -> dict[str, Any]:
-        """Public samples (`Split` or `Samples`) as methods may see them: with labels of 0 unless these may be used."""
+        """Return public samples (`Split` or `Samples`), with all labels 0 unless `labeled`."""
         if self.labeled or LABEL not in samples:
             return samples
         return samples | {LABEL: samples[LABEL] * 0}
 
     def first(self, samples: int) -> np.ndarray:
-        """Which of so many samples `count` leaves: rows [n] int64, ascending."""
+        """Return the rows [n] int64, ascending, of at most `count` samples."""
         order = numpy_generator(0, "public", "count").permutation(samples)
         return np.sort(order[: self.count])
 
     def split(self, own: DataSet, arrays: Arrays) -> Split | None:
-        """The samples as the data set `own`, whose arrays these are, has its own; None: they are rows of its training
+        """Return public samples in the format of data set `own` with these arrays. None: they are rows of its training
         set."""
         if self.data is not None:
             return self._foreign(self.data, own, arrays)
         return None if self.noise is None else self._noise(self.noise, own, arrays)
 
     def described(self) -> Self:
-        """The same without samples (`DataSet.described`)."""
+        """Return the section with the description of its data set."""
         return self if self.data is None else self.model_copy(update={"data": self.data.described()})
 
     def _foreign(self, data: DataSet, own: DataSet, arrays: Arrays) -> Split:
         _check_kind(data, own)
         if self.labeled and data.goal.kinds != own.goal.kinds:
             raise ConfigError(
-                f"data.public.labeled: given true with the {data.goal.kinds} classes of {data.name}; allowed: false, "
-                f"or a data set of {own.goal.kinds} classes, as data set {own.name} has them"
+                f"data.public.labeled: {data.name} has {data.goal.kinds} classes. Allowed: false, or a data set with "
+                f"{own.goal.kinds} classes as in {own.name}"
             )
         train = data.arrays().train
         for name, array in arrays.train.items():
             if train[name].dtype != array.dtype:
                 raise ConfigError(
-                    f"data.public: given {name} of {data.name} stored as {train[name].dtype}; allowed: {array.dtype}, "
-                    f"as data set {own.name} stores it"
+                    f"data.public: {name} of {data.name} has the type {train[name].dtype}. Allowed: {array.dtype} as "
+                    f"in {own.name}"
                 )
         if all(np.array_equal(train[name], array) for name, array in arrays.train.items()):
             raise ConfigError(
-                f"data.public.data: given {data.name} with the training samples of data set {own.name} itself, which "
-                "clients have; allowed: another data set, or a share"
+                f"data.public.data: {data.name} has the training samples of {own.name}, which clients have. Allowed: "
+                "another data set. Hint: use share for a part of the training set"
             )
         rows = self.first(len(next(iter(train.values()))))
         found = self.shown({name: array[rows] for name, array in train.items()})
@@ -196,10 +190,7 @@ class Public(Config):
 
     def _noise(self, samples: int, own: DataSet, arrays: Arrays) -> Split:
         if own.unit is None:
-            raise ConfigError(
-                f"data.public.noise: given with data set {own.name}, whose samples are no images; allowed: "
-                "share or data"
-            )
+            raise ConfigError(f"data.public.noise: the samples of {own.name} are not images. Allowed: share or data")
         x, y = arrays.train["x"], arrays.train[LABEL]
         shape = (min(samples, self.count or samples), *x.shape[1:])
         draw = numpy_generator(0, "public", "noise")
@@ -211,52 +202,49 @@ class Public(Config):
 
 
 def _check_kind(data: DataSet, own: DataSet) -> None:
-    """A ConfigError unless samples of `data` mean the same as those of `own`, array by array."""
+    """Raise ConfigError unless samples of `data` have the format of those of `own`."""
     theirs, ours = data.columns, own.columns
     if set(theirs) != set(ours):
         raise ConfigError(
-            f"data.public: given {' and '.join(theirs)} of {data.name}; allowed: {' and '.join(ours)}, as data set "
-            f"{own.name} has them"
+            f"data.public: {data.name} has the arrays {' and '.join(theirs)}. Allowed: {' and '.join(ours)} as in "
+            f"{own.name}"
         )
     for name, column in ours.items():
         if theirs[name].shape != column.shape:
             raise ConfigError(
-                f"data.public: given samples {list(theirs[name].shape)} of {data.name}; allowed: {list(column.shape)}, "
-                f"as data set {own.name} has them"
+                f"data.public: samples of {data.name} have shape {list(theirs[name].shape)}. Allowed: "
+                f"{list(column.shape)} as in {own.name}"
             )
     if data.unit != own.unit:
-        raise ConfigError(
-            f"data.public: given {_measured(data)}; allowed: {_measured(own)}, because both are prepared alike"
-        )
+        raise ConfigError(f"data.public: {data.name} has {_unit(data)}. Allowed: {_unit(own)} as in {own.name}")
     if any(column.below is not None for name, column in ours.items() if name != LABEL):
         vocabularies = [[path.read_bytes() for path in one.attached] for one in (data, own)]
         if not vocabularies[0] or vocabularies[0] != vocabularies[1]:
             raise ConfigError(
-                f"data.public: given tokens of {data.name}; allowed: a data set with the same tokenizer as {own.name}, "
-                "because equal tokens have to be equal words"
+                f"data.public: {data.name} has other tokens than {own.name}. Allowed: data with the same tokenizer"
             )
 
 
-def _measured(data: DataSet) -> str:
-    return f"{data.name} without pixels" if data.unit is None else f"pixels of {data.name}, in units of {data.unit:g}"
+def _unit(data: DataSet) -> str:
+    return "no pixels" if data.unit is None else f"pixels in units of {data.unit:g}"
 
 
 DATASETS: dict[str, type[DataSet]] = {}
-"""Name -> class; `rayfl.data` fills it."""
+"""Name -> class; filled by `rayfl.data`."""
 
 DATASETS_KIND = Kind("data set", DataSet, DATASETS, "rayfl.datasets")
 DataSet.model_rebuild()
 
 
 class Described(DataSet):
-    """A data set that cannot be loaded."""
+    """A data set without samples (`DataSet.described`)."""
 
     _known: dict[str, Any] = PrivateAttr()
     _plain: dict[str, Any] = PrivateAttr()
     _not_in_result: tuple[str, ...] = PrivateAttr()
 
     def load(self) -> Arrays:
-        raise ConfigError(f"data: given a description of {self.name}; allowed: the data set itself")
+        raise ConfigError(f"data: a description of {self.name} has no samples. Allowed: the data set itself")
 
     @property
     def columns(self) -> Mapping[str, Column]:

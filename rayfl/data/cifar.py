@@ -10,60 +10,51 @@ from rayfl.data.files import Downloaded
 from rayfl.data.images import ImageData, Images
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-"""As in the papers' codes, which use them for CIFAR-100 too (HeteroFL, FedRolex, FIARSE, NeFL)."""
+"""As in the published code of HeteroFL, FedRolex, FIARSE and NeFL, for CIFAR-100 too."""
 
 
-class CIFAR10(Downloaded, ImageData):
-    """Ten classes of 5,000 + 1,000."""
+class _CIFAR(Downloaded, ImageData):
+    shape: ClassVar = (3, 32, 32)
+    augment: bool = True
+    """Train on random crops (4 pixels of padding) and horizontal flips."""
+
+    @property
+    def preprocessing(self) -> Images:
+        return Images(mean=MEAN, std=STD, crop=4 if self.augment else 0, flip=self.augment)
+
+    def _arrays(self, source: Callable[..., Any]) -> Arrays:
+        train, test = map(_split, self.train_and_test(source))
+        return Arrays(train, test)
+
+
+class CIFAR10(_CIFAR):
+    """CIFAR-10: 10 classes with 5,000 + 1,000 images each."""
 
     name: Literal["cifar10"] = "cifar10"
-    shape: ClassVar = (3, 32, 32)
     classes: ClassVar = 10
     files: ClassVar = ("cifar-10-python.tar.gz",)
-    augment: bool = True
-    """Train on random crops (4 pixels of padding) and horizontal flips, as all of the field does."""
     scrambled: bool = False
-    """Pixels out of their places, as SpaFL's code has them: the values of an image [32, 32, 3], row by row, read as
-    [3, 32, 32]. With `pixels: raw` what its networks are trained and tested on."""
+    """True to permute pixels as SpaFL's code does: the values of an image [32, 32, 3], read as [3, 32, 32]. Together
+    with `pixels: raw` this gives SpaFL's inputs."""
 
     def load(self) -> Arrays:
         from torchvision import datasets
 
-        arrays = _load(self, datasets.CIFAR10)
-        if not self.scrambled:
-            return arrays
-        return Arrays(_scrambled(arrays.train), _scrambled(arrays.test))
-
-    @property
-    def preprocessing(self) -> Images:
-        return _preprocessing(self.augment)
+        arrays = self._arrays(datasets.CIFAR10)
+        return Arrays(_scrambled(arrays.train), _scrambled(arrays.test)) if self.scrambled else arrays
 
 
-class CIFAR100(Downloaded, ImageData):
-    """A hundred classes of 500 + 100: the fine labels."""
+class CIFAR100(_CIFAR):
+    """CIFAR-100 with fine labels: 100 classes with 500 + 100 images each."""
 
     name: Literal["cifar100"] = "cifar100"
-    shape: ClassVar = (3, 32, 32)
     classes: ClassVar = 100
     files: ClassVar = ("cifar-100-python.tar.gz",)
-    augment: bool = True
-    """Train on random crops (4 pixels of padding) and horizontal flips, as all of the field does."""
 
     def load(self) -> Arrays:
         from torchvision import datasets
 
-        return _load(self, datasets.CIFAR100)
-
-    @property
-    def preprocessing(self) -> Images:
-        return _preprocessing(self.augment)
-
-
-def _load(data: Downloaded, source: Callable[..., Any]) -> Arrays:
-    train, test = data.fetch(
-        lambda root, download: [source(root, train=part, download=download) for part in (True, False)]
-    )
-    return Arrays(_split(train), _split(test))
+        return self._arrays(datasets.CIFAR100)
 
 
 def _split(part: Any) -> Split:
@@ -71,10 +62,5 @@ def _split(part: Any) -> Split:
 
 
 def _scrambled(split: Split) -> Split:
-    """x [N, 3, 32, 32] -> the same shape, of other places."""
     x = split["x"]
     return split | {"x": np.ascontiguousarray(x.transpose(0, 2, 3, 1)).reshape(x.shape)}
-
-
-def _preprocessing(augment: bool) -> Images:
-    return Images(mean=MEAN, std=STD, crop=4 if augment else 0, flip=augment)

@@ -1,4 +1,4 @@
-"""The embedded default: scikit-learn's 1,797 handwritten digits of 8 x 8 pixels. Needs no network."""
+"""Default data set: 1,797 handwritten digits of 8 x 8 pixels from scikit-learn, without a download."""
 
 from typing import ClassVar, Literal
 
@@ -11,10 +11,10 @@ from rayfl.data.partition import hold_out
 
 
 class Digits(ImageData):
-    """UCI optical digits, the test part as scikit-learn ships it; pixels 0 ... 16.
+    """UCI optical digits, the test part, as in scikit-learn; pixels 0 ... 16.
 
-    It has no published test set: 359 images (a fifth of every class, rounded) are drawn from a fixed seed,
-    so the split is the same in every run, whatever the run's seed.
+    There is no published test set: 359 images (a fifth of every class, rounded) are drawn with a fixed seed, so the
+    split does not depend on the run's seed.
     """
 
     name: Literal["digits"] = "digits"

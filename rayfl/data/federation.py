@@ -1,4 +1,4 @@
-"""Which rows of a run's arrays are whose, and how they are prepared and judged."""
+"""Assignment of samples to clients, server validation and public data."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,43 +17,35 @@ from rayfl.data.samples import Prepare
 
 @dataclass(frozen=True)
 class Federation:
-    """Lists of rows, without the arrays that they are rows of: a client's shard is a view, never a copy."""
+    """Rows of the data set's arrays by role, without the arrays. A client's shard is a view, not a copy."""
 
     train: Shards
     """Client -> rows of the training set."""
     test: Shards
-    """Client -> rows of its own test split, in `test_source`."""
+    """Client -> rows of its test split, in `test_source`."""
     test_source: Literal["test", "train"]
-    """ "train" where the clients' test splits are held-out training rows (natural users)."""
+    """ "train" if the clients' test splits are held-out training rows (natural users)."""
     validation: np.ndarray
-    """Rows of the training set [n] that the server holds out for tuning: no client has them."""
+    """Rows of the training set [n] that the server holds out for validation. No client has them."""
     local_validation: Shards
-    """Client -> rows of the training set that it holds out of its own for tuning, and does not train on."""
+    """Client -> rows of its training data held out for validation."""
     prepare: Prepare
     goal: Goal
     public: np.ndarray
-    """Rows [n] of the public samples in `public_source`, ascending; none without a section `data.public`."""
+    """Rows [n] of the public samples in `public_source`, ascending. Empty without a section `data.public`."""
     public_source: Literal["train", "public"]
-    """ "train" where they are rows of the training set, which no client has and the server does not validate on;
-    "public" where they are all of `Arrays.public`."""
+    """ "train": rows of the training set, outside of all other roles. "public": all of `Arrays.public`."""
 
     def pooled(self, seed: int) -> np.ndarray:
-        """All clients' training rows, shuffled."""
+        """Return all clients' training rows, shuffled."""
         return numpy_generator(seed, "pooled").permutation(self.train.idx)
 
 
 def federate(
-    data: DataSet,
-    arrays: Arrays,
-    spec: Partition,
-    clients: int,
-    holdout: float,
-    seed: int,
-    local_holdout: float = 0.0,
+    data: DataSet, arrays: Arrays, spec: Partition, clients: int, holdout: float, seed: int, local_holdout: float = 0.0
 ) -> Federation:
-    """Holds out the server's validation rows, the share `holdout` of every class, and of what they leave the public
-    rows, then splits the rest over the clients. Of its own training rows each client holds out the share
-    `local_holdout`."""
+    """Hold out the server's validation rows (fraction `holdout` of every class), then the public rows, and partition
+    the rest over the clients. Each client then holds out the fraction `local_holdout` of its training rows."""
     y, y_test = data.goal.labels(arrays.train), data.goal.labels(arrays.test)
     kept, validation = hold_out(y, holdout, numpy_generator(seed, "hold_out"))
     kept, public = _hold_out_public(data.public, arrays, y, kept, seed)
@@ -71,31 +63,32 @@ def federate(
 def _hold_out_public(
     spec: Public | None, arrays: Arrays, y: np.ndarray, kept: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the rows `kept` of labels y, those for clients, and the public rows."""
+    """Split the rows `kept` into the clients' and the public rows."""
     if spec is None:
         return kept, np.empty(0, np.int64)
     if spec.share is None:
         if arrays.public is None:
-            raise ConfigError("data.public: given arrays without public samples; allowed: those of `DataSet.arrays`")
+            raise ConfigError(
+                "data.public: the arrays have no public samples. Allowed: arrays returned by `DataSet.arrays`"
+            )
         return kept, np.arange(len(next(iter(arrays.public.values()))))
     totals = np.bincount(y)
-    left, held = hold_out(y[kept], spec.share, numpy_generator(seed, "public"), totals)
-    if not len(left) or not len(held):
+    left, public = hold_out(y[kept], spec.share, numpy_generator(seed, "public"), totals)
+    if not len(left) or not len(public):
         raise ConfigError(
-            f"data.public.share: given {spec.share:g}, which takes {len(held)} of {len(kept)} training samples; "
-            "allowed: a share that takes one or more, and leaves some for clients"
+            f"data.public.share: {spec.share:g} selects {len(public)} of {len(kept)} training samples. Allowed: a "
+            "fraction that selects at least one sample and leaves at least one for clients"
         )
-    return kept[left], kept[held[spec.first(len(held))]]
+    return kept[left], kept[public[spec.first(len(public))]]
 
 
 def _hold_out_locally(train: Shards, fraction: float, seed: int) -> tuple[Shards, Shards]:
-    """What clients keep and what they hold out: at random, of each client's rows the rounded fraction, but one row
-    stays."""
+    """Hold out a random fraction, rounded, of each client's rows. At least one row remains for training."""
     if not fraction:
         return train, train.keep(np.zeros(len(train.idx), bool))
     tickets = numpy_generator(seed, "local_validation").random(len(train.idx))
     order, holders = np.lexsort((tickets, train.holders)), train.holders
-    held_out = np.minimum(np.rint(train.sizes * fraction), train.sizes - 1)
-    held = np.empty(len(train.idx), bool)
-    held[order] = rank(holders) < held_out[holders]
-    return train.keep(~held), train.keep(held)
+    counts = np.minimum(np.rint(train.sizes * fraction), train.sizes - 1)
+    held_out = np.empty(len(train.idx), bool)
+    held_out[order] = rank(holders) < counts[holders]
+    return train.keep(~held_out), train.keep(held_out)

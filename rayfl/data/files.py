@@ -1,12 +1,13 @@
-"""Data sets of files: in a folder of the user's, or downloaded into it."""
+"""Data sets whose files are in a folder or are downloaded into it."""
 
 import contextlib
+import contextvars
 import os
 import socket
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from rayfl.config import ConfigError
 from rayfl.data.base import DataSet
@@ -14,15 +15,16 @@ from rayfl.data.base import DataSet
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Seconds without an answer after which a download is given up."""
+"""Seconds without an answer after which a download is aborted."""
+OFFLINE = contextvars.ContextVar("OFFLINE", default=False)
 
 
 class InFolder(DataSet, ABC):
-    """A data set of files that lie in a folder."""
+    """A data set whose files are in a folder."""
 
     not_in_result: ClassVar = ("root",)
     root: str | None = None
-    """Folder with the files. Unless given it is the environment's RAYFL_DATA, else ./data."""
+    """Folder of the files. Default: the environment variable RAYFL_DATA, otherwise ./data."""
 
     @property
     def folder(self) -> Path:
@@ -32,40 +34,48 @@ class InFolder(DataSet, ABC):
         folder = Path(given).expanduser()
         if not folder.is_dir():
             raise ConfigError(
-                f"data.root: given {given!r}; allowed: an existing folder. Make it, or leave both data.root "
-                "and RAYFL_DATA unset to use ./data"
+                f"data.root: the folder {given!r} does not exist. Allowed: an existing folder. Hint: create it, or "
+                "leave data.root and RAYFL_DATA unset to use ./data"
             )
         return folder
 
-    def all_of(self, files: Sequence[str]) -> list[Path]:
-        """The files in the folder. A ConfigError says which have to be there if one is missing."""
+    def all_of(self, files: Sequence[str], reason: str = "") -> list[Path]:
+        """Return the paths of the files. Raise ConfigError with the reason if one is missing."""
         found = [self.folder / file for file in files]
         if not all(path.is_file() for path in found):
-            raise self.missing(files)
+            raise self.missing(files, reason)
         return found
 
     def missing(self, files: Sequence[str], reason: str = "") -> ConfigError:
-        """What to put where; `reason`: why nobody else does."""
+        """Return the error for missing files; `reason`: why they cannot be downloaded."""
         folder = self.folder.resolve()
         wanted = "\n".join(f"  {folder / file}" for file in files)
         return ConfigError(
-            f"data: {self.name} is not in {folder}{reason}. Put there\n{wanted}\n"
-            "or name another folder by data.root or the environment variable RAYFL_DATA"
+            f"data: {self.name} is not in {folder}{reason}. Allowed: a folder with the files\n{wanted}\n"
+            "Hint: set another folder by data.root or the environment variable RAYFL_DATA"
         )
 
 
 class Downloaded(InFolder, ABC):
-    """A data set that lies in a folder in torchvision's layout, or is downloaded into it."""
+    """A data set in torchvision's folder layout, downloaded if it is missing."""
 
     files: ClassVar[tuple[str, ...]]
-    """What has to be in the folder where there is no network; archives are unpacked when first used."""
+    """Files required for use without a network. Archives are unpacked at the first use."""
+
+    def train_and_test(self, source: Callable[..., Any]) -> list[Any]:
+        """Return training and test set of a class of torchvision with the argument `train`."""
+        return self.fetch(
+            lambda root, download: [source(root, train=part, download=download) for part in (True, False)]
+        )
 
     def fetch(self, read: Callable[[str, bool], T]) -> T:
-        """`read(root, download)` of what is in the folder, or after torchvision has downloaded it."""
+        """Return `read(root, download)`, first without and then with a download."""
         folder = self.folder
-        # torchvision says RuntimeError for files that are missing or damaged
+        # torchvision raises RuntimeError if files are missing or damaged
         with contextlib.suppress(RuntimeError):
             return read(str(folder), False)
+        if OFFLINE.get():
+            raise self.missing(self.files)
         try:
             with patience(PATIENCE):
                 return read(str(folder), True)
@@ -75,8 +85,18 @@ class Downloaded(InFolder, ABC):
 
 
 @contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Raise a ConfigError for missing files inside the block, without a download."""
+    token = OFFLINE.set(True)
+    try:
+        yield
+    finally:
+        OFFLINE.reset(token)
+
+
+@contextlib.contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Inside the block a silent server is an error after so many seconds (torchvision sets no timeout)."""
+    """Set the default socket timeout, because torchvision sets none."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

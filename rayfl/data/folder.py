@@ -1,4 +1,4 @@
-"""Image files in a folder for each class."""
+"""Image files with one folder per class."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,32 +15,30 @@ from rayfl.data.images import LARGEST, Images
 from rayfl.data.own import OwnImages, Stored, with_test
 
 ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""Files that count as images; others are passed over."""
+"""Suffixes of image files; other files are ignored."""
 NAMED = 5
-"""Broken files that an error names."""
+"""Maximum number of files listed in an error."""
 
 
 class Folder(OwnImages):
-    """root/train/<class>/*.png and root/test/<class>/*.png; or root/<class>/*.png, of which a part is held out.
+    """root/train/<class>/*.png and root/test/<class>/*.png, or root/<class>/*.png with a held-out test set.
 
-    Classes are numbered in the order of their folders' names, and images are in the order of theirs. Both orders are
-    Python's.
+    Classes and images are in the order of their names, as sorted by Python.
     """
 
     name: Literal["folder"] = "folder"
     root: str
-    """The folder. A relative one is below the working folder."""
+    """Folder of the data set. A relative path starts at the working folder."""
     size: int | None = Field(default=None, ge=1, le=LARGEST)
-    """Pixels a side of the images as they are loaded: the shorter side is resized to this many, and the middle is cut
-    out. May be left out if all images have one size."""
+    """Height and width of loaded images: the shorter side is resized to it, and the centre is cropped. Optional if all
+    images have one size."""
     channels: Literal[1, 3] = 3
     """1: gray. 3: red, green, blue."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of every class, rounded, that becomes the test set where there is no test/: drawn from a fixed seed."""
+    """Fraction of every class, rounded, that becomes the test set if there is no test/; drawn with a fixed seed."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each class."""
         return tuple(folder.name for folder in _folders(self._parts()[0]))
 
     @property
@@ -49,7 +47,7 @@ class Folder(OwnImages):
 
     @property
     def shape(self) -> tuple[int, int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Channels, height and width: of the first image if no `size` is given."""
+        """Channels, height and width of one image. Without `size` those of the first image."""
         if self.size is not None:
             return self.channels, self.size, self.size
         from PIL import Image
@@ -67,7 +65,7 @@ class Folder(OwnImages):
 
     @property
     def prepare(self) -> Images:
-        # images have their `size` when they are loaded
+        # images are resized when they are loaded
         return replace(super().prepare, size=None)
 
     @property
@@ -83,29 +81,26 @@ class Folder(OwnImages):
         return with_test(samples, None, self.test_fraction)
 
     def _parts(self) -> list[Path]:
-        """The folder of the training set, and that of the test set if there is one. Each has classes in it."""
+        """Return the folders of the training set and, if there is one, of the test set. Each contains class folders."""
         root = Path(self.root).expanduser()
         if not root.is_dir():
-            raise ConfigError(f"data.root: given {self.root!r}; allowed: an existing folder")
+            raise ConfigError(f"data.root: the folder {self.root!r} does not exist. Allowed: an existing folder")
         there = [part for part in ("train", "test") if (root / part).is_dir()]
         if len(there) == 1:
             raise ConfigError(
-                f"data.root: given {self.root!r}, which has {there[0]}/ alone; allowed: train/ and test/, or neither"
+                f"data.root: the folder {self.root!r} has only {there[0]}/. Allowed: train/ and test/, or neither"
             )
         parts = [root / part for part in there] or [root]
         for part in parts:
             if not _folders(part):
-                raise ConfigError(
-                    f"data.root: given {self.root!r}, but {part} has no folder; allowed: a folder for each class"
-                )
+                raise ConfigError(f"data.root: {part} has no folders. Allowed: one folder per class")
         return parts
 
     def _split(self, part: Path, names: tuple[str, ...], shape: tuple[int, int, int]) -> Split:
         folders = _folders(part)
         if unknown := [folder.name for folder in folders if folder.name not in names]:
             raise ConfigError(
-                f"data.root: given {self.root!r}, whose {part.name}/ has the class {unknown[0]!r}; allowed: the "
-                f"classes of train/: {', '.join(names)}"
+                f"data.root: {part} has the class {unknown[0]!r}. Allowed: the classes of train/: {', '.join(names)}"
             )
         files, y = [], []
         for folder in folders:
@@ -128,7 +123,7 @@ class Folder(OwnImages):
 
 
 class _Unfit(Exception):
-    """An image that can be read, and is not as it should be."""
+    """An image with a wrong format or size."""
 
 
 def _pixels(file: Path, shape: tuple[int, int, int], size: int | None) -> np.ndarray:
@@ -138,12 +133,12 @@ def _pixels(file: Path, shape: tuple[int, int, int], size: int | None) -> np.nda
     channels, height, width = shape
     with Image.open(file) as image:
         if image.mode.startswith(("I", "F")):
-            raise _Unfit("it has more than 8 bits a channel")
+            raise _Unfit("it has more than 8 bits per channel")
         image = image.convert("L" if channels == 1 else "RGB")
         if size is not None:
             image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
         elif image.size != (width, height):
-            raise _Unfit(f"it has {image.height} x {image.width} pixels, not {height} x {width}: give data.size")
+            raise _Unfit(f"it has {image.height} x {image.width} pixels, not {height} x {width}. Set data.size")
         return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
@@ -152,13 +147,11 @@ def _folders(part: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The images of a class, one at least."""
+    """Return the images of a class. Raise ConfigError if there are none."""
     found = sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS)
     if not found:
         endings = ", ".join(ENDINGS)
-        raise ConfigError(
-            f"data.root: given no images in {folder}; allowed: files directly in it that end in {endings}"
-        )
+        raise ConfigError(f"data.root: {folder} has no images. Allowed: one or more files that end in {endings}")
     return found
 
 
@@ -166,6 +159,6 @@ def _broken(broken: Mapping[Path, Exception]) -> ConfigError:
     named = [f"\n  {file}: {str(error) or type(error).__name__}" for file, error in broken.items()]
     more = [f"\n  and {len(broken) - NAMED} more"] if len(broken) > NAMED else []
     return ConfigError(
-        f"data.root: given images that cannot be taken, {len(broken)} in all; allowed: none; mend or remove them:"
+        f"data.root: {len(broken)} images cannot be used. Allowed: none. Hint: repair or remove them:"
         + "".join(named[:NAMED] + more)
     )

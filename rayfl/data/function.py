@@ -1,4 +1,4 @@
-"""A data set that a function of a user's package returns."""
+"""Data set returned by a function of the user's package."""
 
 import functools
 import inspect
@@ -17,19 +17,19 @@ from rayfl.data.own import OwnImages, Stored, classes_of, shape_of
 
 
 class Function(OwnImages):
-    """What `of(**options)` returns: rayfl.Arrays of `x` [N, C, H, W] and `y` [N], or (x, y, x_test, y_test).
+    """Result of `of(**options)`: rayfl.Arrays of `x` [N, C, H, W] and `y` [N], or (x, y, x_test, y_test).
 
-    It has to return the same every time. It is called once a process, before the run starts, because a model takes
-    the shape of its input from the images.
+    The function must return the same data every time. It is called once per process, before the run starts, because
+    models depend on the shape of the images.
     """
 
     name: Literal["function"] = "function"
     of: str
-    """ "package.module:function" of a package that is installed or whose folder is in PYTHONPATH."""
+    """Function, "package.module:function". The package must be installed or in PYTHONPATH."""
     options: dict[str, JsonValue] = {}
-    """What it is called with."""
+    """Keyword arguments of the function."""
     classes: int | None = Field(default=None, ge=1, le=MOST_CLASSES)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of classes; unless given that of different labels."""
+    """Number of classes. Default: the number of different labels."""
 
     @property
     def shape(self) -> tuple[int, int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -57,25 +57,26 @@ class Function(OwnImages):
         try:
             found = pkgutil.resolve_name(self.of)
             if not callable(found):
-                raise TypeError("it is no function")
+                raise TypeError("not a function")
         except (Exception, SystemExit) as error:
             reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             raise ConfigError(
-                f"data.of: given {shown(self.of)}, which cannot be called ({reason}); allowed: package.module:function "
-                "of a package that is installed or whose folder is in PYTHONPATH"
+                f"data.of: {shown(self.of)} cannot be called ({reason}). Allowed: package.module:function of a package "
+                "that is installed or in PYTHONPATH"
             ) from None
         try:
             inspect.signature(found).bind(**self.options)
         except TypeError as error:
             raise ConfigError(
-                f"data.options: given {shown(self.options)} ({error}); allowed: {self.of}{inspect.signature(found)}"
+                f"data.options: {shown(self.options)} is not valid ({error}). Allowed: the arguments of "
+                f"{self.of}{inspect.signature(found)}"
             ) from None
         return found
 
 
 @functools.lru_cache(maxsize=1)
 def _returned(function: Callable[..., Any], of: str, options: str) -> Arrays:
-    """The last call's arrays are kept, because shape and labels are asked for before the arrays themselves."""
+    """Return the arrays of the last call from a cache, because shape and labels are read before the arrays."""
     found = function(**json.loads(options))
     if isinstance(found, tuple) and len(found) == 4:
         x, y, x_test, y_test = found
@@ -83,6 +84,6 @@ def _returned(function: Callable[..., Any], of: str, options: str) -> Arrays:
     if isinstance(found, Arrays) and all({"x", "y"} <= set(split) for split in (found.train, found.test)):
         return found
     raise ConfigError(
-        f"data.of: given {shown(of)}, which returned {type(found).__name__}; allowed: (x, y, x_test, y_test), or "
-        "rayfl.Arrays whose splits have x and y"
+        f"data.of: {shown(of)} returned {type(found).__name__}. Allowed: (x, y, x_test, y_test), or rayfl.Arrays whose "
+        "splits have x and y"
     )

@@ -1,4 +1,4 @@
-"""Images: what all data sets of them have, and how stored pixels become what a network sees."""
+"""Base class of image data sets, and the preprocessing of images."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,52 +15,52 @@ from rayfl.data.goal import Classes
 from rayfl.data.samples import Batch, Prepare, Samples
 
 LARGEST = 4096
-"""Pixels a side of the largest images that are resized to."""
+"""Maximum of `size`."""
 MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True)
 class Images(Prepare):
-    """x / scale, less the mean, by the standard deviation; resized; for training perhaps cropped and flipped.
+    """Images normalised to (x / scale - mean) / std and resized. Training images are optionally cropped and flipped.
 
     Samples are `x` [N, C, H, W], as stored, and `y` [N].
     """
 
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)
-    """Of each channel, of x / scale; a single number is that of all channels, if there are no crops."""
+    """Mean of x / scale for each channel. Without crops a single number may stand for all channels."""
     std: tuple[float, ...] = (1.0,)
     crop: int = 0
-    """Random crops after padding by so many stored pixels a side with the stored pixel 0."""
+    """Padding per side, in stored pixels of value 0, before random crops. 0: no crops."""
     flip: bool = False
     """Random horizontal flips."""
     size: int | None = None
-    """Height and width that images are resized to, bilinearly, a batch at a time. With `crop`, images are first resized
-    to 8 / 7 of it (256 for 224), padded in proportion, and cropped to it."""
+    """Height and width after bilinear resizing of each batch. With `crop`, images are resized to 8 / 7 of it (256 for
+    224), padded in proportion, and cropped to it."""
 
     def whole(self, samples: Samples) -> Samples:
-        """Normalised, of the stored size: x [N, C, H, W] float32, channels last, where that is faster."""
+        """Normalise x [N, C, H, W] to float32 in channels-last layout, without resizing."""
         return samples | {"x": self.normalised(samples["x"])}
 
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
-        """Resized, and with a generator cropped and flipped at random, every image by itself."""
+        """Resize the images. With a generator, also crop and flip each image at random."""
         x = samples["x"]
         return _resized(x, self.size) if generator is None else self._augmented(x, generator), samples["y"]
 
     def plain(self) -> dict[str, Any]:
-        """x = (pixels / scale - mean) / std, resized to `size`."""
+        """Return the parameters of (pixels / scale - mean) / std and `size`."""
         return {name: getattr(self, name) for name in ("scale", "mean", "std", "size")}
 
     def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
-        """[N, C, H, W] float32 of the stored size."""
+        """Return normalised pixels [N, C, H, W] float32 of the stored size."""
         mean = torch.tensor(self.mean, device=pixels.device).view(-1, 1, 1)
         std = torch.tensor(self.std, device=pixels.device).view(-1, 1, 1)
         batch, channels, height, width = pixels.shape
-        # by its strides: `contiguous` leaves images of one channel as they are, and so pooling on its slow path
+        # explicit strides: `contiguous` does not change images of one channel, and pooling would take its slow path
         x = torch.empty(batch, height, width, channels, device=pixels.device).permute(0, 3, 1, 2)
         if channels == 1:
             return x.copy_(pixels).div_(self.scale).sub_(mean).div_(std)
-        # channel by channel in memory first: numbers of all channels in turn are four times as slow
+        # normalise in channels-first layout: this is four times as fast
         return x.copy_(pixels.to(x.dtype, copy=True).div_(self.scale).sub_(mean).div_(std))
 
     def _augmented(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _resized(x: torch.Tensor, size: int | None) -> torch.Tensor:
 def _random_crop(
     x: torch.Tensor, border: int, window: Sequence[int], fill: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
-    """A window, of so many rows and columns, of every image of x [B, C, H, W] inside a border of `fill` [C]."""
+    """Crop a random window (rows, columns) from each image of x [B, C, H, W], padded by `border` of `fill` [C]."""
     batch, channels, height, width = x.shape
     padded = fill.view(1, -1, 1, 1).repeat(batch, 1, height + 2 * border, width + 2 * border)
     padded[:, :, border : border + height, border : border + width] = x
@@ -100,13 +100,12 @@ def _random_crop(
 
 
 class ImageData(DataSet, ABC):
-    """Images of one stored size, each of one class: `x` [N, C, H, W] and `y` [N]."""
+    """Images of one stored size with one class each: `x` [N, C, H, W] and `y` [N]."""
 
     size: int | None = Field(default=None, ge=1, le=LARGEST)
-    """Height and width that images are resized to before a network sees them (224 for networks that were trained on
-    ImageNet); unless given they are as stored."""
+    """Height and width of the network inputs (224 for networks trained on ImageNet). Default: the stored size."""
     pixels: Literal["normalised", "raw"] = "normalised"
-    """normalised: less the data set's mean, by its standard deviation. raw: 0 to 255, not augmented (SpaFL's code)."""
+    """normalised: (x - mean) / std of the data set. raw: 0 to 255 without augmentation (SpaFL's code)."""
     shape: ClassVar[tuple[int, int, int]]
     """Channels, height and width of one image, as stored."""
     classes: ClassVar[int]
@@ -115,12 +114,12 @@ class ImageData(DataSet, ABC):
     @property
     @abstractmethod
     def preprocessing(self) -> Images:
-        """From stored pixels to what a network sees, but for `size` and `pixels`."""
+        """Preprocessing of stored pixels, except for `size` and `pixels`."""
 
     @property
     def prepare(self) -> Images:
-        kept = self.preprocessing if self.pixels == "normalised" else Images(scale=1.0)
-        return replace(kept, size=self.size)
+        images = self.preprocessing if self.pixels == "normalised" else Images(scale=1.0)
+        return replace(images, size=self.size)
 
     @property
     def unit(self) -> float:
@@ -136,7 +135,7 @@ class ImageData(DataSet, ABC):
 
     @property
     def seen(self) -> tuple[int, int, int]:
-        """Channels, height and width of one image, as a network sees it."""
+        """Channels, height and width of one network input."""
         return self.shape if self.size is None else (self.shape[0], self.size, self.size)
 
     @property

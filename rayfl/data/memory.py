@@ -1,4 +1,4 @@
-"""Arrays that a Python program has in memory."""
+"""Data set of arrays in the memory of a Python program."""
 
 import hashlib
 from typing import Any, Literal, Self
@@ -12,53 +12,47 @@ from rayfl.data.images import MOST_CLASSES
 from rayfl.data.own import OwnImages, Stored, classes_of, shape_of, with_test
 
 HELD_OUT = 0.2
-"""Share of every class that becomes the test set where there is none."""
+"""Fraction of every class used as the test set if none is given."""
 
 
 class InMemory(OwnImages):
     """`InMemory(x, y)` or `InMemory(x, y, x_test, y_test)`: images [N, C, H, W], bytes or floats, and labels [N].
 
-    Takes numpy arrays, torch tensors and lists. Without a test set a fifth of every class, rounded, is held out at
-    random, from a fixed seed. `users` [N] are the natural users of the training images, for `partition: users`.
+    Accepts numpy arrays, torch tensors and lists. Without a test set a random fifth of every class, rounded, is held
+    out with a fixed seed. `users` [N] are the natural users of the training images, for `partition: users`.
 
-    The fields are what a run's folder keeps of the arrays: enough to know them by. The arrays themselves travel with
-    the object, through pickle and copies; one that is read from a file has none.
+    The fields describe and identify the arrays in the folder of a run. The arrays themselves are part of the object,
+    also of pickles and copies, but not of an object read from a file.
     """
 
     name: Literal["arrays"] = "arrays"
     digest: str
-    """SHA-256 of all arrays as they are checked."""
+    """SHA-256 of all validated arrays."""
     shape: tuple[int, int, int]
     """Channels, height and width of one image."""
     classes: int = Field(ge=1, le=MOST_CLASSES)
-    """Number of classes; unless given that of different labels."""
+    """Number of classes. Default: the number of different labels."""
     samples: int
-    """Training images."""
+    """Number of training images."""
     test_samples: int
-    """Test images."""
+    """Number of test images."""
     stored: Stored
-    """What pixels are."""
+    """Data type of stored pixels."""
     _arrays: Arrays | None = PrivateAttr(default=None)
 
     def __init__(
-        self,
-        x: Any = None,
-        y: Any = None,
-        x_test: Any = None,
-        y_test: Any = None,
-        users: Any = None,
-        **fields: Any,
+        self, x: Any = None, y: Any = None, x_test: Any = None, y_test: Any = None, users: Any = None, **fields: Any
     ):
         if x is None and "digest" in fields:  # from a file
             super().__init__(**fields)
             return
         if x is None or y is None:
             raise ConfigError(
-                'given the name "arrays" without the arrays; allowed: rayfl.InMemory(x, y) in Python, another data set '
-                "in a file"
+                'the data set "arrays" has no arrays. Allowed: rayfl.InMemory(x, y) in Python, or another data set in '
+                "a file"
             )
         if (x_test is None) != (y_test is None):
-            raise ConfigError("data: given one of x_test and y_test; allowed: both or neither")
+            raise ConfigError("data: only one of x_test and y_test is set. Allowed: both or neither")
         arrays, classes = _checked(x, y, x_test, y_test, users, fields.get("classes"))
         described = {
             "digest": _digest(arrays),
@@ -81,17 +75,16 @@ class InMemory(OwnImages):
     def load(self) -> Arrays:
         if self._arrays is None:
             raise ConfigError(
-                f"data: given the description of {self.samples} + {self.test_samples} images that were in memory "
-                f"(digest {self.digest[:12]}), without the images; allowed: rayfl.InMemory with the arrays that the "
-                "run was started with"
+                f"data: the file describes {self.samples} + {self.test_samples} images (digest {self.digest[:12]}) "
+                "without their pixels. Allowed: rayfl.InMemory with the arrays of the original run"
             )
         return self._arrays
 
     def holding(self, given: "InMemory") -> Self:
-        """This data set with the arrays of another. A ConfigError if these are not the ones it describes."""
+        """Return this data set with the arrays of `given`. Raise ConfigError if they are not those of this data set."""
         if given.digest != self.digest:
             raise ConfigError(
-                f"data: given arrays of digest {given.digest[:12]}; allowed: those of the run, of digest "
+                f"data: the arrays have digest {given.digest[:12]}. Allowed: the arrays of the run with digest "
                 f"{self.digest[:12]}"
             )
         # equal sections, and only the given one may have arrays
@@ -102,7 +95,7 @@ class InMemory(OwnImages):
 
 
 def _checked(x: Any, y: Any, x_test: Any, y_test: Any, users: Any, classes: int | None) -> tuple[Arrays, int]:
-    """The arrays, and how many classes there are."""
+    """Return the validated arrays and the number of classes."""
     x, y = as_array(x, "data: x of the training set"), as_integers(y, "data: y of the training set")
     if classes is None:
         labels = [y] if y_test is None else [y, as_integers(y_test, "data: y of the test set")]
@@ -111,7 +104,6 @@ def _checked(x: Any, y: Any, x_test: Any, y_test: Any, users: Any, classes: int 
     train, test = {"x": x, "y": y}, {"x": x_test, "y": y_test}
     if x_test is not None:
         return validate(Arrays(train, test, users), columns), classes
-    # the test set is a part of it
     whole = validate(Arrays(train, train, users), columns)
     return with_test(whole.train, whole.users, HELD_OUT), classes
 

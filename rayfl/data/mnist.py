@@ -1,4 +1,4 @@
-"""MNIST, with its writers where QMNIST's label file is there, and Fashion-MNIST."""
+"""MNIST (with writers, if QMNIST's label file exists) and Fashion-MNIST."""
 
 import gzip
 from collections.abc import Callable
@@ -18,8 +18,8 @@ WRITERS = "QMNIST/raw/qmnist-train-labels-idx2-int.gz"
 class MNIST(Downloaded, ImageData):
     """60,000 + 10,000 handwritten digits, 28 x 28 (LeCun et al. 1998). No augmentation.
 
-    Its users are the 539 writers of the training images, if the folder holds QMNIST's training labels
-    (Yadav and Bottou 2019), QMNIST/raw/qmnist-train-labels-idx2-int.gz. The test images are other writers'.
+    Users are the 539 writers of the training images, if the folder has QMNIST's training labels (Yadav and Bottou
+    2019), QMNIST/raw/qmnist-train-labels-idx2-int.gz. The test images are by other writers.
     """
 
     name: Literal["mnist"] = "mnist"
@@ -38,7 +38,7 @@ class MNIST(Downloaded, ImageData):
 
 
 class FashionMNIST(Downloaded, ImageData):
-    """60,000 + 10,000 pictures of clothes, 28 x 28 (Xiao et al. 2017). No augmentation."""
+    """60,000 + 10,000 images of clothes, 28 x 28 (Xiao et al. 2017). No augmentation."""
 
     name: Literal["fashion_mnist"] = "fashion_mnist"
     shape: ClassVar = (1, 28, 28)
@@ -56,15 +56,12 @@ class FashionMNIST(Downloaded, ImageData):
 
 
 def _load(data: Downloaded, source: Callable[..., Any], users: np.ndarray | None) -> Arrays:
-    train, test = data.fetch(
-        lambda root, download: [source(root, train=part, download=download) for part in (True, False)]
-    )
-    train, test = ({"x": part.data[:, None].numpy(), "y": part.targets.numpy()} for part in (train, test))
+    train, test = ({"x": part.data[:, None].numpy(), "y": part.targets.numpy()} for part in data.train_and_test(source))
     return Arrays(train, test, users)
 
 
 def _writers(path: Path) -> np.ndarray | None:
-    """The NIST writer of each training image [60000]: column 2 of 8, after a header of 12 bytes."""
+    """Return the NIST writer of each training image [60000]: column 2 of 8, after a header of 12 bytes."""
     if not path.exists():
         return None
     table = np.frombuffer(gzip.decompress(path.read_bytes()), ">i4", offset=12)

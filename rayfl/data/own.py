@@ -1,4 +1,4 @@
-"""What a user's own images have in common, whether they are arrays, a folder or a function's."""
+"""Base class of the user's own image data sets: arrays, a folder or a function."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ Stored = Literal["uint8", "float32"]
 
 
 class OwnImages(ImageData, ABC):
-    """How pixels of a user's own become what a network sees: x / scale, less the mean, by the standard deviation."""
+    """The user's own images, normalised to (x / scale - mean) / std."""
 
     scale: float | None = Field(default=None, gt=0)
-    """What stored pixels are divided by; unless given 255 for bytes and 1 for floats."""
+    """Divisor of stored pixels. Default: 255 for bytes, 1 for floats."""
     mean: tuple[float, ...] | None = Field(default=None, min_length=1)
-    """Of x / scale: a number for all channels, or one a channel; unless given 0.5 for bytes and 0 for floats."""
+    """Mean of x / scale: one number, or one per channel. Default: 0.5 for bytes, 0 for floats."""
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(default=None, min_length=1)
-    """Likewise; unless given 0.25 for bytes and 1 for floats."""
+    """Standard deviation of x / scale: one number, or one per channel. Default: 0.25 for bytes, 1 for floats."""
     crop: int = Field(default=0, ge=0, le=512)
-    """Train on random crops, after padding by so many stored pixels a side."""
+    """Train on random crops after padding by this many stored pixels per side. 0: no crops."""
     flip: bool = False
     """Train on random horizontal flips."""
 
     @property
     @abstractmethod
     def dtype(self) -> Stored:
-        """What stored pixels are."""
+        """Data type of stored pixels."""
 
     @property
     def preprocessing(self) -> Images:
@@ -50,43 +50,43 @@ class OwnImages(ImageData, ABC):
         channels = self.shape[0]
         if len(given) not in (1, channels):
             raise ConfigError(
-                f"data.{field}: given {len(given)} numbers; allowed: 1, or {channels}, the number of channels"
+                f"data.{field}: {len(given)} numbers are not valid. Allowed: 1, or {channels} (one per channel)"
             )
         return given if len(given) == channels else given * channels
 
 
 def shape_of(x: np.ndarray, place: str) -> tuple[int, int, int]:
-    """Channels, height and width of images x [N, C, H, W]."""
+    """Return channels, height and width of images x [N, C, H, W]."""
     if x.ndim != 4:
-        hint = "; x[:, None] has the one channel that gray images need" if x.ndim == 3 else ""
-        raise ConfigError(f"{place}: given an array {list(x.shape)}; allowed: images [N, C, H, W]{hint}")
+        hint = ". Hint: for gray images pass x[:, None], which has one channel" if x.ndim == 3 else ""
+        raise ConfigError(f"{place} has shape {list(x.shape)}. Allowed: images [N, C, H, W]{hint}")
     _, channels, height, width = x.shape
     if width in (1, 3, 4) and channels == height:
         raise ConfigError(
-            f"{place}: given an array {list(x.shape)}, whose channels seem to be last; allowed: images [N, C, H, W]; "
-            "x.transpose(0, 3, 1, 2) puts the channels first"
+            f"{place} has shape {list(x.shape)}, which looks like channels last. Allowed: images [N, C, H, W]. Hint: "
+            "x.transpose(0, 3, 1, 2) moves the channels"
         )
     return channels, height, width
 
 
 def classes_of(labels: Sequence[np.ndarray], place: str) -> int:
-    """C, of labels that are all of 0 ... C - 1."""
+    """Return C if the labels are exactly 0 ... C - 1."""
     found = np.unique(np.concatenate([y.ravel() for y in labels]))
     if not np.array_equal(found, np.arange(len(found))):
         raise ConfigError(
-            f"{place}: given {len(found)} different labels, from {found[0]} to {found[-1]}; allowed: 0 to C - 1, each "
-            "at least once; number them anew, or say how many `classes` there are if some have no sample"
+            f"{place} has {len(found)} different labels from {found[0]} to {found[-1]}. Allowed: 0 to C - 1, each at "
+            "least once. Hint: renumber the labels, or set `classes` if some classes have no sample"
         )
     return len(found)
 
 
 def with_test(samples: Split, users: np.ndarray | None, fraction: float) -> Arrays:
-    """Of every class the rounded fraction becomes the test set, at random, from a fixed seed."""
-    kept, held = hold_out(samples["y"], fraction, numpy_generator(0, "hold_out", "test"))
-    if not len(held) or not len(kept):
+    """Hold out a random fraction, rounded, of every class as the test set, with a fixed seed."""
+    kept, held_out = hold_out(samples["y"], fraction, numpy_generator(0, "hold_out", "test"))
+    if not len(held_out) or not len(kept):
         raise ConfigError(
-            f"data: given {len(samples['y'])} samples and no test set, which leaves {len(kept)} for training and "
-            f"{len(held)} for testing; allowed: a test set, or more samples of a class"
+            f"data: {len(samples['y'])} samples without a test set give {len(kept)} for training and {len(held_out)} "
+            "for testing. Allowed: a test set, or more samples per class"
         )
-    train, test = ({name: array[rows] for name, array in samples.items()} for rows in (kept, held))
+    train, test = ({name: array[rows] for name, array in samples.items()} for rows in (kept, held_out))
     return Arrays(train, test, None if users is None else users[kept])

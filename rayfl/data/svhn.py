@@ -8,15 +8,14 @@ from rayfl.data.images import ImageData, Images
 
 
 class SVHN(Downloaded, ImageData):
-    """73,257 + 26,032 colour images of 32 x 32, digits of unequal frequency; without the `extra` part."""
+    """73,257 + 26,032 colour images of 32 x 32 with unequal class sizes, without the `extra` part."""
 
     name: Literal["svhn"] = "svhn"
     shape: ClassVar = (3, 32, 32)
     classes: ClassVar = 10
     files: ClassVar = ("train_32x32.mat", "test_32x32.mat")
     augment: bool = True
-    """Train on random crops (2 pixels of padding), as NeFL does; its colour jitter is left out, and a flipped
-    digit is no digit."""
+    """Train on random crops (2 pixels of padding), as NeFL does, but without its colour jitter and without flips."""
 
     def load(self) -> Arrays:
         from torchvision import datasets

@@ -1,4 +1,4 @@
-"""Images made up on the spot, of any number and shape: for scale studies and tests."""
+"""Generated images of any number and shape, for scale studies and tests."""
 
 from math import prod
 from typing import Annotated, Literal, Self
@@ -12,24 +12,24 @@ from rayfl.data.arrays import Arrays, Split
 from rayfl.data.images import MOST_CLASSES, ImageData, Images
 
 CONTRAST, NOISE = 64, 192
-"""Pixels are a class pattern in [0, CONTRAST) plus noise in [0, NOISE), both uniform, so they fill a byte."""
+"""Pixels are a class pattern in [0, CONTRAST) plus noise in [0, NOISE), both uniform."""
 MEMORY = 8 * 10**9
-"""Most bytes of a set, labels included."""
+"""Maximum size in bytes, including labels."""
 
 Positive = Annotated[int, Field(ge=1)]
 
 
 class Synthetic(ImageData):
-    """One fixed pattern a class under noise: a linear classifier learns it, the better the more pixels.
+    """One fixed pattern per class plus noise. A linear classifier learns it, better with more pixels.
 
-    The same arrays in every run: they depend on the fields below only, not on the run's seed.
+    The arrays depend on the fields below only, not on the run's seed.
     """
 
     name: Literal["synthetic"] = "synthetic"
     samples: int = Field(default=2000, ge=1)
-    """Training images; the classes come round in turn, so they are balanced."""
+    """Number of training images, balanced over the classes."""
     test_samples: int = Field(default=500, ge=1)
-    """Test images."""
+    """Number of test images."""
     shape: tuple[Positive, Positive, Positive] = (1, 8, 8)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Channels, height and width of one image."""
     classes: int = Field(default=10, ge=1, le=MOST_CLASSES)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -41,8 +41,8 @@ class Synthetic(ImageData):
         asked = (samples + self.classes) * prod(self.shape) + 8 * samples
         if asked > MEMORY:
             raise ConfigError(
-                f"samples, test_samples, shape and classes: given what takes {asked:,} bytes; allowed: at most "
-                f"{MEMORY:,} bytes; lower one of them"
+                f"samples, test_samples, shape and classes: the images need {asked:,} bytes. Allowed: at most "
+                f"{MEMORY:,} bytes"
             )
         return self
 

@@ -1,5 +1,6 @@
-"""Sequences of tokens: what all data sets of them have, and how stored ones become what a network sees."""
+"""Tasks on sequences of tokens, and the preprocessing of sequences."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,25 +10,26 @@ import torch
 
 from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Column, Split
-from rayfl.data.goal import NOTHING, Classes, Goal, MaskedTokens, NextToken
+from rayfl.data.base import DataSet
+from rayfl.data.goal import IGNORE_INDEX, Classes, Goal, MaskedTokens, NextToken
 from rayfl.data.samples import Batch, Prepare, Samples
 
 PAD = -1
-"""The token behind the end of a sequence."""
+"""Padding token after the end of a sequence."""
 Order = Literal["lengths", "shuffled", "stored"]
 TaskName = Literal["classes", "next_token", "masked_lm"]
 
 
 @dataclass(frozen=True)
 class Sequences(Prepare):
-    """Sequences `x` [N, T] int32 of a class `y` [N] each. A batch is as long as its longest sequence."""
+    """Sequences `x` [N, T] int32 with one class each, `y` [N]. A batch has the length of its longest sequence."""
 
     order: Order = "lengths"
-    """How an epoch is ordered. lengths: each batch has sequences of about one length, because a short one costs as much
-    as the longest of its batch; the batches are in random order. shuffled: at random. stored: as they are stored."""
+    """Order of samples in an epoch. lengths: batches of sequences of similar length, in random order, which needs less
+    padding. shuffled: random. stored: the stored order."""
 
     def whole(self, samples: Samples) -> Samples:
-        """With the length of each sequence, [N] on the CPU: a batch then asks no GPU for it."""
+        """Add the length of each sequence, [N] on the CPU, so that a batch does not synchronise with the GPU."""
         return samples | {"length": _lengths(samples["x"])}
 
     def arrange(self, samples: Samples, batch_size: int, generator: torch.Generator | None) -> torch.Tensor | None:
@@ -43,34 +45,34 @@ class Sequences(Prepare):
         return _trimmed(samples), samples["y"]
 
     def plain(self) -> dict[str, Any]:
-        """What stands behind the end of a sequence."""
+        """Return the padding token."""
         return {"padding": PAD}
 
 
 @dataclass(frozen=True)
 class Following(Sequences):
-    """Of `x` [N, T + 1] int32 all tokens but the last, and at each position the one that follows."""
+    """Next-token prediction: all tokens of `x` [N, T + 1] int32 but the last, with the following token as label."""
 
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         x = _trimmed(samples, 2)
         y = x[:, 1:]
-        return x[:, :-1], torch.where(y == PAD, NOTHING, y)
+        return x[:, :-1], torch.where(y == PAD, IGNORE_INDEX, y)
 
 
 @dataclass(frozen=True)
 class Hidden(Sequences):
-    """Of `x` [N, T] int32 some tokens hidden: in training by the generator's draws, anew in every batch, in an
-    evaluation those that `hidden` [N, T] uint8 says, by the mask. Labels as `MaskedTokens` has them."""
+    """Masked tokens of `x` [N, T] int32: drawn anew for every training batch, in evaluations those of `hidden` [N, T]
+    uint8. Labels are those of `MaskedTokens`."""
 
     classes: int = 0
-    """What is added to the label of a token that is hidden."""
+    """Offset of the labels of hidden tokens."""
     mask: int = 0
-    """The mask's token."""
+    """Mask token."""
     rate: float = 0.15
-    """The probability that a token is hidden, each by itself."""
+    """Probability of hiding a token."""
     rule: Literal["mask", "bert"] = "mask"
-    """What hides a token in training. mask: the mask (HeteroFL). bert: with probability 0.8 the mask, 0.1 any token,
-    0.1 nothing (Devlin et al. 2019)."""
+    """Replacement of a hidden token in training. mask: the mask (HeteroFL). bert: with probability 0.8 the mask, 0.1 a
+    random token, 0.1 the token itself (Devlin et al. 2019)."""
 
     def batch(self, samples: Samples, generator: torch.Generator | None) -> Batch:
         x = _trimmed(samples)
@@ -81,38 +83,38 @@ class Hidden(Sequences):
             hidden = (torch.rand(x.shape, generator=generator) < self.rate).to(x.device)
             instead = self.mask if self.rule == "mask" else self._instead(x, generator)
         hidden &= there
-        y = torch.where(there, x + self.classes * hidden, NOTHING)
+        y = torch.where(there, x + self.classes * hidden, IGNORE_INDEX)
         return torch.where(hidden, instead, x), y
 
     def renumbered(self, classes: int) -> Prepare:
         return replace(self, classes=classes, mask=classes)
 
     def plain(self) -> dict[str, Any]:
-        """With what stands for a hidden token."""
+        """Return the padding token and the mask token."""
         return super().plain() | {"mask": self.mask}
 
     def _instead(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """What stands at a position of x [B, t] if its token is hidden, by BERT's rule."""
+        """Draw the replacements of hidden tokens at all positions of x [B, t], by BERT's rule."""
         ticket = torch.rand(x.shape, generator=generator).to(x.device)
         anything = torch.randint(self.classes, x.shape, generator=generator).to(x.device)
         return torch.where(ticket < 0.8, self.mask, torch.where(ticket < 0.9, anything, x))
 
 
 def _lengths(x: torch.Tensor) -> torch.Tensor:
-    """Of x [N, T], how many tokens each sequence has: [N] int64 on the CPU."""
+    """Return the number of tokens of each sequence of x [N, T]: [N] int64 on the CPU."""
     return (x != PAD).sum(1).cpu()
 
 
 def _trimmed(samples: Samples, least: int = 1) -> torch.Tensor:
-    """x [B, t] int64 without the columns at its end that are padding in all rows; at least so many stay."""
+    """Return x [B, t] int64 without the last columns that are padding in all rows, at least `least` columns."""
     return samples["x"][:, : max(int(samples["length"].max()), least)].long()
 
 
 def _by_length(
     order: torch.Tensor, lengths: torch.Tensor, batch_size: int, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Rows in random order [N], sorted by their length, with the batches that they then make in random order again. The
-    last batch of an epoch, which may be smaller, is at random: it has the rows that are left over."""
+    """Return rows [N] in batches of similar length, with the batches in random order. The last batch of an epoch, which
+    may be smaller, has random rows."""
     full = len(order) // batch_size * batch_size
     rows, rest = order[:full], order[full:]
     batches = rows[lengths[rows].argsort(stable=True)].view(-1, batch_size)
@@ -121,29 +123,29 @@ def _by_length(
 
 @dataclass(frozen=True)
 class TokenTask:
-    """What is learned from sequences of tokens, and all that a data set of them says because of it."""
+    """Task on sequences of tokens, with the members of a data set that depend on it."""
 
     name: TaskName
     ids: int
     """Number of tokens."""
     length: int
-    """Tokens of the longest sequence that a network sees."""
+    """Maximum number of tokens of a network input."""
     classes: int = 0
-    """Classes of sequences, where these are learned."""
+    """Number of classes of sequences, for task `classes`."""
     special: tuple[int, ...] = ()
-    """Tokens that are no words: the part "words" of a score leaves them out."""
+    """Tokens that are not words. The part "words" of a score ignores them."""
     mask: int | None = None
-    """The mask's token; None: one more than there are."""
+    """Mask token. None: `ids`, a token outside of the vocabulary."""
     order: Order = "lengths"
     rate: float = 0.15
     rule: Literal["mask", "bert"] = "mask"
     loss_on: Literal["all", "masked"] = "all"
     pad: int | None = None
-    """The token that stands for nothing in the vocabulary, and so in no sequence; None: it has none."""
+    """Padding token of the vocabulary, which is in no sequence. None: there is none."""
 
     @property
     def stored(self) -> int:
-        """Tokens of a stored sequence."""
+        """Number of tokens of a stored sequence."""
         return self.length + (self.name == "next_token")
 
     @property
@@ -154,8 +156,8 @@ class TokenTask:
         return x | ({"hidden": Column((self.stored,), below=2, stored="uint8")} if self.name == "masked_lm" else {})
 
     def split(self, x: np.ndarray, y: np.ndarray | None, *address: str) -> Split:
-        """The stored samples of sequences x [N, stored] int32 and their classes y [N], if these are learned. What an
-        evaluation hides is drawn once, at an address."""
+        """Return stored samples of sequences x [N, stored] int32 and, for task `classes`, their classes y [N]. Hidden
+        tokens of evaluations are drawn once, with the seed address `address`."""
         if self.name == "classes":
             assert y is not None
             return {"x": x, "y": y}
@@ -183,7 +185,32 @@ class TokenTask:
 
     @property
     def offers(self) -> Mapping[str, Any]:
-        """`ids`: what a network may be given, a mask included."""
+        """Defaults for model fields; `ids` includes the mask token."""
         ids = self.ids + (self.name == "masked_lm" and self.mask is None)
         pad = {} if self.pad is None else {"pad": self.pad}
         return {"task": self.name, "ids": ids, "classes": self.goal.classes, "length": self.length} | pad
+
+
+class TokenData(DataSet, ABC):
+    """A data set of sequences of tokens. Its task determines format, preprocessing and goal."""
+
+    @property
+    @abstractmethod
+    def token_task(self) -> TokenTask:
+        """Learning task."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.token_task.columns
+
+    @property
+    def prepare(self) -> Prepare:
+        return self.token_task.prepare
+
+    @property
+    def goal(self) -> Goal:
+        return self.token_task.goal
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return self.token_task.offers

@@ -1,20 +1,22 @@
 """Checkpoints: atomic, checksummed, no pickle.
 
 A checkpoint is a folder `round-000012/` with `state.safetensors` and `manifest.json`: the round, the configuration, the
-SHA-256 of every file, and one of all this. It is written beside its place and renamed into it. So a folder of that name
-is whole, or it was damaged later; a damaged one is passed over for the one before, and that is said.
+SHA-256 of every file, and a SHA-256 of the manifest itself. It is written under a temporary name and then renamed, so a
+folder of that name is complete unless it was damaged later. A damaged checkpoint is reported and the one before is
+used.
 
-What clients keep is in the folder `kept/` beside all checkpoints, one file a client and round (`client_states.py`).
-A checkpoint's `kept.npy` names those that it goes with, and their SHA-256. They are hard links to the files that the
-run works with: one that did not change since the last checkpoint is neither read nor written nor linked again.
+Client states are in the folder `kept/` beside all checkpoints, one file per client and round (`client_states.py`).
+A checkpoint's `kept.npy` lists its files and their SHA-256. They are hard links to the files of the running
+simulation: a file that did not change since the last checkpoint is not read, written or linked again.
 
-The folder `best/` beside them has the checkpoint of the best round, with what clients kept then, as links, where a run
-keeps it (`Best`).
+The folder `best/` contains the checkpoint of the best round and its client states, as links, if the run keeps it
+(`Best`).
 """
 
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from rayfl.metrics import Line
 VERSION = 3
 MANIFEST = "manifest.json"
 UNSUMMED = {"round", "config", "sha256"}
-"""What a manifest of version 1 says; one of version 2 says its version too."""
+"""Keys of a manifest of version 1; version 2 adds `version`."""
 STATE = "state.safetensors"
 KEPT = "kept.npy"
 STORE = "kept"
@@ -42,20 +44,20 @@ VALUE = "best.json"
 
 
 class DamagedCheckpoint(ConfigError):
-    """A checkpoint that cannot be read, or is not what its manifest says."""
+    """Raised for a checkpoint that cannot be read or does not match its manifest."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from."""
+    """Content of a checkpoint."""
 
     round: int
     config: dict[str, Any]
-    """What the result depends on."""
+    """Settings that the result depends on."""
     state: State
     client_states: Kept
     partial_round: Line
-    """What a round in progress has measured so far; nothing between rounds."""
+    """Sums measured so far in a round in progress; empty between rounds."""
 
 
 def write(
@@ -67,15 +69,15 @@ def write(
     keep: int = 2,
     partial_round: Line | None = None,
 ) -> Path:
-    """Writes the checkpoint of `round`, perhaps in the middle of the next one, into `folder`, and removes all but it
-    and those before it, `keep` in all: later ones are of rounds that are made again.
+    """Write the checkpoint of `round` (possibly in the middle of the next one) into `folder`. Keep it and those before
+    it, `keep` in total; remove later ones, whose rounds are repeated.
 
-    NotWritten if the disk does not take it: the others stay as they are.
+    Raise NotWritten if the disk fails; the other checkpoints are unchanged.
     """
     for torn in folder.glob(f"{PARTIAL}*"):
         remove(torn)
     if not complete(folder):
-        remove(folder / STORE)  # nothing names what a killed process left there
+        remove(folder / STORE)  # left by a killed process, listed by no checkpoint
     final = folder / _name(round)
     with beside(final, f"the checkpoint of round {round}") as partial:
         partial.mkdir()
@@ -99,85 +101,90 @@ def write(
         remove(final)
     sync(folder)
     found = complete(folder)
-    kept = [path for path in found if _round(path) <= round][-keep:]
+    kept = [path for path in found if round_of(path) <= round][-keep:]
     for other in found:
         if other not in kept:
             remove(other)
     if client_states is not None:
-        client_states.forget_before(_round(kept[0]))
+        client_states.forget_before(round_of(kept[0]))
     return final
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; none where there is no such folder."""
-    return sorted((path for path in folder.glob("round-*") if path.name[6:].isdecimal()), key=_round)
+    """Return the checkpoints in a folder, oldest first; none if the folder does not exist. Raise ConfigError if it is a
+    file."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ConfigError(f"{folder}: this is not a folder. Allowed: a folder. Hint: restore a copy of it")
+    return sorted((path for path in folder.glob("round-*") if path.name[6:].isdecimal()), key=round_of)
 
 
 def read(path: Path, client_states: bool = True) -> Checkpoint:
-    """Read a checkpoint and verify its checksums. Without `client_states` those are neither read nor verified. Raises a
-    DamagedCheckpoint, or a ConfigError for an older version."""
+    """Read a checkpoint and verify its checksums; of client states only with `client_states`. Raise DamagedCheckpoint,
+    or ConfigError for another version."""
     try:
         manifest = _manifest(path)
         for name, expected in manifest["sha256"].items():
             if sha256(path / name) != expected:
-                raise DamagedCheckpoint(f"{path / name}: its SHA-256 is not the manifest's")
+                raise DamagedCheckpoint(f"{path / name}: the SHA-256 differs from the manifest's")
         wanted = client_states and KEPT in manifest["sha256"]
         rows = np.load(path / KEPT, allow_pickle=False) if wanted else np.empty(0, ROWS)
         kept = Kept(path.parent / STORE, manifest["round"], rows)
         for file, expected in zip(kept.files.values(), rows["sha256"], strict=True):
             if sha256(file) != expected.tobytes().hex():
-                raise DamagedCheckpoint(f"{file}: its SHA-256 is not the one that {path / KEPT} says")
+                raise DamagedCheckpoint(f"{file}: the SHA-256 differs from the one in {path / KEPT}")
         state = load_tensors(path / STATE)
         return Checkpoint(manifest["round"], manifest["config"], state, kept, manifest.get("begun", {}))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise DamagedCheckpoint(f"{path}: not a whole checkpoint: {error}") from None
+        raise DamagedCheckpoint(f"{path}: the checkpoint is incomplete or damaged: {error}") from None
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest says, after its own sum was verified."""
+    """Return a checkpoint's manifest after verifying its own checksum."""
     file = path / MANIFEST
     with opened(file) as text:
         manifest = json.load(text)
     if manifest.keys() - {"version"} == UNSUMMED:
-        raise ConfigError(
-            f"{path}: a checkpoint of version {manifest.get('version', 1)}, which an older rayfl wrote; allowed: one "
-            f"of version {VERSION}. Go on with the rayfl that wrote it, or start anew in another folder"
-        )
+        raise _wrong_version(path, manifest.get("version", 1))
     if manifest.pop("sum") != _sum(manifest):
-        raise DamagedCheckpoint(f"{file}: its SHA-256 is not the one that it says")
+        raise DamagedCheckpoint(f"{file}: the SHA-256 differs from the one inside the file")
     if manifest["version"] != VERSION:
-        raise ConfigError(
-            f"{path}: a checkpoint of version {manifest['version']}; allowed: one of version {VERSION}. Go on with the "
-            "rayfl that wrote it, or start anew in another folder"
-        )
+        raise _wrong_version(path, manifest["version"])
     if path.name != _name(manifest["round"]):
-        raise DamagedCheckpoint(f"{path}: the checkpoint of round {manifest['round']}, in the folder of another round")
+        raise DamagedCheckpoint(f"{path}: the folder contains the checkpoint of another round, {manifest['round']}")
     return manifest
 
 
+def _wrong_version(path: Path, version: int) -> ConfigError:
+    return ConfigError(
+        f"{path}: the checkpoint has version {version}. Allowed: version {VERSION}. Hint: continue with the rayfl that "
+        "wrote it, or start again in another folder"
+    )
+
+
 def _sum(manifest: dict[str, Any]) -> str:
-    """The SHA-256 of what a manifest says once it was read, however it is written down."""
-    said = json.loads(json.dumps(manifest))
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of a manifest's content, independent of its formatting."""
+    content = json.loads(json.dumps(manifest))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _name(round: int) -> str:
     return f"round-{round:06d}"
 
 
-def _round(path: Path) -> int:
+def round_of(path: Path) -> int:
+    """Return the round of a checkpoint's folder."""
     return int(path.name.removeprefix("round-"))
 
 
 def latest(
     folder: Path, config: dict[str, Any] | None, notify: Callable[[str], None], client_states: bool = True
 ) -> Checkpoint | None:
-    """The newest good checkpoint, None where there is none. `client_states`: as for `read`.
+    """Return the newest valid checkpoint, or None. `client_states`: as for `read`.
 
-    Damaged ones are passed over and said. One of another configuration than `config` is an error that lists the
-    differences.
+    Damaged checkpoints are reported and skipped. Raise ConfigError with the differences if the configuration is not
+    `config`.
     """
     found, damages = complete(folder), []
     for path in reversed(found):
@@ -189,24 +196,24 @@ def latest(
         if config is not None:
             same_config(path, checkpoint.config, config)
         for damage in damages:
-            notify(f"{damage}; going back to the checkpoint before it")
+            notify(f"{damage}. Using the checkpoint before it")
         return checkpoint
     if found:
         raise DamagedCheckpoint(
-            "\n  ".join([f"{folder}: none of its {len(found)} checkpoints is whole; start anew:", *damages])
+            "\n  ".join([f"{folder}: all {len(found)} checkpoints are damaged. Hint: start again:", *damages])
         )
     return None
 
 
 def forget_after(folder: Path, round: int, why: str) -> bool:
-    """Removes the checkpoints of later rounds; whether there were some. A ConfigError if none before them is whole:
-    then all stay."""
+    """Remove the checkpoints of rounds after `round`; return whether there were any. Raise ConfigError, and remove
+    nothing, if no earlier one is valid."""
     found = complete(folder)
-    later = [path for path in found if _round(path) > round]
+    later = [path for path in found if round_of(path) > round]
     if later and not any(_is_whole(path) for path in found if path not in later):
         raise ConfigError(
-            f"{why}; no whole checkpoint in {folder} is of an earlier round; put back a copy of the file, or start "
-            "anew in another folder"
+            f"{why}; {folder} has no valid checkpoint of an earlier round. Hint: restore the file from a copy, or "
+            "start again in another folder"
         )
     for path in later:
         remove(path)
@@ -222,7 +229,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def copy(folder: Path, to: Path) -> None:
-    """All checkpoints of a folder, the best one too, as links, into another."""
+    """Copy all checkpoints of a folder, including the best, as links into another."""
     for part in (*complete(folder), folder / STORE):
         if part.is_dir():
             shutil.copytree(part, to / part.name, copy_function=link, dirs_exist_ok=True)
@@ -230,34 +237,33 @@ def copy(folder: Path, to: Path) -> None:
 
 
 def copy_best(folder: Path, to: Path) -> None:
-    """The best checkpoint of a folder, if it has one, in place of that of another."""
+    """Replace the best checkpoint of folder `to` with that of `folder`, if any."""
     remove(to / BEST)
     if (folder / BEST).is_dir():
         shutil.copytree(folder / BEST, to / BEST, copy_function=link)
 
 
 class Best:
-    """The best evaluated round so far, and its checkpoint in the folder `best/` below `folder`, the first of equal
-    ones. What it goes by is in that folder too, so that a run that goes on knows it."""
+    """Best evaluated round so far (the first of equal ones), its checkpoint and its value in `best/` below `folder`."""
 
     def __init__(self, folder: Path, metric: str, better: Literal["max", "min"]):
         self.folder, self.metric, self.better = folder / BEST, metric, better
 
     @property
     def value(self) -> float:
-        """Of the metric; NaN before there is one."""
+        """Metric of the best round; NaN if there is none."""
         try:
             return float(json.loads((self.folder / VALUE).read_text())["value"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return math.nan
 
     def is_better(self, line: Line) -> bool:
-        """Whether an evaluated round is better than all before."""
+        """Return whether an evaluated round is better than all before."""
         value, before = line[self.metric], self.value
         return math.isnan(before) or (value > before if self.better == "max" else value < before)
 
     def keep(self, line: Line) -> None:
-        """Keeps the newest checkpoint, which is of this evaluated round, in place of the best before."""
+        """Replace the best checkpoint with the newest one, which is of this evaluated round."""
         folder = self.folder.parent
         newest = complete(folder)[-1]
         with beside(self.folder, f"the best checkpoint, of round {line['round']}") as partial:
@@ -267,8 +273,8 @@ class Best:
                 (partial / STORE).mkdir()
                 for file in files_of(folder / STORE, np.load(newest / KEPT)).values():
                     link(file, partial / STORE / file.name)
-            said = {"round": line["round"], "metric": self.metric, "value": line[self.metric]}
-            (partial / VALUE).write_text(json.dumps(said, indent=1))
+            value = {"round": line["round"], "metric": self.metric, "value": line[self.metric]}
+            (partial / VALUE).write_text(json.dumps(value, indent=1))
             sync(partial / VALUE)
             sync(partial)
             remove(self.folder)
@@ -279,7 +285,7 @@ def same_config(path: Path, saved: dict[str, Any], config: dict[str, Any]) -> No
     changed = differences(saved, json.loads(json.dumps(config)))
     if changed:
         raise ConfigError(
-            f"{path}: a checkpoint of another configuration; it differs in\n  "
+            f"{path}: the checkpoint has another configuration. Differences:\n  "
             + "\n  ".join(changed)
-            + "\nresume with the configuration that wrote it, or choose another output folder"
+            + "\nHint: resume with the configuration that wrote it, or choose another output folder"
         )

@@ -1,4 +1,4 @@
-"""What clients keep between their rounds: one file a client and round, loaded when it is wanted."""
+"""Client states: one file per client and round, loaded on demand."""
 
 import os
 from collections.abc import Iterable
@@ -12,76 +12,78 @@ from rayfl.core.fold import ClientState
 from rayfl.engine.files import beside, link, load_tensors, remove, save_tensors, sha256, sync
 
 OWN = "own"
-"""The group of a carry that is part of what its client itself runs."""
+"""Group of a client state that is part of the client's personal network."""
 
 ROWS = np.dtype([("client", "<i8"), ("round", "<i8"), ("own", "?"), ("sha256", "u1", (32,))])
-"""A row a client: the round that its file is of, whether it holds the group `OWN`, and the file's SHA-256."""
+"""One row per client: the round of its file, whether the file has the group `OWN`, and its SHA-256."""
 
 THREADS = 16
-"""A disk makes many files durable together in the time of one."""
+"""Parallel fsync calls: a disk syncs many files in the time of one."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What clients keep at a checkpoint."""
+    """Client states of a checkpoint."""
 
     folder: Path
-    """Where their files are, among those of other checkpoints."""
+    """Folder of their files, shared with other checkpoints."""
     round: int
-    """The checkpoint's."""
     rows: np.ndarray
 
     @property
     def files(self) -> dict[int, Path]:
-        """Client -> its file."""
         return files_of(self.folder, self.rows)
+
+    def personal(self, client: int) -> ClientState | None:
+        """Return the state of a client with a personal network, or None."""
+        own = self.rows[(self.rows["client"] == client) & self.rows["own"]]
+        return next(map(load_tensors, files_of(self.folder, own).values()), None)
 
 
 class ClientStates:
-    """Client -> its file; never all in memory.
+    """States of all clients, on disk.
 
-    A file never changes. So the next checkpoint sees to it that it is on disk for good, takes its SHA-256 and links it
-    into the folder of all checkpoints; later ones only name it. A client's older file goes, from that folder once no
-    checkpoint names it. Nothing but the copy of the table that names them grows with the clients who did not change.
+    A file never changes after it is written. The next checkpoint syncs it, computes its SHA-256 and links it into the
+    folder of all checkpoints; later checkpoints only list it. A client's older file is deleted, and its link once no
+    checkpoint lists it. For unchanged clients, a checkpoint only copies rows of a table.
     """
 
     def __init__(self, folder: Path):
-        """`folder` is its own: what an earlier run left there goes."""
+        """Empty `folder`, which only this object uses."""
         self.folder = folder
         self._clear()
 
     def _clear(self) -> None:
         remove(self.folder)
         self._rows = np.empty(0, ROWS)
-        """Of client i in row i; round -1: it keeps nothing."""
+        """Row i is client i; round -1: it has no state."""
         self._unsummed: set[int] = set()
-        """Clients whose files are not known to be on disk for good."""
+        """Clients whose files have no SHA-256 yet and may not be synced."""
         self._store: Path | None = None
-        """Where the last checkpoint's files are, and there:"""
+        """Folder of the last checkpoint's files."""
         self._unlinked: set[int] = set()
-        """clients whose files are not there yet;"""
+        """Clients whose files are not in the store yet."""
         self._old: dict[str, int] = {}
-        """files that clients no longer have -> the last checkpoint that may name them, rounds ascending."""
+        """Replaced files in the store -> last checkpoint that may list them, rounds ascending."""
         self._saved = 0
-        """The round of the last checkpoint."""
+        """Round of the last checkpoint."""
 
     def get(self, client: int) -> dict | None:
         return load_tensors(self.folder / name_of(client, self._round(client))) if self._round(client) >= 0 else None
 
     @property
     def files(self) -> dict[int, Path]:
-        """Client -> its file."""
         return files_of(self.folder, self._kept)
 
     @property
     def owners(self) -> frozenset[int]:
-        """Clients who keep a network of their own, or a part of one."""
+        """Clients with a personal network, or a part of one."""
         return frozenset(np.flatnonzero(self._rows["own"]).tolist())
 
     def put(self, client: int, round: int, tensors: ClientState) -> None:
-        """NotWritten if the disk does not take it: what the client kept before stays."""
+        """Replace a client's state. Raise NotWritten and keep the old state if the disk fails."""
         name, before = name_of(client, round), self._round(client)
-        with beside(self.folder / name, f"what client {client} keeps of round {round + 1}") as partial:
+        with beside(self.folder / name, f"the state of client {client} after round {round + 1}") as partial:
             save_tensors(partial, tensors)
         if before >= 0 and (old := name_of(client, before)) != name:
             (self.folder / old).unlink()
@@ -94,8 +96,8 @@ class ClientStates:
         self._unlinked.add(client)
 
     def save(self, store: Path, round: int) -> np.ndarray:
-        """Links into a folder what it lacks for the checkpoint of a round; the rows of all clients who keep
-        something."""
+        """Link the files missing in folder `store` for the checkpoint of `round`. Return the rows of all clients with a
+        state."""
         if store != self._store or not store.is_dir():
             self._store, self._old = store, {}
             self._unlinked = set(self._kept["client"].tolist())
@@ -117,7 +119,7 @@ class ClientStates:
         return self._kept
 
     def forget_before(self, round: int) -> None:
-        """Removes what no checkpoint of this round or a later one names."""
+        """Remove files that no checkpoint of this round or a later one lists."""
         for name, last in list(self._old.items()):
             if last >= round or self._store is None:
                 break
@@ -125,7 +127,7 @@ class ClientStates:
             del self._old[name]
 
     def restore(self, kept: Kept) -> None:
-        """Takes over a checkpoint's files; what this folder held is forgotten."""
+        """Replace all states by those of a checkpoint."""
         self._clear()
         self.folder.mkdir(parents=True)
         for there in kept.files.values():
@@ -133,7 +135,7 @@ class ClientStates:
         if len(kept.rows):
             self._grow(int(kept.rows["client"].max()) + 1)
             self._rows[kept.rows["client"]] = kept.rows
-        _all_durable(self.files.values())  # whoever copied the checkpoint may not have
+        _all_durable(self.files.values())  # a copied checkpoint may not be synced
         named = {file.name for file in self.files.values()}
         self._store, self._saved = kept.folder, kept.round
         if kept.folder.is_dir():
@@ -144,7 +146,7 @@ class ClientStates:
         return self._rows[self._rows["round"] >= 0]
 
     def _round(self, client: int) -> int:
-        """Of a client's file; -1: it has none."""
+        """Return the round of a client's file, or -1."""
         return int(self._rows["round"][client]) if client < len(self._rows) else -1
 
     def _grow(self, clients: int) -> None:
@@ -154,12 +156,12 @@ class ClientStates:
 
 
 def name_of(client: int, round: int) -> str:
-    """The file of what a client keeps of a round."""
+    """Return the file name of a client's state after a round."""
     return f"{client}-{round}.safetensors"
 
 
 def files_of(folder: Path, rows: np.ndarray) -> dict[int, Path]:
-    """Client -> its file in a folder."""
+    """Return client -> its file in a folder."""
     named = zip(rows["client"].tolist(), rows["round"].tolist(), strict=True)
     return {client: folder / name_of(client, round) for client, round in named}
 

@@ -1,4 +1,4 @@
-"""An evaluation: a plan of networks, splits and clients as one list of jobs, and metrics from the returned counts."""
+"""Evaluation: one list of jobs for all networks, splits and clients, and metrics from the returned sums."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from rayfl.metrics import CLIENT_SCORES, EVALUATED, Line, label, named
 
 @dataclass
 class Sums:
-    """What a subject got right so far."""
+    """Accumulated scores of a network."""
 
     count: int = 0
     scores: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -35,10 +35,10 @@ class Sums:
 
 
 class ByClient:
-    """What the clients got right on a split of their own, clients ascending."""
+    """Scores of clients on their own data, clients ascending."""
 
     def __init__(self, scores: Sequence[Score], found: Sequence[tuple[Sequence[int], Evaluated]]):
-        """`found`: clients, and what is known of them."""
+        """`found`: (clients, their scores) of every job."""
         ids = np.concatenate([clients for clients, _ in found])
         order = np.argsort(ids)
         self.ids: np.ndarray = ids[order]
@@ -48,26 +48,26 @@ class ByClient:
         self.values: dict[str, np.ndarray] = {score.label: score.values(sums[score.label])[order] for score in scores}
         """Score -> [n]."""
         self.counted: dict[str, np.ndarray] = {score.label: score.counted(sums[score.label])[order] for score in scores}
-        """Score -> who has a value of it, [n] bool."""
+        """Score -> clients that have a value, [n] bool."""
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a run, as an evaluation asks for them."""
+    """Clients to evaluate."""
 
     ids: np.ndarray
-    """Those that are evaluated [n], ascending."""
+    """Evaluated clients [n], ascending."""
     capacities: np.ndarray
-    """What each client can run now [clients]; NaN of clients that are not evaluated."""
+    """Current capacities [clients]; NaN for clients that are not evaluated."""
     owners: frozenset[int]
-    """Clients who keep a network of their own."""
+    """Clients with a personal network."""
     deploy: Callable[[int], Deployment]
-    """What one of them runs. Read when its job goes out, so that only a few are in memory."""
+    """Returns a client's personal network. Called when its job is submitted, so that only a few are in memory."""
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What a run is judged by; made once."""
+    """Evaluation of one run."""
 
     method: Method
     federation: Federation
@@ -79,7 +79,7 @@ class Evaluator:
     def evaluate(
         self, deployed: Mapping[float, Deployment], clients: Clients, round: int, test_samples: int
     ) -> tuple[Line, np.ndarray]:
-        """The metrics of every capacity's deployment and of every client, after `round` rounds; and the rows of
+        """Return the metrics of every capacity's deployment and of every client after `round` rounds, and the rows of
         `CLIENT_SCORES`."""
         subjects = {d.key: d for d in deployed.values()}
         statistics = self.collect(subjects, round)
@@ -123,7 +123,7 @@ class Evaluator:
         return line, self._rows(by_client.get("clients"))
 
     def _rows(self, found: ByClient | None) -> np.ndarray:
-        """Of `CLIENT_SCORES`."""
+        """Return the rows of `CLIENT_SCORES`."""
         rows = np.empty(0 if found is None else len(found.ids), CLIENT_SCORES)
         if found is not None:
             rows["client"], rows["score"] = found.ids, found.values[self.scores[0].label]
@@ -135,8 +135,8 @@ class Evaluator:
     def collect(
         self, subjects: Mapping[Hashable, Deployment], round: int, client: int | None = None
     ) -> dict[Hashable, Params]:
-        """The statistics of the static norms of every subject that has such norms and no statistics, from the data of
-        all clients or of one."""
+        """Return the statistics of static norms for every subject that lacks them, from the data of all clients or of
+        one."""
         kind = self.evaluation.statistics
         open = [k for k, d in subjects.items() if kind != "batch" and not d.has_statistics]
         own = [] if client is None else [(int(self.federation.train.sizes[client]), self._collect_own(client))]
@@ -155,7 +155,7 @@ class Evaluator:
         return {key: norms.finish(total, kind) for key, total in sums.items()}
 
     def _pieces(self, round: int) -> list[tuple[int, Collect]]:
-        """(samples, work) of every job: groups of clients, or spans of the pool."""
+        """Return (samples, work) of every job: groups of clients, or spans of the pooled data."""
         train, piece = self.federation.train, self.evaluation.piece
         if self.evaluation.statistics == "pooled":
             batch = self.method.task.training.batch_size
@@ -170,18 +170,17 @@ class Evaluator:
 
     @property
     def _statistics_batch(self) -> int:
-        """Batch means are averaged over training batches (HeteroFL); where only sums count, large ones do."""
+        """Return the training batch size where batch means are averaged (HeteroFL), otherwise the evaluation's."""
         training = self.method.task.training
         return self.evaluation.batch_size if self.evaluation.statistics == "exact" else training.batch_size
 
     def _collect_own(self, client: int) -> Collect:
-        """Where the statistics of a client's own network come from: its own data."""
         return Collect(self._statistics_batch, [client])
 
     # the plan
 
     def _global(self, subjects: Mapping[Hashable, Deployment], split: str, samples: int) -> list[tuple[Job, Evaluate]]:
-        """Every subject that is somebody's, on a split that nobody owns."""
+        """Return the jobs of every deployed network on a shared split."""
         judged = [d for d in subjects.values() if not d.is_start]
         spans = spans_of(samples, self.evaluation.piece)
         return [
@@ -193,7 +192,7 @@ class Evaluator:
     def _members(
         self, split: str, deployed: Mapping[float, Deployment], clients: Clients
     ) -> dict[Hashable, tuple[Net, np.ndarray]]:
-        """Key of a subject -> its network, and the clients that have data of the split and run it."""
+        """Return subject key -> its network, and the clients that run it and have data of the split."""
         shards = self.federation.test if split == "clients" else self.federation.local_validation
         from_server = self.evaluation.local == "server"
         server = self.method.task.server_capacity
@@ -228,7 +227,7 @@ class Evaluator:
     # the metrics
 
     def _capacities(self, split: str, found: Mapping[float, Sums | None]) -> Line:
-        """Of every capacity's network on a split that nobody owns."""
+        """Return the metrics of every capacity's network on a shared split."""
         known = {capacity: sums for capacity, sums in found.items() if sums is not None}
         server, line = known.get(self.method.task.server_capacity), {}
         for score in self.scores if known else ():
@@ -246,7 +245,7 @@ class Evaluator:
         return line
 
     def _clients(self, split: str, found: ByClient, all: np.ndarray, deployed: Mapping[float, Deployment]) -> Line:
-        """Of every client on its own split, if it has what a score counts there."""
+        """Return the metrics over clients on their own split, of scores that they have."""
         line: Line = {}
         for score in self.scores:
             name, counted = score.label, found.counted[score.label]
@@ -269,7 +268,7 @@ def _worst(score: Score, values: Iterable[float]) -> float:
 
 
 def _densities(deployed: Mapping[float, Deployment]) -> Line:
-    """Of masked networks: the shares of the dense one's parameters and multiply-adds that a device has."""
+    """Return, for masked networks, the fractions of the dense network's parameters and multiply-adds."""
     line: Line = {}
     for capacity, d in deployed.items():
         if d.masked and not d.is_start:
@@ -282,7 +281,7 @@ def _densities(deployed: Mapping[float, Deployment]) -> Line:
 def _local_densities(
     members: Mapping[Hashable, tuple[Net, np.ndarray]], layers: Mapping[Hashable, Mapping[str, float]]
 ) -> Line:
-    """The mean over clients of the mean density of their masked layers (SpaFL), and of every layer's."""
+    """Return the mean over clients of the mean density of their masked layers (SpaFL), and of each layer."""
     clients = [(len(ids), layers[key]) for key, (_, ids) in members.items() if key in layers]
     total = sum(n for n, _ in clients)
     means = {path: sum(n * of[path] for n, of in clients) / total for path in clients[0][1]}
@@ -292,7 +291,7 @@ def _local_densities(
 
 
 def _by_subject(plan: list[tuple[Job, Evaluate]]) -> list[tuple[Job, Evaluate]]:
-    """Jobs of one network stand together, because what a client keeps is read for each group of them."""
+    """Group jobs by network, because a client's state is read once per group."""
     groups: dict[Hashable, list[tuple[Job, Evaluate]]] = {}
     for job, work in plan:
         groups.setdefault(job.key, []).append((job, work))
@@ -300,13 +299,13 @@ def _by_subject(plan: list[tuple[Job, Evaluate]]) -> list[tuple[Job, Evaluate]]:
 
 
 def spans_of(total: int, size: int) -> list[slice]:
-    """Slices of at most `size` that cover `total`."""
+    """Return slices of at most `size` that cover `total`."""
     return [slice(i, min(i + size, total)) for i in range(0, total, size)]
 
 
 def grouped(ids: np.ndarray, sizes: np.ndarray, piece: int) -> list[tuple[int, list[int]]]:
-    """(samples, ids) of consecutive groups of ids [n], each the shortest that holds `piece` samples; the last one holds
-    what is left."""
+    """Return (samples, ids) of consecutive groups of ids [n], each the shortest with at least `piece` samples; the last
+    one has the rest."""
     ends, start, groups = np.cumsum(sizes[ids]), 0, []
     while start < len(ids):
         before = int(ends[start - 1]) if start else 0

@@ -1,4 +1,4 @@
-"""Tensors in files: safetensors that are there wholly or not at all, and links to them."""
+"""Atomic files of tensors (safetensors), links and checksums."""
 
 import errno
 import hashlib
@@ -14,31 +14,34 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from rayfl.core.modes import as_new
 from rayfl.core.tensors import Tensors, leaves, nest
 
 PARTIAL = ".partial-"
 
 
 class NotWritten(RuntimeError):
-    """The disk did not take a checkpoint, or what a client keeps. Nothing of it is left there."""
+    """Raised if the disk does not accept a file or folder. No part of it is left."""
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
-    """Nested tensors as safetensors; names are joined with "/". The format sorts them, so their order is
-    written too: whoever sums over a resumed state sums in the same order."""
+    """Write nested tensors as safetensors, names joined with "/". The format sorts names, so the order is stored too:
+    sums over a resumed state then have the same order."""
     flat = {name: t.contiguous().cpu() for name, t in leaves(tensors)}
     save_file(flat, path, {"order": json.dumps(list(flat))})
+    as_new(path)
 
 
 def load_tensors(path: Path) -> dict:
-    """The nested tensors of a file, in their order."""
+    """Return the nested tensors of a file, in their order."""
     with safe_open(path, "pt") as file:
         return nest({name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])})
 
 
 @contextmanager
 def beside(final: Path, what: str) -> Iterator[Path]:
-    """Where to write what is renamed to `final` when it is whole; where that fails nothing is left."""
+    """Yield a temporary path, renamed to `final` at the end of the block. Raise NotWritten and leave nothing if that
+    fails."""
     partial = final.with_name(f"{PARTIAL}{final.name}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -47,14 +50,11 @@ def beside(final: Path, what: str) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             remove(partial)
-        raise NotWritten(
-            f"{final}: {what} cannot be written: {error}; --resume goes on once the disk takes it"
-        ) from None
+        raise NotWritten(f"{final}: {what} cannot be written: {error}. Hint: --resume once the disk works") from None
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """The same file where one file system holds both, else a copy, which then is on disk for good. Takes a
-    target's place."""
+    """Replace `target` with a hard link to `source`, or across file systems with a synced copy."""
     target = Path(target)
     target.unlink(missing_ok=True)
     try:
@@ -65,14 +65,14 @@ def link(source: str | Path, target: str | Path) -> None:
 
 
 def opened(path: Path) -> BufferedReader:
-    """A file to read, or the file that a link names. OSError for a pipe or a device, which may never end."""
+    """Open a file or a link to one for reading. Raise OSError for a pipe or a device, which may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "neither a file nor a link to one", str(path))
     return path.open("rb")
 
 
 def remove(path: Path) -> None:
-    """A folder with all that is in it, a file, or a link without what it names; if there is one."""
+    """Remove a folder with its content, a file, or a link without its target, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -93,7 +93,7 @@ def sync(path: Path) -> None:
 
 
 def checksum(tensors: Tensors) -> str:
-    """A short fingerprint of names, shapes and exact bits: two states are equal if theirs are."""
+    """Return a short fingerprint of names, shapes and exact bits."""
     digest = hashlib.sha256()
     for name, t in sorted(leaves(tensors), key=lambda leaf: leaf[0]):
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}\n".encode())

@@ -1,7 +1,7 @@
-"""What travels between the server and its workers, and what runs it. Everything here is data.
+"""Messages between the server and its workers, and the interface of executors.
 
-An executor maps a verb of a worker over jobs. `Serial` is the specification; every other executor is asserted equal to
-it, to the bit.
+An executor maps a verb of a worker over jobs. `Serial` is the specification; tests compare every other executor with it
+bit for bit.
 """
 
 from abc import ABC, abstractmethod
@@ -18,8 +18,8 @@ from rayfl.methods.base import Client, Payload
 from rayfl.training.settings import Fill
 
 Verb = Literal["train", "refine", "collect", "evaluate"]
-"""What a worker can do. Clients of one selection share a `Broadcast`; a refinement has a `ServerTask`; collections and
-evaluations share a `Deployment`."""
+"""Verbs of a worker. Shared message: training `Broadcast` (one selection), refinement `ServerTask`, collection and
+evaluation `Deployment`."""
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,32 @@ class Job:
     """One call of a worker's verb."""
 
     key: Hashable
-    """What it shares with other jobs: they get the same message from `shared(key)`."""
+    """Key of the shared message, `shared(key)`."""
     cost: float
-    """Expected work, in multiply-adds of forward passes: the most expensive job goes out first."""
+    """Expected multiply-adds of forward passes. The most expensive job is submitted first."""
     make: Callable[[], Any] = field(repr=False)
-    """The job's own message (`Train`, `Collect`, `Evaluate`), made when the job goes out."""
+    """Makes the job's own message (`Train`, `Collect`, `Evaluate`) when it is submitted."""
     about: str = ""
-    """For people, when it fails."""
+    """Description for error messages."""
     branch: Hashable = None
-    """Of training: jobs of one branch, which are neighbours, may be answered together (`Trained.size`)."""
+    """Training only: consecutive jobs of one branch may be answered together (`Trained.size`)."""
 
 
 class Executor(ABC):
     @abstractmethod
     def map(self, verb: Verb, jobs: Sequence[Job], shared: Callable[[Hashable], Any]) -> Iterator[Any]:
-        """The answers, in the order of `jobs`, whatever order they were worked out in. A failure is raised
-        where its answer would have come. `shared` is called once a key."""
+        """Yield the answers in the order of `jobs`. A failure is raised in place of its answer. `shared` is called once
+        per key."""
 
     @property
     def workers(self) -> int:
-        """How many jobs it works on at a time."""
+        """Number of jobs in progress at the same time."""
         return 1
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What all clients of one selection are sent."""
+    """Message to all clients of one selection."""
 
     payload: Payload
     selection: Selection
@@ -64,29 +64,29 @@ class Train:
 
     clients: Sequence[Client]
     client_states: Mapping[int, ClientState]
-    """Client -> what it kept, of those that kept something."""
+    """Client -> its state, of clients that have one."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What the clients of a chunk answer."""
+    """Answer of a chunk of clients."""
 
     update: Update | None
     """The sum of their updates, by `rayfl.core.fold.PairwiseSum`; None if all were refused."""
     size: int
-    """How many clients `update` stands for: those of the chunk, or, with the last chunk of a branch, of the whole
-    branch; 0: a later chunk's update stands for these too."""
+    """Number of clients in `update`: the chunk's or, with the last chunk of a branch, the whole branch's; 0 if a later
+    chunk's update includes them."""
     client_states: Mapping[int, ClientState]
-    """Client -> what it keeps."""
+    """Client -> its new state."""
     metrics: dict[str, float]
     """Sums over the chunk's clients."""
     refused: list[tuple[int, str]]
-    """(client, reason) of updates that are not in `update`."""
+    """(client, reason) of updates left out of `update`."""
 
 
 @dataclass(frozen=True)
 class Refine:
-    """When a lesson is, and what its client keeps. The answer is a `ServerTaskResult`."""
+    """Round of a server task, and the state of its client. The answer is a `ServerTaskResult`."""
 
     round: int
     client_state: ClientState | None = None
@@ -94,9 +94,9 @@ class Refine:
 
 @dataclass(frozen=True)
 class Collect:
-    """Sums for the static norms of a network, over some clients' training data or over a span of the pooled data.
+    """Sums for the static norms of a network, over some clients' training data or a span of the pooled data.
 
-    The answer: norm -> [6, C] float64 (`norms.collect`).
+    The answer is norm -> [6, C] float64 (`norms.collect`).
     """
 
     batch_size: int
@@ -106,31 +106,31 @@ class Collect:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """A network on pieces of splits."""
+    """Evaluation of a network on parts of a split."""
 
     split: str
     """One of `metrics.SPLITS`."""
     items: Sequence[Any]
-    """Spans (slices) of a split that nobody owns; else clients."""
+    """Slices of a shared split, or clients."""
     batch_size: int
     fill: Fill = "none"
-    """Logits of classes that a client does not have, on its own splits."""
+    """Logits of classes that a client lacks, on its own splits."""
     own: Collect | None = None
-    """Given where the network is one client's own: where its norms' statistics come from, if it has none."""
+    """For a client's personal network without statistics: the data that they are collected from."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a network got right on the n items of an `Evaluate`."""
+    """Scores of a network on the n items of an `Evaluate`."""
 
     counts: torch.Tensor
-    """Samples of each item, [n] int64."""
+    """Samples per item, [n] int64."""
     sums: Mapping[str, torch.Tensor]
-    """Score -> its sums of each item, [n, k]."""
+    """Score -> sums per item, [n, k]."""
     exits: tuple[torch.Tensor, ...] = ()
-    """The first score's [n, k], of each early exit alone."""
+    """Per early exit, the first score's sums [n, k]."""
     layers: Mapping[str, float] | None = None
-    """Of a client's own masked network: the density of every masked layer."""
+    """Density of every masked layer of a client's personal masked network."""
 
     @classmethod
     def of(cls, judged: Sequence[Judged], layers: Mapping[str, float] | None = None) -> "Evaluated":

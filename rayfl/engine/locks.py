@@ -1,7 +1,7 @@
-"""One process at a time in a folder, and temporary folders that go with their process.
+"""Locks of folders, and temporary folders that are removed after their process died.
 
-The lock is a file that says who holds it, and that the system itself holds for a process: it is free again when the
-process is dead, however it died. So the next process can tell what a dead one left, and removes it.
+A lock is a file with its process's host and id, locked by `flock`. The system releases it when the process dies in any
+way, so the next process can recognise and remove what a dead one left.
 """
 
 import fcntl
@@ -20,16 +20,16 @@ from pathlib import Path
 from rayfl.config import ConfigError
 
 LOCK = "lock"
-"""The name of the file in a run's folder."""
+"""Lock file in a run's folder."""
 TEMPORARY = ".rayfl-temporary"
-"""Its name in a folder that goes with its process."""
+"""Lock file in a temporary folder."""
 PREFIX = "rayfl-"
-"""What the names of temporary folders begin with."""
+"""Prefix of temporary folders."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a folder, or held it."""
+    """Process that locks a folder, or did."""
 
     host: str
     pid: int
@@ -40,13 +40,18 @@ class Holder:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """This process alone works in a folder, which is made for it. A ConfigError says who else does.
+    """Lock a folder for this process, creating it if needed. Raise ConfigError if another process has it.
 
-    A folder that was made for it and is still empty goes again.
+    Folders created here that are still empty at the end are removed.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: the folder cannot be made: {error.strerror}. Allowed: a folder in a writable one"
+            ) from None
         descriptor = take(folder)
         try:
             yield
@@ -59,8 +64,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class Temporary:
-    """A folder in the system's temporary one. It goes with this object, or when the next is made after its process was
-    killed."""
+    """Folder in the system's temporary one, removed with this object or, if its process was killed, when the next is
+    made."""
 
     def __init__(self) -> None:
         clear_temporary()
@@ -75,13 +80,12 @@ class Temporary:
 
 
 def clear_temporary() -> None:
-    """Removes the temporary folders that killed processes left."""
+    """Remove the temporary folders of killed processes."""
     clear(Path(tempfile.gettempdir()), f"{PREFIX}*")
 
 
 def clear(place: Path, pattern: str, before: Callable[[Path], None] = lambda folder: None) -> None:
-    """Removes the folders of this user that a process of this machine held as `TEMPORARY` and that died. `before` is
-    told each."""
+    """Remove this user's temporary folders in `place` whose process on this machine died, calling `before` on each."""
     for folder in place.glob(pattern):
         if (descriptor := _left(folder)) is not None:
             before(folder)
@@ -90,7 +94,7 @@ def clear(place: Path, pattern: str, before: Callable[[Path], None] = lambda fol
 
 
 def _left(folder: Path) -> int | None:
-    """The lock of a dead process's temporary folder, held by this one. None if it is anything else."""
+    """Take the lock of a dead process's temporary folder and return its descriptor; None for any other folder."""
     file = folder / TEMPORARY
     try:
         about = folder.lstat()
@@ -114,7 +118,7 @@ def _remove(folder: Path, descriptor: int) -> None:
 
 
 def take(folder: Path, name: str = LOCK) -> int:
-    """Holds a folder until `release`, or until this process is dead. A ConfigError says who else holds it."""
+    """Lock a folder until `release` or the end of this process. Raise ConfigError if another process has it."""
     file = folder / name
     while True:
         descriptor = _opened(file)
@@ -122,7 +126,8 @@ def take(folder: Path, name: str = LOCK) -> int:
         if not _is_free(descriptor, holder):
             os.close(descriptor)
             raise ConfigError(
-                f"{folder}: {holder or 'another process'} works in it; wait until that ended, or give another folder"
+                f"{folder}: {holder or 'another process'} is using the folder. Hint: wait for it, or choose another "
+                "folder"
             )
         if _is_at(file, descriptor):
             break
@@ -131,8 +136,8 @@ def take(folder: Path, name: str = LOCK) -> int:
     if holder is not None and holder.host != socket.gethostname():
         os.close(descriptor)
         raise ConfigError(
-            f"{folder}: {holder} works in it, or died; if no process works in it any more, remove {file}; else wait "
-            "until that ended, or give another folder"
+            f"{folder}: {holder} is using the folder, or died. Hint: remove {file} if that process has ended, "
+            "otherwise wait for it or choose another folder"
         )
     os.ftruncate(descriptor, 0)
     os.write(descriptor, json.dumps(asdict(Holder(socket.gethostname(), os.getpid()))).encode())
@@ -140,7 +145,7 @@ def take(folder: Path, name: str = LOCK) -> int:
 
 
 def release(folder: Path, descriptor: int) -> None:
-    """Gives up what `take` gave."""
+    """Release a lock taken by `take`."""
     (folder / LOCK).unlink(missing_ok=True)
     # a forked process may have the descriptor too
     with suppress(OSError):
@@ -150,12 +155,12 @@ def release(folder: Path, descriptor: int) -> None:
 
 def _opened(file: Path) -> int:
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}; allowed: a folder that can be") from None
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}. Allowed: a writable folder") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{file}: cannot be written: it is no file; remove it")
+        raise ConfigError(f"{file}: cannot be written: it is not a regular file. Hint: remove it")
     return descriptor
 
 
@@ -165,7 +170,7 @@ def _is_free(descriptor: int, holder: Holder | None) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # a file system without locks: what the file says is all that is known
+        # a file system without locks: only the file's content is known
         return holder is None or holder.host != socket.gethostname() or not _runs(holder.pid)
     return True
 
@@ -181,7 +186,7 @@ def _runs(pid: int) -> bool:
 
 
 def _is_at(file: Path, descriptor: int) -> bool:
-    """Whether a file is still the one that was opened."""
+    """Return whether the path still refers to the opened file."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
@@ -189,9 +194,9 @@ def _is_at(file: Path, descriptor: int) -> bool:
 
 
 def _holder(descriptor: int) -> Holder | None:
-    """Who a lock says holds it; None where it says nothing yet."""
+    """Return the process written in a lock file; None if there is none yet."""
     try:
-        said = json.loads(os.pread(descriptor, 4096, 0))
-        return Holder(str(said["host"]), int(said["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        written = json.loads(os.pread(descriptor, 4096, 0))
+        return Holder(str(written["host"]), int(written["pid"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

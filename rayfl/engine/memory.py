@@ -1,4 +1,4 @@
-"""How processes get memory, and give it back."""
+"""Memory allocation of processes (glibc)."""
 
 import ctypes
 import sys
@@ -10,11 +10,11 @@ LARGEST, KEPT = 1 << 26, 1 << 28
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep up to 256 MB that it has freed, instead of giving it back at once.
+    """Let this process keep up to 256 MB of freed memory.
 
-    Every round asks for tensors as large as the model again. From the system they come page by page and zeroed,
-    which takes four times as long as copying into memory that is there. Tensors over 64 MB still come from the system
-    and go back: of those a process would keep several times what it needs.
+    Every round allocates tensors as large as the model. The system delivers new pages zeroed, which takes four times as
+    long as copying into memory that the process has. Tensors over 64 MB are still returned to the system: the process
+    would keep several times what it needs.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -23,6 +23,6 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Returns to the system what this process has freed and still holds."""
+    """Return this process's freed memory to the system."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""How a user's own packages reach the processes of all nodes: in a message, ahead of everything that is made of them.
+"""Distribution of a user's own packages to all processes, as an archive in a message.
 
-Ray ships folders too (`runtime_env`), but not into a cluster that runs already, and each of its processes then takes
-seconds longer to start.
+Ray's `runtime_env` ships folders too, but not into a running cluster, and it delays the start of each process by
+seconds.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from rayfl.config import ConfigError
 
 MOST_BYTES = 64 * 2**20
 INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of packages that every node has to have installed, as it has rayfl."""
+"""Folders of packages that must be installed on every node, like rayfl."""
 
 
 def packed(value: Any) -> bytes:
-    """The packages that a value is made of, as an archive: those that its pickle names, and all that was imported from
-    the folders where they lie. b"" if all of them are installed ones. A ConfigError if they are too large."""
+    """Return an archive of the packages that a value needs: those named in its pickle, and all imported ones from the
+    same folders. b"" if all are installed. Raise ConfigError if they are too large."""
     places = {place for name in _named(value) for place in _places(name)}
     if not places:
         return b""
@@ -38,21 +38,21 @@ def packed(value: Any) -> bytes:
     size = sum(file.stat().st_size for file in files.values())
     if size > MOST_BYTES:
         raise ConfigError(
-            f"packages of your own: given {', '.join(sorted(map(str, places)))} of {size:,} bytes in all; allowed: at "
-            f"most {MOST_BYTES:,} bytes, because they are sent to every process; take data out of them, or install "
+            f"your own packages: {', '.join(sorted(map(str, places)))} have {size:,} bytes. Allowed: at most "
+            f"{MOST_BYTES:,} bytes, because they are sent to every process. Hint: move data out of them, or install "
             "them on every node"
         )
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name in sorted(files):
-            # without their times: equal packages are equal archives
+            # without times, so that equal packages give equal archives
             file.writestr(zipfile.ZipInfo(name), files[name].read_bytes())
     return archive.getvalue()
 
 
 def install(archive: bytes) -> None:
-    """Makes what `packed` gave importable in this process. It lies in a temporary folder of this user, which all
-    processes of a node share."""
+    """Make the packages of `packed` importable in this process, from a temporary folder of this user that all processes
+    of a node share."""
     if not archive:
         return
     home = Path(tempfile.gettempdir(), f"rayfl-packages-{os.getuid()}")
@@ -69,7 +69,7 @@ def install(archive: bytes) -> None:
 
 
 def _named(value: Any) -> set[str]:
-    """The packages that a pickle of the value imports from, and those of texts such as "package.module:Class" in it."""
+    """Return the packages that a pickle of the value imports, including texts such as "package.module:Class"."""
     pickler = _Naming(file := io.BytesIO())
     pickler.dump(value)
     texts = (arg for _, arg, _ in pickletools.genops(file.getvalue()) if isinstance(arg, str) and ":" in arg)
@@ -77,7 +77,7 @@ def _named(value: Any) -> set[str]:
 
 
 class _Naming(cloudpickle.Pickler):
-    """Writes down the modules of what it pickles."""
+    """Pickler that records the modules of pickled objects."""
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file)
@@ -96,7 +96,7 @@ def _tops(modules: Iterable[str]) -> set[str]:
 
 
 def _places(package: str) -> Iterator[Path]:
-    """The file or the folders of an imported package, unless it is rayfl, installed, or Python's own."""
+    """Yield the file or folders of an imported package, unless it is rayfl, installed, or Python's own."""
     if package in ("rayfl", "__main__") or package in sys.stdlib_module_names:
         return
     found = sys.modules.get(package)
@@ -107,7 +107,7 @@ def _places(package: str) -> Iterator[Path]:
 
 
 def _files(place: Path) -> Iterable[Path]:
-    """All files of a package, without hidden and compiled ones."""
+    """Return the files of a package, without hidden and compiled ones."""
     if place.is_file():
         return [place]
     inside = ((file, file.relative_to(place).parts) for file in place.rglob("*") if file.is_file())

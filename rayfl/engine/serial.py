@@ -1,4 +1,4 @@
-"""In this process, in order: the specification, and what a debugger wants."""
+"""Serial executor: jobs in this process, in order. The specification, and useful with a debugger."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any

@@ -1,8 +1,8 @@
 """The round: sample, select, map, fold, step, refine, evaluate.
 
-Knows no method by name and nothing of Ray. A round depends on `(state, client_states, round, partial_round)` alone,
-which a checkpoint holds, and every random draw has an address. A run therefore gives the same bits with any executor,
-after any restart, and after any fault that the executor survives.
+Knows no method by name, and not Ray. A round depends only on `(state, client_states, round, partial_round)`, which a
+checkpoint contains, and every random draw has an address. A run therefore gives the same bits with any executor, after
+any restart, and after any fault that the executor survives.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rayfl.core.fold import Fold, PairwiseSum, add_updates, aligned
+from rayfl.core.fold import Fold, PairwiseSum, State, add_updates, aligned
 from rayfl.core.net import Net
 from rayfl.core.server_optimizers import MOMENTS
 from rayfl.core.submodel import Selection
@@ -24,6 +24,7 @@ from rayfl.core.tensors import as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints
+from rayfl.engine.checked import Checked, RunFailed, check_finite
 from rayfl.engine.client_states import ClientStates
 from rayfl.engine.evaluator import Clients, Evaluator
 from rayfl.engine.jobs import Broadcast, Executor, Job, Refine, Train, Trained
@@ -37,40 +38,41 @@ from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
 JOBS = 8
-"""Jobs a worker in a round, where there are clients enough: the last ones to end then end at about the same time."""
+"""Jobs per worker and round, if there are enough clients: workers then finish at about the same time."""
 JOB_MACS = 5e7
-"""Multiply-adds of forward passes that are worth a message: some 20 ms of training on one core."""
+"""Smallest job worth a message, in multiply-adds of forward passes: about 20 ms of training on one core."""
 BRANCH = 8
-"""Jobs that a node adds up before their sum crosses the network."""
+"""Jobs that a node sums before the sum crosses the network."""
 DEFAULT_STATISTICS = Evaluation.model_fields["statistics"].default
 
 MakeExecutor = Callable[[Recipe], Executor]
 
 Cohort = dict[Hashable, tuple[Selection, list[Client]]]
-"""Selection key -> the selection, and the clients who hold it, ids ascending."""
+"""Selection key -> the selection and its clients, ids ascending."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients of one selection who are one job."""
+    """Clients of one selection that form one job."""
 
     key: Hashable
-    """The selection's."""
+    """Key of the selection."""
     clients: list[Client]
     branch: Hashable
-    """The job's."""
+    """Branch of the job."""
 
 
-class RefusedUpdate(RuntimeError):
-    """A client's update was not finite or exploded, and the policy is to stop."""
+class RefusedUpdate(RunFailed):
+    """Raised for an update that is not finite or too large, if the policy is to stop."""
 
 
 class Simulation:
     """One federated run. `run_round()` until `done`."""
 
     def __init__(self, experiment: Experiment, arrays: Arrays, folder: Path, make_executor: MakeExecutor | None = None):
-        """In this process unless an executor is given. `folder` is for what clients keep."""
+        """`folder`: for client states. `make_executor` default: `Serial`, in this process."""
         self.experiment, self.method = experiment, experiment.bound()
+        self.verbs = Checked(self.method)
         self.clients, self.seed, self.rounds = experiment.clients, experiment.seed, experiment.rounds
         self.data: Federation = experiment.federate(arrays)
         self.recipe = Recipe(
@@ -84,13 +86,13 @@ class Simulation:
         self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays)
         self._train, self._test_samples = arrays.train, arrays.test_samples
         self.client_states = ClientStates(folder / "client_states")
-        self.state = self.method.init()
+        self.state = self.verbs.init()
         self.round = 0
         self.partial_round: Line = {}
-        """What the round has measured so far, behind its local updates; nothing between rounds."""
+        """Sums measured so far in a round whose local updates are done; empty between rounds."""
         self._is_noted = False
         self.client_scores = np.empty(0, CLIENT_SCORES)
-        """Of the last evaluation."""
+        """Scores per client of the last evaluation."""
 
     def _serial(self, arrays: Arrays) -> Executor:
         return Serial(Worker(self.recipe, arrays), self.experiment.run.threads)
@@ -100,18 +102,18 @@ class Simulation:
         return self.round >= self.rounds
 
     def run_round(self) -> Line:
-        """Trains one round, evaluates if it is due, and returns the round's line of metrics."""
+        """Run one round, evaluate if due, and return the round's metrics."""
         while (line := self.advance()) is None:
             pass
         return line
 
     def advance(self) -> Line | None:
-        """The next part of a round: its local updates, or lessons of the server. With the last one it is evaluated if
-        that is due, and its line of metrics is returned."""
+        """Run the next part of a round: its local updates or server tasks. After the last part, evaluate if due and
+        return the round's metrics."""
         started = time.perf_counter()
         spent = self.partial_round.get("seconds", 0.0)
         line = self._refine() if self.partial_round else self.train()
-        over = not self.method.plan(self.state, self.round)
+        over = not self.verbs.plan(self.state, self.round)
         if over:
             self.round += 1
             if self.round % self.experiment.evaluation.every == 0 or self.done:
@@ -122,8 +124,8 @@ class Simulation:
         return line if over else None
 
     def step(self, seconds: float = STEP_SECONDS) -> list[Line] | None:
-        """Rounds up to the next evaluation, or for about so many seconds: their lines, perhaps none in the middle of a
-        round. None when it is done."""
+        """Run until the next evaluation or for about `seconds`. Return the metrics of finished rounds, possibly none;
+        None if the run is done."""
         if self.done:
             return None
         lines: list[Line] = []
@@ -138,13 +140,13 @@ class Simulation:
     # training
 
     def train(self) -> Line:
-        """One round of local updates, folded into the next state."""
+        """Run one round of local updates and fold them into the next state."""
         cohort = self.cohort()
         chunks = self._chunks(cohort)
 
         def shared(key: Hashable) -> Broadcast:
             selection = cohort[key][0]
-            return Broadcast(self.method.extract(self.state, selection), selection)
+            return Broadcast(self.verbs.extract(self.state, selection), selection)
 
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
         answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
@@ -160,32 +162,37 @@ class Simulation:
                     updates.add(answer.update, answer.size)
             totals = plus(totals, metrics.total)
             if (update := updates.total) is not None:
-                fold.add(cohort[key][0], update)
+                self.verbs.fold(fold, cohort[key][0], update)
         moments = {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
         own = {group: t for group, t in self.state.items() if group not in moments}
-        self.state = self.method.step(own, self.round, fold) | moments | fold.moments
+        self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
         line = finished(totals) | {"refused": len(refused)}
         if refused:
             line["refusals"] = "; ".join(f"client {id}: {reason}" for id, reason in refused)
         return line
 
     def _refine(self) -> Line:
-        """The server's next lessons, and what the round has measured with them."""
-        server_tasks = {server_task.name: server_task for server_task in self.method.plan(self.state, self.round)}
+        """Run the next server tasks, and return the round's metrics so far."""
+        server_tasks = {server_task.name: server_task for server_task in self.verbs.plan(self.state, self.round)}
         jobs = [self._server_task(server_task) for server_task in server_tasks.values()]
-        refined: dict[str, ServerTaskResult] = dict(
+        results: dict[str, ServerTaskResult] = dict(
             zip(server_tasks, self.executor.map("refine", jobs, server_tasks.__getitem__), strict=True)  # pyright: ignore
         )
         line = self.partial_round
-        for name, found in refined.items():
+        for name, found in results.items():
             if not math.isfinite(norm(found.groups.values())):
-                raise RefusedUpdate(
-                    f"round {self.round + 1}: what the server learned ({name}) is not finite; lower the learning rate "
-                    f"of its work, in the section method"
+                raise RunFailed(
+                    f"round {self.round + 1}: the result of the server task {name!r} is not finite. Hint: lower its "
+                    "learning rate, in the section method"
                 )
             line = plus(line, found.metrics)
-        self.state = self.method.absorb(self.state, self.round, refined)
+        self._take_over(self.verbs.absorb(self.state, self.round, results))
         return line
+
+    def _take_over(self, state: State) -> None:
+        server = "" if self.experiment.server.optimizer == "mean" else " or server.lr"
+        check_finite(state, self.state, self.round, f"lower training.lr{server}")
+        self.state = state
 
     def _server_task(self, server_task: ServerTask) -> Job:
         def make() -> Refine:
@@ -193,38 +200,38 @@ class Simulation:
                 self.round, None if server_task.client is None else self.client_states.get(server_task.client)
             )
 
-        about = f"the server's work {server_task.name!r}, round {self.round + 1}"
+        about = f"server task {server_task.name!r}, round {self.round + 1}"
         return Job(server_task.name, server_task.samples * server_task.net.macs, make, about)
 
     def _heed(self, answer: Trained) -> None:
-        """What clients keep is written down, and a refusal may end the run."""
+        """Store client states; raise RefusedUpdate for a refusal if the policy is to stop."""
         if answer.refused and self.experiment.updates.policy == "stop":
             client, reason = answer.refused[0]
             raise RefusedUpdate(
-                f"round {self.round + 1}: the update of client {client} is {reason}; "
-                "lower training.lr, or set updates.policy: refuse to go on without it"
+                f"round {self.round + 1}: the update of client {client} is {reason}. Hint: lower training.lr, or set "
+                "updates.policy: refuse to continue without it"
             )
         for client, client_state in answer.client_states.items():
             self.client_states.put(client, self.round, client_state)
 
     def cohort(self) -> Cohort:
-        """The clients of the next round, by what they hold."""
+        """Return the clients of the next round, grouped by selection."""
         cohort: Cohort = {}
         for id in self.clients.sample(self.seed, self.round):
             capacity = self.clients.capacity(id, self.seed, self.round)
             client = Client(id, capacity, self.round, partial(self._present, id))
-            selection = self.method.select(self.state, client)
+            selection = self.verbs.select(self.state, client)
             cohort.setdefault(selection.key, (selection, []))[1].append(client)
         return cohort
 
     def _present(self, id: int) -> torch.Tensor:
-        """A client's label set."""
+        """Return a client's label set."""
         rows = self.data.train[id]
         return self.data.goal.present({name: as_tensor(array[rows]) for name, array in self._train.items()})
 
     def _chunks(self, cohort: Cohort) -> list[Chunk]:
-        """The clients of every job: aligned parts of the sum of their selection's updates, whose bits therefore do not
-        depend on where the parts end. Large networks come first, as they go out first, so that no answer waits."""
+        """Return the clients of every job: aligned parts of a selection's pairwise sum, so that its bits do not depend
+        on their sizes. Large networks come first, in the order of submission, so that no answer waits."""
         chunks = []
         for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
             parts = list(aligned(len(clients), self._most(selection.net, clients)))
@@ -233,7 +240,7 @@ class Simulation:
         return chunks
 
     def _most(self, net: Net, clients: list[Client]) -> int:
-        """Clients a job: enough jobs to keep all workers busy to the end, but none that is not worth its message."""
+        """Return the clients per job: enough jobs to keep all workers busy, but none smaller than `JOB_MACS`."""
         if self.experiment.run.chunk != "auto":
             return self.experiment.run.chunk
         cohort, workers = self.clients.cohort, self.executor.workers
@@ -242,7 +249,7 @@ class Simulation:
         return max(1, cohort // (JOBS * workers), math.ceil(worthwhile))
 
     def _samples(self, clients: list[Client]) -> int:
-        """That they process in a round."""
+        """Return the number of samples that clients process in a round."""
         training, sizes = self.method.task.training, self.data.train.sizes
         return sum(training.samples_of(int(sizes[client.id])) for client in clients)
 
@@ -267,15 +274,15 @@ class Simulation:
         return Evaluator(method, self.data, evaluation, self.recipe.scores, self.seed, self.executor)
 
     def evaluate(self) -> Line:
-        """What every capacity and every client reach after `round` rounds."""
-        deployed = {c: self.method.deploy(self.state, self.round, c) for c in self.clients.all_capacities}
+        """Return the metrics of every capacity and client after `round` rounds."""
+        deployed = {c: self.verbs.deploy(self.state, self.round, c) for c in self.clients.all_capacities}
         line, self.client_scores = self.evaluator.evaluate(deployed, self._clients(), self.round, self._test_samples)
         kind = self.experiment.evaluation.statistics
         if not self._is_noted and kind != DEFAULT_STATISTICS and all(d.has_statistics for d in deployed.values()):
             self._is_noted = True
             line[NOTE] = (
-                f"evaluation.statistics: given {kind!r}, which has no effect, because no norm of method "
-                f"{self.method.name} on model {self.experiment.model.name} waits for statistics"
+                f"evaluation.statistics: {kind!r} has no effect, because no norm of method {self.method.name} on model "
+                f"{self.experiment.model.name} needs statistics"
             )
         return line
 
@@ -285,33 +292,33 @@ class Simulation:
         capacities[ids] = self.clients.capacities_of(ids, self.seed, max(self.round - 1, 0))
 
         def deploy(id: int) -> Deployment:
-            return self.method.deploy(self.state, self.round, float(capacities[id]), self.client_states.get(id))
+            return self.verbs.deploy(self.state, self.round, float(capacities[id]), self.client_states.get(id))
 
         return Clients(ids, capacities, self.client_states.owners, deploy)
 
     def deployment(self, capacity: float, client: int | None = None) -> Deployment:
-        """What a device of this capacity runs now, or the client's own, with its norms' statistics."""
+        """Return the network deployed at this capacity, or the client's personal network, with statistics."""
         evaluator = self.evaluator
         if client is not None and client in self.client_states.owners:
-            deployed = self.method.deploy(self.state, self.round, capacity, self.client_states.get(client))
+            deployed = self.verbs.deploy(self.state, self.round, capacity, self.client_states.get(client))
             found = evaluator.collect({deployed.key: deployed}, self.round, client)
         else:
-            deployed = self.method.deploy(self.state, self.round, capacity)
+            deployed = self.verbs.deploy(self.state, self.round, capacity)
             found = evaluator.collect({deployed.key: deployed}, self.round)
         return replace(deployed, statistics=found.get(deployed.key, deployed.statistics))
 
     # checkpoints
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint of this moment below `folder`."""
+        """Write a checkpoint of the current state into `folder`."""
         config = self.experiment.result_config()
         checkpoints.write(folder, self.round, config, self.state, self.client_states, partial_round=self.partial_round)
 
     def restore(self, folder: Path) -> tuple[int, list[str]]:
-        """Goes to the newest good checkpoint below `folder`: its round (0 if there is none), what to say."""
-        said: list[str] = []
-        found = checkpoints.latest(folder, self.experiment.result_config(), said.append)
+        """Continue from the newest valid checkpoint in `folder`. Return its round (0 if there is none) and notes."""
+        notes: list[str] = []
+        found = checkpoints.latest(folder, self.experiment.result_config(), notes.append)
         if found is not None:
             self.round, self.state, self.partial_round = found.round, found.state, dict(found.partial_round)
             self.client_states.restore(found.client_states)
-        return self.round, said
+        return self.round, notes

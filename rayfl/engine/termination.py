@@ -1,77 +1,85 @@
-"""SIGTERM: what a batch system, a container or a cloud sends before it takes the machine away.
+"""SIGTERM and Ctrl-C: a run finishes its step, writes a checkpoint and ends.
 
-It ends a command as Ctrl-C does, with exit code 143. A run ends its step and writes a checkpoint first.
+Batch systems, containers and clouds send SIGTERM before they take a machine away. The exit code is then 143, after
+Ctrl-C 130.
 """
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 GRACE_SECONDS = 20.0
-"""How long a step may go on after the signal: clouds and schedulers kill after 30 seconds or more."""
+"""Seconds that a step may take after a SIGTERM: clouds and schedulers kill after 30 seconds or more."""
 
 
 class Terminated(SystemExit):
-    """The process was told to end."""
+    """The process received SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
 
 
 def leave(*_: Any) -> None:
-    """The handler that ends the process at once."""
+    """End the process at once: a handler of SIGTERM."""
     raise Terminated
 
 
 @dataclass
 class Notice:
-    """Whether there was a SIGTERM."""
+    """The signal that a block received, if any."""
 
-    given: bool = False
+    given: signal.Signals | None = None
 
 
 @contextmanager
-def heeded() -> Iterator[Notice]:
-    """Within it a SIGTERM is noted, and raised as `Terminated` at its end; a second one, or `GRACE_SECONDS` after the
-    first, is raised at once. A handler of the user's own stays in its place."""
+def deferred(tell: Callable[[], None] = lambda: None) -> Iterator[Notice]:
+    """Note a SIGTERM or a Ctrl-C in the block, call `tell`, and raise Terminated or KeyboardInterrupt at its end.
+
+    A second signal, or `GRACE_SECONDS` after a SIGTERM, ends the block at once. Handlers of the user's stay in place.
+    """
     notice, timer = Notice(), threading.Timer(GRACE_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
+    at_once = {signal.SIGTERM: leave, signal.SIGINT: signal.default_int_handler}
 
-    def note(*_: Any) -> None:
-        notice.given = True
-        signal.signal(signal.SIGTERM, leave)
-        timer.start()
+    def note(number: int, _: Any) -> None:
+        notice.given = signal.Signals(number)
+        for kind in replaced:
+            signal.signal(kind, at_once[kind])
+        if number == signal.SIGTERM:
+            timer.start()
+        tell()
 
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before not in (signal.SIG_DFL, leave):
-        yield notice
-        return
-    signal.signal(signal.SIGTERM, note)
+    ours = threading.current_thread() is threading.main_thread()
+    before = {kind: signal.getsignal(kind) for kind in at_once if ours}
+    replaced = [kind for kind, handler in before.items() if handler in (signal.SIG_DFL, at_once[kind])]
+    for kind in replaced:
+        signal.signal(kind, note)
     try:
         yield notice
     except Exception:
-        # what it worked with may have been told to end too
-        if not notice.given:
+        # its processes may have received the signal too
+        if notice.given is None:
             raise
     finally:
         timer.cancel()
-        signal.signal(signal.SIGTERM, before)
-    if notice.given:
-        raise Terminated
+        for kind in replaced:
+            signal.signal(kind, before[kind])
+    if notice.given is not None:
+        raise Terminated if notice.given == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """SIGTERM's handler is afterwards what it was, whatever a library does to it within."""
+    """Restore SIGTERM's handler after the block, in which a library may replace it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     except SystemExit:
-        # what a library's handler makes of the signal
+        # raised by the library's handler
         raise Terminated from None
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -79,9 +87,9 @@ def kept() -> Iterator[None]:
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Processes that are started within it, and those that they start, never hear SIGTERM; this one hears it at the
-    end. Who takes a machine away tells all of its processes, and a run needs its own for a checkpoint."""
+def blocked() -> Iterator[None]:
+    """Start processes in this block that never receive SIGTERM, nor do their own children; this process receives it at
+    the block's end. Batch systems signal all processes, and a run needs its own for a checkpoint."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield

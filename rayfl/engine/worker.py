@@ -1,10 +1,9 @@
-"""Where clients run: one after another in resident networks, over the data of this process.
+"""Worker: runs clients one after another in cached networks, on the data of its process.
 
-Every verb is a pure function of its messages and the data, so a job can run again anywhere.
+Every verb is a pure function of its messages and the data, so a job can be repeated anywhere.
 """
 
 import functools
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 
 from rayfl import costs
-from rayfl.config import ConfigError
 from rayfl.core import norms
 from rayfl.core.fold import ClientState, PairwiseSum, Update, add_updates
 from rayfl.core.net import cached_module, load
@@ -23,6 +21,7 @@ from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.data.goal import Score
 from rayfl.data.samples import ClientData
+from rayfl.engine.checked import Checked
 from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
 from rayfl.evaluation import judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
@@ -32,13 +31,9 @@ from rayfl.training.transforms import transformed
 from rayfl.training.updates import Updates, norm
 
 
-class ClientFailed(RuntimeError):
-    """A client's code raised: says which client, how much data, and the original traceback."""
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker is made of, but for the samples."""
+    """Everything that a worker needs except the samples."""
 
     method: Method
     """Bound to its task."""
@@ -46,16 +41,17 @@ class Recipe:
     seed: int
     updates: Updates
     scores: tuple[Score, ...]
-    """What an evaluation counts; the first is counted of every early exit too."""
+    """Scores of an evaluation; the first is also computed for every early exit."""
     statistics: str
-    """How static norms get their statistics (`norms.finish`)."""
+    """Statistics of static norms (`norms.finish`)."""
 
 
 class Worker:
     def __init__(self, recipe: Recipe, arrays: Arrays, device: torch.device | str = "cpu"):
         self.recipe, self.method, self.federation = recipe, recipe.method, recipe.federation
+        self.verbs = Checked(recipe.method)
         self.device = torch.device(device)
-        # a GPU holds the whole data set once; the CPU reads the shared memory that it came in
+        # a GPU holds one copy of the data set; a CPU worker reads shared memory
         self.samples = {
             source: {name: as_tensor(array).to(self.device) for name, array in split.items()}
             for source, split in (("train", arrays.train), ("test", arrays.test), ("public", arrays.public or {}))
@@ -64,7 +60,7 @@ class Worker:
     # training
 
     def train(self, broadcast: Broadcast, job: Train) -> Trained:
-        """The local updates of a chunk of clients with one selection, added up."""
+        """Return the sum of the local updates of a chunk of clients with one selection."""
         updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
         client_states, refused, before = {}, [], norm([broadcast.payload])
         for client in job.clients:
@@ -84,21 +80,13 @@ class Worker:
     def _answer(
         self, broadcast: Broadcast, client: Client, client_state: ClientState | None, before: float
     ) -> tuple[Update | None, dict[str, float], str | None]:
-        """One client's update, or None and why it is refused, and its numbers. `before`: the norm of what it starts
-        from."""
+        """Return a client's update (None if refused), its metrics and the reason of a refusal. `before`: norm of its
+        starting point."""
         data = self._rows("train", self.federation.train[client.id])
         seed = stream(self.recipe.seed, "local", client.round, client.id)
-        try:
-            visit = Visit(client, broadcast.selection, data, client_state, seed, self.public)
-            with precise(self.method.task.training, self.device):
-                update = self.method.local_update(broadcast.payload, visit)
-        except ConfigError:
-            raise
-        except Exception:
-            raise ClientFailed(
-                f"client {client.id} (capacity {client.capacity:g}, {len(data)} samples) failed in round "
-                f"{client.round + 1}:\n{traceback.format_exc()}"
-            ) from None
+        visit = Visit(client, broadcast.selection, data, client_state, seed, self.public)
+        with precise(self.method.task.training, self.device):
+            update = self.verbs.local_update(broadcast.payload, visit)
         spent, updates = _cost(broadcast, update), self.recipe.updates
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
@@ -108,23 +96,23 @@ class Worker:
         return update, {"clients": 1} | spent | update.metrics, None
 
     def refine(self, server_task: ServerTask, job: Refine) -> ServerTaskResult:
-        """Work of the server."""
+        """Run a server task."""
         client, seed = server_task.client, stream(self.recipe.seed, "refine", job.round)
         data = None if client is None else self._rows("train", self.federation.train[client])
         context = ServerTaskContext(job.round, seed, self.public, self.validation, data, job.client_state)
         with precise(self.method.task.training, self.device):
-            return self.method.refine(server_task, context)
+            return self.verbs.refine(server_task, context)
 
     # evaluation
 
     def collect(self, deployed: Deployment, job: Collect) -> Params:
-        """Sums for a network's static norms."""
+        """Return the sums for a network's static norms."""
         module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
         return norms.collect(module, self._batches(job))
 
     def evaluate(self, deployed: Deployment, job: Evaluate) -> Evaluated:
-        """Sums of all scores, item by item."""
+        """Return the sums of all scores per item."""
         module = cached_module(deployed.net, self.device)
         load(module, deployed.params)
         statistics = deployed.statistics
@@ -149,19 +137,18 @@ class Worker:
 
     @functools.cached_property
     def public(self) -> ClientData | None:
-        """The public samples, where there are some: a split of their own where it lies, rows of the training set as a
-        copy."""
+        """Public samples, if the task has them."""
         asked, federation = self.method.task.public, self.federation
         if asked is None:
             return None
-        # samples of another data set or noise are all public: no copy
+        # rows of the training set are copied; samples of another data set or noise are used in place
         own = federation.public_source == "train"
         data = self._rows("train", federation.public) if own else self._data(self.samples["public"])
         return replace(data, samples=asked.shown(data.samples))
 
     @functools.cached_property
     def validation(self) -> ClientData:
-        """What the server holds out of the training set."""
+        """Validation data of the server."""
         return self._rows("train", self.federation.validation)
 
     def _batches(self, job: Collect) -> Iterator[torch.Tensor]:
@@ -173,7 +160,7 @@ class Worker:
         return (x for x, _ in self._rows("train", pool).in_order(job.batch_size, generator))
 
     def _piece(self, split: str, item: Any) -> ClientData:
-        """A span of a split that nobody owns, or a client's own split."""
+        """Return a slice of a shared split, or a client's own split."""
         federation = self.federation
         if split == "test":
             return self._data({name: t[item] for name, t in self.samples["test"].items()})
@@ -192,7 +179,7 @@ class Worker:
 
 
 def _cost(broadcast: Broadcast, update: Update) -> dict[str, float]:
-    """What a client's turn takes, counted by the tensors' sizes and the network's multiply-adds."""
+    """Return a client's traffic and training FLOPs, from tensor sizes and the network's multiply-adds."""
     samples = int(update.metrics["train_samples"])
     return {
         "bytes_down": nbytes(broadcast.payload) + broadcast.selection.nbytes,

@@ -1,1 +1,1 @@
-"""Write a submodel as files for other programs: safetensors, and a program that plain torch runs."""
+"""Export of submodels as files for other programs: safetensors, and a program for plain torch."""

@@ -1,18 +1,18 @@
-"""Channels that a masked network does not have are taken out of it: a smaller dense network with the same answers.
+"""Removal of dead channels from a masked network, giving a smaller dense network with the same outputs.
 
-A position of an axis (a filter, a neuron) can go without a trace in two cases.
+A position of an axis (a filter, a neuron) can be removed in two cases.
 
     zero       its rows are 0 in every parameter that has them: weights, biases, weight and bias of its norm; on a
-               residual stream those of every layer that adds to it. Then what leaves it is 0.
-    unread     its columns are 0 in every layer that reads it. Then it does not matter what leaves it.
+               residual stream, those of every layer that adds to it. Its output is then 0.
+    unread     its columns are 0 in every layer that reads it. Its output is then never used.
 
-It takes its rows and columns with it, after which more may be zero or unread: both are looked for until there are none.
-One position of an axis stays at least; classes and image channels all do.
+Removing it removes its rows and columns, after which more positions may be zero or unread; this repeats until there are
+none. At least one position of an axis stays. Classes and image channels always stay.
 
-A filter of zeros before a batch norm whose weight or bias is not 0 may be a constant, and stays. Where anything but
-convolutions, linear layers and batch norms has an axis, all of it stays: LayerNorm and GroupNorm mix positions, tokens
-add to them. So it does in attention heads, by whose size the softmax is scaled. That what stands between the layers
-makes 0 of 0, as ReLU, GELU and pooling do, is taken for granted.
+A filter of zeros before a batch norm whose weight or bias is not 0 can be a constant, and stays. An axis stays whole if
+a layer other than a convolution, linear layer or batch norm has it (LayerNorm and GroupNorm mix positions, tokens are
+added), and in attention heads, whose size scales the softmax. Operations between layers must map 0 to 0, as ReLU, GELU
+and pooling do.
 """
 
 from dataclasses import replace
@@ -29,15 +29,14 @@ from rayfl.methods.base import Deployment
 
 
 def shrunk(deployed: Deployment, statistics: Params) -> tuple[Deployment, Params]:
-    """The smaller network, and what is left of the norms' `statistics`. May be views of what was given."""
+    """Return the smaller network and its norms' statistics. They can be views of the arguments."""
     kept = survivors(deployed)
     small = replace(deployed, key=(deployed.key, kept.key), net=kept.net, params=kept.take(deployed.params))
     return small, kept.take(statistics)
 
 
 def survivors(deployed: Deployment) -> Slice:
-    """The positions that stay, of parameters and of norms' statistics. `net.sizes` of its network names the axes that
-    became smaller."""
+    """Return the remaining positions. `net.sizes` of the slice's network lists the axes that became smaller."""
     net = deployed.net
     whole = net.layout
     axes = _separable(net)
@@ -68,7 +67,7 @@ def survivors(deployed: Deployment) -> Slice:
 
 
 def filters(deployed: Deployment) -> tuple[int, int]:
-    """Filters and neurons, rows of layers' masked weights: how many there are, and how many are nothing but zeros."""
+    """Return the number of filters and neurons (rows of masked weights), and how many of them are all zeros."""
     layers = deployed.net.layers
     masked = [name for name in deployed.masked if name.rpartition(".")[0] in layers]
     rows = [t.flatten(1).any(1) for name in masked if (t := deployed.params[name]).dim() > 1]
@@ -76,7 +75,7 @@ def filters(deployed: Deployment) -> tuple[int, int]:
 
 
 def _separable(net: Net) -> list[Axis]:
-    """The axes whose positions can go one by one."""
+    """Return the axes whose positions can be removed one by one."""
     module, tied = net.blank(), set()
     for name, dims in net.layout.dims.items():
         layer = module.get_submodule(name.rpartition(".")[0])
@@ -86,11 +85,11 @@ def _separable(net: Net) -> list[Axis]:
 
 
 def _by_position(t: torch.Tensor, d: int, axis: Axis) -> torch.Tensor:
-    """A view [positions, copies, ...] of a tensor whose dimension d has the axis."""
+    """Return a view [positions, copies, ...] of a tensor whose dimension d has the axis."""
     return t.movedim(d, 0).unflatten(0, (axis.size, axis.copies))
 
 
 def _chosen(stays: torch.Tensor) -> Positions:
-    """Where `stays` [K] is true, and the first position if it is nowhere."""
+    """Return the positions where `stays` [K] is true, or the first if there are none."""
     size, positions = len(stays), stays.nonzero().flatten().tolist() or [0]
     return Window(0, size, size) if len(positions) == size else Picks(tuple(positions), size)

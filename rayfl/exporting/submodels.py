@@ -1,7 +1,6 @@
-"""A submodel for the world outside: plain torch runs it without rayfl.
+"""Export of a submodel that plain torch runs without rayfl.
 
-Of a masked network (SpaFL, FedPM, FIARSE) the filters and neurons that are not there are left out
-(`rayfl.exporting.dead_channels`).
+Filters and neurons that a mask removes (SpaFL, FedPM, FIARSE) are left out (`rayfl.exporting.dead_channels`).
 """
 
 import json
@@ -14,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from rayfl.config import ConfigError
 from rayfl.core import norms
+from rayfl.core.modes import as_new
 from rayfl.core.net import Answer, Net, load
 from rayfl.core.seeds import torch_generator
 from rayfl.exporting.dead_channels import filters, shrunk
@@ -28,7 +27,7 @@ WHY_ZEROS_STAY = (
 
 
 class _Answering(nn.Module):
-    """A network's one answer [B, C], of its early exits' answers."""
+    """A network with early exits and their combined output [B, C]."""
 
     def __init__(self, module: nn.Module, answer: Answer):
         super().__init__()
@@ -40,8 +39,8 @@ class _Answering(nn.Module):
 
 
 def as_module(deployed: Deployment) -> nn.Module:
-    """What a device runs: x [B, ...] -> logits [B, C], in evaluation mode. Norms without statistics normalise by the
-    batch."""
+    """Return a deployment as a module in evaluation mode: x [B, ...] -> logits [B, C]. Norms without statistics
+    normalise by the batch."""
     return _answering(_network(deployed), deployed)
 
 
@@ -52,24 +51,17 @@ def export_submodel(
     notify: Callable[[str], None],
     files: Sequence[Path] = (),
 ) -> nn.Module:
-    """Writes a deployment, which has its norms' statistics, into a new folder; returns it `as_module`.
+    """Write a deployment with its norms' statistics into a new folder; return it `as_module`.
 
     model.safetensors   parameters and norm statistics, by the names of the network's state
     model.pt2           the same as a program: `torch.export.load(...).module()(x)`, x [B, ...] as the model's `example`
-    config.json         `about` (plain JSON), model, network, which exits answer, number of parameters; of a masked
-                        network also how many of them are not 0 (`nonzero`), and of how many `filters` of the masked
-                        layers how many were `removed` and how many are `zeros` that stay
-    and what the model has for other libraries (`Model.write`), of a masked network with its zeros
+    config.json         `about` (plain JSON), model, network, exits that answer, number of parameters; for a masked
+                        network also the parameters that are not 0 (`nonzero`) and the number of `filters` in masked
+                        layers, with how many were `removed` and how many remain as `zeros`
+    and files for other libraries (`Model.write`), which keep the zeros of a masked network
 
-    `say` is told what became of a masked network, and of a network that is nobody's result. `files`: the data's
-    (`DataSet.attached`).
+    `notify` receives notes on a masked network. `files`: attached by the data set (`DataSet.attached`).
     """
-    if to.exists() and any(to.iterdir()):
-        raise ConfigError(f"{to}: is not empty; give a new folder")
-    if deployed.is_start:
-        notify(
-            "every client has a network of its own, and this one nobody has trained; give a client who has taken part"
-        )
     of_mask, given = {}, deployed
     if deployed.masked:
         deployed, of_mask = _without_zeros(deployed, notify)
@@ -81,6 +73,7 @@ def export_submodel(
     to.mkdir(parents=True, exist_ok=True)
     tensors = dict(network.named_parameters()) | dict(network.named_buffers())
     save_file({name: t.detach().contiguous() for name, t in tensors.items()}, to / "model.safetensors")
+    as_new(to / "model.safetensors")
     torch.export.save(program, to / "model.pt2")
     config = {
         **about,
@@ -107,7 +100,7 @@ def _answering(network: nn.Module, deployed: Deployment) -> nn.Module:
 
 
 def _without_zeros(deployed: Deployment, notify: Callable[[str], None]) -> tuple[Deployment, dict[str, int]]:
-    """A masked deployment as a smaller network, if that answers as before, and what config.json has of it."""
+    """Return a masked deployment as a smaller network, if its outputs match, and its entries in config.json."""
     small, statistics = shrunk(deployed, deployed.statistics or {})
     small = replace(small, statistics=statistics)
     x = deployed.net.model.example(8, "cpu")
@@ -116,13 +109,14 @@ def _without_zeros(deployed: Deployment, notify: Callable[[str], None]) -> tuple
     with torch.no_grad():
         expected, given = (as_module(d)(x) for d in (deployed, small))
     if not torch.allclose(given, expected, rtol=0, atol=1e-4 * float(expected.abs().max())):
-        notify(f"all filters stay: without the pruned ones model {deployed.net.model.name} answers otherwise")
+        notify(f"no filters removed: without the pruned ones, model {deployed.net.model.name} gives other outputs")
         small = deployed
     (count, _), (stay, zeros) = filters(deployed), filters(small)
     nonzero = sum(int(t.count_nonzero()) for t in small.params.values())
     before, after = deployed.net.parameters, small.net.parameters
     notify(
-        f"{before:,} -> {after:,} parameters, {nonzero:,} of them not 0; {count - stay:,} of {count:,} filters removed"
+        f"{before:,} -> {after:,} parameters, {nonzero:,} of them nonzero; {count - stay:,} of {count:,} filters "
+        "removed"
     )
     if zeros and small is not deployed:
         notify(f"{zeros:,} pruned filters stay: {WHY_ZEROS_STAY}")

@@ -1,7 +1,7 @@
-"""Listeners: what is told of a run, round by round, and may end it. Loggers, early stopping, whatever a user needs.
+"""Listeners receive the events of a run and can end it, such as loggers and early stopping.
 
-A listener of a user's package is named in the `listeners:` section as "package.module:Class", or given as an object to
-`rayfl.run`. In a sweep every trial has its own, in the trial's process.
+A listener of another package is set in the `listeners:` section as "package.module:Class", or passed as an object to
+`rayfl.run`. In a sweep every trial has its own listeners, in the process of the trial.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ LISTENERS_KIND = Kind("listener", Listener, LISTENERS, "rayfl.listeners")
 
 
 def tell(listeners: Sequence[Listener], lines: Iterable[Line]) -> bool:
-    """Tells all listeners of some rounds; whether one of them ends the run."""
+    """Call all listeners for each line. Return whether one of them ends the run."""
     stop = False
     for line in lines:
         for listener in listeners:

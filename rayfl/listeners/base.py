@@ -1,4 +1,4 @@
-"""What a listener is: told of a run, round by round, it may end it."""
+"""Base class of listeners, which receive the events of a run."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -10,25 +10,25 @@ from rayfl.metrics import Line
 
 
 class Listener(Named, ABC):
-    """Fields are its settings; what it remembers is in attributes that begin with an underscore (`PrivateAttr`)."""
+    """Receiver of events. Fields are settings; state is in attributes with a leading underscore (`PrivateAttr`)."""
 
     def on_phase(self, phase: str) -> None:
-        """The run is busy with something else than rounds: "loading the data", "starting Ray"."""
+        """Handle the start of a phase outside of rounds, such as "loading the data" or "starting Ray"."""
 
     def on_start(self, config: dict[str, Any], folder: Path | None, round: int) -> None:
-        """The run begins, or goes on after `round` rounds. `config`: the experiment, as a file would hold it. A trial
-        of a sweep has no folder: its lines are written by another process."""
+        """Handle the start of the run, or its resumption after `round` rounds. `config`: the experiment as plain data.
+        Trials of a sweep have no folder, because another process writes their lines."""
 
     def on_past(self, lines: Sequence[Line]) -> bool | None:
-        """After `on_start`, where a run goes on in its folder: the rounds that it has made. True: one of them has ended
-        it, as `on_round` says. A trial of a sweep that goes on is not told of them."""
+        """Handle the earlier rounds of a run resumed in its folder, after `on_start`. Return True if one of them ended
+        the run (see `on_round`). Not called in trials of a sweep."""
 
     def on_round(self, line: Line) -> bool | None:
-        """After every round, with its metrics. True ends the run: with this round if it was evaluated, else with the
-        next one that is."""
+        """Handle the metrics of a round. Return True to end the run after this round if it was evaluated, otherwise
+        after the next evaluated round."""
 
     def on_note(self, text: str) -> None:
-        """Something that a person should know."""
+        """Handle a message for the user."""
 
     def on_end(self, status: str) -> None:
-        """finished, failed or stopped."""
+        """Handle the end of the run; `status` is finished, failed or stopped."""

@@ -1,4 +1,4 @@
-"""Ends a run that no longer gets better; `run.patience` asks for it in one word."""
+"""Early stopping, also available as `run.patience`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from rayfl.metrics import Line
 
 
 class EarlyStopping(Listener):
-    """Ends a run whose metric has not become better for some evaluations.
+    """Early stopping: ends a run whose metric has not improved for `patience` evaluations.
 
     >>> stopping = EarlyStopping(metric="accuracy_mean", patience=1)
     >>> [stopping.on_round({"round": t, "accuracy_mean": a}) for t, a in enumerate((0.1, 0.3, 0.2))]
@@ -20,11 +20,11 @@ class EarlyStopping(Listener):
 
     name: Literal["early_stopping"] = "early_stopping"
     metric: str = "validation_accuracy_mean"
-    """One of a round's metrics."""
+    """Name of a metric."""
     patience: int = Field(default=5, ge=1)
-    """Evaluations without a better value, after which the run ends."""
+    """Number of evaluations without improvement after which the run ends."""
     mode: Literal["max", "min"] = "max"
-    """Which end of the metric is best."""
+    """Direction of improvement of the metric."""
     _best: float | None = PrivateAttr(None)
     _worse: int = PrivateAttr(0)
 
@@ -32,7 +32,7 @@ class EarlyStopping(Listener):
         self._best, self._worse = None, 0
 
     def on_past(self, lines: Sequence[Line]) -> bool:
-        """So a run that was stopped by hand ends where it would have ended anyway."""
+        """Evaluate past rounds, so that a resumed run ends like an uninterrupted one."""
         return any([self.on_round(line) for line in lines])
 
     def on_round(self, line: Line) -> bool:

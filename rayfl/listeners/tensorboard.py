@@ -1,4 +1,4 @@
-"""A run's metrics as TensorBoard's event files: `listeners: [tensorboard]`, then `tensorboard --logdir runs`."""
+"""Logger for TensorBoard: `listeners: [tensorboard]`, then `tensorboard --logdir runs`."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,12 +12,12 @@ from rayfl.metrics import Line
 
 
 class TensorBoard(Listener):
-    """Writes every number of a round for TensorBoard (`pip install 'rayfl[tensorboard]'`)."""
+    """Logger of all numeric metrics for TensorBoard (`pip install 'rayfl[tensorboard]'`)."""
 
     name: Literal["tensorboard"] = "tensorboard"
     folder: str | None = None
-    """Where: every run gets a folder of its own below it. null: `tensorboard/` in the run's folder. The trials of a
-    sweep have no folder, so a sweep has to give one, with its whole path."""
+    """Folder of the event files, with one subfolder per run. Default: `tensorboard/` in the folder of the run. Sweeps
+    need one; a relative path is inside the folder of the trial."""
     _writer: Any = PrivateAttr(None)
 
     @model_validator(mode="after")
@@ -34,10 +34,10 @@ class TensorBoard(Listener):
             place = folder / "tensorboard"
         else:
             raise ConfigError(
-                "listeners: tensorboard.folder: given nothing; allowed: a folder, because the trials of a sweep have "
-                "none of their own"
+                "listeners: tensorboard.folder: a value is required in a sweep. Allowed: a folder, relative to that of "
+                "the trial"
             )
-        # what an earlier process wrote of the rounds that are made again does not count
+        # remove events of repeated rounds
         self._writer = SummaryWriter(str(place), purge_step=round + 1 if round else None)
 
     def on_round(self, line: Line) -> None:

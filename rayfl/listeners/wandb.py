@@ -1,4 +1,4 @@
-"""A run's metrics in Weights & Biases: `listeners: [wandb]`, after `wandb login`."""
+"""Logger for Weights & Biases: `listeners: [wandb]`, after `wandb login`."""
 
 import importlib
 import json
@@ -13,17 +13,17 @@ from rayfl.metrics import Line
 
 
 class WeightsAndBiases(Listener):
-    """Sends the configuration, and every number of a round, to Weights & Biases (`pip install 'rayfl[wandb]'`)."""
+    """Logger of configuration and all numeric metrics for Weights & Biases (`pip install 'rayfl[wandb]'`)."""
 
     name: Literal["wandb"] = "wandb"
     project: str = "rayfl"
-    """Where its runs are collected."""
+    """Project of the runs."""
     entity: str | None = None
-    """The user or team whose project it is; null: whoever is logged in."""
+    """User or team of the project. Default: the user who is logged in."""
     mode: Literal["online", "offline"] = "online"
-    """offline: files in `folder`, for `wandb sync`."""
+    """online: send metrics. offline: write files to `folder` for `wandb sync`."""
     folder: str | None = None
-    """Where it keeps its files; null: the run's folder, or of a trial of a sweep the working folder."""
+    """Folder of the files of wandb. Default: the folder of the run, or the working folder in trials of a sweep."""
     _run: Any = PrivateAttr(None)
 
     @model_validator(mode="after")
@@ -42,7 +42,7 @@ class WeightsAndBiases(Listener):
             dir=self.folder or folder,
             config=config,
             name=name,
-            # who goes on sends to the run that is there
+            # a resumed run continues the existing one
             id=_id_of(folder) or name,
             resume="allow",
             settings=wandb.Settings(silent=True, console="off"),
@@ -57,5 +57,5 @@ class WeightsAndBiases(Listener):
 
 
 def _id_of(folder: Path | None) -> str | None:
-    """Of the run in a folder: other runs may have a folder of this name elsewhere."""
+    """Return the id of the run in a folder, because folder names are not unique."""
     return None if folder is None else json.loads((folder / "run.json").read_text())["id"]

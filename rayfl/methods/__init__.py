@@ -1,4 +1,4 @@
-"""One published method a file, in families; README.md tells how to add one."""
+"""Methods: one published method per file, grouped in families. See README.md for adding one."""
 
 from rayfl.config import Kind
 from rayfl.core.fold import Update as Update

@@ -1,9 +1,9 @@
-"""What every published way of doing model-heterogeneous federated learning has to say.
+"""Interface of a method of model-heterogeneous federated learning.
 
-In the order of a paper's box: which network does a capacity stand for (`sizes`), which part of the global model does a
-client hold (`select`, `extract`), how does it train (`loss`, `local_update`), how are the parts put together (`step`),
-and what does a device run in the end (`deploy`). The verbs are pure: state comes in and goes out, nothing is stored on
-`self`, every random draw takes its address from a seed.
+In the order of a paper's algorithm box: the network of each capacity (`sizes`), a client's part of the global model
+(`select`, `extract`), local training (`loss`, `local_update`), aggregation (`step`) and deployment (`deploy`). These
+functions are pure: state is an argument and a return value, nothing is stored on `self`, and every random draw uses a
+stream derived from the seed.
 """
 
 from abc import ABC, abstractmethod
@@ -32,53 +32,53 @@ from rayfl.training.settings import Fill, Loss, Training, kernels
 from rayfl.training.steps import Objective, fit
 
 Payload = dict
-"""What travels down to a client: group -> name -> tensor, counted in bytes. Read only on the worker."""
+"""Tensors sent to a client: group -> name -> tensor. Their bytes are counted. Read-only on the worker."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a method is applied to; the same for all methods of a comparison."""
+    """The task of a method, equal for all methods of a comparison."""
 
     model: Model
     training: Training
     nets: Mapping[float, Net]
-    """Capacity -> the network that a device of this capacity runs, largest first."""
+    """Capacity -> network of a device of this capacity, largest first."""
     server_capacity: float
-    """Capacity of the global model; the largest unless the server is wider than every client."""
+    """Capacity of the global model, the largest one. All clients may be smaller."""
     clients: int
     """Number of clients in the population."""
     metric: costs.Metric = "width"
-    """What a capacity is a share of."""
+    """Unit of capacities: width, parameters or FLOPs."""
     seed: int = 0
-    """The run's seed: every draw of the server is addressed from it."""
+    """Seed of the run. All random streams of the server derive from it."""
     public: Public | None = None
-    """What is said of the samples that the server has, and no client."""
+    """Description of the public samples, which belong to no client."""
 
     @property
     def server(self) -> Net:
-        """The network of the global model."""
+        """Network of the global model."""
         return self.nets[self.server_capacity]
 
     def initial(self) -> Params:
-        """What the server's network starts from: the same wherever it is asked for."""
+        """Return the initial parameters of the server's network. Equal on every process."""
         with torch_scope(stream(self.seed, "init")):
             return self.server.initial()
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client in a round, as the server knows it."""
+    """A client in a round, as seen by the server."""
 
     id: int
     capacity: float
     round: int
     """Counted from 0."""
     label_set: Callable[[], torch.Tensor] | None = field(default=None, compare=False, repr=False)
-    """What finds out which classes it has. It does not travel: a worker has the data itself."""
+    """Function that returns `present`. Not sent to workers, which have the data."""
 
     @property
     def present(self) -> torch.Tensor | None:
-        """Which classes it has, [classes] bool; None where nobody knows."""
+        """Mask of the classes that the client has, [classes] bool; None if unknown."""
         return self.label_set and self.label_set()
 
     def __reduce__(self):
@@ -93,15 +93,15 @@ class Visit:
     selection: Selection
     data: ClientData
     client_state: ClientState | None
-    """What the client kept from its last round, or None; read only."""
+    """Client state from its last round, or None. Read-only."""
     seed: int
-    """The client's own in this round: every draw of its work is addressed from it."""
+    """Seed of this client in this round. All random streams of its work derive from it."""
     public: ClientData | None = None
-    """The public samples, where the run has some. Their labels are 0 unless they may be used."""
+    """Public samples, if the run has any. Their labels are 0 unless `data.public.labeled` is set."""
 
     @property
     def net(self) -> Net:
-        """The network that the client runs."""
+        """Network that the client trains."""
         return self.selection.net
 
     @property
@@ -111,168 +111,164 @@ class Visit:
 
 @dataclass(frozen=True)
 class ServerTask:
-    """Work of the server in a round, behind its local updates: a worker does it, with the accelerator that it has."""
+    """Work of the server after the local updates of a round, done by a worker on its device."""
 
     name: str
-    """What it is called in its round: every draw of it is addressed by that."""
+    """Name, unique in the round. The random streams of the task derive from it."""
     net: Net
-    """The network that works."""
+    """Network that the task runs."""
     samples: int
-    """Samples that it trains on at most, or passes forward three times as many: what it is expected to cost."""
+    """Expected cost: maximum number of training samples. A forward pass counts a third."""
     payload: Payload
-    """What it works on."""
+    """Input tensors."""
     client: int | None = None
-    """Whose data and carry it wants."""
+    """Client whose data and state the task reads."""
 
 
 @dataclass(frozen=True)
 class ServerTaskContext:
-    """What a worker does a lesson with."""
+    """Inputs of a server task on a worker, besides its payload."""
 
     round: int
     seed: int
-    """The round's own: a lesson that goes on from another one draws what that would have drawn."""
+    """Seed of the round, so that a task that continues another one continues its random streams."""
     public: ClientData | None
-    """As for a visit."""
+    """Public samples, as in `Visit`."""
     validation: ClientData
-    """What the server holds out of the training set; perhaps nothing."""
+    """Validation data of the server. May be empty."""
     data: ClientData | None = None
-    """Of the lesson's client."""
+    """Data of the task's client."""
     client_state: ClientState | None = None
-    """What that client keeps."""
+    """State of the task's client."""
 
 
 @dataclass(frozen=True)
 class ServerTaskResult:
-    """What a lesson gives."""
+    """Result of a server task."""
 
     groups: dict[str, Params]
     metrics: dict[str, float] = field(default_factory=dict)
-    """Added to the round's, as `server_flops`."""
+    """Metrics that are added to the round's, such as `server_flops`."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A network and its parameters, as a device runs it: `net.build()` with `params` loaded."""
+    """A network and its parameters as deployed on a device: `net.build()` with `params` loaded."""
 
     key: Hashable
-    """Equal keys mean equal deployments of one state: what need not be evaluated twice."""
+    """Deployments of one state with equal keys are equal and are evaluated once."""
     net: Net
     params: Params
     statistics: Params | None = None
-    """The norms' own statistics, by the names of `norms.finish`; collected before an evaluation unless given."""
+    """Running statistics of the norms, named as in `norms.finish`. Default: collected before an evaluation."""
     answer: Answer = "last"
-    """Which of a network's early exits count: the last, or the mean of all their logits."""
+    """Output of a network with early exits: the logits of the last exit, or the mean over all exits."""
     masked: tuple[str, ...] = ()
-    """Parameters that count by their elements that are not 0: only these are on the device."""
+    """Masked parameters. Only their nonzero elements are stored on the device and counted."""
     is_start: bool = False
-    """It is what clients start from, and nobody's result: it is not judged on the global test set."""
+    """True if this is only the clients' initial network, which is not evaluated on the global test set."""
 
     @property
     def has_statistics(self) -> bool:
-        """Whether nothing has to be collected before it is evaluated."""
+        """True if no statistics have to be collected before an evaluation."""
         return self.statistics is not None or not self.net.norms
 
     @property
     def present(self) -> costs.Present:
-        """Parameters and multiply-adds of what is on the device."""
+        """Number of parameters and multiply-adds on the device."""
         return costs.present(self.net, self.params, self.masked)
 
 
 class Method(Named, ABC):
-    """Frozen hyper-parameters, documented each, and pure verbs.
+    """Base class of methods: frozen hyper-parameters (fields) and pure functions.
 
-    A subclass adds its fields, and overrides what differs from the defaults. `task` is bound by `bind` before any verb
-    is called. Rounds count from 0.
+    A subclass adds fields and overrides the functions that differ from the defaults. `bind` sets `task` before any
+    other function is called. Rounds count from 0.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     judged_on: ClassVar[Literal["test", "clients"]] = "test"
-    """The split whose mean score a run is judged by: clients' own where every client has a network of its own."""
+    """Split that a run is evaluated on: the test set, or the clients' own test data for personalised methods."""
     mixes: ClassVar[bool] = False
-    """Whether its capacities may stand for networks of several models."""
+    """True if capacities may stand for networks of several models."""
     contract: ClassVar[Contract] = Contract()
-    """What `rayfl.testing` is told of it."""
+    """Properties that `rayfl.testing` checks."""
 
     mask: Fill = "none"
-    """Logits of classes that a client does not have, in its loss (HeteroFL section 4): left alone, 0, -inf."""
+    """Logits of absent classes in a client's loss (HeteroFL section 4): unchanged, set to 0, or set to -inf."""
     weight: Literal["samples", "uniform"] = "uniform"
-    """A client's weight in the mean: its number of training samples, or 1."""
-    # bound and never parsed, so that pydantic need not know what a Task is made of
+    """Weight of a client in the mean: its number of training samples, or 1."""
+    # set by `bind`, never parsed: no pydantic schema
     task: Annotated[Task, GetPydanticSchema(lambda *_: core_schema.any_schema())] = Field(
         default=cast(Task, None), exclude=True, repr=False
     )
 
     def bind(self, task: Task) -> Self:
-        """The same method, applied to a task, with the networks that it gives its capacities."""
+        """Return a copy of the method bound to a task, with its networks from `sizes`."""
         nets = self.sizes(task)
         if not self.mixes and len(task.model.members) > 1:
             self._check_one_model(task.model, nets)
         return self.model_copy(update={"task": replace(task, nets=nets)})
 
     def _check_one_model(self, model: Model, nets: Mapping[float, Net]) -> None:
-        """A ConfigError if these networks are of several models."""
+        """Raise a ConfigError if the networks belong to several models."""
         if len({member for net in nets.values() for member in net.model.members}) == 1:
             return
         size = ", or method.size: largest or smallest" if "size" in type(self).model_fields else ""
         raise ConfigError(
-            f"model: given {model.name}; allowed: one model, because method {self.name} trains parts of one "
-            f"network{size}; or a method for several networks, as feddf"
+            f"model: {model.name} is not valid. Allowed: one model, because method {self.name} trains parts of one "
+            f"network{size}; or a method for different networks, such as feddf"
         )
 
-    # questions
-
     def sizes(self, task: Task) -> Mapping[float, Net]:
-        """Capacity -> the network of a device, in the order of `task.nets`. A ConfigError if there is none."""
+        """Return capacity -> network, in the order of `task.nets`. Raise a ConfigError if there is no such network."""
         return task.nets
 
     def check(self, rounds: int, clients: Population) -> None:
-        """Raises a ValueError if such a run of the bound method makes no sense."""
+        """Raise a ValueError if the bound method does not support such a run."""
 
     def init(self) -> State:
-        """The server's state before round 0. A client may ask for it too: it draws from the run's seed alone."""
+        """Return the server's state before round 0. It depends on the run's seed only, so that workers can call it."""
         return {"params": self.task.initial()}
 
     @abstractmethod
     def select(self, state: State, client: Client) -> Selection:
-        """The coordinates that this client holds in this round. Cheap; equal keys mean equal selections."""
+        """Return the coordinates that a client trains in this round. Equal keys must mean equal selections."""
 
     @abstractmethod
     def extract(self, state: State, selection: Selection) -> Payload:
-        """What a client of this selection is sent. May be views of the state."""
+        """Return the tensors sent to clients of this selection. They may be views of the state."""
 
     def loss(self, visit: Visit) -> Loss:
-        """A client's loss: the task's own, with the logits of classes that the client does not have masked."""
+        """Return a client's loss. Default: the loss of the data, with the logits of absent classes masked by `mask`."""
         data = visit.data
         return Objective(data.goal, self.mask, None if self.mask == "none" else data.present)
 
     @abstractmethod
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        """One client's work, on a worker."""
+        """Train one client on a worker and return its weighted sums, metrics and client state."""
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        """The next state, from what the round's answers add up to. Does not change `state`."""
+        """Return the next state from the sums over the round's updates. Must not change `state`."""
         return {group: fold.mean(group) for group in state}
 
     def plan(self, state: State, round: int) -> Sequence[ServerTask]:
-        """What workers do for the server next, all at the same time; nothing, before the first local update of a round
-        and when it is over. What is under way is in the state, so that a run can go on from the middle of a round."""
+        """Return the next server tasks, which run in parallel; () before the first local update and at the end of a
+        round. Progress within a round is part of the state, so that a run can resume from a partial round."""
         return ()
 
     def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
-        """A lesson, on a worker."""
-        raise NotImplementedError(f"method {self.name} plans lessons and does not say how they are done")
+        """Run a server task on a worker."""
+        raise NotImplementedError(f"method {self.name}: plan() returned server tasks, but refine() is not implemented")
 
     def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
-        """The next state, from what all planned lessons gave, by name. Does not change `state`."""
+        """Return the next state from the results of all planned tasks, by name. Must not change `state`."""
         return state
 
     @abstractmethod
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
-        """What a device of this capacity runs after `round` rounds; with a carry, the client's who keeps that."""
-
-    # tools
+        """Return the network deployed at a capacity after `round` rounds; with `client_state`, the client's network."""
 
     def fit(
         self,
@@ -285,13 +281,13 @@ class Method(Named, ABC):
         project: Callable[[nn.Module], None] | None = None,
         momentum: Params | None = None,
     ) -> dict[str, float]:
-        """Steps on the client's loss, in place; the metrics of `steps.fit`, which says what the last three are.
+        """Train `module` in place on the client's loss and return metrics. See `steps.fit` for the last arguments.
 
-        `loss` in place of the client's; `training` in place of the task's, but at the task's learning rates.
+        Defaults: `loss` of the client, `training` of the task. Learning rates are always the task's.
         """
         training, data = training or self.task.training, visit.data
         rate = self.task.training.rate(visit.round, len(data))
-        # a module of the client's own would be recorded for it alone
+        # CUDA graphs pay off only for a cached module, which other clients use too
         static = data.device.type == "cuda" and module is cached_module(visit.net, data.device)
         ours = kernels(training, visit.net.macs, data.device)
         with ours, torch_scope(stream(visit.seed, "dropout"), data.device):
@@ -301,13 +297,13 @@ class Method(Named, ABC):
             return fit(module, batches, loss, training, rate, adjust, project, momentum, static)
 
     def weight_of(self, data: ClientData) -> float:
-        """The client's weight."""
+        """Return the client's weight in the mean."""
         return float(len(data)) if self.weight == "samples" else 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Affordable(Mapping[float, Net]):
-    """Capacity -> the network that the model has for it, or the widest that it buys, found when it is asked for."""
+    """Lazy mapping capacity -> network: the model's choice, otherwise the widest within the capacity."""
 
     model: Model
     metric: costs.Metric

@@ -1,4 +1,4 @@
-"""What a method says of itself to its contract suite (`rayfl.testing`), and to nobody else: the core never reads it."""
+"""Properties of a method that its contract suite (`rayfl.testing`) checks. The core does not read them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,37 +8,37 @@ Traffic = Callable[[int, int], tuple[int, int]]
 
 
 def once(whole: int, head: int) -> tuple[int, int]:
-    """Down and up, the client's network once."""
+    """Return the traffic of a method that sends the client's network once down and once up."""
     return whole, whole
 
 
 @dataclass(frozen=True)
 class Contract:
-    """A method's `contract`. The defaults are those of a method that averages its clients' networks."""
+    """A method's `contract`. The defaults describe a method that averages its clients' networks."""
 
     wants: Literal["", "exits", "blocks", "adapters", "networks", "features", "extractors"] = ""
-    """What a model must have: early exits, residual blocks, or low-rank adapters. Methods of unequal networks have a
-    suite of their own; networks: capacities may stand for any; features: for any whose classifiers read equally many
-    features; extractors: for any with equal extractors."""
+    """Required property of a model: early exits, residual blocks or low-rank adapters. For methods of different
+    networks, which have their own suite: any networks (`networks`), networks whose classifiers read equally many
+    features (`features`), or networks with equal extractors (`extractors`)."""
     short: Mapping[str, Any] = field(default_factory=dict)
-    """Options with which a round of it is short."""
+    """Options that make a round short."""
     clients: Mapping[str, Any] = field(default_factory=dict)
-    """What the `clients:` section must say."""
+    """Required settings of the `clients:` section."""
     mean: str = "params"
-    """The group of the state that is a mean over clients."""
+    """Group of the state that is a mean over clients."""
     answers: str = "params"
-    """What answers call the group that it is the mean of."""
+    """Group of the updates that is averaged into `mean`."""
     over: Literal["holders", "all", "products"] = "holders"
-    """What that is a mean over: the holders of a coordinate; all clients, who count as 0 where they do not hold it; or
-    products of factors, which the server may then turn as it likes."""
+    """Denominator of the mean: clients that hold the coordinate, or all clients (missing values count as 0). products:
+    the mean of products of factors, whose factorisation is free."""
     exact: bool = True
-    """Whether a client that trains nothing sends what it was sent; false where an answer is drawn."""
+    """True if a client that does not train returns exactly what it received; False if updates are random."""
     plain: Mapping[str, Any] = field(default_factory=dict)
-    """Options with which `step` takes the mean and does nothing else, and a client gets one network and no more."""
+    """Options with which `step` only averages, and a client receives exactly one network."""
     fedavg: Mapping[str, Any] | None = field(default_factory=dict)
-    """Options that make it FedAvg, to the bit, where all clients have the largest capacity; None: there are none."""
+    """Options that make the method equal FedAvg bit for bit if all clients have the largest capacity; None: none do."""
     fedavg_rounds: int = 2
-    """Rounds for which it then is FedAvg."""
+    """Number of rounds for which it then equals FedAvg."""
     traffic: Traffic = once
-    """Numbers that a client is sent and sends in its first round, from those of its network and of its classifier:
-    `lambda whole, head: (whole, whole - head)`. Statistics of norms come on top."""
+    """Function of the sizes of a client's network and of its classifier that returns how many numbers the client
+    receives and sends in its first round: `lambda whole, head: (whole, whole - head)`. Without statistics of norms."""

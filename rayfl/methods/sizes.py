@@ -1,7 +1,7 @@
-"""Which network does a capacity stand for: functions capacity -> Net, which a method names in its `sizes`.
+"""Functions that assign a network to every capacity, for `Method.sizes`.
 
-`same`: one network for everybody. `by_exits`: the network ends at an early exit. `nested`: submodels are cut in width
-and in depth (NeFL); their section of a configuration and the published ones are here too.
+`same`: one network for all devices. `by_exits`: networks that end at early exits. `nested`: submodels cut in width and
+depth (NeFL), with their configuration section and the published tables.
 """
 
 import functools
@@ -28,8 +28,8 @@ Size = Literal["largest", "smallest", "own"]
 
 
 def same(task: Task, size: Size) -> Mapping[float, Net]:
-    """One network for every device: that of the largest capacity (the server's own too), or that of the smallest.
-    own: every device keeps the network of its capacity."""
+    """Return one network for all devices, that of the largest capacity (including the server's) or of the smallest.
+    own: every device has the network of its capacity."""
     if size == "own":
         return task.nets
     capacity = (max if size == "largest" else min)(task.nets)
@@ -37,45 +37,42 @@ def same(task: Task, size: Size) -> Mapping[float, Net]:
 
 
 def fixed_capacities(method: str, nets: Mapping[float, Net], clients: Population, otherwise: str) -> None:
-    """A ConfigError if networks differ and a client's capacity may change between rounds, for methods whose clients
-    keep what fits one network. `otherwise`: the setting that would allow it."""
+    """Raise a ConfigError if networks differ and a client's capacity may change between rounds. For methods whose
+    client state fits one network only. `otherwise`: the setting that would allow it."""
     if len(set(nets.values())) > 1 and clients.assignment != "fixed":
         raise ConfigError(
-            f"clients.assignment: given {clients.assignment!r}; allowed: 'fixed', because with method {method} every "
-            f"client keeps what fits one network; or {otherwise}"
+            f"clients.assignment: {clients.assignment!r} is not valid. Allowed: 'fixed', because the client state of "
+            f"method {method} fits one network only; or {otherwise}"
         )
 
 
 def rows_are_neurons(method: str, net: Net, paths: Iterable[str]) -> None:
-    """A ConfigError if one of these layers has no weight of its own with a row a neuron: GPT-2's, or under an
+    """Raise a ConfigError if one of these layers has no weight with one row per neuron, as in GPT-2 or under an
     adapter."""
     module = net.blank()
     for path in paths:
         if not isinstance(module.get_submodule(path), operations.LAYERS) or f"{path}.weight" not in net.layout.shapes:
             raise ConfigError(
-                f"model: given {net.model.name}, whose layer {path} has no weight with a row a neuron; allowed with "
-                f"method {method}: a model of torch's convolutions and linear layers"
+                f"model: layer {path} of {net.model.name} has no weight with one row per neuron. Allowed with "
+                f"method {method}: models of torch's convolutions and linear layers"
             )
-
-
-# early exits
 
 
 def _ascending(exits: tuple[int, ...]) -> tuple[int, ...]:
     if list(exits) != sorted(exits):
-        raise ValueError("ascending exits, because a larger capacity has the exits of a smaller one too")
+        raise ValueError("ascending exits, because larger capacities include the exits of smaller ones")
     return exits
 
 
 Exits = Annotated[tuple[PositiveInt, ...], AfterValidator(_ascending)]
-"""The last exit of every capacity, smallest capacity first, counted from 1; () leaves the choice to `by_exits`."""
+"""Last exit of every capacity, smallest capacity first, counted from 1. Default: see `by_exits`."""
 
 
 def by_exits(task: Task, exits: Exits) -> Mapping[float, Net]:
-    """The network of every capacity ends at one of the model's exits, and answers there and at all exits before it.
+    """Return networks that end at one of the model's exits and have outputs there and at all earlier exits.
 
-    Without `exits` the capacities end at 1, 2, ..., if the model has one for each; a single capacity ends at the last.
-    A model without early exits has its head as the only exit. A ConfigError if exits and capacities do not fit.
+    Default for `exits`: 1, 2, ... if there are as many capacities as exits; the last exit for a single capacity. The
+    head of a model without early exits is its only exit. Raise a ConfigError if exits and capacities do not match.
     """
     model, count, capacities = task.model, task.model.exit_count, sorted(task.nets)
     default = tuple(range(1, count + 1))[-len(capacities) :] if len(capacities) in (1, count) else ()
@@ -83,40 +80,36 @@ def by_exits(task: Task, exits: Exits) -> Mapping[float, Net]:
     if len(last) != len(capacities) or max(last) > count:
         if count == 1:
             raise ConfigError(
-                f"model: given {model.name}, which has no early exits; allowed: a model with {len(capacities)} exits, "
-                "one for every capacity; set model.exits of a ResNet, or take a model such as depthfl_resnet18"
+                f"model: {model.name} has no early exits. Allowed: a model with {len(capacities)} exits, one per "
+                "capacity. Hint: set model.exits of a ResNet, or use a model such as depthfl_resnet18"
             )
         raise ConfigError(
-            f"method.exits: given {list(exits) or 'none'}; allowed: {len(capacities)} exits from 1 to {count}, the "
-            f"last of every capacity, smallest capacity first; model {model.name} answers at {count}"
+            f"method.exits: {list(exits) or 'none'} is not valid. Allowed: {len(capacities)} exits from 1 to "
+            f"{count}, the last exit of every capacity of model {model.name}, smallest capacity first"
         )
     ends = dict(zip(capacities, last, strict=True))
     return {capacity: Net(model, exits=ends[capacity] if count > 1 else 0) for capacity in task.nets}
 
 
-# submodels
-
-
 Variant = Literal["W", "D", "WD"]
-"""What a submodel is cut in: its width, its depth, or both."""
+"""Dimensions in which submodels are cut: width, depth, or both."""
 
 NEAR = 0.05
-"""How far a population's capacity may be from a published submodel's."""
+"""Largest difference between a population's capacity and a published submodel's."""
 
 
 class Submodel(Config):
-    """The network of one capacity: the first ceil(r K) of the K positions of every axis, and some residual blocks. An
-    omitted block leaves its skip, with its projection."""
+    """Network of one capacity: the first ceil(r K) of the K positions of every axis, and some of the residual blocks.
+    The skip of an omitted block stays, with its projection."""
 
     capacity: float = Field(gt=0, le=1)
-    """One of the population's."""
+    """Capacity, one of `clients.capacities`."""
     width: float | str = "auto"
-    """Channel ratio r in (0, 1]; or "sqrt(0.2)", the ratio for a share of the parameters; or auto: the largest at which
-    the submodel, with its blocks, costs no more than its capacity, and the capacity itself where capacities are
-    widths."""
+    """Channel ratio r in (0, 1]; or a root such as "sqrt(0.2)", for about 0.2 of the parameters; or auto: the largest
+    ratio at which the submodel costs at most its capacity (the capacity itself if `clients.metric` is width)."""
     blocks: str = "all"
-    """A bit for every residual block and a group for every stage, e.g. "11 00 11 10" or [[1, 1], [0, 0], [1, 1],
-    [1, 0]]: 0 leaves the residual branch out; or all."""
+    """One bit per residual block, grouped by stage, e.g. "11 00 11 10" or [[1, 1], [0, 0], [1, 1], [1, 0]]; 0 omits the
+    residual branch. all: no block is omitted."""
 
     @field_validator("width", mode="before")
     @classmethod
@@ -134,38 +127,39 @@ class Submodel(Config):
             groups = value if all(isinstance(group, list | tuple) for group in value) else [value]
             value = " ".join("".join(map(str, group)) for group in groups)
         if not isinstance(value, str) or (value != "all" and set(value) - set("01 ")):
-            raise ValueError('bits, a group for every stage, in quotes: "11 00 11 10", or all')
+            raise ValueError('all, or bits grouped by stage, in quotes: "11 00 11 10"')
         return value
 
     def without(self, model: Model) -> tuple[str, ...]:
-        """The omitted blocks, by module path."""
+        """Return the module paths of the omitted blocks."""
         if self.blocks == "all":
             return ()
         groups = self.blocks.split()
         sizes = [len(stage) for stage in model.blocks]
-        where = f'method.submodels: given blocks "{self.blocks}" for capacity {label(self.capacity)}; allowed'
+        place = f'method.submodels: blocks "{self.blocks}" of capacity {label(self.capacity)}'
+        problem = f"{place} do not fit model {model.name}. Allowed"
         if not sizes:
-            raise ConfigError(f"{where}: all, because model {model.name} has no residual blocks to leave out")
+            raise ConfigError(f"{problem}: all, because the model has no residual blocks")
         if len(groups) != len(sizes):
-            raise ConfigError(f"{where}: {len(sizes)} groups, because model {model.name} has stages of {sizes} blocks")
+            raise ConfigError(f"{problem}: {len(sizes)} groups of bits, one per stage of {sizes} blocks")
         for s, (group, size) in enumerate(zip(groups, sizes, strict=True), start=1):
             if len(group) != size:
-                raise ConfigError(f'{where}: {size} bits for stage {s} of model {model.name}, not "{group}"')
-        kept = zip("".join(groups), itertools.chain(*model.blocks), strict=True)
-        return tuple(path for bit, path in kept if bit == "0")
+                raise ConfigError(f'{problem}: {size} bits for stage {s}, not "{group}"')
+        bits = zip("".join(groups), itertools.chain(*model.blocks), strict=True)
+        return tuple(path for bit, path in bits if bit == "0")
 
 
 Submodels = Literal["auto", "published"] | tuple[Submodel, ...]
-"""The network of every capacity: cut to what it costs by `clients.metric`; those of NeFL's paper, in the order of the
-capacities; or listed."""
+"""Submodels of all capacities: cut to their cost by `clients.metric` (auto), from NeFL's paper (published), or
+listed."""
 
 
 def nested(task: Task, submodels: Submodels, variants: Sequence[str], steps: bool = False) -> Mapping[float, Net]:
-    """Networks cut in width and depth, all of them parts of the server's.
+    """Return networks cut in width and depth, all of them parts of the server's network.
 
-    `variants`: the names of a method's published submodels, the preferred first; the last, W, D or WD, is how `auto`
-    cuts. `steps`: residual branches have step sizes. A ConfigError if the submodels do not fit the capacities or the
-    model.
+    `variants`: the names of a method's published submodels, preferred first; the last one, W, D or WD, is the cut of
+    `auto`. `steps`: residual branches have step sizes. Raise a ConfigError if the submodels do not fit the capacities
+    or the model.
     """
     if submodels == "auto":
         largest = automatic(task, task.server_capacity, variants[-1], Net(task.model))
@@ -182,22 +176,22 @@ def nested(task: Task, submodels: Submodels, variants: Sequence[str], steps: boo
 
 
 def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:
-    """The network that a capacity buys, with no other blocks than `within` has.
+    """Return the largest network within a capacity, with blocks of `within` only.
 
-    W: the widest. D: at full width, the first blocks of every stage that spend the capacity best. WD: the first blocks
-    of every stage, the stages in balance, that the capacity buys at the width of its root; then the largest width.
+    W: the widest. D: full width, with the first blocks of every stage that use the capacity best. WD: the first blocks
+    of every stage, balanced over stages, within the capacity at the width of its root; then the largest width.
     """
     if variant == "W" or capacity == 1:
         return task.nets[capacity]
     if task.metric == "width":
         raise ConfigError(
-            "clients.metric: given width; allowed: params or flops where method.submodels is auto and cuts in depth "
-            f"({variant}), because omitting a block changes no width"
+            "clients.metric: width is not valid. Allowed: params or flops, because method.submodels is auto and cuts "
+            f"in depth ({variant})"
         )
     if not task.model.blocks:
         raise ConfigError(
-            f"model: given {task.model.name}, which has no residual blocks to leave out; allowed: a model with "
-            f"residual blocks, where method.submodels cuts in depth ({variant})"
+            f"model: {task.model.name} has no residual blocks. Allowed: a model with residual blocks, because "
+            f"method.submodels cuts in depth ({variant})"
         )
     if variant == "D":
         return costs.depth_for(within, capacity, task.metric)
@@ -207,10 +201,10 @@ def automatic(task: Task, capacity: float, variant: str, within: Net) -> Net:
 
 
 def published(model: Model, variants: Sequence[str], capacities: Sequence[float]) -> dict[float, Submodel]:
-    """NeFL's submodels of a model: capacity -> submodel, the smallest capacity having the smallest one.
+    """Return NeFL's submodels of a model: capacity -> submodel, in ascending order of both.
 
-    They are those of the first of `variants` that has as many submodels as there are capacities, each within `NEAR` of
-    its capacity. A ConfigError if there is none.
+    Use the first of `variants` with as many submodels as there are capacities, each within `NEAR` of its capacity.
+    Raise a ConfigError if there is none.
     """
     tables = _tables().get(model.name, {})
     ascending = sorted(capacities)
@@ -223,27 +217,27 @@ def published(model: Model, variants: Sequence[str], capacities: Sequence[float]
     known = [f"{name} ({_listed(row.capacity for row in rows)})" for name, rows in tables.items()]
     allowed = "; ".join(known) or f"the models {', '.join(_tables())}"
     raise ConfigError(
-        f"method.submodels: given published, {' or '.join(variants)} of model {model.name} at clients.capacities "
-        f"{_listed(capacities)}; allowed: {allowed}; or list the submodels, or take auto"
+        f"method.submodels: no published submodels {' or '.join(variants)} of model {model.name} for "
+        f"clients.capacities {_listed(capacities)}. Allowed: {allowed}; or auto, or a list of submodels"
     )
 
 
 @functools.cache
 def _tables() -> dict[str, dict[str, tuple[Submodel, ...]]]:
-    """Model -> variant -> its submodels, smallest first."""
-    given = load_yaml(Path(__file__).with_name("nefl_submodels.yaml"))
+    """Return model -> variant -> submodels, smallest first."""
+    tables = load_yaml(Path(__file__).with_name("nefl_submodels.yaml"))
     return {
         model: {variant: tuple(Submodel(**row) for row in rows) for variant, rows in variants.items()}
-        for model, variants in given.items()
+        for model, variants in tables.items()
     }
 
 
 def _by_capacity(task: Task, submodels: Sequence[Submodel]) -> dict[float, Submodel]:
-    given = [submodel.capacity for submodel in submodels]
-    if sorted(given) != sorted(task.nets):
+    listed = [submodel.capacity for submodel in submodels]
+    if sorted(listed) != sorted(task.nets):
         raise ConfigError(
-            f"method.submodels: given capacities {_listed(given) or 'none'}; allowed: those of clients.capacities, "
-            f"each once: {_listed(task.nets)}"
+            f"method.submodels: the capacities {_listed(listed) or '(none)'} do not match clients.capacities. "
+            f"Allowed: {_listed(task.nets)}, each once"
         )
     return {submodel.capacity: submodel for submodel in submodels}
 
@@ -253,8 +247,8 @@ def _check_nested(nets: Mapping[float, Net], server_capacity: float) -> None:
     for capacity, net in nets.items():
         if net.width > largest.width or not {*net.without} >= {*largest.without}:
             raise ConfigError(
-                f"method.submodels: given channels or blocks for capacity {label(capacity)} that the largest submodel, "
-                f"of capacity {label(server_capacity)}, does not have; allowed: a part of the largest submodel"
+                f"method.submodels: the submodel of capacity {label(capacity)} has channels or blocks that the "
+                f"largest, of capacity {label(server_capacity)}, lacks. Allowed: a part of the largest submodel"
             )
 
 
@@ -266,7 +260,7 @@ def _net(task: Task, capacity: float, submodel: Submodel) -> Net:
 
 
 def _ratio(width: float | str) -> float:
-    """A channel ratio; 0 if it is none."""
+    """Return the channel ratio; 0 if the text is not valid."""
     if not isinstance(width, str):
         return width
     share = re.fullmatch(r"sqrt\((\d*\.?\d+)\)", width)

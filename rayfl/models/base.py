@@ -1,4 +1,4 @@
-"""A model family: one description from which the network of any width and depth is built."""
+"""Model families: one description from which the network of any width and depth is built."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,117 +15,124 @@ from rayfl.core.norms import fresh
 from rayfl.core.tensors import Params
 
 SAMPLES = {"input": "images", "ids": "sequences of tokens"}
-"""What a data set offers of its samples -> what these are."""
+"""Key that a data set offers -> kind of its samples."""
 
 
 class Model(Named, ABC):
-    """What a `model:` section says. A subclass adds its fields.
+    """The `model:` section. A subclass adds its fields.
 
-    A field that the data set offers by the same name (`DataSet.offers`: input, classes, ...) is taken from there unless
-    it is given; what is given has to agree with the data.
+    Fields that the data set offers by the same name (`DataSet.offers`: input, classes, ...) default to the data set's
+    values; other values are refused.
     """
 
     takes: ClassVar[str] = ""
-    """Which of `SAMPLES` its networks take; "": others, of which nothing is known."""
+    """Key of `SAMPLES` that its networks take; "" if unknown."""
     smallest: ClassVar[Mapping[str, Any]] = {}
-    """Fields and class attributes of its smallest sensible network, on which `rayfl.testing` runs methods."""
+    """Fields and class attributes of its smallest useful network, for the contract tests of `rayfl.testing`."""
 
-    if TYPE_CHECKING:  # pydantic makes it, out of the type checker's sight
+    if TYPE_CHECKING:  # pydantic makes it
 
         def __hash__(self) -> int: ...
 
     @abstractmethod
     def build(self, net: Net) -> nn.Module:
-        """The network, freshly initialised, made of rayfl.core.axes layers or of layers that `declare` their axes.
+        """Return a newly initialised network, made of layers of rayfl.core.axes or layers that `declare` their axes.
 
         It maps a batch of samples to logits, or to a tuple of logits, the first early exit's first.
         """
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """Dimensions of a network's input whose size may differ from `example`: the batch."""
+        """Dimensions of a network's input with variable size: the batch."""
         return (0,)
 
     @abstractmethod
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
-        """Made-up samples of the shape and type that a network takes."""
+        """Return made-up samples of the shape and type that a network takes."""
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
-        """The model with what a data set of this name offers. A ConfigError if it was given something else, or takes
+        """Return the model with the fields that a data set offers. Raise ConfigError if it has other values or takes
         other samples."""
         has = [kind for kind in SAMPLES if kind in offers]
         if self.takes and has and self.takes not in has:
             raise ConfigError(
-                f"{where}: given {self.name}, a network of {SAMPLES[self.takes]}; allowed: one of {SAMPLES[has[0]]}, "
+                f"{where}: {self.name} takes {SAMPLES[self.takes]}. Allowed: one of {SAMPLES[has[0]]}, "
                 f"which data set {data} has"
             )
         taken = {name: value for name, value in offers.items() if name in type(self).model_fields}
         for name, value in taken.items():
             if name in self.model_fields_set and getattr(self, name) != value:
                 raise ConfigError(
-                    f"{where}.{name}: given {getattr(self, name)!r}; allowed: {value!r}, as data set {data} has it, "
-                    "or nothing, to take it from there"
+                    f"{where}.{name}: {getattr(self, name)!r} is not valid. Allowed: {value!r}, as data set {data} "
+                    "has, or no value"
                 )
         return self.model_copy(update=taken)
 
     def prepare(self) -> None:
-        """Fetches what `initial` reads, or a ConfigError that says what to put where. Called before Ray starts."""
+        """Fetch the files that `initial` reads, before Ray starts. Raise ConfigError with the missing files."""
 
     @property
     def blank(self) -> Self:
-        """The same network, which starts from nothing that would have to be fetched."""
+        """The model without pretrained weights."""
         return self
 
     def initial(self, net: Net) -> Params:
-        """The parameters that training of a network starts from. Random ones are drawn from torch's global generator
+        """Return the initial parameters of a network. Random ones are drawn from torch's global generator
         (`seeds.torch_scope`)."""
         return params_of(net.build())
 
     def statistics(self, net: Net) -> Params:
-        """The running statistics that its static norms start from, by the names of `norms.fresh`."""
+        """Return the initial statistics of its static norms, by the names of `norms.fresh`."""
         return fresh(net.blank())
 
     def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
-        """Writes into an existing folder what other libraries read a network of the model by, beside what
-        `rayfl.exporting` writes of every network. `answer`: which of its early exits count. `files`: the data's
-        (`DataSet.attached`)."""
+        """Write files for other libraries into an existing folder, beside those of `rayfl.exporting`. `answer`: which
+        early exits count. `files`: attached by the data set (`DataSet.attached`)."""
 
     def chosen(self, capacity: float) -> Net | None:
-        """The network that was chosen for a capacity. None: it is the widest of the model that the capacity buys."""
+        """Return the network configured for a capacity, or None for the widest that fits the capacity."""
         return None
 
     @property
     def members(self) -> tuple["Model", ...]:
-        """The models whose networks its capacities may stand for: itself, unless they are several."""
+        """Models of its networks: itself, or the models of a mix."""
         return (self,)
 
     @property
     def frozen_key(self) -> Hashable:
-        """Models of equal keys have the same `frozen` tensors."""
+        """Key that is equal for models with equal `frozen` tensors."""
         return self
 
     def frozen(self) -> Params:
-        """What its networks have that nobody trains, by name: it goes to every node once (`rayfl.core.frozen`)."""
+        """Return the tensors that are never trained, by name, sent to every node once (`rayfl.core.frozen`)."""
         return {}
 
     def parts(self, net: Net) -> Mapping[str, Any]:
-        """What there is to say of a network beside its width, blocks and exits, by name: columns of a table."""
+        """Return further properties of a network, by name: columns of `rayfl describe`."""
         return {}
 
     @property
     def head_paths(self) -> tuple[str, ...]:
-        """The modules that turn features into classes, by path: what is trained beside adapters."""
+        """Paths of the modules that turn features into classes, which are trained beside adapters."""
         return tuple(sorted({name.partition(".")[0] for name in Net(self).layout.classifier}))
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
-        """Its residual blocks by module path, stage by stage: what `Net.without` may name."""
+        """Module paths of its residual blocks per stage, which `Net.without` can name."""
         return ()
 
     @property
     def exit_count(self) -> int:
-        """The number of places at which `Net.exits` lets it answer: its head, and the early exits before it."""
+        """Number of exits: the head and the early exits before it."""
         return 1
+
+
+def prepare_at(place: str, model: Model) -> None:
+    """Prepare the model in a field of another, such as "model.base", which then is the place of its errors."""
+    try:
+        model.prepare()
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.", f"{place}.", 1)) from None
 
 
 class ImageModel(Model):
@@ -134,9 +141,9 @@ class ImageModel(Model):
     takes: ClassVar = "input"
 
     input: tuple[int, int, int] = (3, 32, 32)
-    """Channels, height and width of one image. Taken from the data set unless given."""
+    """Channels, height and width of one image. Default: taken from the data set."""
     classes: int = 10
-    """Number of classes. Taken from the data set unless given."""
+    """Number of classes. Default: taken from the data set."""
     smallest: ClassVar[Mapping[str, Any]] = {"input": (1, 8, 8), "classes": 4}
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
@@ -144,34 +151,34 @@ class ImageModel(Model):
 
     @property
     def image(self) -> Axis:
-        """The image channels: never cut."""
+        """Axis of the image channels, which is never cut."""
         return Axis.fixed("image", self.input[0])
 
     @property
     def labels(self) -> Axis:
-        """The classes: never cut."""
+        """Axis of the classes, which is never cut."""
         return Axis.fixed(CLASSES, self.classes)
 
 
 class TokenModel(Model):
-    """A network of sequences of tokens: x [B, T] int64, -1 where nothing is, T at most `length` -> logits [B, C] of
+    """A network for sequences of tokens: x [B, T] int64, -1 for padding, T at most `length` -> logits [B, C] of
     sequences (task: classes), or [B, T, C] of tokens."""
 
     takes: ClassVar = "ids"
 
     task: Literal["classes", "next_token", "masked_lm"] = "classes"
-    """What it answers. Taken from the data set unless given."""
+    """Prediction task. Default: taken from the data set."""
     ids: int = 1000
-    """Tokens that it may be given, a mask's included. Taken from the data set unless given."""
+    """Number of input tokens, including a mask token. Default: taken from the data set."""
     classes: int = 10
-    """Classes, or tokens that it may answer. Taken from the data set unless given."""
+    """Number of classes, or of output tokens. Default: taken from the data set."""
     length: int = 64
-    """Tokens of the longest sequence. Taken from the data set unless given."""
+    """Tokens in the longest sequence. Default: taken from the data set."""
     smallest: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """The batch, and the length of the sequences."""
+        """Batch, and length of the sequences."""
         return (0, 1)
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
@@ -179,16 +186,16 @@ class TokenModel(Model):
 
     @property
     def head_paths(self) -> tuple[str, ...]:
-        # a language model's rows of tokens are most of it
+        # the token rows of a language model are most of its parameters
         return super().head_paths if self.task == "classes" else ()
 
     @property
     def labels(self) -> Axis:
-        """The classes: never cut."""
+        """Axis of the classes, which is never cut."""
         return Axis.fixed(CLASSES, self.classes)
 
 
 MODELS: dict[str, type[Model]] = {}
-"""Name -> family; `rayfl.models` fills it."""
+"""Name -> family, filled by `rayfl.models`."""
 
 MODELS_KIND = Kind("model", Model, MODELS, "rayfl.models")

@@ -139,8 +139,8 @@ def _sizes(model: ImageModel, convs: Sequence[Conv]) -> tuple[int, int]:
     _, height, width = model.input
     if min(height, width) < smallest:
         raise ConfigError(
-            f"model {model.name}: given images of {height}x{width} pixels, too few for its convolutions "
-            f"and pooling; allowed: at least {smallest}x{smallest}; take another model or data set"
+            f"model {model.name}: images of {height}x{width} pixels are too small for its convolutions "
+            f"and pooling. Allowed: at least {smallest}x{smallest}; take another model or data set"
         )
     for c in convs:
         height, width = c.after(height), c.after(width)

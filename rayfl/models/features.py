@@ -1,4 +1,4 @@
-"""What a classifier reads: the features of a network, for methods that compare or combine them.
+"""Features of a network, the input of its classifier, for methods that compare or combine them.
 
 >>> from rayfl.models import MODELS
 >>> net = Net(MODELS["digits_cnn"](input=(1, 8, 8)))
@@ -22,7 +22,7 @@ from rayfl.core.net import Net
 
 
 class Tap:
-    """What a layer was last given."""
+    """Last input of a layer."""
 
     def __init__(self):
         self._given: torch.Tensor | None = None
@@ -40,8 +40,8 @@ class Tap:
 
 @contextmanager
 def tapped(module: nn.Module, layer: str) -> Iterator[Tap]:
-    """Within the block a call of the module leaves in the tap what the layer at this path was given. The module is
-    called as it is: what replays recorded kernels calls no layers."""
+    """Record the input of the layer at a path for calls of the module within the block. Replayed CUDA graphs call no
+    layers and are not recorded."""
     tap = Tap()
     handle = module.get_submodule(layer).register_forward_pre_hook(tap._hook)
     try:
@@ -51,27 +51,28 @@ def tapped(module: nn.Module, layer: str) -> Iterator[Tap]:
 
 
 def feature_size(net: Net) -> int:
-    """D: the features that the classifier reads. A ValueError as of `classifier_path`."""
+    """Return D, the number of features that the classifier reads. Raise ValueError like `classifier_path`."""
     return _classifier(net)[1]
 
 
 def classifier_path(net: Net) -> str:
-    """The path of the one linear layer that makes features [B, D] logits [B, C]. A ValueError if there is none."""
+    """Return the path of the only linear layer from features [B, D] to logits [B, C]. Raise ValueError if there is no
+    such layer."""
     return _classifier(net)[0]
 
 
 @functools.lru_cache(maxsize=512)
 def _classifier(net: Net) -> tuple[str, int]:
-    """Its path, and its inputs."""
+    """Return the path and number of inputs of the classifier."""
     if net.exits:
         raise _none(net, f"answers at {net.exits} exits")
     paths = {name.rpartition(".")[0] for name in net.layout.classifier}
     if len(paths) != 1:
-        raise _none(net, f"has {len(paths)} layers with a row a class")
+        raise _none(net, f"has {len(paths)} layers with one row per class")
     [path], module = paths, net.blank()
     layer = module.get_submodule(path)
     if not isinstance(layer, nn.Linear):
-        raise _none(net, f"has a {type(layer).__name__} with a row a class, {path!r}")
+        raise _none(net, f"has a {type(layer).__name__} with one row per class, {path!r}")
     with torch.no_grad(), tapped(module.eval(), path) as tap:
         module(net.model.example(1, "meta"))
     if tap.features.dim() != 2:
@@ -81,6 +82,6 @@ def _classifier(net: Net) -> tuple[str, int]:
 
 def _none(net: Net, why: str) -> ValueError:
     return ValueError(
-        f"model: given {net.model.name}, which {why}; allowed, where features are needed: a network with one linear "
+        f"model: {net.model.name} {why}. Allowed with methods that need features: a network with one linear "
         "classifier of whole samples"
     )

@@ -37,8 +37,8 @@ class GKTResNet(ImageModel, ABC):
     channels: int = Field(default=16, ge=1)
     """Channels of the features, and inside the bottlenecks of the first stage; these double from stage to stage."""
     init: Init = "kaiming_fan_out"
-    """How weights start: as torch's layers do; kaiming: normal by the fan-in, of convolutions and linear layers;
-    kaiming_fan_out: normal by the fan-out, of convolutions alone."""
+    """Initial weights. torch: as torch's layers; kaiming: normal by fan-in, for convolutions and linear layers;
+    kaiming_fan_out: normal by fan-out, for convolutions only."""
     depth: Depth
     """Bottlenecks of every stage."""
 

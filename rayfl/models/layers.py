@@ -73,8 +73,8 @@ def depthwise(channels: Axis, kernel: int, **options: Any) -> nn.Conv2d:
 
 
 Init = Literal["torch", "kaiming", "kaiming_fan_out"]
-"""How weights start. torch: as its layers do. kaiming: normal, by the fan-in, of convolutions and linear layers.
-kaiming_fan_out: normal, by the fan-out, of convolutions alone, as torchvision's ResNets."""
+"""Initial weights. torch: as its layers. kaiming: normal by fan-in, for convolutions and linear layers.
+kaiming_fan_out: normal by fan-out, for convolutions only, as torchvision's ResNets."""
 
 
 def initialise(module: nn.Module, init: Init) -> None:

@@ -29,11 +29,11 @@ from rayfl.core.seeds import stream, torch_scope
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
 from rayfl.models import peft
-from rayfl.models.base import MODELS_KIND, Model
+from rayfl.models.base import MODELS_KIND, Model, prepare_at
 from rayfl.models.vit import ViTB16
 
 QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "q.linear", "v.linear")
-"""What queries and values are called in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and here."""
+"""Names of queries and values in RoBERTa and BERT, Llama, DistilBERT, GPT-2, and rayfl."""
 
 
 class Lora(Model):
@@ -50,18 +50,18 @@ class Lora(Model):
     """Linear layers that get an adapter, by the end of their paths. Unless given, the queries and values of attention,
     as transformers call them."""
     rank: int = Field(default=8, ge=1)
-    """Of the server's adapters: the largest."""
+    """Rank of the server's adapters, the largest."""
     scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
     """s of a client of rank r: alpha / rank for everybody, so that a prefix is a truncation of the same function;
     alpha / r as in most published code; alpha / sqrt(r) (rsLoRA)."""
     alpha: float = Field(default=16.0, gt=0)
     """Numerator of s."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of an adapter's input, in training."""
+    """Dropout of an adapter's input in training."""
     head: Literal["train", "frozen"] = "train"
-    """Whether the base's head is trained beside the adapters."""
+    """Train the base's head beside the adapters, or freeze it."""
     base_seed: int = Field(default=0, ge=0)
-    """What a base without weights of its own is drawn from; a frozen head too."""
+    """Seed of a base without weights, and of a frozen head."""
     adapter: str = ""
     """A folder with adapter_config.json and adapter_model.safetensors, as the library peft writes them, from which
     adapters and head start; on the machine of the server. Empty: new ones."""
@@ -82,7 +82,7 @@ class Lora(Model):
         return self.model_copy(update={"base": self.base.fitted(data, offers, f"{where}.base")})
 
     def prepare(self) -> None:
-        self.base.prepare()
+        prepare_at("model.base", self.base)
         frozen.tensors_of(self)
 
         if self.adapter:
@@ -105,9 +105,9 @@ class Lora(Model):
         given = {name: tuple(t.shape) for name, t in found.items()}
         if wrong := sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)):
             raise ConfigError(
-                f"model.adapter: given {self.adapter!r}, where {len(wrong)} tensors are not those of the model as it "
+                f"model.adapter: {len(wrong)} tensors of {self.adapter!r} do not match the model as it "
                 f"is configured ({wrong[0]} is {given.get(wrong[0], 'missing')} and should be "
-                f"{wanted.get(wrong[0], 'missing')}); allowed: adapters of rank {self.rank} at {', '.join(self.ends)}"
+                f"{wanted.get(wrong[0], 'missing')}). Allowed: adapters of rank {self.rank} at {', '.join(self.ends)}"
             )
         return found
 
@@ -157,8 +157,8 @@ class Lora(Model):
         found = tuple(end for end in QUERIES_VALUES if any(_ends(path, end) for path in layers))
         if not found:
             raise ConfigError(
-                f"model.targets: given nothing with base {self.base.name}, which has no queries and values that are "
-                f"known; allowed: the ends of its layers' paths: {', '.join(layers)}"
+                f"model.targets: the default does not fit base {self.base.name}, which has no queries and values that "
+                f"are known. Allowed: the ends of its layers' paths: {', '.join(layers)}"
             )
         return found
 
@@ -170,7 +170,7 @@ class Lora(Model):
             if not any(_ends(path, target) for path in layers):
                 ends = sorted({path.rpartition(".")[2] for path in layers})
                 raise ConfigError(
-                    f"model.targets: given {target!r}, which no linear layer of {self.base.name} ends with; allowed: "
+                    f"model.targets: no linear layer of {self.base.name} ends with {target!r}. Allowed: "
                     f"{', '.join(ends)}, or more of a path, such as {layers[0]}"
                 )
         return tuple(path for path in layers if any(_ends(path, target) for target in self.ends))
@@ -206,8 +206,8 @@ class Lora(Model):
     # for other libraries
 
     def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
-        """What the base writes, with the adapters merged into it; and where these stand on the base as it was given,
-        the adapters alone, as peft reads them, in the folder "adapter"."""
+        """Write the base's files with the adapters merged; if the base is unchanged, also the adapters alone, for peft,
+        in the folder "adapter"."""
         self.base.write(Net(self.base), self.merged_into_base(net, params), answer, files, to)
         rank = self.rank_of(net)
         if rank and not self.merged and not self.core:
@@ -233,7 +233,8 @@ class Lora(Model):
         out, cin = self._shape(path, layer)
         if self.rank > min(out, cin):
             raise ConfigError(
-                f"model.rank: given {self.rank} for the layer {path} of {out} x {cin}; allowed: at most {min(out, cin)}"
+                f"model.rank: rank {self.rank} is too large for the layer {path} of {out} x {cin}. Allowed: at most "
+                f"{min(out, cin)}"
             )
         rank = 0 if not self.rank_of(net) and not net.sizes else net.axis(f"{path}.rank", self.rank).size
         return Adapter(out, cin, Axis(f"{path}.rank", rank), self.scale(rank), self.dropout, self.merged, self.core)
@@ -244,7 +245,7 @@ class Lora(Model):
             return layer.out_features, layer.in_features
         weight = layer.weight
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
-            raise ConfigError(f"model.targets: given {path!r}, a {type(layer).__name__}; allowed: linear layers")
+            raise ConfigError(f"model.targets: {path!r} is a {type(layer).__name__}. Allowed: linear layers")
         # transformers' Conv1D keeps its weight as [in, out]
         return weight.shape[1], weight.shape[0]
 
@@ -254,7 +255,7 @@ def _ends(path: str, target: str) -> bool:
 
 
 def _take_axes(module: nn.Module, trained: set[str]) -> None:
-    """Of a base's axes the fixed ones stay, because it is never cut."""
+    """Keep only the fixed axes of a base, because it is never cut."""
     for name, dims in axes_of(module).items():
         path, _, own = name.rpartition(".")
         if name in trained:
@@ -263,8 +264,8 @@ def _take_axes(module: nn.Module, trained: set[str]) -> None:
 
 
 def _take_base(module: nn.Module, trained: set[str], tensors: Params | None) -> None:
-    """What is not trained becomes buffers, which are these tensors; on the meta device without them. A tensor that has
-    several names is known by its first."""
+    """Turn untrained parameters into buffers with these tensors, or on the meta device without. A tensor with several
+    names uses its first."""
     first = {id(t): name for name, t in chain(module.named_buffers(), module.named_parameters())}
     for path, layer in list(module.named_modules()):
         for own, t in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
@@ -300,7 +301,7 @@ class Adapter(nn.Module):
         return y if self.W is None else y + F.linear(x, self.W)
 
     def multiply_adds(self, y: torch.Tensor) -> int:
-        """Of the forward pass that gave y [..., out]; W is counted with the layer that it is a part of."""
+        """Return the multiply-adds of the forward pass with output y [..., out], without those of W."""
         core = 0 if self.M is None else self.M.numel()
         return (self.A.numel() + self.B.numel() + core) * (y.numel() // y.shape[-1])
 

@@ -1,11 +1,11 @@
-"""Populations that mix architectures: a network of any model for every capacity.
+"""Mixed architectures: a network of any model for every capacity.
 
     >>> from rayfl.models import MODELS
     >>> mix = MODELS["mix"](networks={1: "resnet20", 0.5: {"name": "resnet8", "channels": 8}})
     >>> [mix.chosen(capacity).parameters for capacity in (1, 0.5)]
     [272474, 19954]
 
-As one network, in a description or for a method that trains one, a mix is the network of its largest capacity.
+Where one network is needed, a mix is the network of its largest capacity.
 """
 
 from abc import ABC, abstractmethod
@@ -32,25 +32,24 @@ from rayfl.core.axes import CLASSES, Axis, Dims, declare
 from rayfl.core.net import Net
 from rayfl.core.tensors import Params
 from rayfl.metrics import label
-from rayfl.models.base import MODELS_KIND, SAMPLES, Model
+from rayfl.models.base import MODELS_KIND, SAMPLES, Model, prepare_at
 from rayfl.models.features import classifier_path
 from rayfl.models.layers import sequential
 
 ALIKE = ("input", "task", "ids", "classes")
-"""Fields in which the networks of a mix agree, because they are of the same data."""
+"""Fields that must be equal in all networks of a mix, because they depend on the data."""
 
 
 class Around(Model, ABC):
-    """A model whose networks are those of another one, `inner`, but for what a subclass changes."""
+    """A model whose networks are those of another one, `inner`, with changes by a subclass."""
 
     @property
     @abstractmethod
     def inner(self) -> Model:
-        """The other one."""
+        """The other model."""
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """As of the inner model."""
         return self.inner.varying
 
     def build(self, net: Net) -> nn.Module:
@@ -99,9 +98,9 @@ class Projected(Around):
     """
 
     of: SerializeAsAny[Model]
-    """The other model: any model's section."""
+    """The other model: any `model:` section."""
     features: int = Field(ge=1)
-    """Numbers that the projection gives."""
+    """Number of features of the projection."""
 
     @field_validator("of", mode="before")
     @classmethod
@@ -132,7 +131,7 @@ class Projected(Around):
         return module
 
     def initial(self, net: Net) -> Params:
-        """As of the other model, but for the projection and the classifier."""
+        """Return the other model's parameters with a new projection and classifier."""
         return super(Around, self).initial(net) | _without_classifier(self._within(net))
 
 
@@ -141,11 +140,11 @@ class Mix(Around):
 
     name: Literal["mix"] = "mix"
     networks: "Networks" = Field(default={1: "resnet20", 0.5: "resnet8"}, validate_default=True)  # pyright: ignore
-    """Capacity -> any model's section, for every capacity of the population: {"1": resnet20, "0.5": {name: resnet8,
-    channels: 8}}. In a file a capacity stands in quotes."""
+    """Capacity -> model section, for every capacity of the population: {"1": resnet20, "0.5": {name: resnet8,
+    channels: 8}}. In a file, capacities need quotes."""
     features: int | None = Field(default=None, ge=1)
-    """Numbers that the classifier of every network reads: its last features go through a linear projection first (the
-    common representation of Fed-ET and FedProto). Unless given, classifiers stay as their models have them."""
+    """Number of inputs of every network's classifier, after a linear projection of its last features (the common
+    representation of Fed-ET and FedProto). Default: no projection."""
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
@@ -154,7 +153,7 @@ class Mix(Around):
             where = f"networks.{label(capacity)}"
             if first.takes and model.takes and first.takes != model.takes:
                 raise ConfigError(
-                    f"{where}: given {model.name}, a network of {SAMPLES[model.takes]}; allowed: one of "
+                    f"{where}: {model.name} takes {SAMPLES[model.takes]}. Allowed: one of "
                     f"{SAMPLES[first.takes]}, as that of capacity {label(largest)}"
                 )
         return self
@@ -172,7 +171,7 @@ class Mix(Around):
             if own == capacity:
                 return Net(self._model(model))
         given = ", ".join(label(own) for own, _ in self.networks)
-        raise ConfigError(f"model.networks: no network for capacity {label(capacity)}; given: {given}")
+        raise ConfigError(f"model.networks: no network for capacity {label(capacity)}. Allowed: {given}")
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         fitted = [(c, m.fitted(data, offers, f"{where}.networks.{label(c)}")) for c, m in self.networks]
@@ -182,14 +181,14 @@ class Mix(Around):
                 largest, wanted = values[0]
                 if value != wanted:
                     raise ConfigError(
-                        f"{where}.networks.{label(capacity)}.{name}: given {value!r}; allowed: {wanted!r}, as for "
-                        f"capacity {label(largest)}"
+                        f"{where}.networks.{label(capacity)}.{name}: {value!r} is not valid. Allowed: {wanted!r}, as "
+                        f"for capacity {label(largest)}"
                     )
         return self.model_copy(update={"networks": tuple(fitted)})
 
     def prepare(self) -> None:
-        for member in self.members:
-            member.prepare()
+        for capacity, model in self.networks:
+            prepare_at(f"model.networks.{label(capacity)}", model)
 
     @property
     def blank(self) -> Self:
@@ -204,18 +203,17 @@ class Mix(Around):
 
 
 def _read(given: Any) -> tuple[tuple[float, Model], ...]:
-    """Largest capacity first."""
     if not isinstance(given, Mapping) or not given:
         raise ValueError('a mapping of capacities to models, such as {"1": resnet20, "0.5": resnet8}')
     found: dict[float, Model] = {}
     for key, section in given.items():
         capacity = _capacity(key)
         if capacity in found:
-            raise ConfigError(f"networks: given capacity {label(capacity)} twice; allowed: each capacity once")
+            raise ConfigError(f"networks: capacity {label(capacity)} appears twice. Allowed: each capacity once")
         where = f"networks.{label(capacity)}"
         model = found[capacity] = MODELS_KIND.read(section, where)
         if isinstance(model, Mix):
-            raise ConfigError(f"{where}: given mix; allowed: one model for a capacity")
+            raise ConfigError(f"{where}: mix is not valid. Allowed: one model for a capacity")
     return tuple(sorted(found.items(), key=lambda pair: -pair[0]))
 
 
@@ -225,12 +223,12 @@ def _capacity(key: Any) -> float:
     except (TypeError, ValueError):
         capacity = 0.0
     if not 0 < capacity <= 1:
-        raise ConfigError(f"networks: given {shown(key)} as a capacity; allowed: numbers more than 0, at most 1")
+        raise ConfigError(f"networks: {shown(key)} is not a capacity. Allowed: numbers more than 0, at most 1")
     return capacity
 
 
 def _plain(networks: tuple[tuple[float, Model], ...], info: SerializationInfo) -> dict[str, Any]:
-    """The mapping that was given; a capacity as the shortest text that is read as this number."""
+    """Return the mapping, with capacities as the shortest text that reads as the same number."""
     return {repr(capacity).removesuffix(".0"): model.model_dump(mode=info.mode) for capacity, model in networks}
 
 
@@ -240,7 +238,7 @@ Networks = Annotated[
     PlainSerializer(_plain, return_type=dict),
     WithJsonSchema({"type": "object"}),
 ]
-"""Capacity -> model: a mapping in a file."""
+"""Capacity -> model, a mapping in a file."""
 
 
 def _linear(cin: int, cout: int, weight: Dims) -> nn.Linear:

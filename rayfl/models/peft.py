@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rayfl.config import ConfigError
+from rayfl.core.modes import as_new
 from rayfl.core.tensors import Params
 
 BEFORE = "base_model.model."
@@ -32,6 +33,7 @@ def write(folder: Path, params: Params, config: dict[str, Any]) -> None:
     """`params`: by our names; `config`: what `config_of` says."""
     folder.mkdir(parents=True)
     save_file(written(params), folder / WEIGHTS)
+    as_new(folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -63,8 +65,8 @@ def read(folder: str) -> Params:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"model.adapter: given {folder!r}, whose {WEIGHTS} cannot be read ({error}); allowed: a folder that peft, "
-            "or rayfl export, has written"
+            f"model.adapter: {folder!r}, whose {WEIGHTS} cannot be read ({error}) is not valid. Allowed: a folder that "
+            "peft, or rayfl export, has written"
         ) from None
     return {_ours(name.removeprefix(BEFORE)): t.float() for name, t in tensors.items()}
 

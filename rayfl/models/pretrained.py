@@ -56,11 +56,11 @@ class Pretrained(ImageModel, ABC):
     """A final class adds `url` and `names`."""
 
     pretrained: str = ""
-    """What training starts from. Empty: a new network. imagenet: torchvision's IMAGENET1K_V1, which is downloaded into
-    torch's hub folder. Else a file .pth, .pt or .safetensors with such weights, on the machine of the server."""
+    """Initial weights. Default: a new network. imagenet: torchvision's IMAGENET1K_V1, downloaded into torch's hub
+    folder. Otherwise a .pth, .pt or .safetensors file on the machine of the server."""
 
     url: ClassVar[str]
-    """Where torchvision has IMAGENET1K_V1; the name ends with the start of its SHA-256."""
+    """URL of torchvision's IMAGENET1K_V1; its name ends with the start of its SHA-256."""
     names: ClassVar[Mapping[str, str]]
     """`RESNET` or `VIT`."""
     drawn: ClassVar[tuple[str, ...]] = ("head",)
@@ -104,9 +104,9 @@ class Pretrained(ImageModel, ABC):
         if wrong := [name for name in names if given.get(name) != fits.get(name)]:
             first = wrong[0]
             raise ConfigError(
-                f"model.pretrained: given {file}, where {len(wrong)} tensors are not those of {self.name} as it is "
-                f"configured ({first} is {given.get(first, 'missing')} and should be {fits.get(first, 'missing')}); "
-                f"allowed: a file such as {self.url}"
+                f"model.pretrained: {len(wrong)} tensors of {file} do not match {self.name} as it is "
+                f"configured ({first} is {given.get(first, 'missing')} and should be {fits.get(first, 'missing')}). "
+                f"Allowed: a file such as {self.url}"
             )
         return found
 
@@ -120,8 +120,8 @@ class Pretrained(ImageModel, ABC):
             file = Path(self.pretrained).expanduser()
             if not file.is_file():
                 raise ConfigError(
-                    f"model.pretrained: given {self.pretrained!r}; allowed: an existing file with the weights of "
-                    f"{self.name}, such as {self.url}, or imagenet, which downloads that"
+                    f"model.pretrained: {self.pretrained!r} is not valid. Allowed: an existing file with the weights "
+                    f"of {self.name}, such as {self.url}, or imagenet, which downloads that"
                 )
             return file
         file = Path(torch.hub.get_dir(), "checkpoints", self.url.rpartition("/")[2])
@@ -132,8 +132,8 @@ class Pretrained(ImageModel, ABC):
                     torch.hub.download_url_to_file(self.url, str(file), file.stem.rpartition("-")[2])
             except (OSError, RuntimeError) as error:
                 raise ConfigError(
-                    f"model.pretrained: given imagenet, but the weights of {self.name} are not in {file.parent} and "
-                    f"cannot be downloaded ({' '.join(str(error).split())}); allowed: imagenet once that folder holds\n"
+                    f"model.pretrained: the imagenet weights of {self.name} are not in {file.parent} and "
+                    f"cannot be downloaded ({' '.join(str(error).split())}). Allowed: imagenet once that folder holds\n"
                     f"  {self.url}\nor the path of this file"
                 ) from None
         return file
@@ -162,11 +162,9 @@ def _read(file: Path) -> Params:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         [reason, *_] = [*str(error).splitlines(), type(error).__name__]
         raise ConfigError(
-            f"model.pretrained: given {file}, which cannot be read ({reason}); allowed: the state of a network as "
+            f"model.pretrained: {file} cannot be read ({reason}). Allowed: the state of a network as "
             "torch or safetensors saves it; delete the file if it is damaged"
         ) from None
     if not isinstance(state, Mapping) or not all(isinstance(t, torch.Tensor) for t in state.values()):
-        raise ConfigError(
-            f"model.pretrained: given {file}, which holds no named tensors; allowed: the state of a network"
-        )
+        raise ConfigError(f"model.pretrained: {file} has no named tensors. Allowed: the state of a network")
     return dict(state)

@@ -32,12 +32,12 @@ class PostActResNet(ImageModel, ABC):
     channels: int = Field(default=64, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "torch"
-    """How weights start: as torch's layers do; kaiming: normal by the fan-in, of convolutions and linear layers;
-    kaiming_fan_out: normal by the fan-out, of convolutions alone."""
+    """Initial weights. torch: as torch's layers; kaiming: normal by fan-in, for convolutions and linear layers;
+    kaiming_fan_out: normal by fan-out, for convolutions only."""
     exits: tuple[str, ...] = ()
-    """Blocks ("stage2.1") behind which an early exit stands, in the order of the network."""
+    """Blocks ("stage2.1") followed by an early exit, in network order."""
     exit: ExitKind = "scalefl"
-    """What an early exit is: ScaleFL's three convolutions, or DepthFL's gate and separable convolutions."""
+    """Early exits: ScaleFL's three convolutions, or DepthFL's gate and separable convolutions."""
     smallest: ClassVar = {**ImageModel.smallest, "channels": 16}
 
     depth: ClassVar[tuple[int, ...]]
@@ -55,7 +55,7 @@ class PostActResNet(ImageModel, ABC):
         order = [*chain(*block_paths(cls.depth))]
         for path in exits:
             if path not in order:
-                raise ValueError(f"blocks of the network; {path!r} is none; {nearest(path, order)}")
+                raise ValueError(f"blocks of the network; {path!r} is none. {nearest(path, order)}")
         if list(exits) != [path for path in order if path in exits]:
             raise ValueError("every block once, in the order of the network")
         return exits
@@ -135,7 +135,7 @@ class ResNet8(PostActResNet):
     channels: int = Field(default=16, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (1, 1, 1)
 
@@ -147,7 +147,7 @@ class ResNet20(PostActResNet):
     channels: int = Field(default=16, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (3, 3, 3)
 
@@ -159,7 +159,7 @@ class ResNet32(PostActResNet):
     channels: int = Field(default=16, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (5, 5, 5)
 
@@ -171,7 +171,7 @@ class ResNet56(PostActResNet):
     channels: int = Field(default=16, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (9, 9, 9)
 
@@ -183,7 +183,7 @@ class ResNet110(PostActResNet):
     channels: int = Field(default=16, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (18, 18, 18)
 
@@ -193,11 +193,11 @@ class WideResNet101(Pretrained, PostActResNet):
 
     name: Literal["wide_resnet101_2"] = "wide_resnet101_2"
     input: tuple[int, int, int] = (3, 224, 224)
-    """Channels, height and width of one image. Taken from the data set unless given."""
+    """Channels, height and width of one image. Default: taken from the data set."""
     maxpool: bool = True
     """3x3 max pooling of stride 2 after the stem."""
     init: Init = "kaiming_fan_out"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (3, 4, 23, 3)
     stem: ClassVar[tuple[int, int]] = (7, 2)
@@ -212,11 +212,11 @@ class DepthFLResNet18(PostActResNet):
 
     name: Literal["depthfl_resnet18"] = "depthfl_resnet18"
     init: Init = "kaiming_fan_out"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
     exits: tuple[str, ...] = ("stage1.1", "stage2.1", "stage3.1")
-    """Blocks behind which an early exit stands, in the order of the network."""
+    """Blocks followed by an early exit, in network order."""
     exit: ExitKind = "depthfl"
-    """As for resnet18."""
+    """Initialisation, as for resnet18."""
     smallest: ClassVar = {**PostActResNet.smallest, "exits": ("stage1.0", "stage2.0")}
 
     depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
@@ -229,7 +229,7 @@ class ScaleFLResNet110(PostActResNet):
     channels: int = Field(default=16, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     exits: tuple[str, ...] = ("stage2.11", "stage3.1", "stage3.9")
-    """Blocks behind which an early exit stands, in the order of the network."""
+    """Blocks followed by an early exit, in network order."""
     smallest: ClassVar = {**PostActResNet.smallest, "exits": ("stage1.0", "stage2.0")}
 
     depth: ClassVar[tuple[int, ...]] = (18, 18, 18)
@@ -240,8 +240,8 @@ class PreActResNet(ImageModel, ABC):
 
     norm: NormKind = "static_bn"
     scaler_site: ScalerSite = "pre_norm"
-    """Where the Scaler stands: on the input of every norm, as in HeteroFL's code, which leaves the
-    skip alone; or behind every convolution, as its section 3.3 says."""
+    """Place of the Scaler: at the input of every norm, as in HeteroFL's code, which does not scale the skip; or after
+    every convolution, as in its section 3.3."""
     smallest: ClassVar = {**ImageModel.smallest, "channels": 16}
 
     depth: ClassVar[tuple[int, ...]]
@@ -288,5 +288,5 @@ class PreActResNet18HeteroFL(PreActResNet):
 
 
 def _sites(site: ScalerSite, scale: float) -> tuple[float, float]:
-    """What the Scaler divides by before a norm, and behind a convolution."""
+    """Return the divisors of the Scaler before a norm and after a convolution."""
     return (scale, 1.0) if site == "pre_norm" else (1.0, scale)

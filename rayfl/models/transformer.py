@@ -32,19 +32,19 @@ class Transformer(TokenModel, ABC):
     """
 
     layers: int = Field(default=4, ge=1)
-    """Blocks, which start equal."""
+    """Number of blocks, with equal initial weights."""
     heads: int = Field(default=8, ge=1)
     """Attention heads, at every width."""
     head_width: int = Field(default=32, ge=1)
     """Features of a head; the residual stream has as many as all heads."""
     mlp: int = Field(default=512, ge=1)
-    """Features inside a block's perceptron."""
+    """Features inside a block's MLP."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
-    """Of embeddings, and behind attention and both layers of a perceptron."""
+    """Dropout of embeddings, and after attention and both layers of an MLP."""
     positions: int = Field(default=64, ge=1)
-    """Places in a sequence that have an embedding; the data's longest sequence must fit."""
+    """Number of position embeddings, at least the length of the longest sequence."""
     exits: tuple[str, ...] = ()
-    """Blocks ("layers.1") behind which an early exit stands, in the order of the network."""
+    """Blocks ("layers.1") followed by an early exit, in network order."""
     smallest: ClassVar = {"layers": 3, "heads": 2, "head_width": 10, "mlp": 200, "length": 12, "positions": 12}
 
     @model_validator(mode="after")
@@ -52,7 +52,7 @@ class Transformer(TokenModel, ABC):
         [order] = self.blocks
         for path in self.exits:
             if path not in order:
-                raise ValueError(f"exits: blocks of the network; {path!r} is none; {nearest(path, order)}")
+                raise ValueError(f"exits: blocks of the network; {path!r} is none. {nearest(path, order)}")
         if list(self.exits) != [path for path in order if path in self.exits]:
             raise ValueError("exits: every block once, in the order of the network")
         return self
@@ -78,7 +78,7 @@ class Transformer(TokenModel, ABC):
         check_without(net, paths, self.exit_count)
         if self.length > self.positions:
             raise ValueError(
-                f"model {self.name}: given sequences of up to {self.length} tokens; allowed: {self.positions}, its "
+                f"model {self.name}: sequences have up to {self.length} tokens. Allowed: {self.positions}, its "
                 "positions; set model.positions, or shorter sequences in the data section"
             )
         has_head = net.exits in (0, self.exit_count)
@@ -110,7 +110,7 @@ class Transformer(TokenModel, ABC):
         return Block(attention, sequential(**mlp, **self._end(net, down)), stream)
 
     def _end(self, net: Net, layer: nn.Linear) -> dict[str, nn.Module]:
-        """Of a residual branch, whose last layer this is."""
+        """Return the layers at the end of a residual branch."""
         step = Step() if net.steps else nn.Identity()
         return dict(linear=layer, scaler=scaler(net.scale), dropout=nn.Dropout(self.dropout), step=step)
 
@@ -124,11 +124,11 @@ class HeteroFLTransformer(Transformer):
 
     name: Literal["heterofl_transformer"] = "heterofl_transformer"
     task: Literal["classes", "next_token", "masked_lm"] = "masked_lm"
-    """What it answers. Taken from the data set unless given."""
+    """Prediction task. Default: taken from the data set."""
     ids: int = 33_280
-    """Tokens that it may be given, a mask's included. Taken from the data set unless given."""
+    """Number of input tokens, including a mask token. Default: taken from the data set."""
     classes: int = 33_279
-    """Classes, or tokens that it may answer. Taken from the data set unless given."""
+    """Number of classes, or of output tokens. Default: taken from the data set."""
     smallest: ClassVar = {
         **Transformer.smallest,
         "task": "masked_lm",
@@ -141,22 +141,22 @@ class FedRolexTransformer(Transformer):
 
     name: Literal["fedrolex_transformer"] = "fedrolex_transformer"
     task: Literal["classes", "next_token", "masked_lm"] = "next_token"
-    """What it answers. Taken from the data set unless given."""
+    """Prediction task. Default: taken from the data set."""
     ids: int = 10_000
-    """Tokens that it may be given. Taken from the data set unless given."""
+    """Number of input tokens. Default: taken from the data set."""
     classes: int = 10_000
-    """Classes, or tokens that it may answer. Taken from the data set unless given."""
+    """Number of classes, or of output tokens. Default: taken from the data set."""
     length: int = 20
-    """Tokens of the longest sequence. Taken from the data set unless given."""
+    """Tokens in the longest sequence. Default: taken from the data set."""
     smallest: ClassVar = {**Transformer.smallest, "task": "next_token"}
     layers: int = Field(default=3, ge=1)
-    """Blocks, which start equal."""
+    """Number of blocks, with equal initial weights."""
     head_width: int = Field(default=16, ge=1)
     """Features of a head; the residual stream has as many as all heads."""
     mlp: int = Field(default=2048, ge=1)
-    """Features inside a block's perceptron."""
+    """Features inside a block's MLP."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Of embeddings, and behind attention and both layers of a perceptron."""
+    """Dropout of embeddings, and after attention and both layers of an MLP."""
 
 
 class Tokens(nn.Module):

@@ -58,7 +58,7 @@ class ViTB16(Pretrained):
         _, height, width = self.input
         if height % self.patch or width % self.patch:
             raise ValueError(
-                f"model {self.name}: given images of {height}x{width} pixels; allowed: multiples of {self.patch}, its "
+                f"model {self.name}: images have {height}x{width} pixels. Allowed: multiples of {self.patch}, its "
                 "patches; set data.size (224 as published)"
             )
         stream = net.axis("hidden", self.head_width).repeat(self.heads)

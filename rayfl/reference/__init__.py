@@ -1,1 +1,1 @@
-"""The reference of an experiment file: settings and choices, as the classes that check a file define them."""
+"""Reference of the configuration files, generated from the classes that validate them."""

@@ -1,4 +1,4 @@
-"""What there is to choose from: classes by name, ours and those of a user's packages, with their options."""
+"""Classes that a file can name, from rayfl and from installed packages, with their options."""
 
 import pkgutil
 import re
@@ -17,17 +17,17 @@ KINDS: Mapping[str, Kind] = {
     "updates.transforms": TRANSFORMS_KIND,
     "listeners": LISTENERS_KIND,
 }
-"""Place in a file -> what may be named there."""
+"""Place in a file -> kind of class named there."""
 
 FILLED = {"model": ("input", "classes")}
-"""Place -> options that nobody has to give."""
+"""Place -> options that rayfl fills in from other sections."""
 
 Entry = tuple[str, str, str]
-"""Name, first sentence of its documentation, options with their defaults; those without one have to be given."""
+"""Name, first sentence of its documentation, options with their defaults (required ones without)."""
 
 
 def catalogue(names: Sequence[str] = ()) -> dict[str, list[Entry]]:
-    """Place -> entries, those of installed packages included; `names`: more, as "package.module:Class"."""
+    """Return place -> entries, installed packages included. `names`: further classes, "package.module:Class"."""
     found = {place: dict(kind.known()) for place, kind in KINDS.items()}
     for name in names:
         place, cls = _found(name)
@@ -36,17 +36,17 @@ def catalogue(names: Sequence[str] = ()) -> dict[str, list[Entry]]:
 
 
 def _found(name: str) -> tuple[str, type[Named]]:
-    """The place where a class may be named. A ConfigError if it cannot be imported, or is of no kind."""
+    """Return the place where a class can be named, and the class. Raise ConfigError if there is none."""
     try:
         cls = pkgutil.resolve_name(name)
     except Exception:
         cls = None
     for place, kind in KINDS.items():
-        # who looks for what cannot be imported says why
+        # for a class that cannot be imported, `find` raises the reason
         if cls is None or isinstance(cls, type) and issubclass(cls, kind.base):
             return place, kind.find(name, name)
     bases = ", ".join(f"rayfl.{kind.base.__name__}" for kind in KINDS.values())
-    raise ConfigError(f"{name}: given what cannot be chosen anywhere; allowed: a subclass of {bases}")
+    raise ConfigError(f"{name}: the class is of no kind that a file can name. Allowed: a subclass of {bases}")
 
 
 def _entry(place: str, name: str, cls: type[Named]) -> Entry:
@@ -57,6 +57,6 @@ def _entry(place: str, name: str, cls: type[Named]) -> Entry:
 
 
 def first_sentence(cls: type) -> str:
-    """Of its docstring, or of the file that it stands for."""
+    """Return the first sentence of the docstring of a class, or of its module."""
     text = cls.__doc__ or sys.modules[cls.__module__].__doc__ or ""
     return re.split(r"\. (?=[A-Z`])", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".")

@@ -1,54 +1,59 @@
-"""What the networks of an experiment are and cost, before anything is trained."""
+"""Networks of an experiment and their costs, without training it.
 
+Bytes are counted by the engine itself: `traffic` runs two rounds with almost no training.
+"""
+
+import tempfile
+from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from rayfl import costs
-from rayfl.config import ConfigError, set_path
-from rayfl.core.fold import ClientState, State, Update
+from rayfl.config import Config, ConfigError, set_path
+from rayfl.core.fold import ClientState, State
 from rayfl.core.net import Net
 from rayfl.core.operations import Convention
-from rayfl.core.submodel import Coverage, Selection
-from rayfl.core.tensors import nbytes
-from rayfl.data.arrays import Column
+from rayfl.core.submodel import Coverage
+from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
-from rayfl.data.samples import ClientData
+from rayfl.data.files import offline
+from rayfl.data.partition.iid import IID
+from rayfl.engine.jobs import Broadcast, Train
+from rayfl.engine.simulation import Simulation
+from rayfl.engine.worker import Worker
 from rayfl.experiment import Experiment
-from rayfl.methods.base import Client, Method, Payload, Visit
+from rayfl.methods.base import Client, Method
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import ImageModel
 
-PUBLIC = 1000
-"""Public samples where nothing says how many there are."""
+SAMPLES = 10_000
+"""Made-up samples if the data set is not available; more if there are more clients."""
 
 
-def describe(experiment: Experiment, convention: Convention = "macs", coverage: int = 0) -> list[dict[str, Any]]:
-    """One record a capacity: the width of its network and, where the model has any, the residual blocks and the early
-    exits that it keeps; parameters, operations of one sample by a convention, and MB of 2^20 bytes. Of adapters the
-    rank too, and the frozen parameters, which a device stores and nobody trains or sends.
+def describe(
+    experiment: Experiment,
+    convention: Convention = "macs",
+    coverage: int = 0,
+    notify: Callable[[str], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Return one record per capacity: width, and blocks, exits and rank if the model has them; parameters, operations
+    of one sample by a convention, and MB of 2^20 bytes; with adapters also `frozen` parameters, which are never sent.
 
-    The bytes are those that the method really sends, of one client's last round on two made-up samples, and as many
-    public ones as `data.public` says, or `PUBLIC` where it says a share. Of a masked
-    network only elements that are not 0 count. With `coverage`: the share of the server's parameters that a client of
-    the capacity ever holds in that many rounds.
+    Bytes are those of `traffic`; `notify` gets a note about their estimation. Of masked networks only nonzero elements
+    count. With `coverage`: the share of the server's parameters that a client of the capacity holds at least once in
+    that many rounds.
     """
-    one_step = experiment.training.model_copy(update={"steps": 1})
-    experiment = experiment.model_copy(update={"model": experiment.model.blank, "training": one_step})
+    experiment = experiment.model_copy(update={"model": experiment.model.blank})
     method = experiment.bound()
-    state = method.init()
-    return [_record(experiment, method, state, capacity, convention, coverage) for capacity in method.task.nets]
+    state, sent = method.init(), traffic(experiment, notify)
+    return [_record(method, state, capacity, convention, coverage) | sent[capacity] for capacity in method.task.nets]
 
 
-def _record(
-    experiment: Experiment, method: Method, state: State, capacity: float, convention: Convention, coverage: int
-) -> dict[str, Any]:
+def _record(method: Method, state: State, capacity: float, convention: Convention, coverage: int) -> dict[str, Any]:
     net = method.task.nets[capacity]
-    selection, payload, update = _worked(experiment, method, state, capacity, None)
-    if client_state := update.client_states.get(0):
-        # not the client's first round: it has what it keeps
-        selection, payload, update = _worked(experiment, method, state, capacity, client_state)
     deployed = method.deploy(state, 0, capacity)
     parameters, share = net.parameters, 1.0
     if deployed.masked:
@@ -58,77 +63,135 @@ def _record(
     record |= {
         "parameters": parameters,
         "flops": round(share * net.operations(convention)),
-        "bytes_down": update.metrics.get("bytes_down", nbytes(payload) + selection.nbytes),
-        "bytes_up": update.metrics.get("bytes_up", nbytes(update.sums) + nbytes(update.whole)),
+        "bytes_down": 0,
+        "bytes_up": 0,
         "space_mb": costs.space_mb(parameters + record.get("frozen", 0)),
     }
     if coverage:
-        held = Coverage(method.task.server.layout.shapes)
+        covered = Coverage(method.task.server.layout.shapes)
         for t in range(coverage):
-            held.add(method.select(state, Client(0, capacity, t)))
-        record["coverage"] = held.share()
+            covered.add(method.select(state, Client(0, capacity, t)))
+        record["coverage"] = covered.share()
     return record
 
 
+def traffic(experiment: Experiment, notify: Callable[[str], None]) -> dict[float, dict[str, int]]:
+    """Return `bytes_down` and `bytes_up` of each capacity: the mean per client of round 2's cohort, as a run counts it.
+
+    Both rounds have the run's data and cohorts, but clients take one step and server tasks almost none. Capacities
+    without a client in that cohort get the numbers of its first client, on a second visit.
+    """
+    experiment, arrays, about = _with_data(experiment)
+    evaluation = experiment.evaluation.model_copy(update={"every": 10**9})
+    training = experiment.training.model_copy(update={"steps": 1})
+    short = {"rounds": 3, "evaluation": evaluation, "training": training, "method": _short(experiment.method)}
+    visits: dict[float, list[dict[str, float]]] = {capacity: [] for capacity in experiment.clients.all_capacities}
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = Simulation(experiment.model_copy(update=short), arrays, Path(folder))
+        simulation.run_round()
+        verbs, worker = simulation.verbs, Worker(simulation.recipe, arrays)
+
+        def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
+            selection = verbs.select(simulation.state, client)
+            broadcast = Broadcast(verbs.extract(simulation.state, selection), selection)
+            answer = worker.train(broadcast, Train([client], {client.id: client_state} if client_state else {}))
+            visits[client.capacity].append(answer.metrics)
+            return answer.client_states.get(client.id)
+
+        clients = [client for _, some in simulation.cohort().values() for client in some]
+        for client in clients:
+            visit(client, simulation.client_states.get(client.id))
+        for capacity in [capacity for capacity, found in visits.items() if not found]:
+            absent = Client(clients[0].id, capacity, 1, clients[0].label_set)
+            client_state = visit(absent, None)
+            if client_state:
+                visits[capacity].clear()
+                visit(absent, client_state)
+    population = experiment.clients
+    notify(
+        f"Bytes: mean per client of round 2, {population.cohort} of {population.count} clients, estimated with one "
+        f"training step per client{about}"
+    )
+    names = ("bytes_down", "bytes_up")
+    return {c: {name: round(sum(v[name] for v in some) / len(some)) for name in names} for c, some in visits.items()}
+
+
+def _short(config: Any) -> Any:
+    """Return a section with its numbers of steps, at any depth, reduced to 1, and of epochs to 0."""
+    found = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if type(value) is int and name.endswith(("steps", "epochs")):
+            found[name] = int(name.endswith("steps"))
+        elif isinstance(value, Config):
+            found[name] = _short(value)
+    return config.model_copy(update=found)
+
+
+def _with_data(experiment: Experiment) -> tuple[Experiment, Arrays, str]:
+    """Return the run's data or, if they are not available without a download, made-up ones, partitioned at random."""
+    data = experiment.data
+    try:
+        with offline():
+            return experiment, data.arrays(), ""
+    except ConfigError:
+        count = max(SAMPLES, experiment.clients.count)
+        public = None if data.public is None or data.public.share else _made_up(data, data.public.noise or count)
+        arrays = Arrays(_made_up(data, count), _made_up(data, count), public=public)
+        note = f", on {count:,} made-up samples, because the data set is not available"
+        return experiment.model_copy(update={"partition": IID()}), arrays, note
+
+
+def _made_up(data: DataSet, count: int) -> Split:
+    return {name: _column(column, count) for name, column in data.columns.items()}
+
+
+def _column(column: Column, count: int) -> np.ndarray:
+    """Return zeros, or for labels all values in turn: [count, ...]."""
+    if column.below is None or column.shape:
+        stored = "uint8" if column.below is None else column.stored
+        return np.zeros((count, *column.shape), stored)
+    return (column.least + np.arange(count) % (column.below - column.least)).astype(column.stored)
+
+
 def anatomy(net: Net) -> dict[str, Any]:
-    """What a network keeps of its model. Blocks are "8/8", or a bit each and a group a stage: "11 00 11 10"."""
+    """Return what a network keeps of its model. Blocks are "8/8", or one bit each in groups by stage: "11 00 11 10"."""
     model = net.model
     found: dict[str, Any] = {"width": net.width}
     if model.blocks:
         names = net.layout.dims
-        held = {
+        kept = {
             b: b not in net.without and any(name.startswith(f"{b}.") for name in names) for b in chain(*model.blocks)
         }
-        bits = " ".join("".join("01"[held[block]] for block in stage) for stage in model.blocks)
-        found["blocks"] = f"{len(held)}/{len(held)}" if all(held.values()) else bits
+        bits = " ".join("".join("01"[kept[block]] for block in stage) for stage in model.blocks)
+        found["blocks"] = f"{len(kept)}/{len(kept)}" if all(kept.values()) else bits
     if model.exit_count > 1:
         found["exits"] = net.exits
     return {**found, **model.parts(net)}
 
 
-def _worked(
-    experiment: Experiment, method: Method, state: State, capacity: float, client_state: ClientState | None
-) -> tuple[Selection, Payload, Update]:
-    """What a client is sent in the last round, and answers."""
-    client = Client(0, capacity, experiment.rounds - 1)
-    selection = method.select(state, client)
-    payload = method.extract(state, selection)
-    public = experiment.data.public
-    theirs = None if public is None else _made_up(experiment.data, public.count or public.noise or PUBLIC)
-    work = Visit(client, selection, _made_up(experiment.data, 2), client_state, experiment.seed, theirs)
-    return selection, payload, method.local_update(payload, work)
-
-
-def _made_up(data: DataSet, samples: int) -> ClientData:
-    """So many samples of zeros."""
-    found = {name: torch.zeros(samples, *column.shape, dtype=_stored(column)) for name, column in data.columns.items()}
-    return ClientData(found, data.prepare, data.goal)
-
-
-def _stored(column: Column) -> torch.dtype:
-    return torch.uint8 if column.below is None else getattr(torch, column.stored)
-
-
 def native(name: str, classes: int | None = None) -> dict[str, Any]:
-    """A model of images as it was published, at HeteroFL's five capacities, as a file would hold it: its data are made
-    up."""
+    """Return the sections of an experiment with an image model as published, HeteroFL's five capacities and synthetic
+    data."""
     model = MODELS_KIND.find(name, "--model")
     if not issubclass(model, ImageModel):
-        raise ConfigError(f"--model: given {name!r}; allowed: a model of images; describe a CONFIG with it instead")
+        raise ConfigError(
+            f"--model: {name!r} is not valid. Allowed: a model of images; describe a CONFIG with it instead"
+        )
     fields = model.model_fields
     data = {"name": "synthetic", "shape": fields["input"].default, "classes": classes or fields["classes"].default}
-    clients = {"count": 1000, "capacities": [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]}
-    return {"model": {"name": name}, "data": data, "clients": clients}
+    clients = {"count": 1000, "cohort": 1, "capacities": [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]}
+    return {"model": {"name": name}, "data": data, "clients": clients, "method": "heterofl"}
 
 
 def changed(given: dict[str, Any], capacities: str | None, metric: str | None, method: str | None) -> dict[str, Any]:
-    """What a file held, with what the command line says; unless one of them names a method it is HeteroFL."""
+    """Return a file's sections with the changes of the command line."""
     if capacities:
         shares = capacities if capacities[:1].isalpha() else _shares(capacities)
         given = set_path(set_path(given, "clients.capacities", shares), "clients.weights", [])
     if metric:
         given = set_path(given, "clients.metric", metric)
-    return given | {"method": method or given.get("method", "heterofl")}
+    return given | ({"method": method} if method else {})
 
 
 def _shares(text: str) -> list[float]:
@@ -136,5 +199,5 @@ def _shares(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(
-            f"--capacities: given {text!r}; allowed: shares such as 1,0.5 or letters such as a1-e1"
+            f"--capacities: {text!r} is not valid. Allowed: shares such as 1,0.5 or letters such as a1-e1"
         ) from None

@@ -1,5 +1,5 @@
-"""JSON schemas of a run's file and of a sweep's, for editors: they complete names, and mark what `rayfl check` would
-refuse by its type, its range or its name."""
+"""JSON schemas of a run's and a sweep's file. Editors use them to complete names and to mark invalid names, types and
+ranges."""
 
 from collections.abc import Iterable, Mapping
 from types import NoneType
@@ -13,16 +13,16 @@ from rayfl.reference.catalogue import KINDS, first_sentence
 from rayfl.reference.settings import SECTIONS, SWEEP, kinds_below, settings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$", "description": "A class of your own, package.module:Class."}
+OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$", "description": "Your own class, package.module:Class."}
 
 
 class _Quiet(GenerateJsonSchema):
-    # what a default cannot say in JSON, its words say
+    # defaults that JSON cannot express are in the descriptions
     ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}
 
 
 def schema(kind: Literal["run", "sweep"]) -> dict[str, Any]:
-    """Of all that stands in a file, classes of installed packages included."""
+    """Return the schema of a file, classes of installed packages included."""
     whole = {"$schema": DIALECT, "title": f"rayfl: a {kind}", "$defs": _definitions()}
     if kind == "run":
         return whole | _of(Experiment, _sections(), ["model"])
@@ -48,7 +48,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections() -> dict[str, Any]:
-    """Of an experiment."""
+    """Return the schema of each section of an experiment."""
     generated = _generated(Experiment)["properties"]
     found = {}
     for name, setting in settings(Experiment).items():
@@ -68,7 +68,7 @@ def _sections() -> dict[str, Any]:
 
 
 def _choice(place: str) -> dict[str, Any]:
-    """What a name chooses: by its name alone, or a section with it."""
+    """Return the schema of a choice by name: the name alone, or a section with `name` and options."""
     known = KINDS[place].known()
     own = {"type": "object", "properties": {"name": OWN}, "required": ["name"]}
     options = [{"$ref": f"#/$defs/{_id(place, name)}"} for name in known]
@@ -76,7 +76,7 @@ def _choice(place: str) -> dict[str, Any]:
 
 
 def _partial(name: str, part: dict[str, Any]) -> dict[str, Any]:
-    """A section of a sweep's experiment or of a row, which may change options of a class that is named elsewhere."""
+    """Return the schema of a section in a sweep or row, which can set options of a class named elsewhere."""
     if name not in NAMED:
         return part
     options = {option for cls in NAMED[name].known().values() for option in settings(cls)}
@@ -85,7 +85,7 @@ def _partial(name: str, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _definitions() -> dict[str, Any]:
-    """Id -> the schema of a section, or of what a name chooses."""
+    """Return id -> schema of every section and every class that can be named."""
     found: dict[str, Any] = {}
     for section, setting in settings(Experiment).items():
         for cls in kinds_below("", setting.field).values():
@@ -104,8 +104,7 @@ def _definitions() -> dict[str, Any]:
 
 
 def _with_parts(cls: type[Config], at: str = "") -> dict[str, Any]:
-    """The schema of a section, which stands `at` a place, and those of the sections in it, by the names of their
-    classes."""
+    """Return class name -> schema of a section and the sections inside it. `at`: the place of the section."""
     found = {cls.__name__: _section(cls, at)}
     for setting in settings(cls).values():
         for below in kinds_below("", setting.field).values():
@@ -115,7 +114,7 @@ def _with_parts(cls: type[Config], at: str = "") -> dict[str, Any]:
 
 
 def _chosen(kind: Any) -> str:
-    """The section whose classes have this base, as the network that adapters stand on; "": none."""
+    """Return the section whose classes have this base, such as the model under adapters; "" if none."""
     return next((section for section, known in NAMED.items() if known.base is kind), "")
 
 
@@ -139,7 +138,7 @@ def _section(cls: type[Config], at: str) -> dict[str, Any]:
 
 
 def _generated(cls: type[Config]) -> dict[str, Any]:
-    """pydantic's own."""
+    """Return pydantic's schema of a class."""
     references, given = models_json_schema(
         [(cls, "validation")], ref_template="#/$defs/{model}", schema_generator=_Quiet
     )

@@ -1,8 +1,6 @@
-"""What every setting of a file is: its sentence, what it may be, its default. All of it is read from the classes that
-check a file, so that it cannot go stale.
+"""Meaning, allowed values and default of every setting, read from the classes that validate a file.
 
-The text below a field is read from the source when somebody asks: pydantic would read that of all classes at every
-start.
+Field docstrings are read from the source on demand: pydantic would read those of all classes at every start.
 """
 
 import ast
@@ -25,16 +23,16 @@ from rayfl.results.published import Published
 from rayfl.tuning.space import Search
 
 SWEEP: Mapping[str, str] = {
-    "question": "What the sweep is to answer, in plain words.",
-    "experiment": "What all rows have in common: the sections of a run's file, without `seed`.",
-    "rows": "Label -> the sections of the experiment that this row changes; every row is tuned with the same budget. "
-    "`title:` is its readable name.",
-    "search": "What is tuned, and how.",
-    "published": "A paper's numbers, which tables then have beside ours.",
+    "question": "Question that the sweep answers, in plain words.",
+    "experiment": "Settings shared by all rows: the sections of a run's file, without `seed`.",
+    "rows": "Label -> settings that this row changes. Every row is tuned with the same budget. `title:` is its "
+    "readable name.",
+    "search": "Search space, algorithm and budget.",
+    "published": "Published numbers, shown in tables beside the measured ones.",
 }
-"""Section of a sweep's file -> what it is."""
+"""Section of a sweep's file -> its meaning."""
 SECTIONS: Mapping[str, type[Config]] = {"search": Search, "published": Published}
-"""Those of a sweep's file that are sections of a class."""
+"""Sections of a sweep's file that are defined by a class."""
 
 BOUNDS = {
     "ge": PLAIN_WORDS["greater_than_equal"],
@@ -60,41 +58,41 @@ class Setting:
 
     name: str
     text: str
-    """What it is."""
+    """Its docstring."""
     allowed: str
-    """What it may be, in words."""
+    """Allowed values, in words."""
     default: str
-    """As YAML; "" where it has to be given."""
+    """As YAML; "" if the setting is required."""
     field: FieldInfo
 
     @property
     def line(self) -> str:
-        """ "a number, more than 0; 0.05 unless given"."""
-        return f"{self.allowed}; {f'{self.default} unless given' if self.default else 'has to be given'}"
+        """Allowed values and default: "a number, more than 0. Default: 0.05"."""
+        return f"{self.allowed}. {f'Default: {self.default}' if self.default else 'Required'}"
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a dotted path leads to: a field of one class, or of those that a name chooses among."""
+    """Target of a dotted path: a field of one class, or of all classes that can be named there."""
 
     path: str
     owners: Mapping[str, type[Config]]
-    """What chooses the class ("" where there is one) -> the class."""
+    """Name that selects the class ("" if there is only one) -> class."""
     name: str
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Of every owner."""
+        """The setting of every owner."""
         return {chosen: settings(cls)[self.name] for chosen, cls in self.owners.items()}
 
     @property
     def below(self) -> dict[str, type[Config]]:
-        """The classes of what stands at the path: by the names that choose one, or one without a name."""
+        """Classes of the sections at the path, by the name that selects one ("" if there is only one)."""
         return kinds_below(self.path, *(setting.field for setting in self.settings.values()))
 
     def used_by(self, owners: Sequence[str]) -> str:
-        """Who of its owners has the setting: "method fedprox, scaffold", "section training: How a client trains"; ""
-        where it stands in a file itself."""
+        """Return the owners in words: "method fedprox, scaffold", "section training: Local training"; "" at the top
+        level of a file."""
         section = self.path.rpartition(".")[0]
         names = ", ".join(filter(None, owners))
         if names or not section:
@@ -103,8 +101,8 @@ class Place:
 
 
 def find(path: str) -> Place:
-    """What a dotted path leads to, in a run's file or in a sweep's. Places in lists may be left out. A ConfigError says
-    what is known where it ends."""
+    """Return the target of a dotted path in a run's or a sweep's file. List indices are optional. Raise ConfigError,
+    with the known settings, for an unknown path."""
     parts = [part for part in path.split(".") if not part.isdecimal()] or [path]
     if parts[0] == "experiment" and len(parts) > 1:
         parts = parts[1:]
@@ -120,7 +118,7 @@ def find(path: str) -> Place:
         having = {name: cls for name, cls in owners.items() if part in settings(cls)}
         if not having:
             known = sorted({name for cls in owners.values() for name in settings(cls)} | (set() if at else {*SWEEP}))
-            raise ConfigError(f"{path}: {at.rstrip('.') or 'a file'} has no setting {part!r}; {nearest(part, known)}")
+            raise ConfigError(f"{path}: {at.rstrip('.') or 'a file'} has no setting {part!r}. {nearest(part, known)}")
         place, at = Place(f"{at}{part}", having, part), f"{at}{part}."
         owners = place.below
         is_open = any(get_origin(s.field.annotation) is dict for s in place.settings.values())
@@ -130,14 +128,14 @@ def find(path: str) -> Place:
 
 
 def sentence_of(cls: type[Config]) -> str:
-    """What a section is: the first sentence of its class."""
+    """Return the first sentence of a section's class."""
     text = first_sentence(cls).rpartition("` section: ")[2]
     return text[:1].upper() + text[1:]
 
 
 def kinds_below(path: str, *fields: FieldInfo) -> dict[str, type[Config]]:
-    """The classes of the sections at a path, as one or more fields have it: by the names that choose one, or one
-    without a name."""
+    """Return the classes of the sections that `fields` define at a path, by the name that selects one ("" if there is
+    only one)."""
     if path in KINDS:
         return dict(KINDS[path].known())
     found = [kind for field in fields for kind in kinds_of(field.annotation)]
@@ -146,7 +144,7 @@ def kinds_below(path: str, *fields: FieldInfo) -> dict[str, type[Config]]:
 
 
 def settings(cls: type[Config]) -> dict[str, Setting]:
-    """Field -> what it is, of what a person may give in a section."""
+    """Return the settings of a section that a user can write, by name."""
     filled = {name for place, names in FILLED.items() if issubclass(cls, KINDS[place].base) for name in names}
     texts = documented(cls)
     return {
@@ -158,7 +156,7 @@ def settings(cls: type[Config]) -> dict[str, Setting]:
 
 @cache
 def documented(cls: type) -> dict[str, str]:
-    """Field -> the text below it in the source, of a class and what it extends."""
+    """Return the docstring of each field of a class and its bases, read from the source."""
     found: dict[str, str] = {}
     for part in reversed(cls.__mro__):
         if not issubclass(part, Config) or part is Config:
@@ -181,7 +179,7 @@ def _texts(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def as_yaml(value: Any) -> str:
-    """A value on one line, as a file would say it."""
+    """Return a value as one line of YAML."""
     if isinstance(value, Config):
         value = value.model_dump(mode="json")
     text = yaml.safe_dump(_plain(value), default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True)
@@ -199,12 +197,11 @@ def _default(field: FieldInfo) -> str:
 
 
 def _allowed(name: str, field: FieldInfo) -> str:
-    """In words, what a field may be."""
     return worded(field.annotation, field.metadata)
 
 
 def worded(annotation: Any, metadata: Any = ()) -> str:
-    """A type in words: "a whole number, at least 1", "one of fixed, dynamic", "a list of numbers"."""
+    """Return a type in words: "a whole number, at least 1", "one of fixed, dynamic", "a list of numbers"."""
     origin = get_origin(annotation)
     parts: tuple[Any, ...] = get_args(annotation)
     if origin is Annotated:

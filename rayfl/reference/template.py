@@ -1,6 +1,6 @@
-"""A file to begin with: what a person has chosen, and every other setting as a comment with its default.
+"""Template of a configuration file: chosen settings, and every other setting as a comment with its default.
 
-`## ` begins a line of words, `# ` a setting that has its default: without the two characters it is one that is given.
+`## ` starts a line of text, `# ` a setting with its default; without these two characters it is set.
 """
 
 import textwrap
@@ -15,19 +15,19 @@ WIDTH = 100
 STEP = "  "
 
 ABOUT = (
-    "`rayfl check` says whether this file is right, `rayfl explain training.lr` what a setting is, `rayfl list "
-    "methods` what there is to choose from. Behind `#` stand the settings that nobody has to give, with their defaults."
+    "`rayfl check` validates this file, `rayfl explain training.lr` explains a setting, `rayfl list methods` lists the "
+    "methods. Settings after `#` are optional and shown with their defaults."
 )
 
 
 def of_run(given: Mapping[str, Any]) -> str:
-    """A run's file that says what `given` holds, which is right as a run's file."""
-    return _text([*_words(f"A federated run: `rayfl run` and this file. {ABOUT}", ""), *_experiment(given, "")])
+    """Return a run's file with the settings `given`, a valid run."""
+    return _text([*_words(f"One run, for `rayfl run`. {ABOUT}", ""), *_experiment(given, "")])
 
 
 def of_sweep(given: Mapping[str, Any]) -> str:
-    """A sweep's file that says what `given` holds, which is right as a sweep's file."""
-    lines = [*_words(f"A comparison: `rayfl sweep` and this file. {ABOUT}", "")]
+    """Return a sweep's file with the settings `given`, a valid sweep."""
+    lines = [*_words(f"A comparison, for `rayfl sweep`. {ABOUT}", "")]
     for name, text in SWEEP.items():
         lines += ["", *_words(text, "")]
         if name == "experiment":
@@ -44,7 +44,7 @@ def of_sweep(given: Mapping[str, Any]) -> str:
 
 
 def _experiment(given: Mapping[str, Any], indent: str, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """The sections of an experiment."""
+    """Yield the sections of an experiment."""
     for name, setting in settings(Experiment).items():
         if name in without:
             continue
@@ -58,7 +58,7 @@ def _experiment(given: Mapping[str, Any], indent: str, without: tuple[str, ...] 
         if name in NAMED:
             value = {"name": value} if isinstance(value, str) else value
             cls = NAMED[name].find(value["name"], name)
-            yield from _words(f"One of {', '.join(sorted(NAMED[name].known()))}, or a class of your own.", indent)
+            yield from _words(f"One of {', '.join(sorted(NAMED[name].known()))}, or your own class.", indent)
         else:
             [cls] = section.values()
             yield from _words(f"{sentence_of(cls)}.", indent)
@@ -69,7 +69,7 @@ def _experiment(given: Mapping[str, Any], indent: str, without: tuple[str, ...] 
 
 
 def _fields(cls: type[Config], given: Mapping[str, Any], indent: str, is_off: bool = False) -> Iterator[str]:
-    """The settings of a section. `is_off`: they are behind `#` already, as their section is."""
+    """Yield the settings of a section. `is_off`: the section is commented out."""
     for name, setting in settings(cls).items():
         yield from _field(name, setting, given, indent, is_off)
 

@@ -1,1 +1,1 @@
-"""What runs leave behind: folders, tables, plots, published numbers beside ours, and their copy in MLflow."""
+"""Output of runs: folders, tables, plots, comparison with published numbers, and the copy in MLflow."""

@@ -1,8 +1,7 @@
-"""What rows reach for the same cost: the same traffic, or the same work of the clients.
+"""Comparison of rows at equal cost: equal traffic, or equal work of the clients.
 
-Methods spend differently in a round: one sends networks, another logits; one trains on its own data alone, another on
-public data too. So beside the table of equal rounds stands one of equal cost. A budget is what some row spends in all;
-what a row reaches for it is what its last evaluation found by then.
+The cost of a round differs between methods, e.g. networks or logits are sent. Each budget is the total cost of a row.
+A row's result at a budget is its last evaluation within it.
 """
 
 import math
@@ -20,18 +19,17 @@ from rayfl.results.tables import Table
 
 @dataclass(frozen=True)
 class Cost:
-    """Something that rounds spend."""
+    """A cost of rounds."""
 
     title: str
     names: tuple[str, ...]
-    """The metrics of a round whose sum it is."""
+    """Metrics of a round that add up to the cost."""
     per: float
-    """Of these are one `unit`."""
+    """Amount in the metrics' unit per `unit`."""
     unit: str
     axis: str
-    """What an axis of it is called."""
     none: str
-    """What is said of a row that spends nothing."""
+    """Text for a row without this cost."""
     human: Callable[[float], str]
 
 
@@ -56,7 +54,7 @@ CLIENT_FLOPS = Cost(
 
 
 def with_spent(lines: Iterable[Line], cost: Cost) -> list[Line]:
-    """Lines with what all rounds up to theirs spent, by the name of the cost's unit."""
+    """Return lines with the accumulated cost under the name of its unit."""
     total, found = 0.0, []
     for line in lines:
         total += sum(line.get(name, 0) for name in cost.names) / cost.per
@@ -66,16 +64,16 @@ def with_spent(lines: Iterable[Line], cost: Cost) -> list[Line]:
 
 @dataclass(frozen=True)
 class Reached:
-    """What the runs of a row reached within a budget."""
+    """Results of a row's runs within a budget."""
 
     rounds: list[int]
-    """Of each run that was evaluated by then."""
+    """Last evaluated round within the budget, of each run that has one."""
     values: Mapping[str, list[float]]
-    """Metric -> the runs' values."""
+    """Metric -> values of the runs."""
 
 
 def reached(runs: Iterable[Sequence[Line]], cost: Cost, budget: float, metrics: Iterable[str]) -> Reached:
-    """At each run's last evaluation within the budget."""
+    """Return the results of each run's last evaluation within the budget."""
     last = []
     for lines in runs:
         within = [
@@ -88,8 +86,7 @@ def reached(runs: Iterable[Sequence[Line]], cost: Cost, budget: float, metrics: 
 
 
 def budgets(curves: Iterable[Sequence[Sequence[Line]]], cost: Cost) -> list[float]:
-    """The least that a row spends in all, the middle one, and the most; means over a row's runs, of rows that spend
-    anything. None where all spend as much."""
+    """Return smallest, median and largest total cost of rows with a cost (means over runs); [] if within 1 %."""
     totals = sorted(
         statistics.fmean(with_spent(lines, cost)[-1][cost.unit] for lines in runs) for runs in curves if runs
     )
@@ -100,8 +97,7 @@ def budgets(curves: Iterable[Sequence[Sequence[Line]]], cost: Cost) -> list[floa
 
 
 def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
-    """A line a row: what it reached within each budget, by what judges the rows and by the server's network; and in
-    which round. None where all rows spend as much."""
+    """Return a table of each row's scores and round within each budget; None if all rows have equal cost."""
     judge, facts = judge_of(records), facts_of(records[0])
     groups, titles = by_label(records, judge), titles_of(records)
     lines = {name: [RunFolder.open(row["path"]).rounds() for row in rows] for name, rows in groups.items()}
@@ -117,18 +113,18 @@ def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
     cell, unit = (percent, " %") if facts.scores[facts.score] == "max" else (plain, "")
     header, rows = ["method", "seeds"], [[titles[name], str(len(runs))] for name, runs in curves.items()]
     for budget in limits:
-        said = cost.human(budget)
-        header += [f"{title}{unit}, {said}" for title in metrics.values()] + ["round"]
+        amount = cost.human(budget)
+        header += [f"{title}{unit}, {amount}" for title in metrics.values()] + ["round"]
         for row, runs in zip(rows, curves.values(), strict=True):
             found = reached(runs, cost, budget, metrics)
             row += [cell(values) for values in found.values.values()]
             row.append(f"{statistics.fmean(found.rounds):.3g}" if found.rounds else "–")
-    note = f"At equal {cost.title}: what the last evaluation within a budget found. Budgets are what rows spend in all."
+    note = f"At equal {cost.title}: results of the last evaluation within a budget. Budgets are total costs of rows."
     return Table(header, rows, notes=[note])
 
 
 def write_equal_cost(folder: Path, records: Sequence[Record]) -> None:
-    """equal_traffic and equal_flops, each as .md and .csv, where rows spend unequally."""
+    """Write equal_traffic and equal_flops as .md and .csv if rows differ in cost."""
     for name, cost in (("equal_traffic", TRAFFIC), ("equal_flops", CLIENT_FLOPS)):
         if len({record["label"] for record in records}) > 1 and (table := equal_cost(records, cost)) is not None:
             (folder / f"{name}.md").write_text(table.markdown())

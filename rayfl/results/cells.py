@@ -1,4 +1,4 @@
-"""Numbers as cells of tables have them, and text for files of tables."""
+"""Formatting of numbers for table cells, CSV and LaTeX."""
 
 import csv
 import io
@@ -16,27 +16,27 @@ def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def percent(values: Sequence[float]) -> str:
-    """Shares as "81.20 ± 0.35", in per cent; one value has no ±, none is a dash."""
+    """Return fractions in per cent as "81.20 ± 0.35"; no ± for one value, a dash for none."""
     return _pm([100 * value for value in values], "{:.2f}".format)
 
 
 def plain(values: Sequence[float]) -> str:
-    """Numbers as "0.5312 ± 0.01": with four digits."""
+    """Return numbers with four digits as "0.5312 ± 0.01"."""
     return _pm(values, "{:.4g}".format)
 
 
 def human_bytes(amount: float) -> str:
-    """Decimal units: "1.23 GB"."""
+    """Return bytes in decimal units: "1.23 GB"."""
     return _scaled(amount, "B")
 
 
 def human_flops(amount: float) -> str:
-    """ "1.23 T" for 1.23e12."""
+    """Return "1.23 T" for 1.23e12."""
     return _scaled(amount, "").rstrip()
 
 
 def human_time(seconds: float) -> str:
-    """ "9.5 s", "3 min 05 s" or "2 h 07 min"."""
+    """Return "9.5 s", "3 min 05 s" or "2 h 07 min"."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,5 +1,4 @@
-"""Live progress on the terminal; plain lines where there is none (a pipe, CI); events for machines where they are asked
-for (`rayfl.results.events`)."""
+"""Live progress on a terminal, plain lines otherwise (pipes, CI), and events with `--json` (`rayfl.results.events`)."""
 
 import time
 from abc import ABC, abstractmethod
@@ -22,19 +21,19 @@ from rayfl.results.events import Tell, nobody
 
 ENDED_IN_VIEW = 3
 BAR = 24
-"""Columns of a bar, where the terminal has room."""
+"""Maximum width of a bar in columns."""
 COLORS = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
 class Progress(ABC):
-    """A live area, notes above it, and the time that is left. `tell` hears of events too."""
+    """A live area with notes above it and the remaining time. `tell` receives events."""
 
     def __init__(self, console: Console | None = None, tell: Tell = nobody):
         self.console, self.tell = console or Console(), tell
         self._live: Live | None = None
         self._began = time.monotonic()
         self._worked: tuple[float, float] | None = None
-        """When work was first seen to be done, and the share that was done then."""
+        """Time at which progress was first seen, and the fraction done then."""
         self._phase = ""
         self._spinner = Spinner("dots", style="cyan")
 
@@ -47,26 +46,30 @@ class Progress(ABC):
     def __exit__(self, *_: object) -> None:
         self._phase = ""
         if self._live is not None:
-            # of what has not begun nothing stays in view
+            # clear the live area if no work was done
             self._live.transient = self._worked is None
             self._live.stop()
 
     @abstractmethod
     def picture(self) -> RenderableType:
-        """What the live area shows now."""
+        """Return the current content of the live area."""
 
     def phase(self, text: str) -> None:
-        """What it is busy with from now on: "starting Ray"."""
+        """Show the current phase, e.g. "starting Ray"."""
         if text != self._phase:
             self._phase = text
             self.tell("phase", phase=text)
             self._plain(f"{text} ...")
 
     def note(self, text: str) -> None:
-        """A message above the live area; from any thread. What cannot be encoded, as in a path, becomes "?"."""
+        """Print a message above the live area; from any thread. Characters that cannot be encoded become "?"."""
         text = text.encode(errors="replace").decode()
         self.tell("note", text=text)
         self._print(text)
+
+    def end(self, status: str, **facts: Any) -> None:
+        """Report the final status: finished, failed or stopped."""
+        self.tell("ended", status=status, **facts)
 
     def _plain(self, text: str) -> None:
         if not self.console.is_terminal:
@@ -76,19 +79,15 @@ class Progress(ABC):
         self.console.print(Text(text), soft_wrap=True)
 
     def _times(self, share: float) -> str:
-        """ "1:02 elapsed, 3:04 left" when a share of this process's work was done in this time. What went by before
-        work was first seen to be done, as Ray started, says nothing of what is left."""
+        """Return "1:02 elapsed, 3:04 left". The estimate excludes the time before the first progress."""
         now = time.monotonic()
         if self._worked is None and share > 0:
             self._worked = (now, share)
-        since, before = self._worked or (now, 0.0)
-        if before == share:
-            since, before = self._began, 0.0
-        left = f", {clock((now - since) * (1 - share) / (share - before))} left" if 0 < share < 1 else ""
+        since, before = self._worked or (now, share)
+        left = f", {clock((now - since) * (1 - share) / (share - before))} left" if before < share < 1 else ""
         return f"{clock(now - self._began)} elapsed{left}"
 
     def _below(self, more: str = "") -> list[RenderableType]:
-        """The phase, as the last line."""
         if not self._phase:
             return []
         self._spinner.update(text=Text(f"{self._phase}{more}, {clock(time.monotonic() - self._began)}", "dim"))
@@ -102,8 +101,7 @@ class Progress(ABC):
 
 
 class RunProgress(Progress):
-    """One run: a bar over its rounds. `metric` is the accuracy that it is judged by, `first` the round that a resumed
-    run goes on from."""
+    """Progress of one run. `metric`: the judge metric; `first`: the round from which a run is resumed."""
 
     def __init__(
         self,
@@ -119,15 +117,15 @@ class RunProgress(Progress):
         self.first, self.round = first, first
         self.shown: dict[str, float] = {}
         self.judged = 0
-        """The round that the accuracy is of."""
+        """Round of the last evaluation."""
 
     def begin(self, folder: Path | None, round: int) -> None:
-        """Rounds are made from now on, after `round` of an earlier process."""
+        """Begin the rounds after `round`, the last one of an earlier process."""
         self.first = self.round = round
         self.tell("started", label=self.label, folder=folder, round=round, rounds=self.rounds, metric=self.metric)
 
     def update(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """After a round, with its line; an accuracy stays in view until the next evaluation."""
+        """Show a finished round from its line; a score stays visible until the next evaluation."""
         before, self.round, self._phase = self.round, round, ""
         for key in ("train_loss", self.metric, "seconds"):
             if key in metrics:
@@ -139,9 +137,8 @@ class RunProgress(Progress):
         if before // tenth < round // tenth or round == self.rounds:
             self._plain(f"{self.label}: {', '.join([self._where, *self._found(), self._clock])}")
 
-    def end(self, status: str) -> None:
-        """finished, failed or stopped."""
-        self.tell("ended", status=status, round=self.round)
+    def end(self, status: str, **facts: Any) -> None:
+        super().end(status, round=self.round, **facts)
 
     def picture(self) -> RenderableType:
         if self.round == self.first:
@@ -171,7 +168,7 @@ class RunProgress(Progress):
 
 
 class Shown(Listener):
-    """Shows a run on a `RunProgress`, and tells `follow` the run's folder."""
+    """Listener that shows a run on a `RunProgress` and calls `follow` with the run's folder."""
 
     _progress: Any = PrivateAttr(None)
     _follow: Any = PrivateAttr(None)
@@ -208,7 +205,7 @@ class _Trial:
     round: int = 0
     value: float | None = None
     judged: int = 0
-    """The round that the value is of."""
+    """Round of the value."""
     status: str = "running"
 
     def learn(self, round: int, value: float | None) -> None:
@@ -226,7 +223,7 @@ class _Trial:
 
 
 class SweepProgress(Progress):
-    """A sweep: a bar over all rounds, the best of each method, what runs and what ended last."""
+    """Progress of a sweep: a bar over all rounds, the best trial of each method, running and recently ended trials."""
 
     def __init__(
         self,
@@ -244,22 +241,23 @@ class SweepProgress(Progress):
         self.before = 0.0
 
     def begin(self, label: str, folder: Path) -> None:
-        """Trials run from now on."""
         self.tell("started", label=label, folder=folder, trials=self.total_trials, metric=self.metric, mode=self.mode)
 
-    def end(self, status: str) -> None:
-        """finished, failed or stopped."""
-        self.tell("ended", status=status)
+    def end(self, status: str, **facts: Any) -> None:
+        if status == "stopped":
+            finished = sum(trial.status == "finished" for trial in self.trials.values())
+            self.note(f"stopped with {finished} of {self.total_trials} trials finished")
+        super().end(status, **facts)
 
     def resumed(self) -> None:
-        """What is done by now was done by an earlier process: it says nothing of the time that is left."""
+        """Exclude the work of an earlier process from the time estimate."""
         self.before = self._made
 
     def start(
         self, trial_id: str, label: str, point: str, rounds: int | None = None, made: Sequence[Line] = ()
     ) -> None:
-        """A trial runs, perhaps again: the method's label, what the search chose, "lr=0.03", its rounds if they are not
-        everybody's, and those that it has made."""
+        """Show a started or resumed trial. `point`: settings chosen by the search, e.g. "lr=0.03"; `rounds`: its number
+        of rounds, default: the sweep's; `made`: lines of its finished rounds."""
         before = self.trials.get(trial_id)
         self.ended = [trial for trial in self.ended if trial is not before]
         trial = self.trials[trial_id] = _Trial(label, point, rounds or self.rounds)
@@ -268,13 +266,13 @@ class SweepProgress(Progress):
         self._tell_of(trial_id)
 
     def update(self, trial_id: str, round: int, metrics: Mapping[str, Any]) -> None:
-        """After a trial's round, with its line."""
+        """Show a trial's finished round from its line."""
         trial = self.trials[trial_id]
         trial.learn(round, metrics.get(self.metric))
         self.tell("evaluated" if EVALUATED in metrics else "round", trial=trial_id, label=trial.label, **metrics)
 
     def done(self, trial_id: str, status: str) -> None:
-        """A trial ended: finished, stopped (by the scheduler or the user) or failed."""
+        """Show an ended trial: finished, stopped (by the scheduler or the user) or failed."""
         trial = self.trials[trial_id]
         trial.status = status
         self.ended.append(trial)
@@ -290,7 +288,7 @@ class SweepProgress(Progress):
 
     @property
     def best(self) -> dict[str, _Trial]:
-        """Label -> its best trial so far by the metric."""
+        """Label -> best trial so far by the metric."""
         best: dict[str, _Trial] = {}
         for trial in list(self.trials.values()):
             if trial.value is not None:
@@ -300,13 +298,12 @@ class SweepProgress(Progress):
         return best
 
     def _score(self, trial: _Trial) -> float:
-        """More is better."""
         value = trial.value or 0.0
         return value if self.mode == "max" else -value
 
     def picture(self) -> RenderableType:
         if not self.trials:
-            return Group(*self._below(": the first trials start"))
+            return Group(*self._below(": first trials start"))
         trials = list(self.trials.values())
         made = sum(trial.round for trial in trials)
         rounds = sum(trial.rounds for trial in trials) + (self.total_trials - len(trials)) * self.rounds
@@ -318,17 +315,15 @@ class SweepProgress(Progress):
             )
             for label, t in ranked
         ]
-        # a terminal that is too low cuts the end
+        # a terminal with few lines cuts the end
         running = [trial for trial in trials if trial.status == "running"]
         table = [self._table(running)] if running else []
-        return Group(
-            self._bar(self._made, total), *best, *table, *self._below("" if made else ": the first trials start")
-        )
+        return Group(self._bar(self._made, total), *best, *table, *self._below("" if made else ": first trials start"))
 
     def _table(self, running: Sequence[_Trial]) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for name in ("method", "point", "round", spoken(self.metric).replace(" ", "\n"), "of\nround", "state"):
-            # on a narrow terminal the point gives way
+            # on a narrow terminal the point is shortened
             table.add_column(Text(name), header_style="bold", no_wrap=name != "point", vertical="bottom")
         for trial in [*self.ended[-ENDED_IN_VIEW:], *running]:
             point, state = (
@@ -340,35 +335,30 @@ class SweepProgress(Progress):
 
     @property
     def _share(self) -> float:
-        """Of what was left when this process began."""
+        """Fraction done of the work left when this process began."""
         return (self._made - self.before) / (1 - self.before) if self.before < 1 else 1.0
 
     @property
     def _made(self) -> float:
-        """Of all trials, with the shares of those that run."""
+        """Fraction done of all trials, including running ones."""
         running = sum(t.round / t.rounds for t in list(self.trials.values()) if t.status == "running")
         return (len(self.ended) + running) / self.total_trials
 
 
 class ScaleProgress(Progress):
-    """A scale study: a bar over its points, and a line for each."""
+    """Progress of a scale study: a bar over its points and a line for each."""
 
     made = points = 0
 
     def begin(self, folder: Path, points: int) -> None:
-        """So many points are measured from now on."""
         self.points = points
         self.tell("started", label="scale", folder=folder, points=points)
 
     def update(self, text: str, row: Mapping[str, Any]) -> None:
-        """After a point, with its numbers, and with a sentence on it."""
+        """Show a measured point: a sentence and its numbers."""
         self.made += 1
         self.tell("point", **row)
         self._print(text)
-
-    def end(self, status: str) -> None:
-        """finished, failed or stopped."""
-        self.tell("ended", status=status)
 
     def picture(self) -> RenderableType:
         if not self.points:
@@ -379,12 +369,12 @@ class ScaleProgress(Progress):
 
 
 def spoken(metric: str) -> str:
-    """A metric in words: "validation accuracy"."""
+    """Return a metric in words: "validation accuracy"."""
     return metric.removesuffix("_mean").replace("_", " ")
 
 
 def clock(seconds: float) -> str:
-    """ "0:09", "12:34" or "1:02:03"."""
+    """Return "0:09", "12:34" or "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}:{rest:02}"

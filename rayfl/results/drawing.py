@@ -1,8 +1,8 @@
-"""What all plots share: a figure with its numbers, colours of rows and of capacities, and axes.
+"""Shared parts of plots: figures with their numbers, colours of rows and capacities, and axes.
 
-A row's colour is the same in all plots of a folder, and in most other studies: its label alone says which one it would
-have, and it gets another only where an earlier label has it (`styles_of`). A capacity has a shade, the largest the
-darkest (`shades_of`). Shares are drawn in per cent, as tables have them; the numbers beside a plot are plain.
+A row's colour follows from its label, so it is equal in all plots of a folder and in most studies; it changes only if
+another label takes the same colour (`styles_of`). Capacities have shades, darkest for the largest (`shades_of`). Axes
+show fractions in per cent; the CSV files contain plain numbers.
 """
 
 import io
@@ -27,39 +27,39 @@ from rayfl.metrics import SPLITS
 from rayfl.results.cells import as_csv
 
 Style = Mapping[str, Any]
-"""Color, linestyle and marker of a label."""
+"""Colour, line style and marker of a label."""
 
-# Okabe and Ito's palette with grey for black, which a dark page would swallow, and three of Paul Tol's muted colours
+# Okabe and Ito's palette with grey for black, which is invisible on dark pages, and three of Paul Tol's muted colours
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676", "#882255", "#7A6BD0", "#999933")
 LINES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX<>p"
 
 SALT = 1477
-"""Of all salts the first with which the rows that our comparisons have most often do not share a colour."""
+"""First salt that gives the most frequent labels of our comparisons different colours."""
 
 PAPER: Any = {
-    "pdf.fonttype": 42,  # TrueType: text stays text, and journals refuse Type 3
-    "svg.fonttype": "none",  # text, too: small, searched and edited
+    "pdf.fonttype": 42,  # TrueType: text stays text; journals reject Type 3
+    "svg.fonttype": "none",  # text stays searchable and editable
     "svg.hashsalt": "rayfl",
 }
 FORMATS: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-"""Of plots for papers -> what is left out of them, so that equal plots are equal files."""
+"""Format of plots for papers -> metadata removed so that equal plots are equal files."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, and the numbers that it shows."""
+    """A figure and its numbers."""
 
     figure: Figure
     header: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
 
     def write(self, path: Path, formats: Iterable[str] = ()) -> None:
-        """`path`.png, `path`.csv if it has numbers, and other `FORMATS`; the folder is made."""
+        """Write `path`.png, `path`.csv if there are numbers, and other `FORMATS`; create the folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(PAPER):
             self.figure.savefig(path.with_name(f"{path.name}.png"))
-            # what was laid out once stays where it is
+            # all formats share the layout of the first
             self.figure.set_layout_engine("none")
             for ending in formats:
                 self.figure.savefig(path.with_name(f"{path.name}.{ending}"), metadata=FORMATS[ending])
@@ -74,16 +74,16 @@ class Plot:
 
 
 def styles_of(labels: Iterable[str]) -> dict[str, Style]:
-    """The style of each label: the same in all plots of the same labels, however ranked. Of labels that want one
-    colour the first by name has it, and the others the next free ones; when all colours are taken, with other lines."""
+    """Return label -> style, independent of order. If labels share a colour, the first by name keeps it and others get
+    the next free one; once all colours are taken, line styles differ."""
     labels = list(labels)
     taken: dict[tuple[int, int], str] = {}
-    homeless = []
+    displaced = []
     for name in sorted(labels):
         home = zlib.crc32(f"{SALT}{name}".encode()) % len(COLORS)
         if taken.setdefault((0, home), name) != name:
-            homeless.append((name, home))
-    for name, home in homeless:
+            displaced.append((name, home))
+    for name, home in displaced:
         wanted = ((line, (home + step) % len(COLORS)) for line in count() for step in range(len(COLORS)))
         taken[next(place for place in wanted if place not in taken)] = name
     places = {name: place for place, name in taken.items()}
@@ -99,8 +99,7 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def shades_of(capacities: Iterable[float]) -> dict[float, Style]:
-    """The style of each capacity of a study: from dark, the largest, to light. `capacities`: all that it has, so that
-    its plots agree."""
+    """Return capacity -> style, from dark (the largest) to light. `capacities`: all of the study."""
     ranked = sorted(set(capacities), reverse=True)
     shades = matplotlib.colormaps["viridis"]
     return {
@@ -114,19 +113,19 @@ def shades_of(capacities: Iterable[float]) -> dict[float, Style]:
 
 
 def line_of(style: Style, points: int) -> dict[str, Any]:
-    """With markers while they are few."""
+    """Return the options of a line; with markers for at most 12 points."""
     marker = {"marker": style["marker"], "markersize": 4} if points <= 12 else {}
     return {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.8} | marker
 
 
-def said(score: str, split: str) -> str:
-    """A score on a split as an axis has it."""
-    data = {"clients": "their own test data", "client_validation": "data that they hold out"}
+def axis_name(score: str, split: str) -> str:
+    """Return the axis title of a score on a split, without unit."""
+    data = {"clients": "their own test data", "client_validation": "their own validation data"}
     return f"{score} of clients on {data[split]}" if split in data else f"{SPLITS[split]}{score}".replace("_", " ")
 
 
 def title_axis(axis: Axis, title: str) -> None:
-    """Names an axis. Where the name ends with %, shares are shown in per cent."""
+    """Set the title of an axis. If it ends with %, fractions are shown in per cent."""
     axis.set_label_text(title)
     _show(axis, title)
 
@@ -144,7 +143,7 @@ def new_figure() -> tuple[Figure, Axes]:
 
 
 def panels(titles: Sequence[str], xlabel: str, ylabel: str) -> tuple[Figure, list[Axes]]:
-    """Axes of equal scales, one a title, in as few lines as are no wider than three."""
+    """Return a figure and one axes per title with shared scales, at most three per line."""
     lines = math.ceil(len(titles) / 3)
     columns = math.ceil(len(titles) / lines)
     size = (7, 4.2) if len(titles) == 1 else (3.1 * columns + 1, 2.4 * lines + 0.4)
@@ -165,7 +164,7 @@ def panels(titles: Sequence[str], xlabel: str, ylabel: str) -> tuple[Figure, lis
 
 
 def legend(axes: Axes) -> None:
-    """Inside while it is short, to the right of the axes, as high as they are at most, where it would hide lines."""
+    """Draw the legend inside the axes for up to three labels, otherwise to their right."""
     _, labels = axes.get_legend_handles_labels()
     if len(labels) > 3:
         size = min(10, 160 / len(labels))
@@ -175,8 +174,8 @@ def legend(axes: Axes) -> None:
 
 
 def name_points(axes: Axes, points: Iterable[tuple[float, float, str]]) -> None:
-    """Writes (x, y, text) beside points, first come first served: a name that would cover another one, or a point,
-    or leave the axes, is left out. Call it when all else is drawn."""
+    """Write text next to points (x, y, text), in order of priority. Texts that would cover another text or a point, or
+    leave the axes, are left out; points may have none. Call it after everything else is drawn."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     renderer = FigureCanvasAgg(figure).get_renderer()
@@ -187,7 +186,7 @@ def name_points(axes: Axes, points: Iterable[tuple[float, float, str]]) -> None:
     marks = [axes.transData.transform((x, y)) for x, y, _ in points]
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in marks]
     for x, y, text in points:
-        for dx, dy, ha, va in PLACES:
+        for dx, dy, ha, va in PLACES if text else ():
             name = axes.annotate(
                 text, (x, y), (dx, dy), textcoords="offset points", ha=ha, va=va, fontsize=8, color="#444444"
             )
@@ -200,11 +199,10 @@ def name_points(axes: Axes, points: Iterable[tuple[float, float, str]]) -> None:
 
 
 PLACES = ((-4, 5, "right", "bottom"), (4, -5, "left", "top"), (-4, -5, "right", "top"), (4, 5, "left", "bottom"))
-"""Around a point, in points, with the end of the name that is there."""
+"""Offsets of a text from its point, in points, with its alignment."""
 
 
 def _bare(axes: Axes) -> None:
-    """A light grid and no frame."""
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Events: what `--json` prints for machines, a line each; the table of all is in rayfl/cli/README.md."""
+"""Events that `--json` prints, one JSON object per line; rayfl/cli/README.md lists them."""
 
 import json
 import time
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 Tell = Callable[..., None]
-"""Hears of an event: tell("note", text="...")."""
+"""Receiver of events: tell("note", text="...")."""
 
 
 def nobody(event: str, **facts: Any) -> None:
-    """Hears nothing."""
+    """Ignore all events."""
 
 
 def line_of(event: str, **facts: Any) -> str:
-    """An event as a line; a number that is none, as a mean over nobody, is null."""
+    """Return an event as a line; numbers that are not finite become null."""
     given = {"event": event, "time": round(time.time(), 3)} | {key: _plain(value) for key, value in facts.items()}
     return json.dumps(given, allow_nan=False)
 

@@ -1,9 +1,10 @@
-"""JSON files that are there wholly or not at all, files of lines that are appended whole, and how both are read."""
+"""Atomic writing and checked reading of JSON files, arrays and files of JSON lines."""
 
 import errno
 import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,17 @@ from rayfl.metrics import Line
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, {} where there is no file. A ConfigError names a file that holds no such object."""
+    """Return the JSON object in a file; {} if the file is missing. Raise ConfigError if it contains anything else."""
     data = _read(path)
     return {} if data is None else _object(data, str(path))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON that is there wholly or not at all."""
     _replace(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_array(path: Path, rows: np.dtype) -> np.ndarray | None:
-    """The rows in a file, None where there is no file. A ConfigError names a file that holds something else."""
+    """Return the rows in a file; None if the file is missing. Raise ConfigError if it contains anything else."""
     data = _read(path)
     if data is None:
         return None
@@ -37,46 +37,41 @@ def read_array(path: Path, rows: np.dtype) -> np.ndarray | None:
             raise ValueError(f"an array of {found.dtype}, {found.ndim} dimensions")
     except (ValueError, EOFError, SyntaxError) as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error}; allowed: a npy file of rows of {rows}; put back a copy of the file, or "
-            "remove it"
+            f"{path}: the file cannot be read: {error}. Allowed: an npy file of rows of {rows}. Hint: restore a copy "
+            "of the file, or remove it"
         ) from None
     return found
 
 
 def write_array(path: Path, rows: np.ndarray) -> None:
-    """Rows in a file that is there wholly or not at all."""
     file = io.BytesIO()
     np.save(file, rows, allow_pickle=False)
     _replace(path, file.getvalue())
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of rounds in a file, in order. One at the end that a crash tore is left out; a ConfigError names any
-    other that is no round's."""
-    whole, _, _ = (_read(path) or b"").rpartition(b"\n")
-    return [_line(data, f"{path}: line {n}") for n, data in enumerate(whole.split(b"\n") if whole else [], start=1)]
+    """Return the lines in a file, without an incomplete last one. Raise ConfigError for other invalid lines."""
+    return [_line(data, f"{path}: line {number}") for number, data in _whole(path)]
 
 
 def read_whole_lines(path: Path) -> tuple[list[Line], str]:
-    """The lines of rounds 1, 2, ... up to the first line that is not the next round's, and what is wrong with that one:
-    "" where there is none."""
-    whole, _, _ = (_read(path) or b"").rpartition(b"\n")
+    """Return the leading lines of rounds 1, 2, ... and the error of the next line; "" if there is none."""
     found: list[Line] = []
-    for number, data in enumerate(whole.split(b"\n") if whole else [], start=1):
+    for number, data in _whole(path):
         where = f"{path}: line {number}"
         try:
             line = _line(data, where)
         except ConfigError as error:
             return found, str(error)
         if line["round"] != number:
-            return found, f"{where}: given round {line['round']}; allowed: round {number}"
+            return found, f"{where}: the line is of round {line['round']}. Allowed: round {number}"
         found.append(line)
     return found, ""
 
 
 def append_lines(path: Path, lines: list[Line]) -> None:
-    """Adds lines after the last whole one, all of them or (OSError) none."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    """Append lines after the last complete one: all of them, or none and raise OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         end, data = _cut_torn_line(fd), _jsonl(lines)
         try:
@@ -91,7 +86,7 @@ def append_lines(path: Path, lines: list[Line]) -> None:
 
 
 def write_lines(path: Path, lines: list[Line]) -> None:
-    """Lines in place of all that are there."""
+    """Replace all lines of a file atomically."""
     _replace(path, _jsonl(lines))
 
 
@@ -102,13 +97,18 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: the file cannot be read: {error.strerror}") from None
+
+
+def _whole(path: Path) -> Iterator[tuple[int, bytes]]:
+    whole, _, _ = (_read(path) or b"").rpartition(b"\n")
+    return enumerate(whole.split(b"\n") if whole else [], start=1)
 
 
 def _line(data: bytes, where: str) -> Line:
     line = _object(data, where)
     if type(line.get("round")) is not int:
-        raise ConfigError(f"{where}: given {shown(line)}; allowed: an object with a whole `round`")
+        raise ConfigError(f"{where}: {shown(line)} is not valid. Allowed: an object with a whole `round`")
     return line
 
 
@@ -117,11 +117,11 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{where}: given {shown(data.decode(errors='replace'))}, which is no JSON ({error}); allowed: a JSON "
-            "object; put back a copy of the file, or remove the run's folder"
+            f"{where}: {shown(data.decode(errors='replace'))} is not JSON ({error}). Allowed: a JSON object. Hint: "
+            "restore a copy of the file, or remove the run's folder"
         ) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: given {shown(value)}; allowed: a JSON object")
+        raise ConfigError(f"{where}: {shown(value)} is not valid. Allowed: a JSON object")
     return value
 
 
@@ -130,7 +130,7 @@ def _jsonl(lines: list[Line]) -> bytes:
 
 
 def _cut_torn_line(fd: int, block: int = 1 << 16) -> int:
-    """Cuts what stands after the last newline, and returns the size that is left."""
+    """Truncate a file after its last newline and return the remaining size."""
     size = end = os.fstat(fd).st_size
     while end:
         start = max(0, end - block)

@@ -1,4 +1,4 @@
-"""What came out of the runs of a folder: the best point of every row, and how it was found."""
+"""Results of the runs in a folder: the best point of every row, and the search that found it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, choose
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.rows import Record, best_trials, judge_of, judged
 from rayfl.results.tuned import Best, tuned
@@ -14,33 +14,33 @@ from rayfl.results.tuned import Best, tuned
 
 @dataclass(frozen=True)
 class Findings:
-    """Of one sweep, of one run, or of several runs below a folder."""
+    """Results of one sweep, one run, or several runs below a folder."""
 
     folder: Path
     run: RunFolder | None
-    """The sweep or run that the folder holds; None if it only holds others."""
+    """Sweep or run in the folder itself; None if the folder only contains other runs."""
     best: Sequence[Record]
-    """The runs of every row's best point."""
+    """Runs of every row's best point."""
     trials: Sequence[Record]
     """All runs, failed ones included."""
     judge: str
-    """The metric by which rows are compared."""
+    """Metric that compares rows."""
     metric: str
-    """The metric by which the best points were chosen."""
+    """Metric that selected the best points."""
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """As the folder has it; {} where it only holds other runs."""
+        """Configuration in the folder; {} if the folder only contains other runs."""
         return self.run.config if self.run else {}
 
     @property
     def mode(self) -> Any:
-        """Which end of `metric` is best; auto: its own good end."""
+        """Better direction of `metric`; auto: as the facts state."""
         return self.config.get("search", {}).get("mode", "auto")
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The dotted settings that the search tried."""
+        """Dotted settings that the search tried."""
         return self.run.facts.tuned if self.run else ()
 
     @cached_property
@@ -52,24 +52,31 @@ class Findings:
         return [trial for trial in self.trials if trial["status"] == "finished"]
 
 
-def findings(folder: Path, best: Sequence[Record], trials: Sequence[Record], metric: str | None = None) -> Findings:
-    """Of these rows of a folder. `metric`: by which the best were chosen, unless it is the sweep's own."""
+def findings(folder: Path, best: Sequence[Record], trials: Sequence[Record], judge: str | None = None) -> Findings:
+    """Return the findings of these rows of a folder. `judge`: metric that ranks them. Default: the sweep's."""
     if not RunFolder.exists(folder):
-        judge = judge_of(best)
-        return Findings(folder, None, best, trials, judge, metric or judge)
+        metric = judge_of(best)
+        return Findings(folder, None, best, trials, judge or metric, metric)
     run = RunFolder.open(folder)
-    judge = run.facts.judge
-    return Findings(folder, run, best, trials, judge, metric or run.config.get("search", {}).get("metric", judge))
+    metric = run.config.get("search", {}).get("metric", run.facts.judge)
+    return Findings(folder, run, best, trials, judge or run.facts.judge, metric)
 
 
-def found_in(folder: Path, metric: str | None = None) -> Findings:
-    """Of all runs below a folder: the best rows by `metric`, or by what a sweep was tuned by. A ConfigError if no run
-    was evaluated."""
+def found_in(folder: Path, judge: str | None = None) -> Findings:
+    """Return the findings of all runs below a folder. `judge`: ranks the rows; the best point of a row is always
+    selected by the sweep's metric. Raise ConfigError if no run was evaluated or has the metric."""
     trials = records(folder)
     found = judged(trials)
     found = [record for record in found if record["status"] == "finished"] or found
     if not found:
-        raise ConfigError(f"{folder}: holds no run that was evaluated; allowed: the folder of a sweep or a run")
+        raise ConfigError(f"{folder}: the folder contains no evaluated run. Allowed: the folder of a sweep or a run")
     search = RunFolder.open(folder).config.get("search", {}) if RunFolder.exists(folder) else {}
-    best = best_trials(found, metric or search.get("metric"), search.get("mode", "auto"))
-    return findings(folder, best, trials, metric)
+    best = best_trials(found, search.get("metric"), search.get("mode", "auto"))
+    if judge is not None:
+        choose(
+            dict.fromkeys(k for record in best for k, v in record.items() if isinstance(v, float)),
+            judge,
+            "--metric",
+            "result",
+        )
+    return findings(folder, best, trials, judge)

@@ -1,14 +1,14 @@
-"""The folder of a run: the truth about it on disk. MLflow and the tables are made from it.
+"""The folder of a run: its complete record on disk, from which tables and the copy in MLflow are made.
 
-    run.json        who it is and how it ended: the fields of `RunFolder`
+    run.json        identity and status: the fields of `RunFolder`
     config.json     the experiment
-    metrics.jsonl   one line a round; rounds count from 1, the round after which the numbers hold
-    result.json     the summary of a run that ended
+    metrics.jsonl   one line per round, with metrics measured after the round; rounds count from 1
+    result.json     the summary of a run that has ended
     clients.npy     every client's first score on its own test split, at the last evaluation
     plots/  checkpoints/
 
-A sweep is a run too (`kind: sweep`), without rounds of its own; its trials name its id in `sweep`. So is a scale study
-(`kind: scale`), whose lines are its points: their round is the value on the axis. Only the driver process writes.
+A sweep is a run (`kind: sweep`) without rounds; its trials contain its id in `sweep`. A scale study is a run
+(`kind: scale`) whose lines are its points, with the value on the axis as round. Only the driver process writes.
 """
 
 import os
@@ -24,55 +24,45 @@ from pydantic import ConfigDict, Field, field_validator
 from rayfl.config import Config, ConfigError, parse
 from rayfl.config.plain import shown
 from rayfl.metrics import CLIENT_SCORES, Line
-from rayfl.results import version1
-from rayfl.results.files import (
-    append_lines,
-    read_array,
-    read_json,
-    read_lines,
-    read_whole_lines,
-    write_array,
-    write_json,
-    write_lines,
-)
+from rayfl.results import files, version1
 from rayfl.results.made import Made, here
 from rayfl.results.summary import Cost, Facts, summary
 
 VERSION = 2
-"""Of what a folder holds; rayfl 0.4 and earlier wrote version 1, without saying so."""
+"""Version of the folder format; rayfl 0.4 and earlier wrote version 1 without the field."""
 
 Status = Literal["running", "finished", "failed", "stopped"]
 Kind = Literal["run", "sweep", "scale"]
 
 
 class RunFolder(Config):
-    """One run or sweep, and its folder."""
+    """A run or sweep and its folder."""
 
     model_config = ConfigDict(frozen=False)
 
     version: Literal[1, 2] = VERSION
     id: str
     label: str
-    """The row of a table that it belongs to, e.g. "fedavg-largest"."""
+    """Row of the run in tables, e.g. "fedavg-largest"."""
     title: str = ""
-    """Of that row, as people read it: "FedAvg, largest"; unless given the label."""
+    """Displayed name of the row, e.g. "FedAvg, largest". Default: the label."""
     kind: Kind = "run"
     tags: dict[str, str] = {}
-    """method, model, data, seed, point (what the search chose), ..."""
+    """Tags: method, model, data, seed, point (settings chosen by the search), ..."""
     sweep: str | None = None
-    """Id of the sweep that it is a trial of."""
+    """Id of the trial's sweep."""
     started: float
-    """Unix time in seconds."""
+    """Start time (Unix, seconds)."""
     made: tuple[Made, ...] = ()
-    """The processes that made it, one after another; none of runs before 0.5."""
+    """Driver processes in order; empty for runs before 0.5."""
     status: Status = "running"
     error: str | None = None
     costs: dict[str, Cost] = {}
-    """Capacity -> what its network costs as it is built, before anything is masked."""
+    """Capacity -> cost of its dense network."""
     facts: Facts
     path: Path = Field(default=Path(), exclude=True)
     pending: list[Line] = Field(default=[], exclude=True, repr=False)
-    """Lines that the disk did not take yet."""
+    """Lines not written yet because the disk was full."""
 
     @field_validator("tags")
     @classmethod
@@ -95,9 +85,9 @@ class RunFolder(Config):
         kind: Kind = "run",
         title: str = "",
     ) -> "RunFolder":
-        """A new run in a folder that holds none; `config` is plain JSON."""
+        """Create a run in a folder without one; `config` is plain JSON."""
         if cls.exists(path):
-            raise ConfigError(f"{path}: holds a run already; resume it, or give another folder")
+            raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
         run = cls(
             id=uuid.uuid4().hex,
             label=label,
@@ -112,7 +102,7 @@ class RunFolder(Config):
             path=Path(path),
         )
         run.path.mkdir(parents=True, exist_ok=True)
-        write_json(run.path / "config.json", config)
+        files.write_json(run.path / "config.json", config)
         run._save()
         return run
 
@@ -122,15 +112,16 @@ class RunFolder(Config):
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """The run in a folder. A ConfigError where there is none, and where a file is damaged."""
+        """Return the run in a folder. Raise ConfigError if there is none or a file is damaged."""
         if not cls.exists(path):
-            raise ConfigError(f"{path}: holds no run; allowed: a folder with a run.json")
+            raise ConfigError(f"{path}: the folder contains no run. Allowed: a folder with a run.json")
         file = Path(path) / "run.json"
-        given = read_json(file)
+        given = files.read_json(file)
         version = given.get("version", 1)
         if version not in (1, VERSION):
             raise ConfigError(
-                f"{file}: version: given {shown(version)}; allowed: 1 or {VERSION}; use the rayfl that wrote it"
+                f"{file}: version: {shown(version)} is not valid. Allowed: 1 or {VERSION}. Hint: use the rayfl version "
+                "that wrote it"
             )
         if version == 1:
             given = version1.today(given, _config(file.parent), f"{file.parent / 'config.json'}")
@@ -140,14 +131,14 @@ class RunFolder(Config):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The experiment, as YAML would say it, with every default; of a sweep its file's sections."""
+        """The experiment's configuration with all defaults; for a sweep the sections of its file."""
         return _config(self.path)
 
     @property
     def result(self) -> dict[str, Any]:
-        """`summary` of a run that ended, with its label as `method` and its seed; {} before, and of sweeps."""
+        """`summary` of an ended run with its label as `method` and its seed; {} before the end and for sweeps."""
         file = self.path / "result.json"
-        result = read_json(file)
+        result = files.read_json(file)
         if result and self.version == 1:
             return self._summary()
         if result:
@@ -156,58 +147,55 @@ class RunFolder(Config):
 
     @property
     def client_scores(self) -> np.ndarray:
-        """The rows of `CLIENT_SCORES` at the last evaluation; none where there was none."""
-        found = read_array(self.path / "clients.npy", CLIENT_SCORES)
+        """Rows of `CLIENT_SCORES` at the last evaluation; empty without one."""
+        found = files.read_array(self.path / "clients.npy", CLIENT_SCORES)
         return version1.client_scores(self.path / "clients.json") if found is None else found
 
     def append(self, lines: list[Line]) -> None:
-        """Adds lines durably. A disk that takes none keeps them `pending` for the next call."""
+        """Append lines durably. If writing fails, they stay `pending` until the next call."""
         self.pending += lines
         try:
-            append_lines(self.path / "metrics.jsonl", self.pending)
+            files.append_lines(self.path / "metrics.jsonl", self.pending)
         except OSError:
             return
         self.pending.clear()
 
     def rounds(self) -> list[Line]:
-        """All lines, in order; one at the end that a crash tore is left out."""
-        lines = read_lines(self.path / "metrics.jsonl") + self.pending
+        """Return all lines in order, without an incomplete last line."""
+        lines = files.read_lines(self.path / "metrics.jsonl") + self.pending
         return version1.lines(lines, self.config) if self.version == 1 else lines
 
     def whole_rounds(self) -> tuple[int, str]:
-        """Up to which round metrics.jsonl has a line for each, in order, and what is wrong with the line after that: ""
-        where there is none."""
-        lines, wrong = read_whole_lines(self.path / "metrics.jsonl")
+        """Return the last round up to which metrics.jsonl is complete, and the error of the next line, if any."""
+        lines, wrong = files.read_whole_lines(self.path / "metrics.jsonl")
         return len(lines), wrong
 
     def truncate_after(self, round: int) -> None:
-        """Forgets the rounds after `round`, which a resumed run makes again. A ConfigError if one up to it has no line:
-        then nothing is changed."""
+        """Remove the rounds after `round`. Raise ConfigError and change nothing if a round up to it has no line."""
         file = self.path / "metrics.jsonl"
-        lines, wrong = read_whole_lines(file)
+        lines, wrong = files.read_whole_lines(file)
         lines += [] if wrong else self.pending
         if len(lines) < round:
             raise ConfigError(
-                f"{wrong or f'{file}: ends after round {len(lines)}'}; the run goes on after round {round}; put back a "
-                "copy of the file, or start anew in another folder"
+                f"{wrong or f'{file}: the file ends after round {len(lines)}'}, but the run resumes after round {round}"
+                ". Hint: restore a copy of the file, or start a new run in another folder"
             )
-        write_lines(file, lines[:round])
+        files.write_lines(file, lines[:round])
         self.pending.clear()
 
     def require_version(self) -> None:
-        """A ConfigError of a run that an earlier rayfl made: only its numbers can be read."""
+        """Raise ConfigError for runs of earlier versions, of which only metrics can be read."""
         if self.version != VERSION:
             raise ConfigError(
-                f"{self.path}: given a run of rayfl 0.4; allowed: runs of rayfl 0.5, except for reports; resume or "
-                "export it with rayfl 0.4"
+                f"{self.path}: the run was made by rayfl 0.4 and can only be reported. Allowed: runs of rayfl 0.5. "
+                "Hint: resume or export it with rayfl 0.4"
             )
 
     def resume(self, config: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> None:
-        """Marks an ended run as running again; with the configuration and facts that it goes on with, if they changed
-        (more rounds)."""
+        """Mark an ended run as running again; `config` and `facts` replace the old ones, e.g. with more rounds."""
         self.require_version()
         if config is not None:
-            write_json(self.path / "config.json", config)
+            files.write_json(self.path / "config.json", config)
         if facts is not None:
             self.facts = Facts(**facts)
         self.made += () if here() in self.made else (here(),)
@@ -215,21 +203,21 @@ class RunFolder(Config):
         self._save()
 
     def finish(self, status: Status, error: str | None = None) -> None:
-        """Writes what is pending, the result of a run, and how it ended, in this order."""
+        """Write pending lines, the result of a run, and the final status, in this order."""
         if self.pending:
             self.append([])
         if self.kind == "run":
-            write_json(self.path / "result.json", self._summary())
+            files.write_json(self.path / "result.json", self._summary())
         self.status, self.error = status, error
         self._save()
 
     def save_clients(self, scores: np.ndarray) -> None:
-        """clients.npy: every client's first score on its own test split, at the last evaluation."""
-        write_array(self.path / "clients.npy", scores)
+        """Write clients.npy: every client's first score on its own test split at the last evaluation."""
+        files.write_array(self.path / "clients.npy", scores)
 
     def record(self) -> dict[str, Any]:
-        """The run as one row of plain values: id, label, title, point, status, error, sweep, seed, path, params (its
-        configuration with dotted paths), facts, and its result."""
+        """Return the run as a row of plain values: id, label, title, point, status, error, sweep, seed, path, params
+        (configuration with dotted paths), facts, and its result."""
         return {
             "id": self.id,
             "label": self.label,
@@ -252,11 +240,11 @@ class RunFolder(Config):
         return {"method": self.label, "seed": self.seed} | summary(self.rounds(), self.facts, self.costs)
 
     def _save(self) -> None:
-        write_json(self.path / "run.json", self.model_dump(mode="json"))
+        files.write_json(self.path / "run.json", self.model_dump(mode="json"))
 
 
 class _Result(Config):
-    """What every result.json has; the others are numbers too."""
+    """Required fields of a result.json; all others are numbers."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=True)
     __pydantic_extra__: dict[str, float]
@@ -270,20 +258,24 @@ class _Result(Config):
     seconds: float
 
 
+def run_paths(folder: str | Path) -> list[Path]:
+    """Return the folders of runs and sweeps in or below a folder."""
+    # folders may disappear meanwhile: Tune removes checkpoints
+    return sorted(Path(at) for at, _, names in os.walk(folder) if "run.json" in names)
+
+
 def runs(folder: str | Path) -> Iterator[RunFolder]:
-    """Every run and sweep in or below a folder, by path."""
-    # folders may go while it looks: Tune removes checkpoints
-    for path in sorted(Path(at) for at, _, files in os.walk(folder) if "run.json" in files):
-        yield RunFolder.open(path)
+    """Iterate over the runs and sweeps in or below a folder, ordered by path."""
+    return map(RunFolder.open, run_paths(folder))
 
 
 def records(folder: str | Path, sweep: str | None = None) -> list[dict[str, Any]]:
-    """The rows (`RunFolder.record`) of the runs below a folder, or of one sweep's."""
+    """Return the rows (`RunFolder.record`) of the runs below a folder, or of one sweep."""
     return [run.record() for run in runs(folder) if run.kind == "run" and (sweep is None or run.sweep == sweep)]
 
 
 def flatten(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Nested sections as dotted paths, those in a list by their place in it; other lists stay values."""
+    """Return nested sections as dotted paths; sections in a list by their index; other lists stay values."""
     flat = {}
     for key, value in config.items():
         if isinstance(value, list | tuple) and value and all(isinstance(entry, Mapping) for entry in value):
@@ -298,5 +290,5 @@ def flatten(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.exists():
-        raise ConfigError(f"{file}: there is no such file; put back a copy of it, or remove the run's folder")
-    return read_json(file)
+        raise ConfigError(f"{file}: the file does not exist. Hint: restore a copy of it, or remove the run's folder")
+    return files.read_json(file)

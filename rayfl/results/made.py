@@ -1,4 +1,4 @@
-"""What made a run: versions, commits, the machine of the process that drove it, and its command line."""
+"""Provenance of a run: versions, commits, machine and command line of the driver process."""
 
 import getpass
 import os
@@ -16,22 +16,22 @@ from rayfl.config.plain import public
 PACKAGES = ("rayfl", "torch", "torchvision", "ray", "mlflow", "numpy")
 NO_COMMIT = "none"
 SECONDS = 10
-"""That a program may take to say something of this machine."""
+"""Timeout of programs that describe this machine."""
 
 
 class Made(Config):
-    """One process that made a part of a run. Client actors on other nodes may have other processors."""
+    """One driver process of a run. Client actors on other nodes may run on other processors."""
 
     command: str
-    """As it was typed, without passwords of addresses."""
+    """Command line as typed, without passwords in addresses."""
     versions: dict[str, str]
-    """Of Python, and of `PACKAGES`."""
+    """Versions of Python and of `PACKAGES`."""
     commit: str
-    """Of the working folder's repository: "-dirty" if it has changes, "none" outside one."""
+    """Commit of the working folder's repository; "-dirty" if it has changes, "none" outside a repository."""
     rayfl_commit: str
-    """Of rayfl's own repository, where it runs from a clone; "none" where it is installed."""
+    """Commit of rayfl's own repository if it runs from a clone; "none" if it is installed."""
     system: str
-    """Operating system and kind of processor: "Linux-6.1 x86_64"."""
+    """Operating system and processor architecture: "Linux-6.1 x86_64"."""
     cpu: str
     """Model name."""
     cores: int
@@ -41,18 +41,13 @@ class Made(Config):
     user: str
 
     def same_bits(self, other: "Made") -> bool:
-        """Whether equal configurations can be expected to give equal bits here and there: on one type of processor and
-        accelerator, with one torch."""
-        return self._arithmetic == other._arithmetic
-
-    @property
-    def _arithmetic(self) -> tuple:
-        return self.cpu, self.gpus, *(self.versions.get(name) for name in ("torch", "numpy"))
+        """Return whether equal configurations should give equal bits with both."""
+        one, two = ((m.cpu, m.gpus, m.versions.get("torch"), m.versions.get("numpy")) for m in (self, other))
+        return one == two
 
 
 @cache
 def here() -> Made:
-    """Of this process."""
     return Made(
         command=public(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
@@ -61,27 +56,27 @@ def here() -> Made:
         system=f"{platform.system()}-{platform.release()} {platform.machine()}",
         cpu=_cpu(),
         cores=os.cpu_count() or 1,
-        gpus=tuple(_said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()),
+        gpus=tuple(_output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()),
         host=platform.node(),
         user=_user(),
     )
 
 
 def commit_of(folder: Path) -> str:
-    """The commit of a folder's repository, "-dirty" if it has changes, "none" outside a repository."""
+    """Return the commit of a folder's repository; "-dirty" if it has changes, "none" outside a repository."""
     command = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    return _said(*command) or NO_COMMIT
+    return _output(*command) or NO_COMMIT
 
 
 def _commit_of_package() -> str:
-    """An installed rayfl may lie inside somebody's repository, which does not track it."""
+    # an installed rayfl may lie inside another repository that does not track it
     file = Path(__file__)
-    tracked = _said("git", "-C", str(file.parent), "ls-files", file.name)
+    tracked = _output("git", "-C", str(file.parent), "ls-files", file.name)
     return commit_of(file.parent) if tracked else NO_COMMIT
 
 
-def _said(*command: str) -> str:
-    """What a program says of this machine; "" where there is no such program, or it fails."""
+def _output(*command: str) -> str:
+    """Return what a program prints; "" if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -96,7 +91,7 @@ def _version(package: str) -> str:
 
 
 def _cpu() -> str:
-    """platform.processor() says nothing of use on Linux."""
+    # platform.processor() is not useful on Linux
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -104,8 +99,7 @@ def _cpu() -> str:
 
 
 def _user() -> str:
-    """Containers may run as somebody without a name."""
-    try:
+    try:  # users of containers may have no name
         return getpass.getuser()
     except (OSError, KeyError):
         return str(os.getuid())

@@ -1,5 +1,4 @@
-"""What a number of an evaluation costs: the networks of the best points of a search, and the front of those that none
-beats in both."""
+"""Pareto front of score and cost over the networks of a search."""
 
 import math
 from collections import defaultdict
@@ -11,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from rayfl.metrics import SPLITS, label, named
 from rayfl.results.cells import as_csv, human_flops, percent, plain
-from rayfl.results.drawing import Plot, Style, legend, name_points, new_figure, said, title_axis
+from rayfl.results.drawing import Plot, Style, axis_name, legend, name_points, new_figure, title_axis
 from rayfl.results.plots import named_styles, with_unit
 from rayfl.results.rows import Record, facts_of, mean_of, point_of, titles_of
 from rayfl.results.tables import Table
@@ -19,8 +18,8 @@ from rayfl.results.tables import Table
 
 @dataclass(frozen=True)
 class Offer:
-    """The network of one capacity, after the runs of one point of a search: what it costs and what it reaches. Of a
-    masked network only what is left of it costs, a mean over the point's seeds."""
+    """Cost and score of one capacity's network after the runs of one search point. Costs of masked networks count the
+    remaining parameters, as a mean over the point's seeds."""
 
     label: str
     point: str
@@ -28,11 +27,11 @@ class Offer:
     parameters: int
     macs: int
     value: float
-    """The mean of its score over the point's seeds, at their last evaluation."""
+    """Mean score over the point's seeds at the last evaluation."""
 
 
 def offers(records: Iterable[Record], split: str = "test") -> list[Offer]:
-    """Every capacity of every point of which rows have the score on this split (accuracy_0.5, ...) and the costs."""
+    """Return an offer per capacity and point with a score on this split (accuracy_0.5, ...) and costs."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
         facts = facts_of(record)
@@ -54,8 +53,7 @@ def offers(records: Iterable[Record], split: str = "test") -> list[Offer]:
 
 
 def front(found: Iterable[Offer], better: str = "max") -> list[Offer]:
-    """Those that no other one dominates, by rising cost: none is better for as few multiply-adds, or cheaper and as
-    good."""
+    """Return the offers that no other one dominates in multiply-adds and score, by rising cost."""
     best: list[Offer] = []
     sign = 1 if better == "max" else -1
     for offer in sorted(found, key=lambda offer: (offer.macs, -sign * offer.value)):
@@ -65,8 +63,8 @@ def front(found: Iterable[Offer], better: str = "max") -> list[Offer]:
 
 
 def candidates(best: Sequence[Record], trials: Iterable[Record]) -> list[Record]:
-    """The rows of the best points, and of the points of a label whose networks are others than those of its best one: a
-    search over networks has many that are worth a look. A point with the same networks is only a worse training."""
+    """Return the rows of the best points, and of a label's other points if their networks differ in cost from those of
+    its best point. Points with equal networks only differ in training and are left out."""
     chosen = {record["label"]: record for record in best}
     points = {(record["label"], point_of(record)) for record in best}
     others = [
@@ -80,14 +78,9 @@ def candidates(best: Sequence[Record], trials: Iterable[Record]) -> list[Record]
 
 
 def _alike(one: Record, other: Record) -> bool:
-    """Whether their networks cost the same before anything is masked."""
+    """Return whether the dense networks of two rows have equal costs up to rounding."""
     costs = [[_dense(record, c) for c in facts_of(record).capacities] for record in (one, other)]
-    return len(costs[0]) == len(costs[1]) and all(map(_near, *costs))
-
-
-def _near(one: float, other: float) -> bool:
-    """Equal, but for what rounding to whole numbers did to what a mask left."""
-    return math.isclose(one, other, rel_tol=1e-3)
+    return len(costs[0]) == len(costs[1]) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(*costs, strict=True))
 
 
 def _dense(record: Record, capacity: float) -> float:
@@ -101,8 +94,8 @@ def write_pareto(
     metric: str = "accuracy_mean",
     formats: Sequence[str] = (),
 ) -> None:
-    """pareto.csv, .md and the plot into a folder, where networks differ in cost. What is chosen by a number of another
-    split (`metric`: of a validation set, or of clients' own data) is drawn by that split's."""
+    """Write pareto.csv, pareto.md and the plot into a folder if networks differ in cost. Scores are of the split of
+    `metric`, the metric that selected the best points."""
     facts = facts_of(best[0])
     _, split = facts.about(metric) or ("", "test")
     rows = candidates(best, trials)
@@ -124,8 +117,8 @@ def write_pareto(
     title = with_unit(kind.replace("_", " "), facts, facts.score)
     table = Table(["method", "point", "capacity", "parameters", "MACs", title], cells)
     (folder / "pareto.md").write_text(table.markdown())
-    axis = with_unit(said(facts.score, split), facts, facts.score)
-    pareto_front(found, ahead, axis, titles, named_styles(rows), better).write(folder / "plots" / "pareto", formats)
+    axis = with_unit(axis_name(facts.score, split), facts, facts.score)
+    pareto_front(found, ahead, axis, titles, named_styles(rows)).write(folder / "plots" / "pareto", formats)
 
 
 def pareto_front(
@@ -134,38 +127,28 @@ def pareto_front(
     axis: str,
     titles: Mapping[str, str],
     styles: Mapping[str, Style],
-    better: str = "max",
 ) -> Plot:
-    """A score over multiply-adds (log) of every offer; those of the front are joined, and say how many parameters they
-    have. The score's axis, of this name, goes half as far below the front as the front is high, and says how many
-    offers are worse than that. `titles` of labels, `styles` of titles. Its numbers are in pareto.csv."""
+    """Plot a score over multiply-adds (log) for every offer; the front is connected and named by its parameters, other
+    offers are faint. `axis`: title of the score; `titles` of labels, `styles` of titles."""
     figure, axes = new_figure()
-    low, high = _limits([offer.value for offer in best], better)
-    seen = [offer for offer in found if low <= offer.value <= high]
     axes.plot([o.macs for o in best], [o.value for o in best], color="#888888", linewidth=1.2, zorder=1)
-    labels = sorted({offer.label for offer in seen}, key=titles.__getitem__)
+    dominated = [offer for offer in found if offer not in best]
+    labels = sorted({offer.label for offer in found}, key=titles.__getitem__)
     for of in labels:
         style = styles[titles[of]]
-        for some, alpha, size in ((seen, 0.35, 22), (best, 1.0, 44)):
+        look = {"color": style["color"], "marker": style["marker"]}
+        for some, alpha, size in ((dominated, 0.55, 30), (best, 1.0, 44)):
             own = [offer for offer in some if offer.label == of]
-            look = {"color": style["color"], "marker": style["marker"], "linewidths": 0, "alpha": alpha}
-            axes.scatter([o.macs for o in own], [o.value for o in own], s=size, **look)
-        if len(labels) > 1:
-            axes.plot([], [], label=titles[of], color=style["color"], marker=style["marker"], linestyle="")
+            axes.scatter([o.macs for o in own], [o.value for o in own], s=size, alpha=alpha, linewidths=0, **look)
+        axes.plot([], [], label=titles[of], linestyle="", **look)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda macs, _: human_flops(macs)))
     axes.minorticks_off()
     axes.margins(0.08)
-    hidden = len(found) - len(seen)
-    axes.set_xlabel("multiply-adds of one sample" + (f" (worse ones outside: {hidden})" if hidden else ""))
+    axes.set_xlabel("multiply-adds of one sample")
     title_axis(axes.yaxis, axis)
     legend(axes)
-    name_points(axes, [(o.macs, o.value, f"{human_flops(o.parameters)} parameters") for o in best])
+    texts = [f"{human_flops(offer.parameters)} parameters" for offer in best] + [""] * len(dominated)
+    name_points(axes, [(o.macs, o.value, text) for o, text in zip((*best, *dominated), texts, strict=True)])
     return Plot(figure)
-
-
-def _limits(values: Sequence[float], better: str) -> tuple[float, float]:
-    """Of the offers that a plot of this front shows."""
-    room = (max(values) - min(values)) / 2 or abs(max(values)) / 10
-    return (min(values) - room, math.inf) if better == "max" else (-math.inf, max(values) + room)

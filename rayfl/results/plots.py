@@ -1,7 +1,7 @@
-"""Plots of runs: each function draws a figure from lines or rows, or gives None where there is nothing to see.
+"""Plots of runs, from lines or rows. Functions return None if there is nothing to plot.
 
-`curves` are the lines of every run by the name of its row; rows are drawn as means over their runs (seeds), with bands
-of ± a standard deviation. Styles, colours and names are the same in all plots of the same rows.
+`curves`: lines of every run by the name of its row. Rows are drawn as means over their runs (seeds), with bands of ± a
+standard deviation. Styles, colours and names are equal in all plots of the same rows.
 """
 
 import math
@@ -21,18 +21,18 @@ from rayfl.config.plain import short
 from rayfl.metrics import Line, label, named
 from rayfl.results.budgets import CLIENT_FLOPS, TRAFFIC, Cost, with_spent
 from rayfl.results.cells import percent, plain
-from rayfl.results.drawing import Plot, Style, legend, line_of, new_figure, panels, said, styles_of, title_axis
+from rayfl.results.drawing import Plot, Style, axis_name, legend, line_of, new_figure, panels, styles_of, title_axis
 from rayfl.results.folder import RunFolder
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judge_of, titles_of, values_of
 from rayfl.results.summary import Better, Facts
-from rayfl.results.tuned import Value, names_of, responses
+from rayfl.results.tuned import names_of, responses
 
 Curves = Mapping[str, Sequence[Sequence[Line]]]
 """Label -> its runs -> their lines."""
 
 
 def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, Plot]:
-    """Name -> plot of a comparison, of rows of runs on disk; `metric` in place of what judges them."""
+    """Return name -> plot of a comparison of runs on disk. Default metric: their judge metric."""
     metric = metric or judge_of(records)
     groups, titles, styles = by_label(records, metric), titles_of(records), named_styles(records)
     facts = facts_of(records[0])
@@ -54,9 +54,9 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
 
 
 def axis_of(facts: Facts, metric: str) -> str:
-    """What an axis of a metric is called: with the unit that tables have."""
+    """Return the axis title of a metric, with its unit."""
     score, split = facts.about(metric) or (metric, "test")
-    name = said(score, split) if metric == named(score, "mean", split) else metric.replace("_", " ")
+    name = axis_name(score, split) if metric == named(score, "mean", split) else metric.replace("_", " ")
     return with_unit(name, facts, score)
 
 
@@ -65,14 +65,13 @@ def with_unit(name: str, facts: Facts, score: str) -> str:
 
 
 def named_styles(records: Iterable[Record]) -> dict[str, Style]:
-    """Name of a row -> its style, which follows from its label."""
+    """Return name of a row -> style of its label."""
     titles = titles_of(records)
     return {titles[of]: style for of, style in styles_of(titles).items()}
 
 
 def learning_curves(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style], **look: Any) -> Plot:
-    """`metric` over rounds: mean and ± standard deviation over the runs of each row. `axis`: its name; `look` as
-    yscale, ylim."""
+    """Plot `metric` over rounds: mean ± standard deviation over runs. `axis`: its title; `look`: e.g. yscale, ylim."""
     figure, axes = new_figure()
     for name, runs in curves.items():
         _draw(axes, runs, metric, styles[name], name)
@@ -86,9 +85,8 @@ def learning_curves(curves: Curves, metric: str, axis: str, styles: Mapping[str,
 
 
 def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mapping[str, Style]) -> Plot | None:
-    """The score of the network of every capacity that clients have over rounds, a panel a capacity (FIARSE, arXiv
-    2407.19389, figure 3); nothing for one capacity, and of labels without such a number. `styles` of these labels and
-    perhaps others."""
+    """Plot the score of every trained capacity's network over rounds, one panel per capacity (FIARSE, arXiv 2407.19389,
+    figure 3). None for one capacity or one row."""
     facts = facts_of(records[0])
     score, known = facts.score, [capacity for capacity in capacities(records) if capacity in trained(records)]
     keys = [named(score, capacity) for capacity in known]
@@ -108,9 +106,9 @@ def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mappin
 
 
 def by_cost(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style], cost: Cost) -> Plot | None:
-    """`metric` over what was spent by then (SpaFL, arXiv 2406.00431, figure 2): means and ± standard deviation over the
-    runs of each row. On a log scale if rows differ by ten times; one that spends nothing is a dotted line at its last
-    value. Nothing if all spend as much."""
+    """Plot `metric` over accumulated cost (SpaFL, arXiv 2406.00431, figure 2): mean ± standard deviation over the runs
+    of each row. The cost axis is logarithmic if totals differ by more than 10x. A row without cost is a dotted line at
+    its last value. None if all costs are within 1 %."""
     found = {}
     for name, runs in curves.items():
         spent = [with_spent(lines, cost) for lines in runs]
@@ -142,9 +140,8 @@ def by_cost(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style],
 
 
 def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot | None:
-    """The test score of the network of every capacity (log2), mean and standard deviation over seeds. Markers of
-    capacities that no client has are hollow (FIARSE, arXiv 2407.19389, figure 4). `styles` of their labels and perhaps
-    others. Nothing where no network is shared."""
+    """Plot the test score by capacity (log2 axis), mean and standard deviation over seeds. Capacities without clients
+    have hollow markers (FIARSE, arXiv 2407.19389, figure 4). None without shared networks."""
     facts, titles = facts_of(records[0]), titles_of(records)
     score, known = facts.score, capacities(records)
     if not known:
@@ -160,16 +157,16 @@ def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot 
         mean = {c: statistics.fmean(found) for c, found in values.items()}
         std = [statistics.stdev(found) if len(found) > 1 else 0.0 for found in values.values()]
         axes.errorbar(list(mean), list(mean.values()), std, label=name, capsize=3, markersize=5, **style)
-        held = trained(runs)
-        rows += [[name, c, m, s, int(c in held)] for (c, m), s in zip(mean.items(), std, strict=True)]
-        new = [c for c in mean if c not in held]
+        own = trained(runs)
+        rows += [[name, c, m, s, int(c in own)] for (c, m), s in zip(mean.items(), std, strict=True)]
+        new = [c for c in mean if c not in own]
         look = {"color": style["color"], "marker": style["marker"], "markersize": 5, "markerfacecolor": "white"}
         axes.plot(new, [mean[c] for c in new], linestyle="", zorder=3, **look)
     axes.set_xscale("log", base=2)
     ticks = _apart(sorted(everywhere & set(known), reverse=True) + known)
     axes.set_xticks(ticks, [label(c) for c in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("capacity of the client" + ("" if everywhere >= set(known) else "; hollow: no client has it"))
+    axes.set_xlabel("capacity of the client" + ("" if everywhere >= set(known) else "; hollow: without clients"))
     title_axis(axes.yaxis, with_unit(score, facts, score))
     legend(axes)
     return Plot(figure, ["method", "capacity", score, "std", "trained"], rows)
@@ -178,57 +175,45 @@ def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot 
 def tuning_plots(
     trials: Sequence[Record], paths: Sequence[str], metric: str, mode: Better | Literal["auto"] = "auto"
 ) -> dict[str, Plot]:
-    """Name -> plot of the metric that a search went by over each tuned setting, a line a row: the best of all points
-    with this value, on the seeds that all points ran on. A point that failed is a gap. Nothing of a single value."""
-    titles, styles, names = titles_of(trials), named_styles(trials), names_of(paths)
-    return {
-        f"tuned_{names[path]}": plot
-        for path in paths
-        if (plot := _tuning_plot(responses(trials, path, metric, mode), names[path], trials, metric, titles, styles))
-    }
-
-
-def _tuning_plot(
-    found: Mapping[str, Mapping[Value, float]],
-    setting: str,
-    trials: Sequence[Record],
-    metric: str,
-    titles: Mapping[str, str],
-    styles: Mapping[str, Style],
-) -> Plot | None:
-    values = list(dict.fromkeys(value for heights in found.values() for value in heights))
-    numbers = sorted(value for value in values if not isinstance(value, str))
-    ordered = len(numbers) == len(values)
-    if len(values) < 2:
-        return None
-    figure, axes = new_figure()
-    for of, heights in found.items():
-        places = list(heights) if ordered else [values.index(value) for value in heights]
-        look = styles[titles[of]] if ordered else {**styles[titles[of]], "linestyle": ""}
-        axes.plot(places, list(heights.values()), label=titles[of], linewidth=1.8, markersize=5, **look)
-    if not ordered:
-        axes.set_xticks(range(len(values)), [short(value) for value in values], rotation=0 if len(values) < 5 else 30)
-    elif numbers[0] > 0 and numbers[-1] >= 8 * numbers[0]:
-        axes.set_xscale("log")
-    if ordered and len(values) <= 10:
-        axes.set_xticks(numbers, [short(value) for value in numbers])
-        axes.minorticks_off()
-    axes.set_xlabel(setting)
-    title_axis(axes.yaxis, axis_of(facts_of(trials[0]), metric))
-    legend(axes)
-    rows = [[titles[of], value, height] for of, heights in found.items() for value, height in heights.items()]
-    return Plot(figure, ["method", setting, metric], rows)
+    """Return name -> plot of the search metric over each tuned setting, one line per row: the best of all points with
+    this value, on the seeds common to all points. Failed points are gaps. Settings with one value have no plot."""
+    titles, styles, plots = titles_of(trials), named_styles(trials), {}
+    for path, setting in names_of(paths).items():
+        found = {titles[of]: heights for of, heights in responses(trials, path, metric, mode).items()}
+        values = list(dict.fromkeys(value for heights in found.values() for value in heights))
+        numbers = sorted(value for value in values if not isinstance(value, str))
+        ordered = len(numbers) == len(values)
+        if len(values) < 2:
+            continue
+        figure, axes = new_figure()
+        for name, heights in found.items():
+            places = list(heights) if ordered else [values.index(value) for value in heights]
+            look = styles[name] if ordered else {**styles[name], "linestyle": ""}
+            axes.plot(places, list(heights.values()), label=name, linewidth=1.8, markersize=5, **look)
+        if not ordered:
+            axes.set_xticks(range(len(values)), list(map(short, values)), rotation=0 if len(values) < 5 else 30)
+        elif numbers[0] > 0 and numbers[-1] >= 8 * numbers[0]:
+            axes.set_xscale("log")
+        if ordered and len(values) <= 10:
+            axes.set_xticks(numbers, list(map(short, numbers)))
+            axes.minorticks_off()
+        axes.set_xlabel(setting)
+        title_axis(axes.yaxis, axis_of(facts_of(trials[0]), metric))
+        legend(axes)
+        rows = [[name, value, height] for name, heights in found.items() for value, height in heights.items()]
+        plots[f"tuned_{setting}"] = Plot(figure, ["method", setting, metric], rows)
+    return plots
 
 
 def trained(records: Iterable[Record]) -> set[float]:
-    """The capacities that clients have in some row; a population may have others, of weight 0."""
+    """Return the capacities of clients in any row, without those of weight 0."""
     return {capacity for record in records for capacity in record["facts"]["trained"]}
 
 
 def client_histogram(scores: Mapping[str, Sequence[np.ndarray]], axis: str, styles: Mapping[str, Style]) -> Plot:
-    """How many clients reach which score (FIARSE, arXiv 2407.19389, figure 2): for each row, in a panel of its own,
-    the scores [clients] of its runs; counts are means over the runs, dashes are means of all scores. The axis, of this
-    name, goes from 0 to 1, or as far as scores do."""
+    """Plot histograms of client scores, one panel per row (FIARSE, arXiv 2407.19389, figure 2). `scores`: name ->
+    scores [clients] of each run; counts are means over runs, dashed lines means of all scores. `axis`: title of the
+    score axis, which spans 0 to 1 and all scores."""
     all = {name: np.concatenate(runs) for name, runs in scores.items()}
     ends = [0.0, 1.0, *(end for values in all.values() for end in (values.min(), values.max()))]
     edges, rows = np.linspace(min(ends), max(ends), 21), []
@@ -249,7 +234,7 @@ def client_histogram(scores: Mapping[str, Sequence[np.ndarray]], axis: str, styl
 
 
 def label_distribution(counts: np.ndarray) -> Plot:
-    """Samples of every class at every client: counts [clients, classes]; above it, samples a client."""
+    """Plot samples per class and client, counts [clients, classes], and above them samples per client."""
     clients, classes = counts.shape
     figure = Figure(figsize=(8, 1.8 + min(4.5, 0.28 * classes)), dpi=150, layout="constrained")
     top, axes = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1, max(2, 0.28 * classes)]})
@@ -266,13 +251,13 @@ def label_distribution(counts: np.ndarray) -> Plot:
 
 
 def counts_in(plots: Path) -> dict[str, np.ndarray]:
-    """Name of a plot of labels in a folder -> the counts [clients, classes] that are beside it."""
+    """Return name of a label plot in a folder -> its counts [clients, classes], from the CSV file."""
     files = sorted(plots.glob("labels*.csv"))
     return {file.stem: np.loadtxt(file, np.int64, delimiter=",", skiprows=1, ndmin=2)[:, 1:] for file in files}
 
 
 def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
-    """Of these capacities those that a log axis can name: the first, and all that are far enough from those before."""
+    """Return the capacities whose tick labels do not overlap on a log axis, in order of preference."""
     span = math.log(max(known) / min(known)) or 1.0
     chosen: list[float] = []
     for capacity in known:
@@ -282,14 +267,14 @@ def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
 
 
 def common(runs: Sequence[Sequence[Line]], metric: str) -> tuple[list[int], np.ndarray]:
-    """The rounds in which all runs have the metric [R], and its values [runs, R]."""
+    """Return the rounds [R] in which all runs have the metric, and its values [runs, R]."""
     series = [{line["round"]: line[metric] for line in lines if metric in line} for lines in runs]
     rounds = sorted(set.intersection(*map(set, series)))
     return rounds, np.array([[one[round] for round in rounds] for one in series])
 
 
 def _over_rounds(curves: Curves, metric: str) -> tuple[list[str], list[list[Any]]]:
-    """A header and a row a round: of every label the mean over its runs and, of several, the standard deviation."""
+    """Return header and one row per round: each label's mean over runs and, for several runs, standard deviation."""
     header, columns = ["round"], []
     for name, runs in curves.items():
         rounds, values = common(runs, metric)
@@ -303,7 +288,6 @@ def _over_rounds(curves: Curves, metric: str) -> tuple[list[str], list[list[Any]
 
 
 def _draw(axes: Axes, runs: Sequence[Sequence[Line]], metric: str, style: Style, name: str) -> None:
-    """`metric` over rounds: mean and standard deviation over the runs' lines."""
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     rounds, values = common(runs, metric)
     if not rounds:
@@ -314,12 +298,11 @@ def _draw(axes: Axes, runs: Sequence[Sequence[Line]], metric: str, style: Style,
 
 
 def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Over runs: of [runs, R] two of [R]. One run has no spread: 0."""
+    """Return mean and standard deviation [R] of values [runs, R]; 0 for one run."""
     return values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
 
 
 def _band(axes: Axes, x: npt.ArrayLike, mean: np.ndarray, std: np.ndarray, style: Style) -> None:
-    """± a standard deviation."""
     if std.any():
         axes.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
 
@@ -327,6 +310,6 @@ def _band(axes: Axes, x: npt.ArrayLike, mean: np.ndarray, std: np.ndarray, style
 def write_plots(
     folder: Path, records: Sequence[Record], metric: str | None = None, formats: Sequence[str] = ()
 ) -> None:
-    """`plots_of` these rows, each as .png and .csv, and in other formats."""
+    """Write the plots of these rows as .png and .csv, and in `formats`."""
     for name, plot in plots_of(records, metric).items():
         plot.write(folder / name, formats)

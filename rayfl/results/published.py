@@ -1,7 +1,7 @@
-"""The numbers that a paper printed, beside ours.
+"""Comparison with a paper's published numbers.
 
-A sweep's file may have a `published:` section; `sweep`, `compare` and `report` then end with a table of the
-published number, ours, and their difference, and say what was changed from the file.
+With a `published:` section in a sweep's file, `sweep`, `compare` and `report` end with a table of the published number,
+ours, and their difference, and list the settings changed from the file.
 """
 
 import json
@@ -19,30 +19,29 @@ from rayfl.results.summary import AMOUNTS, amounts
 from rayfl.results.tables import Table
 
 Number = float | tuple[float, float]
-"""Per cent, or an amount; with the published standard deviation, if there is one."""
+"""Published number: per cent or an amount, or a pair with its standard deviation."""
 
 
 class Published(Config):
     """The `published:` section of a sweep."""
 
     source: str
-    """Which table or figure, of which paper."""
+    """Paper and table or figure."""
     note: str = ""
-    """What this file does otherwise than the paper, if anything."""
+    """Differences of this file from the paper."""
     numbers: dict[str, Annotated[dict[str, Number], Field(min_length=1)]] = Field(min_length=1)
-    """Our metric -> row -> the published number. A metric is a key of result.json, and the number in per cent, or as it
-    is if less is better; or it is one of `AMOUNTS`: gbit, what was communicated in 10^9 bits, or client_macs,
-    multiply-adds of training a client."""
+    """Metric -> row -> published number. A metric is a key of result.json (number in per cent, or plain if less is
+    better), `gbit` (communication in 10^9 bits) or `client_macs` (multiply-adds of training per client)."""
 
 
 def in_config(published: Published, changed: Sequence[str]) -> str:
-    """The section, and what was changed from the file, as a sweep's configuration keeps them: one text, for rows
-    and metrics may have dots in their names, and what keeps flat parameters separates by dots."""
+    """Return the section and the changed settings as one JSON text for a sweep's configuration. It is one text because
+    names of rows and metrics may contain dots, which separate flat parameters."""
     return json.dumps({"section": published.model_dump(mode="json"), "changed": list(changed)})
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[Published | None, list[str]]:
-    """What `in_config` put into a sweep's configuration, or into its parameters in MLflow."""
+    """Return what `in_config` stored in a sweep's configuration, or in its parameters in MLflow."""
     if "published" not in config:
         return None, []
     kept = json.loads(config["published"])
@@ -50,9 +49,8 @@ def from_config(config: Mapping[str, Any]) -> tuple[Published | None, list[str]]
 
 
 def table(published: Published, records: Sequence[Record]) -> Table:
-    """One line a row and metric: per cent; the difference in points, and in standard deviations of ours over
-    the seeds (and the published one's, if it is known). Of amounts and losses the difference in per cent of the
-    published one."""
+    """Return a table with one line per row and metric. Scores in per cent, with the difference in points and standard
+    deviations (over seeds, and published if known); amounts and losses with the difference in per cent."""
     metrics, groups, titles = list(published.numbers), by_label(records), titles_of(records)
     shares = {metric for metric in metrics if _is_share(metric, records)}
     mixed = len(shares) < len(metrics)
@@ -97,8 +95,8 @@ def _amounts(ours: Sequence[float], theirs: float) -> list[str]:
 
 
 def caption(published: Published, changed: Sequence[str]) -> list[str]:
-    """What the table is of, and what was changed, shortened most of all."""
-    lines = [f"beside {published.source}" + (f" ({published.note})" if published.note else "")]
+    """Return the source of the numbers and the settings changed from the file."""
+    lines = [f"Compared with {published.source}" + (f" ({published.note})" if published.note else "")]
     return lines + ([f"changed from the file: {', '.join(changed)}"] if changed else [])
 
 

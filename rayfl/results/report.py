@@ -1,4 +1,4 @@
-"""What a run or a comparison leaves in its folder for people: tables, plots, a paper's numbers beside ours."""
+"""Reports of runs and sweeps: tables, plots, and comparison with published numbers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,8 +26,7 @@ Notify = Callable[[str], None]
 
 
 def write_report(found: Findings, notify: Notify, formats: Sequence[str] = ()) -> None:
-    """Tables and plots of the best rows, and of what the search tried, into their folder; plots as PNG and in
-    `formats`."""
+    """Write tables and plots of the best rows and of the search into their folder; plots as PNG and in `formats`."""
     folder, best, judge = found.folder, found.best, found.judge
     write_tables(folder, best, judge, found.tuned)
     write_equal_cost(folder, best)
@@ -46,7 +45,7 @@ def write_report(found: Findings, notify: Notify, formats: Sequence[str] = ()) -
 
 
 def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
-    """The plot of who holds which classes."""
+    """Write the plot of the classes of each client's data."""
     goal = experiment.data.goal
     counts = label_counts(experiment.federate(arrays).train, goal.labels(arrays.train), goal.kinds)
     label_distribution(counts).write(path)
@@ -55,8 +54,7 @@ def write_labels(path: Path, experiment: Experiment, arrays: Arrays) -> None:
 def report_on(
     folder: Path, metric: str | None, notify: Notify, formats: Sequence[str] = (), html: bool = False
 ) -> Findings:
-    """Everything again, from a folder of runs, with the best rows by `metric`, or by what a sweep was tuned by; and one
-    HTML page of it."""
+    """Rebuild tables and plots, with `html` also the page, from a folder of runs. Default metric: the sweep's."""
     found = found_in(folder, metric)
     write_report(found, notify, formats)
     if html:
@@ -67,7 +65,7 @@ def report_on(
 
 
 def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> "dict[str, Figure]":
-    """Name -> figure, of all plots of these rows, for a notebook; with one run's `experiment` of its networks too."""
+    """Return name -> figure of all plots of these rows, for notebooks; with `experiment`, also of a run's networks."""
     plots = plots_of(rows) | over_rounds(rows)
     if experiment is not None:
         plots |= of_networks(_deployed(experiment, Path(rows[0]["path"]), lambda text: None))
@@ -75,8 +73,8 @@ def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> "di
 
 
 def deployments(folder: Path, notify: Notify) -> Deployments:
-    """What a device of every capacity runs after a run's newest whole checkpoint, largest capacity first. No data are
-    loaded. A ConfigError where there is no checkpoint, or one of another configuration."""
+    """Return capacity -> deployed network from a run's newest complete checkpoint, largest capacity first. No data are
+    loaded. Raise ConfigError without a checkpoint or with one of another configuration."""
     run = RunFolder.open(folder)
     run.require_version()
     return _deployed(read_experiment(run.config, str(folder / "config.json")), folder, notify)
@@ -85,6 +83,6 @@ def deployments(folder: Path, notify: Notify) -> Deployments:
 def _deployed(experiment: Experiment, folder: Path, notify: Notify) -> Deployments:
     found = latest(folder / "checkpoints", experiment.result_config(), notify, client_states=False)
     if found is None:
-        raise ConfigError(f"{folder}: has no checkpoint")
+        raise ConfigError(f"{folder}: the run has no checkpoint")
     method = experiment.bound()
     return {c: method.deploy(found.state, found.round, c) for c in experiment.clients.all_capacities}

@@ -1,7 +1,7 @@
-"""Which rows count.
+"""Selection of rows.
 
 A row (`RunFolder.record`, or the same read back from MLflow) is one run: `label`, `title`, `seed`, `params`, `facts`,
-and the numbers of its result.json. Rows of a label are seeds of one method.
+and the numbers of its result.json. Rows with one label are seeds of one method.
 """
 
 import math
@@ -21,13 +21,12 @@ def facts_of(record: Record) -> Facts:
 
 
 def judged(records: Iterable[Record]) -> list[Record]:
-    """The rows that have a number for the metric that they are judged by."""
+    """Return the rows that have a number for their own judge metric."""
     return [record for record in records if record["facts"]["judge"] in record]
 
 
 def judge_of(records: Sequence[Record]) -> str:
-    """What these rows are compared by, where no sweep says it: the first of their judges that all of them have a number
-    for, so clients' own accuracy if only some are judged by that; else the first."""
+    """Return the metric that compares rows outside a sweep: the first judge metric of all, otherwise the first."""
     judges = list(dict.fromkeys(record["facts"]["judge"] for record in records))
     shared = (judge for judge in judges if all(judge in record for record in judged(records)))
     return next(shared, judges[0])
@@ -36,11 +35,11 @@ def judge_of(records: Sequence[Record]) -> str:
 def best_trials(
     records: Iterable[Record], metric: str | None = None, mode: Better | Literal["auto"] = "auto"
 ) -> list[Record]:
-    """The rows of each label's best point: the parameters, but the seed, with the best mean of `metric`; unless given,
-    of what each row is judged by. `mode`: which end of it is best; auto: the good end, as rows state it.
+    """Return the rows of each label's best point: the parameters except the seed with the best mean of `metric`.
+    Default: each row's judge metric. `mode`: the better direction; auto: as the rows' facts state.
 
-    Points that ran on more seeds come first: a sweep confirms only the best of its first seed on the others.
-    Rows without a finite `metric` (failed, stopped early) count for no point. Of equals, the first.
+    Points with more seeds rank first, because a sweep confirms only the best points of its first seed on the others.
+    Rows without a finite `metric` (failed, stopped early) are ignored. Ties go to the first point.
     """
     points: dict[str, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -56,7 +55,7 @@ def best_trials(
 
 
 def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:
-    """The rows of each label by seed; labels from the best mean of the metric to the worst, those without any last."""
+    """Return each label's rows ordered by seed; labels from best to worst mean of the metric, without a number last."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record["label"]].append(record)
@@ -71,12 +70,12 @@ def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[s
 
 
 def capacities(records: Iterable[Record]) -> list[float]:
-    """The capacities whose networks were judged on the global test set in some row, largest first."""
+    """Return the capacities with a score on the global test set in any row, largest first."""
     return sorted({c for row in records for c in row["facts"]["capacities"] if _capacity(row, c) in row}, reverse=True)
 
 
 def point_of(record: Record) -> tuple:
-    """What tells the points of a search apart: all parameters but the seed, as text, as MLflow keeps them."""
+    """Return the identity of a search point: all parameters except the seed, as text, as MLflow stores them."""
     return tuple(sorted((k, str(v)) for k, v in record["params"].items() if k != "seed"))
 
 
@@ -89,7 +88,7 @@ def mean_of(records: Iterable[Record], key: str) -> float:
 
 
 def titles_of(records: Iterable[Record]) -> dict[str, str]:
-    """Label -> the name that people read: its title, with the label where another row has the same one."""
+    """Return label -> displayed name: the title, followed by the label if titles are equal."""
     titles = {record["label"]: record["title"] for record in records}
     shared = {title for title, count in Counter(titles.values()).items() if count > 1}
     return {label: f"{title} ({label})" if title in shared else title for label, title in titles.items()}

@@ -1,17 +1,17 @@
-"""Tables, plots and sentences of a scale study, from its rows: one a point, numbers by name.
+"""Tables, plots and sentences of a scale study, from one row of named numbers per point.
 
-A row has the point (clients, cohort, actors, nodes, cpus of an actor) and what was measured there:
+A row has the point (clients, cohort, actors, nodes, cpus of an actor) and its measurements:
 
     first_seconds         from the run's start to the end of its first round
-    seconds               of a round, the median
-    rounds_per_second, clients_per_second, client_seconds    the same as rates, and for one client of the cohort
-    server_cpu_seconds    CPU of the server's process in a round
-    client_cpu_seconds    CPU of the client actors for one client of the cohort
-    *_peak                most bytes that a process had in memory: driver, server, the largest client actor
-    *_own                 bytes that are nobody else's at the end: of the driver what the run added, server, mean actor
-    data_bytes            the arrays of the data set, of which the driver has a copy of its own
-    store_bytes           most bytes in the object stores of all nodes, after a round
-    bytes_down, bytes_up  what a round sends to clients and back
+    seconds               median seconds per round
+    rounds_per_second, clients_per_second, client_seconds    the same as rates, and per client of the cohort
+    server_cpu_seconds    CPU time of the server process per round
+    client_cpu_seconds    CPU time of the client actors per client of the cohort
+    *_peak                peak memory of a process in bytes: driver, server, the largest client actor
+    *_own                 unshared memory at the end in bytes: driver (growth during the run), server, mean actor
+    data_bytes            size of the data set's arrays, of which the driver has its own copy
+    store_bytes           peak size of the object stores of all nodes after a round
+    bytes_down, bytes_up  bytes per round to clients and back
 """
 
 import json
@@ -30,7 +30,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "first_seconds": ("first", human_time),
     "rounds_per_second": ("rounds/s", "{:.3g}".format),
     "clients_per_second": ("clients/s", "{:.4g}".format),
-    "client_seconds": ("ms a client", lambda seconds: f"{1000 * seconds:.3g}"),
+    "client_seconds": ("ms per client", lambda seconds: f"{1000 * seconds:.3g}"),
     "client_cpu_seconds": ("CPU ms", lambda seconds: f"{1000 * seconds:.3g}"),
     "server_cpu_seconds": ("server CPU s", "{:.3g}".format),
     "driver_peak": ("driver", human_bytes),
@@ -40,10 +40,10 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "bytes_down": ("down", human_bytes),
     "bytes_up": ("up", human_bytes),
 }
-"""Of a table, beside the value on the axis: name -> title and how a number is shown."""
+"""Columns after the value on the axis: name -> title and formatter."""
 
 PARALLEL = ("actors", "nodes")
-"""Axes along which the work of a round stays the same."""
+"""Axes along which the work of a round is constant."""
 HOLDERS = {
     "driver_peak": "driver",
     "server_peak": "server",
@@ -54,7 +54,7 @@ MEGABYTE = 1e6
 
 
 def table(axis: str, rows: Sequence[Row]) -> Table:
-    """A line a row; along actors and nodes the efficiency too."""
+    """Return a table with one line per row; for actors and nodes with the efficiency."""
     header = [axis, *(title for title, _ in COLUMNS.values())]
     cells = [[f"{row[axis]:,}", *(shown(row[name]) for name, (_, shown) in COLUMNS.items())] for row in rows]
     if axis in PARALLEL:
@@ -64,70 +64,67 @@ def table(axis: str, rows: Sequence[Row]) -> Table:
 
 
 def efficiency(rows: Sequence[Row]) -> list[float]:
-    """What a CPU that client actors were given does, as a share of what one does in the first row."""
+    """Return clients per second and CPU of the client actors, relative to the first row."""
     rates = [row["clients_per_second"] / (row["actors"] * row["cpus"]) for row in rows]
     return [rate / rates[0] for rate in rates]
 
 
 def idle_bytes(rows: Sequence[Row]) -> dict[str, float]:
-    """What one more idle client takes beyond its data, by who holds it: from the first and the last row of the axis of
-    clients."""
+    """Return process -> bytes per additional idle client beyond its data, from the first and last row."""
     few, many = rows[0], rows[-1]
     more = many["clients"] - few["clients"]
     data = many["data_bytes"] - few["data_bytes"]
     copies = {"driver": ("driver_own", 1), "server": ("server_own", 0), "client actor": ("actor_own", 0)}
-    return {who: (many[name] - few[name] - copy * data) / more for who, (name, copy) in copies.items()}
+    return {process: (many[name] - few[name] - copy * data) / more for process, (name, copy) in copies.items()}
 
 
 def findings(found: Mapping[str, Sequence[Row]]) -> list[str]:
-    """What the rows of every axis say, in a sentence each."""
-    said = []
+    """Return sentences that summarise the rows of every axis."""
+    sentences = []
     for axis, rows in found.items():
         if len(rows) < 2:
             continue
         few, many = rows[0], rows[-1]
         if axis == "clients":
-            held = ", ".join(f"{max(size, 0):.0f} B in the {who}" for who, size in idle_bytes(rows).items())
+            sizes = ", ".join(f"{max(size, 0):.0f} B in the {process}" for process, size in idle_bytes(rows).items())
             long, work = (amount(many) / amount(few) for amount in (lambda row: row["seconds"], _cpu))
-            said.append(f"One more idle client takes, beyond its data, {held}.")
-            said.append(
-                f"A round among {many[axis]:,} clients takes {long:.2f}x as long as among {few[axis]:,}, "
-                f"and {work:.2f}x as much CPU."
+            sentences.append(f"Memory per additional idle client, without its data: {sizes}.")
+            sentences.append(
+                f"With {many[axis]:,} instead of {few[axis]:,} clients a round takes {long:.2f}x the time and "
+                f"{work:.2f}x the CPU time."
             )
         elif axis == "cohort":
             grown = [f"{HOLDERS[name]} {many[name] / few[name]:.2f}x" for name in ("server_peak", "actor_peak")]
-            said.append(
-                f"With a cohort of {many[axis]:,} in place of {few[axis]:,} peaks of memory: {', '.join(grown)}."
+            sentences.append(
+                f"Peak memory with a cohort of {many[axis]:,} instead of {few[axis]:,}: {', '.join(grown)}."
             )
         else:
             rate = many["clients_per_second"] / few["clients_per_second"]
-            said.append(f"{many[axis]:,} {axis} in place of {few[axis]:,}: {rate:.2f}x as many clients a second.")
-    return said
+            sentences.append(f"{many[axis]:,} {axis} instead of {few[axis]:,}: {rate:.2f}x the clients per second.")
+    return sentences
 
 
 def _cpu(row: Row) -> float:
-    """Seconds of CPU that a round takes, of the server and of all client actors."""
     return row["server_cpu_seconds"] + row["cohort"] * row["client_cpu_seconds"]
 
 
 def plots(axis: str, rows: Sequence[Row]) -> dict[str, Plot]:
-    """Seconds of a round along clients and cohort, clients a second along actors and nodes; and memory. Nothing of a
-    single row."""
+    """Return name -> plot of speed and of memory; {} for a single row."""
     if len(rows) < 2:
         return {}
     speed = "clients_per_second" if axis in PARALLEL else "seconds"
-    title = "clients a second" if axis in PARALLEL else "seconds of a round"
+    title = "clients per second" if axis in PARALLEL else "seconds per round"
     memory = {name: [row[name] / MEGABYTE for row in rows] for name in HOLDERS}
     return {
         f"{axis}_speed": _plot(axis, rows, {speed: [row[speed] for row in rows]}, {speed: title}, title),
-        f"{axis}_memory": _plot(axis, rows, memory, HOLDERS, "MB at most"),
+        f"{axis}_memory": _plot(axis, rows, memory, HOLDERS, "peak MB"),
     }
 
 
 def _plot(
     axis: str, rows: Sequence[Row], series: Mapping[str, Sequence[float]], names: Mapping[str, str], title: str
 ) -> Plot:
-    """Lines over the axis from 0, which a logarithmic scale of the values on the axis spreads."""
+    """Plot lines over a logarithmic axis; y starts at 0."""
     figure, axes = new_figure()
     values = [row[axis] for row in rows]
     for i, (name, line) in enumerate(series.items()):
@@ -143,7 +140,7 @@ def _plot(
 
 
 def write_scaling(folder: Path, found: Mapping[str, Sequence[Row]]) -> None:
-    """scale.json, scale.csv, scale.md and plots/ of the rows of every axis."""
+    """Write scale.json, scale.csv, scale.md and plots/ of the rows of every axis."""
     rows = {json.dumps(row): row for some in found.values() for row in some}
     write_json(folder / "scale.json", {"axes": found, "findings": findings(found)})
     names = list(next(iter(rows.values()), {}))

@@ -1,4 +1,4 @@
-"""What a cluster does now, as tables for a terminal."""
+"""Current state of a cluster as tables for a terminal."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +12,7 @@ from rayfl.results.folder import runs
 
 
 def trials(running: Sequence[RunStatus]) -> dict[str, dict[str, int]]:
-    """Study -> how many of its trials finished, failed, stopped, run, and are still to come. Of a study whose folder
-    this node does not see, only those that run are known."""
+    """Return study -> number of trials by status; only running ones if this node cannot read the study's folder."""
     found = {}
     for study in dict.fromkeys(run.about.study for run in running):
         mine = [run for run in running if run.about.study == study]
@@ -27,16 +26,16 @@ def trials(running: Sequence[RunStatus]) -> dict[str, dict[str, int]]:
 
 
 def nodes_table(nodes: Sequence[Node], running: Sequence[RunStatus]) -> Table:
-    """A row a node: what is taken of its CPUs and GPUs, and its client actors, by GPU."""
+    """Return a table with one row per node: CPUs and GPUs in use, and client actors by GPU."""
     table = Table("node", "CPUs", "GPUs", "client actors", box=None, title="nodes", title_justify="left")
     for node in nodes:
         if not node.is_alive:
             table.add_row(node.address, "", "", "dead", style="dim")
             continue
-        held = Counter(
+        by_gpu = Counter(
             gpu for run in running for place in run.places if place.node == node.id for gpu in place.gpus or [""]
         )
-        actors = ", ".join(f"{count} on GPU {gpu}" if gpu else f"{count}" for gpu, count in sorted(held.items()))
+        actors = ", ".join(f"{count} on GPU {gpu}" if gpu else f"{count}" for gpu, count in sorted(by_gpu.items()))
         table.add_row(
             node.address,
             f"{node.cpus_taken:g} of {node.cpus:g}",
@@ -47,7 +46,6 @@ def nodes_table(nodes: Sequence[Node], running: Sequence[RunStatus]) -> Table:
 
 
 def runs_table(running: Sequence[RunStatus]) -> Table:
-    """A row a run."""
     table = Table(
         "run", "study", "round", "left", "client actors", "deaths", box=None, title="runs", title_justify="left"
     )

@@ -1,4 +1,4 @@
-"""Studies side by side, as `rayfl compare` shows them: their tuned rows, and what can be said of the differences."""
+"""Comparison of studies for `rayfl compare`: tuned rows and the significance of differences."""
 
 import math
 from collections import defaultdict
@@ -12,37 +12,36 @@ from rayfl.results.spread import Difference, by_seed, difference
 from rayfl.results.tuned import Best, tuned
 
 HARDWARE = ("run.", "listeners.")
-"""Settings that do not change what a run finds begin so."""
+"""Prefixes of settings that do not change results."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A sweep, and its trials."""
+    """A sweep and its trials."""
 
     sweep: Record
     trials: Sequence[Record]
 
     @property
     def runs(self) -> list[Record]:
-        """The trials that finished."""
         return [trial for trial in self.trials if trial["status"] == "finished"]
 
-    def best(self, metric: str | None) -> tuple[list[Record], dict[str, Best]]:
-        """The rows of each label's best point, by `metric` or what it was tuned by, and what the search found."""
+    def best(self) -> tuple[list[Record], dict[str, Best]]:
+        """Return the rows of each label's best point, by the sweep's metric, and the search results."""
         params, paths = self.sweep["params"], facts_of(self.sweep).tuned
-        search = metric or params.get("search.metric"), params.get("search.mode", "auto")
+        search = params.get("search.metric"), params.get("search.mode", "auto")
         best = best_trials(self.runs, *search)
         return best, tuned(best, self.trials, paths, *search)
 
 
 def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[list[Record], str, dict[str, Best]]:
-    """The best rows of all studies, chosen by `metric` or what each study was tuned by; what they are ranked by; and
-    what the searches found, if all tried the same settings. Labels of several studies begin with the study's."""
+    """Return the best rows of all studies, the metric that ranks them, and the search results if all studies tuned the
+    same settings. `metric`: ranks the rows. With several studies, labels begin with the study's name."""
     best: list[Record] = []
     found: dict[str, Best] = {}
     for name, study in zip(_names(studies), studies, strict=True):
         before = f"{name}/" if len(studies) > 1 else ""
-        rows, chosen = study.best(metric)
+        rows, chosen = study.best()
         best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in rows]
         found |= {before + label: point for label, point in chosen.items()}
     judges = {study.sweep["facts"]["judge"] for study in studies}
@@ -52,7 +51,7 @@ def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[l
 
 
 def _names(studies: Sequence[Study]) -> list[str]:
-    """Of equal names the second is "quickstart (2)"."""
+    """Return unique names: the second "quickstart" becomes "quickstart (2)"."""
     names: list[str] = []
     for study in studies:
         name = study.sweep["label"]
@@ -62,8 +61,7 @@ def _names(studies: Sequence[Study]) -> list[str]:
 
 
 def differences_said(best: Sequence[Record], metric: str) -> list[str]:
-    """A sentence for each two rows that their seeds do not tell apart: the best and any other, and neighbours in
-    rank."""
+    """Return a sentence for each pair, of the best row and another or of neighbours, without significant difference."""
     groups = by_label(best, metric)
     found = {label: seeds for label, rows in groups.items() if (seeds := by_seed(rows, metric))}
     if not found:
@@ -71,33 +69,33 @@ def differences_said(best: Sequence[Record], metric: str) -> list[str]:
     labels, titles, amount = list(found), titles_of(best), _amount(best, metric)
     pairs = dict.fromkeys([*((labels[0], other) for other in labels[1:]), *pairwise(labels)])
     between = {(one, other): difference(found[one], found[other]) for one, other in pairs}
-    said = [
-        f"{titles[one]} and {titles[other]} are not told apart: they differ by {_why(apart, amount)}"
+    notes = [
+        f"No significant difference between {titles[one]} and {titles[other]}: {_why(apart, amount)}"
         for (one, other), apart in between.items()
         if apart.is_clear is False
     ]
     if any(apart.is_clear is None for apart in between.values()):
-        said.append("rows of one seed each: whether they differ is not known; give search.seeds more")
-    return said
+        notes.append("Differences between rows with one seed each cannot be tested; add seeds to search.seeds")
+    return notes
 
 
 def _why(apart: Difference, amount: Callable[[float], str]) -> str:
     if apart.p is not None:
         return f"{amount(abs(apart.by))} over {apart.seeds} seeds, p = {apart.p:.2g} (paired t-test)"
     assert apart.spread is not None
-    return f"{amount(abs(apart.by))}, and runs of one row by {amount(apart.spread)}"
+    return f"{amount(abs(apart.by))}, against {amount(apart.spread)} between seeds"
 
 
 def _amount(rows: Sequence[Record], metric: str) -> Callable[[float], str]:
-    """How a difference is written: of scores that are shares in points, as tables have per cent."""
+    """Return the formatter of differences: percentage points for fractions, plain numbers otherwise."""
     facts = facts_of(rows[0])
     is_share = facts.about(metric) is not None and facts.better(metric) == "max"
     return (lambda value: f"{100 * value:.2f} points") if is_share else "{:.4g}".format
 
 
 def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
-    """What different types of machines do to these runs: whether their bits may differ, and by how much `metric` did
-    where a run was repeated, with the same configuration and seed."""
+    """Return notes on runs from several types of machines: that bits may differ, and the largest difference of `metric`
+    between runs with equal configuration and seed."""
     made = [(run, Made(**run["made"][0])) for run in runs if run["made"]]
     kinds: list[Made] = []
     for _, one in made:
@@ -106,7 +104,7 @@ def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
     if len(kinds) < 2:
         return []
     runs = [run for run, _ in made]
-    said = [f"made on {len(kinds)} types of machines, where bits may differ: {'; '.join(map(_machine, kinds))}"]
+    notes = [f"Runs used {len(kinds)} types of machines, so bits may differ: {'; '.join(map(_machine, kinds))}"]
     same: dict[tuple, list[tuple[Record, Made]]] = defaultdict(list)
     for run, one in made:
         if math.isfinite(run.get(metric, math.nan)):
@@ -120,8 +118,8 @@ def machines_said(runs: Iterable[Record], metric: str) -> list[str]:
     ]
     if apart:
         most = _amount(runs, metric)(max(apart))
-        said.append(f"{metric} of runs that were repeated on another type differs by at most {most}")
-    return said
+        notes.append(f"{metric} of runs repeated on another type of machine differs by at most {most}")
+    return notes
 
 
 def _configuration(run: Record) -> tuple:

@@ -1,16 +1,16 @@
-"""What the submodels of a run are made of: figures of NeFL (arXiv 2308.07761), FIARSE (2407.19389), SpaFL (2406.00431).
+"""Plots of a run's submodels, after figures of NeFL (arXiv 2308.07761), FIARSE (2407.19389) and SpaFL (2406.00431).
 
-Over rounds, of lines:
+Over rounds, from lines:
 
-    submodels   the score of every capacity's network, where clients share one
-    layers      of masked networks that are clients' own: share of every layer that they keep (SpaFL's figure 3)
-    shares      of masked networks: share of the dense network's multiply-adds and parameters, by capacity
+    submodels   score of every capacity's shared network
+    layers      clients' own masked networks: density of every layer (SpaFL's figure 3)
+    shares      masked networks: fraction of the dense network's multiply-adds and parameters, by capacity
 
-Of networks, of what `Method.deploy` gives a device of a capacity:
+Of networks, from `Method.deploy`:
 
-    weights     mean |w| of every convolution and linear layer, by capacity (NeFL's figure 5a); of masked ones, of what
-                is left
-    kept        of masked networks: share of every layer that is left, by capacity
+    weights     mean |w| of every convolution and linear layer, by capacity (NeFL's figure 5a); masked layers: of the
+                remaining weights
+    kept        masked networks: density of every layer, by capacity
     steps       learned step sizes of the residual branches, by capacity
 """
 
@@ -28,16 +28,16 @@ from rayfl.results.rows import Record, by_label, capacities, facts_of
 from rayfl.results.summary import DENSITY
 
 Deployments = Mapping[float, Deployment]
-"""Capacity -> what a device of this capacity runs, largest first."""
+"""Capacity -> deployed network, largest first."""
 
 Profile = Mapping[float, Mapping[str, float]]
-"""Capacity -> module path -> a number, for what its network has, in the network's order."""
+"""Capacity -> module path -> number, in the network's order."""
 
 TICKS = 60
-"""Names that fit below a plot."""
+"""Maximum number of tick labels below a plot."""
 
 SHARES = (0.0, 1.03)
-"""Limits of an axis of shares."""
+"""Limits of an axis of fractions."""
 
 
 def write_submodels(
@@ -48,10 +48,10 @@ def write_submodels(
     metric: str = "accuracy_mean",
     formats: Sequence[str] = (),
 ) -> None:
-    """The figures of each label into `folder`/plots/<label>, or into `folder`/plots if it is that run's own.
+    """Write each label's plots into `folder`/plots/<label>, or into `folder`/plots for a single run's folder.
 
-    What is over rounds is a mean over the label's rows (seeds), the others are of the one with the best `metric`:
-    `deployments` gives its networks, or raises a ConfigError that says why they cannot be had, which `say` is told.
+    Plots over rounds are means over the label's rows (seeds). Plots of networks are of the row with the best `metric`:
+    `deployments` returns its networks; its ConfigError is passed to `notify`.
     """
     for name, rows in by_label(records, metric).items():
         sign = 1 if facts_of(rows[0]).better(metric) == "max" else -1
@@ -62,18 +62,17 @@ def write_submodels(
         try:
             deployed = deployments(best)
         except ConfigError as error:
-            notify(f"{error}; no plots of its weights")
+            notify(f"{error}; plots of its weights are skipped")
             continue
         if all(d.is_start for d in deployed.values()):
-            notify(f"{best}: every client has a network of its own; no plots of its weights")
+            notify(f"{best}: every client has its own network; plots of weights are skipped")
             continue
         for of, plot in of_networks(deployed).items():
             plot.write(plots / of, formats)
 
 
 def over_rounds(records: Sequence[Record]) -> dict[str, Plot]:
-    """Name -> plot of what the networks of one label became over rounds: means over the rows, which are of runs on
-    disk. What there is nothing of is left out."""
+    """Return name -> plot of one label's networks over rounds, as means over its rows; only plots with data."""
     runs = [RunFolder.open(row["path"]).rounds() for row in records]
     facts = facts_of(records[0])
     shades = shades_of(facts.capacities)
@@ -88,11 +87,11 @@ def over_rounds(records: Sequence[Record]) -> dict[str, Plot]:
 
 
 def of_networks(deployed: Deployments) -> dict[str, Plot]:
-    """Name -> plot of networks. What there is nothing of is left out."""
+    """Return name -> plot of networks; only plots with data."""
     shades = shades_of(deployed)
     found = {
         "weights": profile_plot(weights(deployed), "layer", "mean |weight|", shades),
-        "kept": profile_plot(kept(deployed), "layer", "weights that are left %", shades),
+        "kept": profile_plot(kept(deployed), "layer", "remaining weights %", shades),
         "steps": profile_plot(steps(deployed), "residual branch", "step size", shades),
     }
     return {name: plot for name, plot in found.items() if plot is not None}
@@ -102,8 +101,7 @@ def of_networks(deployed: Deployments) -> dict[str, Plot]:
 
 
 def weights(deployed: Deployments) -> Profile:
-    """Mean absolute value of the weight of every convolution and linear layer that is not frozen: its L1 norm a weight
-    that is left."""
+    """Return the mean absolute (remaining) weight of every convolution and linear layer that is not frozen."""
     return {
         c: {path: _mean_weight(d, f"{path}.weight") for path in d.net.layers if f"{path}.weight" in d.params}
         for c, d in deployed.items()
@@ -111,12 +109,12 @@ def weights(deployed: Deployments) -> Profile:
 
 
 def kept(deployed: Deployments) -> Profile:
-    """Share of the weight of every masked layer that is left, of masked networks."""
+    """Return the fraction of remaining weights of every masked layer."""
     return {capacity: d.present.layers for capacity, d in deployed.items() if d.masked}
 
 
 def steps(deployed: Deployments) -> Profile:
-    """The step size of every residual branch, by the path of the branch: a network's only parameters without axes."""
+    """Return the step size of every residual branch by its path: the only scalar parameters of a network."""
     return {
         capacity: {
             name.rpartition(".")[0].rpartition(".")[0]: d.params[name].item()
@@ -128,8 +126,8 @@ def steps(deployed: Deployments) -> Profile:
 
 
 def profile_plot(profile: Profile, what: str, value: str, shades: Mapping[float, Style]) -> Plot | None:
-    """Numbers of modules, a line a capacity, a gap where its network has no such module; None without numbers. `what`
-    are the modules, `value` the numbers; `shades` of these capacities and perhaps others."""
+    """Plot numbers of modules, one line per capacity, with gaps for missing modules; None without numbers. `what`:
+    title of the modules, `value`: title of the numbers; `shades`: at least of these capacities."""
     names = list(dict.fromkeys(name for of_capacity in profile.values() for name in of_capacity))
     if not names:
         return None
@@ -149,7 +147,7 @@ def profile_plot(profile: Profile, what: str, value: str, shades: Mapping[float,
 
 
 def _mean_weight(deployed: Deployment, name: str) -> float:
-    """0 of a masked weight of which nothing is left."""
+    """Return the mean absolute weight; 0 if a mask leaves nothing."""
     weight = deployed.params[name].abs()
     if name in deployed.masked:
         weight = weight[weight > 0]
@@ -166,16 +164,16 @@ def submodel_curves(
     shades: Mapping[float, Style],
     axis: str,
 ) -> Plot | None:
-    """Test score of the network of every capacity over rounds: mean and ± standard deviation over the runs' lines.
-    `shades` of these capacities and perhaps others; `axis`: the score's name."""
+    """Plot the test score of every capacity's network over rounds: mean ± standard deviation over runs. `shades`: at
+    least of these capacities; `axis`: title of the score."""
     keys = {_legend(capacity): named(score, capacity) for capacity in capacities}
     styles = {_legend(capacity): shades[capacity] for capacity in capacities}
     return learning_curves(_curves(runs, keys, score), score, axis, styles) if keys else None
 
 
 def layer_curves(runs: Sequence[Sequence[Line]]) -> Plot | None:
-    """What clients' own masked networks keep of every layer over rounds, and the mean over layers: means over clients,
-    then over the runs. Nothing without such networks."""
+    """Plot the density of every layer of clients' own masked networks over rounds, and the mean over layers: means over
+    clients, then over runs. None without such networks."""
     start = f"{DENSITY}_"
     found = dict.fromkeys(key for lines in runs for line in lines for key in line if key.startswith(start))
     keys = {key.removeprefix(start): key for key in found} | {"mean of the layers": DENSITY}
@@ -186,8 +184,8 @@ def layer_curves(runs: Sequence[Sequence[Line]]) -> Plot | None:
 def share_curves(
     runs: Sequence[Sequence[Line]], capacities: Sequence[float], shades: Mapping[float, Style]
 ) -> Plot | None:
-    """Shares of the dense network's multiply-adds (lines) and parameters (dashes) that the masked networks of these
-    capacities have, over rounds. `shades` of these capacities and perhaps others. Nothing without such networks."""
+    """Plot masked networks' fractions of the dense network's multiply-adds (solid) and parameters (dashed) over rounds,
+    by capacity. `shades`: at least of these capacities. None without such networks."""
     found = {key for lines in runs for line in lines for key in line}
     keys, styles = {}, {}
     for capacity in capacities:
@@ -201,7 +199,7 @@ def share_curves(
 
 
 def _curves(runs: Sequence[Sequence[Line]], keys: Mapping[str, str], name: str) -> dict[str, list[list[Line]]]:
-    """For every legend the lines of every run that have its key, under the same `name`."""
+    """Return legend -> lines of every run with the legend's key, renamed to `name`."""
     return {
         legend: [[{"round": line["round"], name: line[key]} for line in lines if key in line] for lines in runs]
         for legend, key in keys.items()

@@ -1,4 +1,4 @@
-"""What is known of a run when it is made (`Facts`), and what came out when it ended (`summary`)."""
+"""Facts of a run, known at its start (`Facts`), and its result at the end (`summary`)."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,47 +11,47 @@ from rayfl.metrics import ENDS, ROUND, SPLITS, TOTALS, Line, evaluated, named
 Better = Literal["max", "min"]
 
 KINDS = ("", "best_", "last5_")
-"""A number of an evaluation in a result: the last one, the best of all, the mean of the last five."""
+"""Prefixes of scores in a result: last evaluation, best evaluation, mean of the last five."""
 
 AT_BEST_SERVER = "_at_best_server"
-"""Ends the name of clients' own score, over their samples, in the round in which the server's was best
-(`local_accuracy_samples_at_best_server`): HeteroFL's Local beside its Global."""
+"""Suffix of the clients' own score over their samples in the round with the best server score
+(`local_accuracy_samples_at_best_server`): HeteroFL's Local for its Global."""
 
 DENSITY = "local_density"
-"""The mean over clients, and over layers, of the share that clients' own masked networks keep (SpaFL)."""
+"""Mean density of the clients' own masked networks over clients and layers (SpaFL)."""
 
 DENSITY_AT_BEST = "local_density_at_best"
-"""`DENSITY` in the round in which clients' own mean score was best."""
+"""`DENSITY` in the round with the best mean score of clients."""
 
 AMOUNTS = ("gbit", "client_macs")
-"""What `amounts` gives."""
+"""Keys of `amounts`."""
 
 
 class Facts(Config):
-    """What a run's folder states about it, so that nobody has to ask the code that made it."""
+    """Description of a run in its folder, sufficient to read results without the code that made it."""
 
     judge: str
-    """The metric that it is judged by: the mean of its first score on the test set ("accuracy_mean"), or on clients'
-    own test splits where they have networks of their own ("local_accuracy_mean")."""
+    """Judge metric: the mean of the first score on the test set ("accuracy_mean"), or on the clients' own test splits
+    for personal networks ("local_accuracy_mean")."""
     capacities: tuple[float, ...]
     """All capacities, largest first."""
     trained: tuple[float, ...]
-    """Those that clients have, largest first: a population may have others, of weight 0."""
+    """Capacities of clients, largest first: without those of weight 0."""
     scores: dict[str, Better]
-    """What an evaluation gives, and which end of it is the good one. The first one counts in tables and plots."""
+    """Scores of an evaluation and their better direction. Tables and plots show the first one."""
     clients: int
-    """Clients in the population."""
+    """Number of clients in the population."""
     rounds: int
-    """Rounds that were asked for."""
+    """Number of rounds requested."""
     tuned: tuple[str, ...] = ()
-    """The settings that a sweep's search tries, as dotted paths."""
+    """Dotted paths of the settings that a sweep tunes."""
 
     @property
     def score(self) -> str:
         return next(iter(self.scores))
 
     def about(self, metric: str) -> tuple[str, str] | None:
-        """The score and the split of a number of an evaluation, as in a line or in a result; None of other numbers."""
+        """Return score and split of an evaluation metric in a line or result; None for other metrics."""
         ends = (*self.capacities, *ENDS)
         for score in self.scores:
             for split in SPLITS:
@@ -60,14 +60,14 @@ class Facts(Config):
         return None
 
     def better(self, metric: str) -> Better:
-        """Which end of a metric is the good one: of losses and of what a round costs the small one."""
+        """Return the better direction of a metric: "min" for losses and costs of rounds."""
         if found := self.about(metric):
             return self.scores[found[0]]
         return "min" if metric in {m.name for m in ROUND} else "max"
 
 
 class Cost(Config):
-    """What one dense network costs."""
+    """Cost of a dense network."""
 
     parameters: int
     macs: int
@@ -75,18 +75,17 @@ class Cost(Config):
 
 
 def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> dict[str, Any]:
-    """result.json from the lines of a run; `costs` of dense networks by capacity.
+    """Return result.json from the lines of a run; `costs`: dense networks by capacity.
 
         rounds, train_loss             of the last line
-        accuracy_0.5, ...              all that the last evaluation found, by the names of `rayfl.metrics`
-        best_*, last5_*                of `summarised` metrics: the best evaluation (papers often print that), and the
-                                       mean of the last five
-        best_round                     the first round in which the metric that judges was best
-        density_0.5, macs_share_0.5    of masked networks: shares of the dense one that were left at the last evaluation
-        parameters_0.5, macs_0.5       what a network of this capacity costs; of a masked one only what was left
+        accuracy_0.5, ...              scores of the last evaluation, by the names of `rayfl.metrics`
+        best_*, last5_*                for `summarised` metrics: best evaluation, mean of the last five
+        best_round                     first round with the best judge metric
+        density_0.5, macs_share_0.5    masked networks: fractions of the dense network at the last evaluation
+        parameters_0.5, macs_0.5       cost of this capacity's network; masked networks: of the remaining part
         bytes_down, ...                totals over all rounds
 
-    With them `AT_BEST_SERVER`, `DENSITY` and `DENSITY_AT_BEST`, where lines have what these are of.
+    Also `AT_BEST_SERVER`, `DENSITY` and `DENSITY_AT_BEST`, if lines have the metrics they need.
     """
     result: dict[str, Any] = {"rounds": lines[-1]["round"] if lines else 0}
     if lines and "train_loss" in lines[-1]:
@@ -115,13 +114,13 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
 
 
 def summarised(scores: Collection[str]) -> list[str]:
-    """The metrics of which a result has the best and a mean of the last evaluations, where the run has them."""
+    """Return the metrics with `best_` and `last5_` numbers in a result."""
     places = (("mean", "test"), ("server", "test"), ("mean", "clients"), ("samples", "clients"))
     return [named(score, end, split) for score in scores for end, split in places]
 
 
 def summaries(metrics: Collection[str], scores: Collection[str]) -> list[str]:
-    """The names that `summary` adds for these metrics of an evaluation, and those of `amounts`."""
+    """Return the names that `summary` adds for these metrics of an evaluation, and those of `amounts`."""
     names = [f"{kind}{metric}" for metric in summarised(scores) if metric in metrics for kind in KINDS[1:]]
     first = next(iter(scores))
     samples = named(first, "samples", "clients")
@@ -131,11 +130,11 @@ def summaries(metrics: Collection[str], scores: Collection[str]) -> list[str]:
 
 
 def amounts(record: Mapping[str, Any]) -> dict[str, float]:
-    """What a run's training cost in the units of SpaFL's tables (arXiv 2406.00431), from its row
-    (`RunFolder.record`); nothing if it made no round.
+    """Return the training cost of a row (`RunFolder.record`) in the units of SpaFL's tables (arXiv 2406.00431); {} for
+    a run without rounds.
 
-    gbit: what was sent to and by all clients, in 10^9 bits. client_macs: multiply-adds of forward and backward passes,
-    a mean over all clients, also those that never took part.
+    gbit: traffic to and from all clients in 10^9 bits. client_macs: multiply-adds of forward and backward passes, as a
+    mean over all clients, including those never selected.
     """
     if not record.get("rounds"):
         return {}
@@ -144,14 +143,14 @@ def amounts(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _best(lines: Iterable[Line], metric: str, facts: Facts) -> Line:
-    """The first line with the best number, {} if none has a number."""
+    """Return the first line with the best number; {} if none has a number."""
     found = [line for line in lines if not math.isnan(line.get(metric, math.nan))]
     best = max if facts.better(metric) == "max" else min
     return best(found, key=lambda line: line[metric], default={})
 
 
 def _measured(line: Line, facts: Facts) -> set[str]:
-    """The names of what an evaluation may find that a result keeps."""
+    """Return the names of evaluation metrics that a result contains."""
     exits = takewhile(lambda end: named(facts.score, end) in line, (f"exit{i}" for i in count(1)))
     ends = (*facts.capacities, *ENDS, *exits)
     names = {named(score, end, split) for score in facts.scores for end in ends for split in SPLITS}

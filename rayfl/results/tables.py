@@ -1,8 +1,8 @@
-"""Tables of rows (`rayfl.results.rows`): one line a label, mean ± sample standard deviation over its seeds.
+"""Tables of rows (`rayfl.results.rows`): one line per label, mean ± sample standard deviation over its seeds.
 
-A score of which more is better is taken for a share and shown in per cent; others are shown as they are. In every
-column of scores the best mean stands out (bold), and those that do not differ from it as far as the seeds can tell
-(`rayfl.results.spread`; underlined, in Markdown italic).
+Scores of which more is better are fractions and shown in per cent; others are shown as they are. In each column of
+scores the best mean is bold; means without a significant difference from it (`rayfl.results.spread`) are underlined
+(Markdown: italic).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from rayfl.metrics import label, named
 from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, mean, percent, plain, tex
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
-from rayfl.results.summary import DENSITY_AT_BEST, Facts, amounts
+from rayfl.results.summary import DENSITY_AT_BEST, amounts
 from rayfl.results.tuned import Best, names_of, notes
 
 Mark = Literal["best", "like the best"]
@@ -30,21 +30,21 @@ LATEX: Mapping[Mark | None, str] = {"best": r"\textbf{{{}}}", "like the best": r
 TERMINAL: Mapping[Mark | None, str] = {"best": "bold", "like the best": "underline", None: ""}
 
 FEWEST = 2
-"""Columns that a terminal always gets, however narrow it is."""
+"""Minimum number of columns on a terminal."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are printed."""
+    """Printed cells of a table."""
 
     header: list[str]
     rows: list[list[str]]
     marks: Mapping[tuple[int, int], Mark] = field(default_factory=dict)
-    """(Row, column) -> what stands out."""
+    """(Row, column) -> emphasis."""
     notes: Sequence[str] = ()
-    """Sentences below it."""
+    """Sentences below the table."""
     file: str = ""
-    """Which file has the columns that a narrow terminal leaves out."""
+    """File with the columns that a narrow terminal omits."""
 
     def markdown(self) -> str:
         rule = ["---"] + ["---:"] * (len(self.header) - 1)
@@ -54,7 +54,7 @@ class Table:
         return table + "".join(f"\n{note}\n" for note in self.notes)
 
     def latex(self) -> str:
-        """A tabular of the package booktabs; notes are comments above it."""
+        """Return a tabular for the package booktabs; notes become comments above it."""
         cells = [[tex(cell) for cell in line] for line in (self.header, *self.rows)]
         lines = [" & ".join(line) + r" \\" for line in (cells[0], *self._marked(cells[1:], LATEX))]
         columns = "l" + "r" * (len(self.header) - 1)
@@ -73,7 +73,7 @@ class Table:
         )
 
     def rich(self, full: int = 3) -> "OnTerminal":
-        """For the terminal: ± only in the first `full` columns."""
+        """Return the table for a terminal, with ± only in the first `full` columns."""
         return OnTerminal(self, full)
 
     def _marked(self, rows: Sequence[Sequence[str]], forms: Mapping[Mark | None, str]) -> Iterator[list[str]]:
@@ -83,7 +83,7 @@ class Table:
 
 @dataclass(frozen=True)
 class OnTerminal:
-    """A table as rich prints it: the columns that fit, from the first, whole; the others are named below it."""
+    """A table for rich: the leading columns that fit; the others are named below it."""
 
     table: Table
     full: int
@@ -95,8 +95,8 @@ class OnTerminal:
             count -= 1
         yield self._first(count)
         if left := self.table.header[count:]:
-            where = f", which {self.table.file} has" if self.table.file else ""
-            yield Text(f"without {', '.join(left)}{where}", "dim")
+            where = f" (see {self.table.file})" if self.table.file else ""
+            yield Text(f"not shown: {', '.join(left)}{where}", "dim")
         yield from map(Text, self.table.notes)
 
     def _first(self, count: int) -> RichTable:
@@ -109,26 +109,17 @@ class OnTerminal:
         return shown
 
 
-@dataclass(frozen=True)
 class _Columns:
-    """The numbers of an evaluation that a comparison shows, by their names in rows."""
+    """Evaluation metrics of a comparison, by their names in rows."""
 
-    records: Sequence[Record]
-    metric: str
-    facts: Facts
-    local: str
-    mean: str
-    worst: str
-
-    @classmethod
-    def of(cls, records: Sequence[Record], metric: str) -> "_Columns":
-        facts = facts_of(records[0])
-        local = named(facts.score, "mean", "clients")
-        return cls(records, metric, facts, local, named(facts.score, "mean"), named(facts.score, "worst"))
+    def __init__(self, records: Sequence[Record], metric: str):
+        self.records, self.metric, self.facts = records, metric, facts_of(records[0])
+        score = self.facts.score
+        self.local, self.mean, self.worst = named(score, "mean", "clients"), named(score, "mean"), named(score, "worst")
 
     @property
     def front(self) -> dict[str, str]:
-        """Name -> title of the clients' own number, if some row is judged by it, and of the mean over capacities."""
+        """Name -> title of the leading columns: clients' mean if it judges any row, and the mean over capacities."""
         unit = " %" if self.is_share else ""
         is_local = self.metric == self.local or any(row["facts"]["judge"] == self.local for row in self.records)
         titles = {self.local: f"local{unit}"} if is_local else {}
@@ -140,17 +131,15 @@ class _Columns:
 
     @property
     def others(self) -> list[str]:
-        """The means of the other scores."""
-        return list(
-            self.known({named(score, "mean"): score for score in self.facts.scores if score != self.facts.score})
-        )
+        """Means of the other scores."""
+        return [*self.known({named(score, "mean"): "" for score in self.facts.scores if score != self.facts.score})]
 
     @property
     def is_share(self) -> bool:
         return self.facts.scores[self.facts.score] == "max"
 
     def known(self, titles: Mapping[str, str]) -> dict[str, str]:
-        """Those of which some row has a number."""
+        """Return the entries for which any row has a number."""
         return {name: title for name, title in titles.items() if values_of(self.records, name)}
 
     def cell(self, values: Sequence[float]) -> str:
@@ -158,10 +147,9 @@ class _Columns:
 
 
 def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None) -> Table:
-    """One line a label, the best by `metric` first: what evaluations found, what a search chose (`tuned`) and its place
-    among what was tried, then what the training cost. A dash stands where there is no number: a network that every
-    client has for itself was not judged on the global test set."""
-    columns, tuned = _Columns.of(records, metric), tuned or {}
+    """Return a table with one line per label, the best by `metric` first: scores, tuned settings with their place among
+    the values tried, and costs. A dash marks missing numbers, e.g. of personal networks on the global test set."""
+    columns, tuned = _Columns(records, metric), tuned or {}
     front, rest = columns.front, columns.capacities | columns.known({columns.worst: "worst"})
     costs: dict[str, tuple[str, Callable[[float], str]]] = {
         "bytes_down": ("down", human_bytes),
@@ -185,15 +173,27 @@ def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mappi
     header = ["method", "seeds", *front.values(), *names_of(paths).values(), *rest.values()]
     places = {name: 2 + i + (len(paths) if name in rest else 0) for i, name in enumerate((*front, *rest))}
     marks = _marks(records, list(groups), places)
-    return Table([*header, *(title for title, _ in costs.values())], rows, marks, notes(tuned, titles), "results.csv")
+    below = [*notes(tuned, titles), *_places(groups, titles, tuned)]
+    if all(metric != row["facts"]["judge"] for row in records):
+        below.append(f"Ranked by {metric}")
+    return Table([*header, *(title for title, _ in costs.values())], rows, marks, below, "results.csv")
+
+
+def _places(groups: Mapping[str, Sequence[Record]], titles: Mapping[str, str], tuned: Mapping[str, Best]) -> list[str]:
+    """Return a note with the folders of the best points' trials, of the first seed."""
+    paths = {
+        titles[name]: Path(runs[0]["path"]) for name, runs in groups.items() if name in tuned and "path" in runs[0]
+    }
+    places = [f"{title} {path.parent.name}/{path.name}" for title, path in paths.items()]
+    return [f"Trials of the best points, first seed: {'; '.join(places)}"] if places else []
 
 
 def results_csv(
     records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None
 ) -> str:
-    """Plain numbers, one line a row that was judged, in the order of `table` and by seed. `standing`: whether the row
-    is the best by `metric`, or like the best."""
-    columns, tuned = _Columns.of(records, metric), tuned or {}
+    """Return plain numbers, one line per evaluated row, in the order of `table` and by seed. `standing`: "best" by
+    `metric`, "like the best" without a significant difference from it, or empty."""
+    columns, tuned = _Columns(records, metric), tuned or {}
     names = [*columns.front, *columns.known({columns.worst: ""}), *columns.capacities, *columns.others]
     groups, paths = by_label(records, metric), _paths(tuned)
     standing = {i: mark for (i, _), mark in _marks(records, list(groups), {metric: 0}).items()}
@@ -207,12 +207,11 @@ def results_csv(
 
 
 def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Table:
-    """One line a label as SpaFL's tables (arXiv 2406.00431) have it, the best by the best `metric` first: the best
-    numbers of any evaluated round; if some clients have masked networks of their own, their density in the round
-    with the best local accuracy; what training communicated, and its multiply-adds a client (`amounts`). That density
-    is a mean over layers; those of capacities (`density_0.5`), which other masked methods have, are shares of all
-    parameters, and in no column."""
-    columns, shown = _Columns.of(records, metric), _best(records, metric)
+    """Return a table in the form of SpaFL's (arXiv 2406.00431), one line per label, ordered by the best `metric`: the
+    best numbers of any evaluated round; for clients' own masked networks their density in the round with the best
+    local accuracy; communication and multiply-adds per client (`amounts`). This density is a mean over layers. The
+    densities of capacities (`density_0.5`) are fractions of all parameters and not shown."""
+    columns, shown = _Columns(records, metric), _best(records, metric)
     groups, titles, rows = by_label(records, f"best_{metric}"), titles_of(records), []
     for name, runs in groups.items():
         spent = [amounts(run) for run in runs]
@@ -221,27 +220,26 @@ def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Tabl
         cells += [mean(values_of(spent, "gbit"), "{:.4g}".format), mean(values_of(spent, "client_macs"), human_flops)]
         rows.append([titles[name], str(len(runs)), *cells])
     places = {key: 2 + i for i, key in enumerate(shown) if key != DENSITY_AT_BEST}
-    header = ["method", "seeds", *shown.values(), "Gbit", "MACs a client"]
+    header = ["method", "seeds", *shown.values(), "Gbit", "MACs per client"]
     return Table(header, rows, _marks(records, list(groups), places), file="best.csv")
 
 
 def best_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str:
-    """Plain numbers of `best_table`, one line a row that was judged."""
+    """Return plain numbers of `best_table`, one line per evaluated row."""
     spent = [{**row, **amounts(row)} for row in records]
     return _csv(["seed", *_best(records, metric), "gbit", "client_macs"], by_label(spent, f"best_{metric}"))
 
 
 def _best(records: Sequence[Record], metric: str) -> dict[str, str]:
-    """Name -> title of the best numbers that rows have."""
-    columns = _Columns.of(records, metric)
+    """Return name -> title of the rows' best numbers."""
+    columns = _Columns(records, metric)
     unit = " %" if columns.is_share else ""
     titles = {f"best_{columns.local}": f"best local{unit}", f"best_{columns.mean}": f"best{unit}"}
     return columns.known(titles | {DENSITY_AT_BEST: "local density %"})
 
 
 def _marks(records: Sequence[Record], lines: Sequence[str], places: Mapping[str, int]) -> dict[tuple[int, int], Mark]:
-    """(Line, column) -> what stands out among several labels. `lines`: labels as a table has them; `places`: the column
-    of each metric."""
+    """Return (line, column) -> emphasis. `lines`: labels in table order; `places`: metric -> column."""
     marks: dict[tuple[int, int], Mark] = {}
     for metric, column in places.items():
         groups = {name: rows for name, rows in by_label(records, metric).items() if values_of(rows, metric)}
@@ -278,7 +276,7 @@ def write_tables(
     metric: str = "accuracy_mean",
     tuned: Mapping[str, Best] | None = None,
 ) -> None:
-    """results and best, each as .csv, .md and .tex."""
+    """Write results and best, each as .csv, .md and .tex."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text, cells in (
         ("results", results_csv(records, metric, tuned), table(records, metric, tuned)),

@@ -1,5 +1,4 @@
-"""What a search found: the best point of every row, its place among the points that were tried, and what leaves a doubt
-whether the row could do better."""
+"""Search results: each row's best point, its place among the values tried, and reasons to continue the search."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,23 +10,23 @@ from rayfl.results.rows import Record, facts_of, mean_of, point_of
 from rayfl.results.summary import Better
 
 Value = int | float | str
-"""Of a setting. What is no number is text, as MLflow keeps it."""
+"""Value of a setting; text if it is not a number, as in MLflow."""
 
 Doubt = Literal["lowest", "highest"]
-"""A best value at an end of those that were tried: beyond it may be a better one."""
+"""Edge of the values tried at which the best value lies."""
 
 ARROWS: Mapping[Doubt, str] = {"lowest": "↓", "highest": "↑"}
-"""The way to go on."""
+"""Direction in which to continue the search."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One tuned setting of a row's best point."""
+    """A tuned setting of a row's best point."""
 
     path: str
     value: Value
     tried: tuple[Value, ...]
-    """The values of all the row's trials: ascending if all are numbers, else as they came."""
+    """Values of all trials of the row: ascending if all are numbers, otherwise in order of appearance."""
 
     @property
     def is_ordered(self) -> bool:
@@ -35,13 +34,13 @@ class Setting:
 
     @property
     def place(self) -> str:
-        """ "2 of 4", counted from the smallest; "of 3" of values that have no order."""
+        """Rank from the smallest value, "2 of 4"; "of 3" for unordered values."""
         place = f"{self.tried.index(self.value) + 1} " if self.is_ordered else ""
         return f"{place}of {len(self.tried)}"
 
     @property
     def doubt(self) -> Doubt | None:
-        """Whether it stands at an end of what was tried, if that has ends."""
+        """Edge of the values tried if the best value is there."""
         if not self.is_ordered or len(self.tried) < 2:
             return None
         if self.value == self.tried[0]:
@@ -49,29 +48,29 @@ class Setting:
         return "highest" if self.value == self.tried[-1] else None
 
     def __str__(self) -> str:
-        """ "0.1 (1 of 4) ↓"."""
+        """Return "0.1 (1 of 4) ↓"."""
         return f"{short(self.value)} ({self.place})" + (f" {ARROWS[self.doubt]}" if self.doubt else "")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best point of a row."""
+    """Best point of a row."""
 
     settings: tuple[Setting, ...]
     tied: tuple[str, ...]
-    """Other points that are exactly as good on the seeds that both ran on."""
+    """Other points with equal results on the common seeds."""
 
     @property
     def point(self) -> str:
-        """ "lr 0.1, momentum 0.9"."""
+        """Text of the point: "lr 0.1, momentum 0.9"."""
         return _text({setting.path: setting.value for setting in self.settings})
 
     def doubts(self) -> list[str]:
-        """A sentence for each reason to search on, without the row's name."""
+        """Return a clause for each reason to continue the search, without the row's name."""
         names = names_of(setting.path for setting in self.settings)
         found = [
-            f"the best {names[s.path]}, {short(s.value)}, is the {s.doubt} of {len(s.tried)} values tried: "
-            f"try {'lower' if s.doubt == 'lowest' else 'higher'} ones"
+            f"best {names[s.path]} {short(s.value)} is at the edge of the values tried ({short(s.tried[0])} to "
+            f"{short(s.tried[-1])}); try {'smaller' if s.doubt == 'lowest' else 'larger'} values"
             for s in self.settings
             if s.doubt
         ]
@@ -85,9 +84,8 @@ def tuned(
     metric: str | None = None,
     mode: Better | Literal["auto"] = "auto",
 ) -> dict[str, Best]:
-    """Label -> its best point, from the rows of it and those of all trials, failed ones included. `paths`: the dotted
-    settings that the search tries (`Facts.tuned`); without any there is nothing. `metric` and `mode`: what the search
-    went by, as for `best_trials`; a tie is one of that number."""
+    """Return label -> best point; {} without `paths`. `best`: rows of the best points; `trials`: of all trials;
+    `paths`: dotted settings of the search (`Facts.tuned`); `metric` and `mode`: as for `best_trials`, also for ties."""
     found = {}
     for row in best if paths else ():
         if row["label"] in found:
@@ -113,8 +111,8 @@ def tuned(
 def responses(
     trials: Iterable[Record], path: str, metric: str, mode: Better | Literal["auto"] = "auto"
 ) -> dict[str, dict[Value, float]]:
-    """Label -> value of a setting -> the best mean of the metric that a point with this value has, on the seeds that
-    all points of the label ran on: there the search compared them. Values ascend if all are numbers."""
+    """Return label -> value of a setting -> best mean of the metric over points with this value, on the seeds common to
+    all points of the label. Values ascend if all are numbers."""
     labels: dict[str, list[Record]] = {}
     for trial in trials:
         labels.setdefault(trial["label"], []).append(trial)
@@ -134,23 +132,23 @@ def responses(
 
 
 def notes(found: Mapping[str, Best], titles: Mapping[str, str]) -> list[str]:
-    """What leaves a doubt, a sentence each, with the rows that it is of."""
-    said: dict[str, list[str]] = {}
+    """Return a sentence for each doubt, with the names of its rows."""
+    rows: dict[str, list[str]] = {}
     for label, best in found.items():
         for doubt in best.doubts():
-            said.setdefault(doubt, []).append(titles[label])
-    return [f"{'; '.join(of)}: {doubt}" for doubt, of in said.items()]
+            rows.setdefault(doubt, []).append(titles[label])
+    return [f"{'; '.join(of)}: {doubt}" for doubt, of in rows.items()]
 
 
 def names_of(paths: Iterable[str]) -> dict[str, str]:
-    """Path -> what tables call it: its end, or all of it if two paths end alike."""
+    """Return path -> column title: the last part of the path, or the whole path if last parts are equal."""
     paths = list(paths)
     ends = [last(path) for path in paths]
     return {path: path if ends.count(end) > 1 else end for path, end in zip(paths, ends, strict=True)}
 
 
 def value_of(record: Record, path: str) -> Value:
-    """What a row has at a dotted path; of a section whose name chooses its class, the name."""
+    """Return a row's value at a dotted path; for a section, its `name`."""
     params = record["params"]
     text = str(params.get(path, params.get(f"{path}.name", "–")))
     for number in (int, float):
@@ -162,7 +160,6 @@ def value_of(record: Record, path: str) -> Value:
 
 
 def _points(rows: Iterable[Record], metric: str) -> dict[tuple, list[Record]]:
-    """The rows of every point that have a finite number."""
     points: dict[tuple, list[Record]] = {}
     for row in rows:
         if isfinite(row.get(metric, float("nan"))):

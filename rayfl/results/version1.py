@@ -1,4 +1,4 @@
-"""Folders of rayfl 0.4 and earlier: they state no facts, and their lines do not say which round was evaluated."""
+"""Reading of folders of rayfl 0.4 and earlier, which have no facts and no mark on evaluated rounds."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +13,14 @@ from rayfl.metrics import CLIENT_SCORES, EVALUATED, SPLITS, Line, label
 from rayfl.results.files import read_json
 
 PERSONAL = ("lg_fedavg", "spafl", "standalone")
-"""Methods that were judged by clients' own accuracies."""
+"""Methods that were judged by the clients' own accuracies."""
 STARTS = ("spafl", "standalone")
-"""Those of them whose global accuracies were of a network that nobody had trained."""
+"""Methods of `PERSONAL` whose global accuracies belong to an untrained network."""
 SCORES = {"accuracy": "max", "loss": "min"}
 
 
 def today(given: Mapping[str, Any], config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A run.json with the facts that follow from its configuration (`where`: that file), and its costs by capacity."""
+    """Return a run.json completed with facts from its configuration (`where`: that file) and costs by capacity."""
     experiment = _section(config, "experiment") or config
     clients = parse(Population, _section(experiment, "clients"), f"{where}: clients")
     costs, labels = _section(given, "costs"), map(label, clients.all_capacities)
@@ -39,17 +39,16 @@ def today(given: Mapping[str, Any], config: Mapping[str, Any], where: str) -> di
 
 
 def lines(lines: list[Line], config: Mapping[str, Any]) -> list[Line]:
-    """Lines as they are written today: those of evaluated rounds say so, and what judged nobody's network is left
-    out."""
+    """Return lines in today's form: evaluated rounds are marked, and scores of untrained networks are left out."""
     marked = [line | {EVALUATED: True} if "accuracy_mean" in line else line for line in lines]
     if _method(config) not in STARTS:
         return marked
-    nobodys = tuple(f"{SPLITS[split]}{score}_" for split in ("test", "validation") for score in SCORES)
-    return [{name: value for name, value in line.items() if not name.startswith(nobodys)} for line in marked]
+    untrained = tuple(f"{SPLITS[split]}{score}_" for split in ("test", "validation") for score in SCORES)
+    return [{name: value for name, value in line.items() if not name.startswith(untrained)} for line in marked]
 
 
 def client_scores(file: Path) -> np.ndarray:
-    """The rows of `CLIENT_SCORES` in a clients.json; none where there is no file."""
+    """Return the rows of `CLIENT_SCORES` in a clients.json; none if there is no file."""
     scores = parse(_Clients, {"clients": read_json(file)}, str(file)).clients
     return np.array(sorted(scores.items()), CLIENT_SCORES)
 

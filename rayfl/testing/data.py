@@ -1,4 +1,4 @@
-"""What every data set, every partition rule and every score promises."""
+"""Contract tests of data sets, partition rules and scores."""
 
 import math
 import pickle
@@ -63,8 +63,8 @@ class DataContract:
         assert offers.get("classes", data.goal.classes) == data.goal.classes
 
     def test_batches_follow_from_their_generator(self) -> None:
-        """Those for training are shuffled and augmented by it; those for evaluation are always the same, however they
-        are cut."""
+        """Training batches are shuffled and augmented by it; evaluation batches are always the same, for any batch
+        size."""
         some = self.some()
         for of in (lambda: some.in_order(5), lambda: some.batches(4, 5, torch_generator(0, "test:batches"))):
             first, second = list(of()), list(of())
@@ -109,7 +109,7 @@ class PartitionContract:
         return PARTITIONS_KIND.read(self.partition, "partition")
 
     def labels(self) -> Labels:
-        """Of 400 training and 100 test samples, 10 classes, some rarer than others, and 20 natural users."""
+        """Labels of 400 training and 100 test samples: 10 classes of different frequency, and 20 natural users."""
         generator = numpy_generator(0, "test:labels")
         train, test = (np.minimum(generator.integers(12, size=n), 9) for n in (400, 100))
         return Labels(train, test, generator.integers(20, size=400), 10)

@@ -1,4 +1,4 @@
-"""What every method promises besides whose clients train narrow dense networks."""
+"""Further contract tests of methods whose clients train narrow dense networks."""
 
 import math
 from collections import Counter
@@ -125,7 +125,7 @@ def normless(model: Model) -> Model:
 
 
 def held_by_hand(selection: Slice, name: str, shape: torch.Size) -> torch.Tensor:
-    """What is held of a tensor, from the definition of its axes."""
+    """Return the selected part of a tensor, from the definition of its axes."""
     if name not in selection.part_layout.dims:
         return torch.zeros(shape, dtype=torch.bool)
     held = torch.ones(shape, dtype=torch.bool)

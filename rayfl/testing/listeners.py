@@ -1,4 +1,4 @@
-"""What every listener promises."""
+"""Contract tests of listeners."""
 
 import pickle
 from pathlib import Path

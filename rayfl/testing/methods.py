@@ -1,4 +1,4 @@
-"""What every method promises."""
+"""Contract tests of methods."""
 
 import json
 import math
@@ -43,13 +43,13 @@ FITTING: dict[str, tuple[str, ...]] = {
     "blocks": ("resnet18",),
     "adapters": ("lora",),
 }
-"""What a method wants -> models of ours that have it."""
+"""Requirement of a method -> models that meet it."""
 
 CAPACITIES = (0.3, 0.2, 0.1)
 
 
 class MethodPromises:
-    """What all methods promise: a base of `MethodContract` and `NetworksContract`."""
+    """Tests of all methods, base of `MethodContract` and `NetworksContract`."""
 
     method: Any
     """As in a `method:` section: a name, a mapping with options, or an object."""
@@ -202,7 +202,7 @@ class MethodContract(MethodPromises):
                 metafunc.parametrize(name, models)
 
     def shared(self, state: State) -> Params:
-        """What the server holds that is a mean over clients."""
+        """Return the server's groups that are means over clients."""
         return state[self.contract.mean]
 
     # selections
@@ -331,7 +331,7 @@ _FEDAVG: dict[tuple[str, Net], list[Params]] = {}
 
 
 def fedavg_rounds(experiment: Experiment) -> list[Params]:
-    """What FedAvg deploys after one round, and after two; of equal experiments it is trained once."""
+    """Return FedAvg's deployments after one and two rounds, cached per experiment."""
     key = json.dumps(experiment.result_config()), experiment.bound().task.server
     if key not in _FEDAVG:
         found = _FEDAVG[key] = []

@@ -1,4 +1,4 @@
-"""What every model promises."""
+"""Contract tests of models."""
 
 import pickle
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class ModelContract:
         return tiny(**given | {"method": "heterofl"} | sections)
 
     def nets(self) -> list[Net]:
-        """Of two widths, with all early exits and step sizes that the model has."""
+        """Networks of two widths, with all early exits and step sizes of the model."""
         model = self.network()
         net = Net(model, exits=model.exit_count if model.exit_count > 1 else 0, steps=True)
         return [net, replace(net, width=NARROW)]

@@ -1,4 +1,4 @@
-"""What every method promises whose clients run different networks (`rayfl.methods.distillation`)."""
+"""Contract tests of methods whose clients run different networks (`rayfl.methods.distillation`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +26,7 @@ SPLIT = {
 }
 """A network of the server, and two of clients that begin as it does."""
 FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "features": (MIX,), "extractors": (SPLIT,)}
-"""What a method wants -> models of ours that have it."""
+"""Requirement of a method -> models that meet it."""
 DATA = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "shape": [1, 8, 8]}
 
 

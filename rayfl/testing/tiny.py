@@ -32,7 +32,7 @@ TINY: Mapping[str, Any] = {
     "evaluation": {"batch_size": 7},
     "run": {"executor": "serial", "chunk": 1},
 }
-"""Of 32 channels a client has 10, 7 or 4: nothing divides."""
+"""Capacities that give 10, 7 or 4 of 32 channels: no divisors."""
 
 
 def tiny(**sections: Any) -> Experiment:

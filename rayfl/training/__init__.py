@@ -1,4 +1,4 @@
-"""A client's work: settings, steps, distillation, and what is done to its update on the way to the server."""
+"""Local training of clients: settings, steps, distillation, and transforms of updates."""
 
 from rayfl.training.settings import Loss as Loss
 from rayfl.training.settings import Training as Training

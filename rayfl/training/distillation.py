@@ -1,12 +1,12 @@
-"""A student: a network that learns from targets in place of labels, on samples that no client holds.
+"""Distillation on the server: a student network learns from targets in place of labels, on public samples.
 
-It is a mapping of tensors, so that it can stand in a server's state, and go on from any step to the same bits:
+A student is a mapping of tensors. It is part of the server's state and can be resumed at any step, bit for bit:
 
-    net.NAME     its parameters, and its norms' running statistics
-    KEY.NAME     what the optimizer remembers of a parameter: momentum_buffer, or exp_avg, exp_avg_sq and step
-    best.NAME    the parameters and statistics of the step that did best on validation data
-    mean.NAME    the mean of those of some steps
-    step, best, score, averaged, done    where it is: numbers
+    net.NAME     parameters, and running statistics of norms
+    KEY.NAME     optimizer state of a parameter: momentum_buffer, or exp_avg, exp_avg_sq and step
+    best.NAME    parameters and statistics of the step with the best validation score
+    mean.NAME    mean parameters and statistics of the averaged steps
+    step, best, score, averaged, done    progress, as numbers
 """
 
 import math
@@ -27,62 +27,60 @@ from rayfl.data.samples import Batch, ClientData
 from rayfl.training.settings import answered
 
 TASK_STEPS = 250
-"""Steps after which a run may write a checkpoint, or stop. It changes no bit."""
+"""Steps per server task: between tasks a run can write a checkpoint or stop. It does not change results."""
 AT_ONCE = 500
-"""Samples a forward pass where nothing is trained."""
+"""Samples per forward pass in inference."""
 
 TargetLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(logits [B, C], targets [B, ...]) -> the mean over the batch."""
+"""(logits [B, C], targets [B, ...]) -> mean loss over the batch."""
 
 
 class Distillation(Config):
-    """How a student is trained. Its steps are given, or its passes over the public samples."""
+    """Training of a student. Its length is set by `steps` or by `epochs`."""
 
     steps: int | None = Field(default=None, ge=1)
-    """Steps in a round. Unless given they follow from `epochs`."""
+    """Steps per round. Default: computed from `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the public samples in a round, in place of steps."""
+    """Passes over the public samples per round, as an alternative to `steps`."""
     batch_size: int = Field(default=64, ge=1)
-    """Samples a step."""
+    """Samples per step."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """Starts anew in every round."""
+    """Optimizer; its state is reset every round."""
     lr: float = Field(default=0.1, gt=0)
     """Learning rate."""
     cosine: bool = False
-    """Whether the rate falls to 0 over the steps, as half a cosine."""
+    """True to decay the learning rate to 0 over the steps, as half a cosine."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Of SGD."""
+    """Momentum of SGD."""
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty on all parameters."""
     clip: float | None = Field(default=None, gt=0)
-    """Largest L2 norm of a step's gradient."""
+    """Maximum L2 norm of the gradient of each step. Default: no clipping."""
     patience: int = Field(default=0, ge=0)
-    """Steps without a better score on what the server holds out, after which it stops; the best student is kept. 0, or
-    nothing held out (`evaluation.holdout`): all steps are made, and the last one is kept."""
+    """Early stopping: steps without a better score on the server's validation data (`evaluation.holdout`); the best
+    student is used. 0, or no validation data: all steps are made, and the last student is used."""
     validate_every: int = Field(default=100, ge=1)
-    """Steps between looks at these scores."""
+    """Steps between two validations."""
     average_from: int | None = Field(default=None, ge=0)
-    """Step from which on parameters are averaged (stochastic weight averaging); the mean is kept. Unless given none
-    are."""
+    """First step of stochastic weight averaging; the mean of the parameters is used. Default: no averaging."""
     average_every: int = Field(default=25, ge=1)
-    """Steps between two that are averaged."""
+    """Steps between two averaged steps."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError("steps or epochs; one of the two")
+            raise ValueError("exactly one of steps and epochs")
         if self.patience and self.average_from is not None:
-            raise ValueError("patience or average_from; one of the two says which student is kept")
+            raise ValueError("at most one of patience and average_from")
         return self
 
     def with_(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As a section would say it: these settings, and `given` over them. Of steps and epochs the one that is given
-        counts."""
+        """Return these settings with `given` as plain values. A given `steps` replaces `epochs`, and vice versa."""
         lengths = {"steps": None, "epochs": None} if {"steps", "epochs"} & given.keys() else {}
         return {**self.model_dump(), **lengths, **given}
 
     def steps_of(self, samples: int) -> int:
-        """Steps in a round, with so many public samples."""
+        """Return the steps per round for this number of public samples."""
         return self.steps or (self.epochs or 0) * -(-samples // self.batch_size)
 
     def new_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -92,22 +90,21 @@ class Distillation(Config):
         return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay)
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step."""
         return self.lr * (1 + math.cos(math.pi * step / steps)) / 2 if self.cosine else self.lr
 
 
 def beginning(params: Params) -> Params:
-    """A student that starts from these parameters and statistics."""
+    """Return a new student with these parameters and statistics."""
     return _named("net", copied(params)) | {"step": torch.tensor(0), "done": torch.tensor(False)}
 
 
 def is_done(student: Params) -> bool:
-    """Whether all its steps are made."""
+    """Return whether training has finished."""
     return bool(student["done"])
 
 
 def result(student: Params) -> Params:
-    """The parameters and statistics that are kept of it."""
+    """Return the final parameters and statistics: the best, the mean, or the last."""
     return _part(student, "best") or _part(student, "mean") or _part(student, "net")
 
 
@@ -121,11 +118,10 @@ def go_on(
     validation: ClientData | None = None,
     most: int | None = None,
 ) -> tuple[Params, dict[str, float]]:
-    """The student after its next steps, a lesson's unless `most` says how many, and what they took: `server_flops` and
-    `server_steps`.
+    """Train a student for at most `most` steps; return it, and the metrics `server_flops` and `server_steps`.
 
-    `data`: samples whose labels are the targets; `validation`: samples with labels. Step s takes the samples that the
-    seed and s say. Batches are not augmented.
+    `data`: samples with targets as labels; `validation`: samples with labels; `most`: default `TASK_STEPS`. Batches
+    depend on the seed and the step, and are not augmented.
     """
     device, names = data.device, net.layout.shapes
     module = cached_module(net, device)
@@ -162,8 +158,7 @@ def go_on(
 
 @torch.no_grad()
 def predicted(module: nn.Module, net: Net, params: Params, data: ClientData) -> torch.Tensor:
-    """The logits [N, C] of all samples, in their order. `params`: its parameters and statistics, loaded already or
-    not."""
+    """Return the logits [N, C] of all samples, in order. `params`: parameters and statistics to load."""
     load(module, params)
     norms.load(module, {name: t for name, t in params.items() if name not in net.layout.shapes})
     module.eval()
@@ -171,7 +166,7 @@ def predicted(module: nn.Module, net: Net, params: Params, data: ClientData) -> 
 
 
 def _batches(data: ClientData, batch_size: int, seed: int, start: int) -> Iterator[Batch]:
-    """From step `start` on: epochs in an order of their own each, the last batch of an epoch may be smaller."""
+    """Yield batches from step `start`. Every epoch is shuffled; its last batch can be smaller."""
     epoch, place = divmod(start, -(-len(data) // batch_size))
     while True:
         order = torch.randperm(len(data), generator=torch_generator(seed, "student", epoch))
@@ -192,7 +187,7 @@ def _step(
 
 
 def _averaged(student: Params, params: Params) -> Params:
-    """With one more step in the mean."""
+    """Return the student with one more step in the mean."""
     count = int(student.get("averaged", torch.tensor(0))) + 1
     mean = _part(student, "mean")
     new = {name: mean[name] + (t.cpu() - mean[name]) / count if mean else t.cpu().clone() for name, t in params.items()}
@@ -202,20 +197,20 @@ def _averaged(student: Params, params: Params) -> Params:
 def _scored(
     student: Params, module: nn.Module, params: Params, validation: ClientData, step: int, how: Distillation
 ) -> tuple[Params, bool]:
-    """With its best step so far, and whether its patience is up."""
+    """Return the student with its best step so far, and whether to stop early."""
     score = _score(module, params, validation)
     before = student.get("score")
     better = before is None or (score > before if validation.goal.scores[0].better == "max" else score < before)
     if better:
-        kept = {name: t.detach().cpu().clone() for name, t in params.items()}
-        student = student | _named("best", kept)
+        best = {name: t.detach().cpu().clone() for name, t in params.items()}
+        student = student | _named("best", best)
         student |= {"score": torch.tensor(score, dtype=torch.float64), "best": torch.tensor(step)}
     return student, step - int(student["best"]) >= how.patience
 
 
 @torch.no_grad()
 def _score(module: nn.Module, params: Params, data: ClientData) -> float:
-    """The data's first score."""
+    """Return the first score of the data's goal."""
     norms.load(module, {name: t for name, t in params.items() if name.endswith(norms.STATISTICS)})
     module.eval()
     score = data.goal.scores[0]
@@ -226,7 +221,7 @@ def _score(module: nn.Module, params: Params, data: ClientData) -> float:
 
 
 def memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
-    """What an optimizer remembers, by key and parameter."""
+    """Return the state of an optimizer, by key and parameter."""
     return {
         f"{key}.{name}": t.detach().cpu().clone()
         for name, parameter in module.named_parameters()
@@ -235,11 +230,11 @@ def memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
     }
 
 
-def remember(optimizer: torch.optim.Optimizer, module: nn.Module, kept: Params) -> None:
-    """Gives an optimizer back what it remembered."""
+def remember(optimizer: torch.optim.Optimizer, module: nn.Module, state: Params) -> None:
+    """Restore the state of an optimizer from `state`."""
     for name, parameter in module.named_parameters():
         for key in ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
-            if (t := kept.get(f"{key}.{name}")) is not None:
+            if (t := state.get(f"{key}.{name}")) is not None:
                 optimizer.state[parameter][key] = t.clone() if key == "step" else t.to(parameter.device, copy=True)
 
 
@@ -248,5 +243,4 @@ def _named(part: str, params: Params) -> Params:
 
 
 def _part(student: Params, part: str) -> Params:
-    """Of the names below `part`."""
     return {name.removeprefix(f"{part}."): t for name, t in student.items() if name.startswith(f"{part}.")}

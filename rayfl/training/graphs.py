@@ -1,4 +1,4 @@
-"""A step as one CUDA graph: hundreds of launches become one. Nothing here was ever run on a GPU."""
+"""A training step as one CUDA graph in place of hundreds of kernel launches. Not tested on a GPU."""
 
 import functools
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 WARMUP = 3
-"""Runs before the recording, as torch asks for: libraries choose their kernels in them."""
+"""Eager runs before the recording, required by torch because libraries select their kernels in them."""
 
 
 class Recorded:
-    """A function of no arguments whose tensors stay where they are: run as it is at first, on a stream of its own, then
-    recorded, and from then on replayed. It must not look at a tensor's values."""
+    """A function without arguments on tensors with fixed addresses. It first runs eagerly on a separate stream, then is
+    recorded, then replayed. It must not read values of tensors."""
 
     def __init__(self, body: Callable[[], None], device: torch.device):
         self.body, self.device = body, device
@@ -27,7 +27,7 @@ class Recorded:
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            # other threads of an actor may use the device meanwhile
+            # other threads of an actor can use the device at the same time
             with torch.cuda.graph(self.graph, pool=_pool(self.device), capture_error_mode="thread_local"):
                 self.body()
         self.graph.replay()
@@ -42,6 +42,6 @@ class Recorded:
 
 @functools.cache
 def _pool(device: torch.device) -> Any:
-    """Memory that all recordings share: they are replayed one after another."""
+    """Return the memory pool of all recordings; they can share it because they never run concurrently."""
     with torch.cuda.device(device):
         return torch.cuda.graph_pool_handle()

@@ -1,7 +1,7 @@
-"""A client's steps: on a CPU one after another as they come, on a GPU recorded once and replayed.
+"""Training steps of a client: executed one by one on a CPU, recorded once and replayed on a GPU.
 
-`Steps` is the specification. `StaticSteps` are the same in memory that stays where it is, which is what a CUDA graph
-needs; on a CPU they are not recorded, and equal to `Steps` to the bit. The recording was never run on a GPU.
+`Steps` is the specification. `StaticSteps` are the same steps in memory with fixed addresses, as CUDA graphs need; on a
+CPU they are not recorded, and match `Steps` bit for bit. The recording has not been tested on a GPU.
 """
 
 import functools
@@ -21,21 +21,20 @@ from rayfl.training.graphs import Recorded
 from rayfl.training.settings import Fill, Loss, Rate, Training, mask_logits
 
 KEPT = 16
-"""Static steps that a process keeps: one a network, a loss and a way to train."""
+"""Maximum number of static steps in the cache of a process: one per network, loss and training settings."""
 
 Hook = Callable[[nn.Module], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """A task's own loss, with the logits of classes that a client does not have masked: (logits [B, ..., C],
-    y [B, ...]) -> the mean over the batch. It says what it is made of, so that static steps can take over another
-    client's."""
+    """The loss of a goal, with masked logits of the classes that a client lacks: (logits [B, ..., C], y [B, ...]) ->
+    mean over the batch. Its parts are public, so that static steps can switch to another client's."""
 
     goal: Goal
     fill: Fill
     present: torch.Tensor | None
-    """The client's label set, [C] bool; None where nothing is masked."""
+    """Label set of the client, [C] bool; None: no mask."""
 
     def __call__(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.goal.loss(logits if self.present is None else mask_logits(logits, self.present, self.fill), y)
@@ -52,14 +51,14 @@ def fit(
     momentum: Params | None = None,
     static: bool = False,
 ) -> dict[str, float]:
-    """Trains a module in place and returns sums: train_loss (over samples), train_samples, steps.
+    """Train a module in place and return sums: train_loss (over samples), train_samples, steps.
 
-    `adjust` may change the gradients after the backward pass and before clipping (a proximal term, a control
-    variate); `project` the parameters after every step (bounds). `momentum`: SGD's by parameter name, to start from,
-    and replaced by what is left; without it SGD starts anew. `static`: by `StaticSteps`, where clients of the module
-    differ in nothing but their parameters, samples and `Objective`.
+    `adjust` can change the gradients after the backward pass and before clipping (proximal term, control variate),
+    `project` the parameters after every step (bounds). `momentum`: initial momentum of SGD by parameter name, replaced
+    by the final one; default 0. `static`: use `StaticSteps`, if clients of the module differ only in parameters,
+    samples and `Objective`.
     """
-    # a module sets it slowly
+    # module.train() is slow
     if not all(m.training for m in module.modules()):
         module.train()
     hooked = adjust is not None or project is not None or momentum is not None
@@ -73,7 +72,7 @@ def fit(
 
 
 class Steps:
-    """One client's steps on a module; `fit` says what the arguments are."""
+    """Steps of one client on a module; see `fit` for the arguments."""
 
     is_static = False
 
@@ -94,20 +93,20 @@ class Steps:
         self.samples = self.steps = 0
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
-        """One step on inputs [B, ...] and labels [B]."""
+        """Make one step on inputs [B, ...] and labels [B]."""
         self.set_rate(lr)
         self.step(x, y, len(y))
         self.samples += len(y)
         self.steps += 1
 
     def finish(self) -> dict[str, float]:
-        """The client's sums."""
+        """Return the client's sums."""
         if self.momentum is not None and self.joined is not None and self.optimizer is not None:
             self.momentum |= self.joined.momentum(self.optimizer)
         return {"train_loss": float(self.total), "train_samples": self.samples, "steps": self.steps}
 
     def step(self, x: torch.Tensor, y: torch.Tensor, count: int | torch.Tensor) -> None:
-        """At the rate that is set; `count` samples of the batch count."""
+        """Make one step at the current learning rate; `count`: weight of its loss, without padded samples."""
         if self.joined is None:
             for parameter in parameters_of(self.module).values():
                 parameter.grad = None
@@ -131,10 +130,10 @@ class Steps:
         self.total += value.detach() * count
 
     def value(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The loss []."""
+        """Return the loss []."""
         if self.training.precision != "bf16":
             return self.loss(self.module(x), y)
-        # casts of parameters that are kept would be missing in a recording
+        # cached casts of parameters would be missing in a recording
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             return self.loss(self.module(x), y)
 
@@ -148,13 +147,13 @@ class Steps:
                 group["lr"] = lr
 
     def new_optimizer(self, joined: Joined) -> torch.optim.Optimizer | None:
-        """None: plain SGD on a CPU, for which `Joined.descend` is the same and faster."""
+        """Return the optimizer; None for plain SGD on a CPU, where `Joined.descend` is equal and faster."""
         device = joined.vector.device
-        # on a GPU every step reads its rate there, recorded or not, for the same bits
+        # on a GPU every step reads the learning rate from a tensor, recorded or not, for equal bits
         by_tensor = self.is_static or device.type == "cuda"
         if not by_tensor and not self.training.moves_at_rest:
             return None
-        # torch's kernels for GPUs take float32 alone
+        # torch's GPU kernels support float32 only
         dtype = torch.float32 if device.type == "cuda" else torch.float64
 
         def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -178,8 +177,8 @@ def _static_steps(
 
 
 def static_steps(module: nn.Module, loss: Objective, training: Training) -> "StaticSteps":
-    """Those of the module, for its next client."""
-    # a method may let some of the parameters rest
+    """Return the static steps of the module, ready for its next client."""
+    # a method can freeze parameters
     trained = tuple(parameter.requires_grad for parameter in parameters_of(module).values())
     steps = _static_steps(module, loss.goal, loss.fill, training, trained)  # pyright: ignore[reportArgumentType]
     steps.start(loss)
@@ -187,12 +186,11 @@ def static_steps(module: nn.Module, loss: Objective, training: Training) -> "Sta
 
 
 class StaticSteps(Steps):
-    """The steps of all clients of a module, one client after another: a client's parameters, label set and batches are
-    copied to where the first one's were.
+    """Steps of all clients of a module, one client after another: parameters, label set and batches of each client are
+    copied into the same memory.
 
-    A smaller batch is filled up with samples whose label the loss passes over: equal but for the order of sums. Where
-    that would change what the others get, because they meet in a batch norm, or where the loss has no such label, a
-    smaller batch is a step of its own that is not recorded.
+    A smaller batch is padded with samples whose label the loss ignores; only the order of sums changes. Networks with
+    batch norm and losses without such a label run smaller batches as separate steps, without recording.
     """
 
     is_static = True
@@ -206,7 +204,7 @@ class StaticSteps(Steps):
         self.again = self._recorded()
 
     def start(self, loss: Objective) -> None:
-        """A new client."""
+        """Start the next client."""
         if self.loss.present is not None and loss.present is not None:
             self.loss.present.copy_(loss.present)
         self.total.zero_()
@@ -235,7 +233,7 @@ class StaticSteps(Steps):
         self.again()
 
     def body(self) -> None:
-        """The step on what was copied; nothing in it depends on where it is called."""
+        """Make the step on the copied batch; independent of the caller's data."""
         x, y = cast(Batch, self.batch)
         super().step(x, y, self.count)
 
@@ -244,5 +242,5 @@ class StaticSteps(Steps):
 
 
 def _like(t: torch.Tensor, batch: int) -> torch.Tensor:
-    """Zeros for so many samples, laid out as those of t [B, ...] are, because kernels are chosen by that."""
+    """Return zeros for `batch` samples with the strides of t [B, ...], because strides select the kernels."""
     return torch.empty_strided((batch, *t.shape[1:]), t.stride(), dtype=t.dtype, device=t.device).zero_()

@@ -1,16 +1,16 @@
-"""What is done to an update on its way from a client to the server: clipping, noise, compression, for every method.
+"""Transforms of client updates before they are sent, for every method: clipping, noise, compression.
 
-A transform maps the change d = y - x of what a client was sent, by group and name, to the change that travels. It works
-on all tensors of an update together; tensors that a method sends without having been sent them (masks, variates of its
-own) have x = 0. Several act one after another, in the order of `updates.transforms`.
+A transform maps the change d = y - x of a client's parameters, by group and name, to the change that is sent. It works
+on all tensors of an update together. Tensors that the client did not receive (masks, control variates) have x = 0.
+Transforms apply in the order of `updates.transforms`.
 
-    clip       d / max(1, |d| / norm), |d| the L2 norm of everything (McMahan et al., ICLR 2018, arXiv 1710.06963)
-    noise      d + N(0, deviation^2): with clip, the Gaussian mechanism on every client
-    topk       a share of all elements, those of the largest |d|; 0 elsewhere (Aji, Heafield, 2017, arXiv 1704.05021)
-    quantize   stochastic levels of every tensor's range, unbiased (Suresh et al., ICML 2017, arXiv 1611.00429)
+    clip       d / max(1, |d| / norm), |d| the L2 norm of all tensors (McMahan et al., ICLR 2018, arXiv 1710.06963)
+    noise      d + N(0, deviation^2): with clip, the Gaussian mechanism per client
+    topk       a fraction of all elements, with the largest |d|; 0 elsewhere (Aji, Heafield, 2017, arXiv 1704.05021)
+    quantize   unbiased stochastic levels of each tensor's range (Suresh et al., ICML 2017, arXiv 1611.00429)
 
-The bytes that a client sends are counted after them: topk sends a value and a place for each element that is left (the
-shorter code of `rayfl.core.bitcodes`), quantize so many bits an element and a tensor's two ends.
+The reported bytes are those after the transforms: topk sends a value and a position per remaining element (the shorter
+code of `rayfl.core.bitcodes`), quantize sends `bits` bits per element and the two ends of each tensor's range.
 """
 
 from abc import ABC, abstractmethod
@@ -29,23 +29,23 @@ from rayfl.core.tensors import Params
 
 
 class Transform(Named, ABC):
-    """A pure function of a change and a generator. A subclass adds its fields."""
+    """A pure function of a change and a generator. Subclasses define their options as fields."""
 
     @abstractmethod
     def change(self, d: Params, generator: torch.Generator) -> Params:
-        """The change that travels: "group/name" -> tensor, in fresh tensors, of the same names and shapes."""
+        """Return the change to send: "group/name" -> new tensor, with the names and shapes of `d`."""
 
     def nbytes(self, d: Params, before: float) -> float:
-        """Bytes that `d`, which this transform made, takes; `before`: without it."""
+        """Return the size in bytes of `d`, a result of this transform; `before`: the size without it."""
         return before
 
 
 class Clip(Transform):
-    """Scales a change down to a largest L2 norm."""
+    """Scaling of a change to a maximum L2 norm."""
 
     name: Literal["clip"] = "clip"
     norm: float = Field(gt=0)
-    """The largest norm of a client's whole change."""
+    """Maximum norm of a client's whole change."""
 
     def change(self, d: Params, generator: torch.Generator) -> Params:
         total = nn.utils.get_total_norm(list(d.values()))
@@ -54,29 +54,29 @@ class Clip(Transform):
 
 
 class Noise(Transform):
-    """Adds Gaussian noise to every element."""
+    """Gaussian noise on every element."""
 
     name: Literal["noise"] = "noise"
     deviation: float = Field(gt=0)
-    """Standard deviation; for differential privacy a multiple of clip's norm."""
+    """Standard deviation; for differential privacy, a multiple of the norm of `clip`."""
 
     def change(self, d: Params, generator: torch.Generator) -> Params:
         return {name: t + self.deviation * torch.randn(t.shape, generator=generator) for name, t in d.items()}
 
 
 class TopK(Transform):
-    """Keeps the largest elements of a change."""
+    """Sparsification to the largest elements of a change."""
 
     name: Literal["topk"] = "topk"
     share: float = Field(gt=0, le=1)
-    """Of all elements, those that are kept; of equal ones the first."""
+    """Fraction of all elements to keep; of equal elements, the first."""
 
     def change(self, d: Params, generator: torch.Generator) -> Params:
         flat = torch.cat([t.reshape(-1) for t in d.values()])
-        kept = torch.zeros_like(flat)
+        sparse = torch.zeros_like(flat)
         places = flat.abs().sort(descending=True, stable=True).indices[: max(1, round(self.share * len(flat)))]
-        kept[places] = flat[places]
-        parts = kept.split([t.numel() for t in d.values()])
+        sparse[places] = flat[places]
+        parts = sparse.split([t.numel() for t in d.values()])
         return {name: part.view(t.shape) for (name, t), part in zip(d.items(), parts, strict=True)}
 
     def nbytes(self, d: Params, before: float) -> float:
@@ -86,12 +86,12 @@ class TopK(Transform):
 
 
 class Quantize(Transform):
-    """Rounds every tensor at random to so many levels between its smallest and its largest element. Zeros stay zeros,
-    and where most are (after `topk`) the places of the others are sent, and only their levels."""
+    """Stochastic rounding of each tensor to 2**bits levels between its smallest and its largest element. Zeros stay 0;
+    in a sparse tensor (after `topk`), only the positions and levels of the other elements are sent."""
 
     name: Literal["quantize"] = "quantize"
     bits: int = Field(default=8, ge=1, le=16)
-    """Bits an element."""
+    """Bits per element."""
 
     def change(self, d: Params, generator: torch.Generator) -> Params:
         return {name: self._rounded(t, generator) for name, t in d.items()}
@@ -109,7 +109,7 @@ class Quantize(Transform):
         return torch.where(t == 0, t, rounded)
 
     def nbytes(self, d: Params, before: float) -> float:
-        """With the two ends of every tensor, 8 bytes."""
+        # 8 bytes per tensor for the two ends of its range
         return sum(8 + min(self._packed(t.numel()), self._sparse(t)) for t in d.values())
 
     def _packed(self, elements: int) -> int:
@@ -121,7 +121,6 @@ class Quantize(Transform):
 
 
 def _place_bytes(places: torch.Tensor, elements: int) -> int:
-    """What it takes to say which of so many elements are sent."""
     return len(encode_places(places, elements))
 
 
@@ -131,15 +130,15 @@ TRANSFORMS_KIND = Kind("transform", Transform, TRANSFORMS, "rayfl.transforms")
 
 
 def transformed(transforms: Sequence[Transform], payload: Mapping[str, Params], update: Update, seed: int) -> float:
-    """Replaces one client's answer by what travels, in place; the bytes that this takes.
+    """Apply the transforms to one client's update, in place, and return its size in bytes.
 
-    `payload` is what the client was sent, `seed` its own in this round. Rows of a classifier that it does not hold stay
-    as they are: no part of its change. A norm's running variance that a transform makes negative is 0.
+    `payload`: the tensors that the client received; `seed`: its seed for this round. Classifier rows that the client
+    does not own are not part of its change. Negative running variances are set to 0.
     """
     if update.products:
         raise ConfigError(
-            f"updates.transforms: given {', '.join(t.name for t in transforms)} with a method whose clients send "
-            "products of low rank; allowed: none, or a method that averages factors"
+            f"updates.transforms: {', '.join(t.name for t in transforms)} cannot be used with a method whose clients "
+            "send low-rank products. Allowed: no transforms, or a method that averages factors"
         )
     generator = torch.Generator().manual_seed(seed)
     weight = update.weight or 1.0

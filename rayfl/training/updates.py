@@ -1,4 +1,4 @@
-"""What happens to clients' updates before they are averaged, and which are not averaged in."""
+"""Processing of client updates before aggregation: transforms, and rejection of diverged updates."""
 
 import math
 from collections.abc import Iterable
@@ -14,16 +14,15 @@ from rayfl.training.transforms import TRANSFORMS_KIND, Transform
 
 
 class Updates(Config):
-    """The `updates:` section: what is done to client updates, and which are not averaged in."""
+    """The `updates:` section: transforms of client updates, and rejection of diverged ones."""
 
     policy: Literal["refuse", "stop"] = "refuse"
-    """refuse: left out, counted and logged. stop: the run ends with the client's id."""
+    """Handling of diverged updates. refuse: exclude, count and log them. stop: end the run with the client's id."""
     growth: float = Field(default=1000.0, gt=0)
-    """An update explodes if its norm, or that of what the client keeps, is over growth * (1 + norm of what the
-    client was sent, or kept before)."""
+    """An update diverges if its norm, or that of the client state, exceeds growth * (1 + norm before training)."""
     transforms: tuple[Any, ...] = ()
-    """What is done to an update on its way to the server, in this order (`rayfl.training.transforms`), e.g.
-    [{name: clip, norm: 1}, {name: topk, share: 0.1}], or a class of your own as "package.module:Class"."""
+    """Transforms of an update before it is sent, applied in this order (`rayfl.training.transforms`), e.g.
+    [{name: clip, norm: 1}, {name: topk, share: 0.1}], or your own class as "package.module:Class"."""
 
     @field_validator("transforms")
     @classmethod
@@ -31,8 +30,8 @@ class Updates(Config):
         return tuple(TRANSFORMS_KIND.read(transform, f"transforms.{i}") for i, transform in enumerate(given))
 
     def unfit(self, update: Update, before: float) -> str | None:
-        """Why one client's update must not be averaged in, or None. `before`: the norm of what the client started from;
-        0 where it drew that itself, because then nothing says what it may have grown to."""
+        """Return the reason to exclude one client's update, or None. `before`: norm of the client's starting point; 0
+        if the client initialised it, which disables the limit."""
         products = {name: factors.tensors for name, factors in update.products.items()}
         answered = norm([*update.sums.values(), *update.whole.values(), products]) / (update.weight or 1.0)
         norms = [answered, *(norm([client_state]) for client_state in update.client_states.values())]
@@ -43,6 +42,6 @@ class Updates(Config):
 
 
 def norm(tensors: Iterable[Tensors]) -> float:
-    """The L2 norm of all floating point tensors together."""
+    """Return the L2 norm of all floating point tensors together."""
     floats = [t for some in tensors for _, t in leaves(some) if t.is_floating_point()]
     return float(nn.utils.get_total_norm(floats)) if floats else 0.0

@@ -1,4 +1,4 @@
-"""What is wrong with a sweep, as far as it can be known before Ray starts."""
+"""Checks of a sweep before Ray starts."""
 
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -15,25 +15,24 @@ from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
 
 CHECKED = 100
-"""Experiments of a row that are made; one with networks of its own takes up to 0.1 s."""
+"""Experiments made per row; one takes up to 0.1 s."""
 
 FREE = ("chunk", "checkpoint_seconds")
-"""Settings of `run:` that trials may have for themselves."""
+"""Settings of `run:` that can differ between trials."""
 
 OF_TEST = {"test": ("validation", "holdout"), "clients": ("client_validation", "local_holdout")}
-"""Split of test data -> the one to tune by instead, and the setting of `evaluation:` that gives it."""
+"""Split of test data -> the validation split to use instead, and its setting in `evaluation:`."""
 HOLDOUTS = [setting for _, setting in OF_TEST.values()]
 
 
 def check(sweep: Sweep) -> None:
-    """Every row at every value and every end of the search space, and what the search itself names. Of a large search
-    the first `CHECKED` experiments of each row are made; a wrong one behind them ends the sweep when it is its turn."""
+    """Raise ConfigError if a row is invalid at a value or an end of the search space, or if the search is. Only the
+    first `CHECKED` experiments of each row are made; a later invalid one fails when its trial starts."""
     for row, changes in sweep.rows.items():
         for key, value in flatten(changes).items():
             if any(key == path or key.startswith(f"{path}.") for path in sweep.search.space):
                 raise ConfigError(
-                    f"{sweep.where}: rows.{row}.{key}: given {shown(value)}; allowed: nothing, because search.space "
-                    "decides it"
+                    f"{sweep.where}: rows.{row}.{key}: {shown(value)} is in search.space too. Allowed: one of both"
                 )
     shared = _shared(sweep.first)
     for row in sweep.rows:
@@ -48,7 +47,7 @@ def check(sweep: Sweep) -> None:
 
 
 def _examples(sweep: Sweep, row: str) -> Iterator[Point]:
-    """What is made of a row: its first point, that with each value and each end of the space in turn, the others."""
+    """Yield points to check: the first, the first with each value and end of the space in turn, then the others."""
     first, *others = sweep.points[row]
     space = sweep.search.space.items()
     alone = (first | {path: value} for path, domain in space for value in domain.values)
@@ -60,42 +59,45 @@ def _examples(sweep: Sweep, row: str) -> Iterator[Point]:
 
 
 def _shared(experiment: Experiment) -> dict[str, Any]:
-    """What all trials share: the actors of one can be another's, and the data set is loaded once."""
+    """Return the sections that must be equal in all trials, because they share actors and the data set."""
     return {"run": experiment.run.model_dump(mode="json", exclude=set(FREE)), "data": experiment.plain()["data"]}
 
 
 def _check_shared(sweep: Sweep, row: str, point: Point, given: dict[str, Any], first: dict[str, Any]) -> None:
     at = f"{sweep.where}: rows.{row}" + (f" ({text_of(point)})" if point else "")
     if given["run"]["executor"] == "serial":
-        raise ConfigError(f"{at}: run.executor: given 'serial'; allowed: 'ray' in a sweep, whose trials are Ray's")
+        raise ConfigError(
+            f"{at}: run.executor: 'serial' is not valid. Allowed: 'ray', because trials of a sweep run on Ray"
+        )
     for section, why in (("run", "all trials run on the same actors"), ("data", "all trials share one data set")):
         if given[section] != first[section]:
             raise ConfigError(
-                f"{at}: {section}: given {shown(given[section])}; allowed: {shown(first[section])}, because {why}"
+                f"{at}: {section}: {shown(given[section])} differs from other trials. Allowed: "
+                f"{shown(first[section])}, because {why}"
             )
 
 
 def _check_metric(sweep: Sweep, row: str, experiment: Experiment) -> None:
-    """The metric is one of the row's and of what the row is judged by, and the data that choose do not judge."""
+    """Raise ConfigError if the row does not have the metric, or if it uses test data."""
     metrics, metric, where = experiment.metrics(), sweep.search.metric, f"{sweep.where}: search.metric"
     for setting in HOLDOUTS:
         if metric not in metrics and metric in _with_holdout(experiment, setting).metrics():
             raise ConfigError(
-                f"{where}: given {metric!r}; allowed with rows.{row}: it, if evaluation.{setting} is over 0"
+                f"{where}: {metric!r} needs validation data with rows.{row}. Allowed: evaluation.{setting} above 0"
             )
     split = choose(metrics, metric, where, "metric").split
     if experiment.method.judged_on == "clients" and split not in ("clients", "client_validation"):
         better = named(experiment.scores[0].label, "mean", "client_validation")
         raise ConfigError(
-            f"{where}: given {metric!r}; allowed with rows.{row}, whose clients keep networks of their own: "
-            f"{better} (with evaluation.local_holdout) or another of local_*"
+            f"{where}: {metric!r} does not fit rows.{row}, whose clients have personal networks. Allowed: {better} "
+            "(with evaluation.local_holdout) or another of local_*"
         )
     if split in OF_TEST and sweep.points_of(row) > 1 and not sweep.search.allow_test:
         other, setting = OF_TEST[split]
         raise ConfigError(
-            f"{where}: given {metric!r}, which is of test data; allowed to tune by: "
-            f"{SPLITS[other]}{metric.removeprefix(SPLITS[split])} (with evaluation.{setting}), so that the test data "
-            "only judge; search.allow_test: true tunes by it nevertheless"
+            f"{where}: {metric!r} uses test data. Allowed for tuning: "
+            f"{SPLITS[other]}{metric.removeprefix(SPLITS[split])} (with evaluation.{setting}), or any metric with "
+            "search.allow_test: true"
         )
 
 

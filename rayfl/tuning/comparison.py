@@ -1,7 +1,7 @@
-"""Sweeps, as the command line and a notebook call them.
+"""Sweeps, for the command line and for notebooks.
 
 found = rayfl.sweep("tune_configs/quickstart.yaml", "runs/quickstart")
-found.table                            # a pandas DataFrame, a row a run of the tuned rows
+found.table                            # pandas DataFrame: one row per run of the best points
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A sweep that ended: its folder, the runs of every row's best point, and its place among what was tried."""
+    """A finished sweep: its folder, the runs of every row's best point, and the tuned values."""
 
     folder: RunFolder
     best: list[Record]
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """A row a run: the row's label as `method`, seed, and the numbers of its result.json."""
+        """One row per run: the label as `method`, the seed, and the numbers of its result.json."""
         import pandas as pd
 
         hidden = {"params", "facts", "path", "id", "sweep", "status", "error", "label"}
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def plots(self) -> "dict[str, Figure]":
-        """Name -> figure, of all plots of the comparison."""
+        """All plots of the comparison, by name."""
         return figures(self.best)
 
 
@@ -64,12 +64,12 @@ def sweep(
     follow: Callable[[Path], None] = lambda path: None,
     arrays: Arrays | None = None,
 ) -> Comparison:
-    """Tunes every row of a comparison with the same budget on Ray, and leaves tables and plots of the tuned rows in a
-    folder. `plan`: a sweep's file, or what it would hold, with objects as you like. `storage`: for a cluster whose
-    nodes share no folder, where trials leave their checkpoints, as s3://BUCKET/FOLDER. `follow` is told the folder of
-    the sweep and of every trial as it begins.
+    """Tune every row of a comparison with the same budget on Ray, and write tables and plots into a folder.
 
-    A ConfigError says what is wrong before anything is started or written; KeyboardInterrupt: the user stopped it.
+    `plan`: a sweep's file, or its content, which may contain objects. `storage`: s3://BUCKET/FOLDER for the checkpoints
+    of trials, if the nodes of a cluster share no folder. `follow` is called with the folder of the sweep and of every
+    trial when it starts. Raise ConfigError for invalid input before anything is started or written, and
+    KeyboardInterrupt if the user stopped the sweep.
     """
     if not isinstance(plan, Sweep):
         plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)
@@ -120,8 +120,8 @@ def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:
 
 
 def _splits(plan: Sweep, arrays: Arrays) -> dict[str, Experiment]:
-    """Name of a plot of labels -> an experiment with that split of the data, one for each that the rows have. Some
-    errors show only when it is made."""
+    """Return plot name -> experiment, one for each different split of the data in the rows. Making the splits finds
+    further errors."""
     splits: dict[str, tuple[str, Experiment]] = {}
     for row in plan.rows:
         experiment = plan.example(row)

@@ -1,4 +1,4 @@
-"""A sweep from a YAML file, with what the command line changes of it, or from a notebook."""
+"""Reading of sweeps from YAML files or mappings, with changes by the command line."""
 
 import re
 from collections.abc import Mapping
@@ -20,34 +20,37 @@ from rayfl.config import (
     set_path,
 )
 from rayfl.config.plain import shown
-from rayfl.experiment import Experiment, lay_over
+from rayfl.experiment import Experiment, lay_over, with_settings
 from rayfl.results.published import Published
 from rayfl.tuning.check import check
 from rayfl.tuning.space import Search
 from rayfl.tuning.sweep import Sweep
 
 SECTIONS = ("question", "experiment", "rows", "search", "published")
-"""What a sweep's file holds."""
+"""Sections of a sweep's file."""
 TITLE = "title"
-"""In a row: its name as people read it."""
+"""Key of a row's readable name."""
 
 
 def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | None = None) -> Sweep:
-    """A checked sweep. `settings`, as "path=value", change every row's experiment, or the search where they begin with
-    "search."; `rows`, as "a,b", leaves the other rows out. A ConfigError says what is wrong."""
-    return read_sweep(load_yaml(path), str(path), settings, rows)
+    """Return the checked sweep of a file. `settings`: "path=value", applied to every row's experiment, or to the search
+    if they begin with "search.". `rows`: "a,b", the rows to keep. Raise ConfigError for an invalid sweep."""
+    given = load_yaml(path)
+    return with_settings(lambda some: read_sweep(given, str(path), some, rows), settings, str(path))
 
 
 def read_sweep(
     given: Mapping[str, Any], where: str = "sweep", settings: list[str] | None = None, rows: str | None = None
 ) -> Sweep:
-    """A checked sweep of what a file holds, where sections may be objects too, and the experiment an `Experiment`; its
-    seed is none of a sweep's. It is called as `where` is, which may be a file. The rest as for `load_sweep`."""
+    """Return the checked sweep of a mapping, in which sections can be objects and the experiment an `Experiment`, whose
+    seed is ignored. `where`: its name in errors. Otherwise as `load_sweep`."""
     given = {section: _as_mappings(value) for section, value in given.items()}
     _check_sections(given, where)
-    chosen = rows.split(",") if rows else list(_rows(given))
+    chosen = list(_rows(given)) if rows is None else rows.split(",")
     for row in chosen:
         choose(_rows(given), row, f"{where}: --rows", "row")
+        if chosen.count(row) > 1:
+            raise ConfigError(f"{where}: --rows: {row!r} appears twice. Allowed: every row once")
     published = _published(given, where)
     changed = given
     for text in settings or []:
@@ -60,7 +63,7 @@ def read_sweep(
 
 
 def _rows(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Label -> changes; a file without rows has one that changes nothing."""
+    """Return label -> changes. Default: one row without changes."""
     return given.get("rows") or {"run": {}}
 
 
@@ -69,30 +72,37 @@ def _check_sections(given: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: experiment: missing; a sweep file holds {', '.join(SECTIONS)}")
     for key in given:
         if key not in SECTIONS:
-            raise ConfigError(f"{where}: unknown key {shown(key)}; {nearest(key, SECTIONS)}")
+            raise ConfigError(f"{where}: unknown key {shown(key)}. {nearest(key, SECTIONS)}")
     _check_text(given, "question", where)
     rows = _rows(given)
     if not isinstance(rows, Mapping):
-        raise ConfigError(f"{where}: rows: given {shown(rows)}; allowed: a mapping of labels to what each row changes")
+        raise ConfigError(
+            f"{where}: rows: {shown(rows)} is not valid. Allowed: a mapping of labels to what each row changes"
+        )
     for row, changes in rows.items():
         if not re.fullmatch(r"[\w.-]+", component(row, f"{where}: rows")):
-            raise ConfigError(f"{where}: rows: given {shown(row)}; allowed: letters, digits and . _ - in a row's label")
+            raise ConfigError(
+                f"{where}: rows: {shown(row)} is not valid. Allowed: letters, digits and . _ - in a row's label"
+            )
         if not isinstance(changes, Mapping | None):
-            raise ConfigError(f"{where}: rows.{row}: given {shown(changes)}; allowed: sections of the experiment")
+            raise ConfigError(
+                f"{where}: rows.{row}: {shown(changes)} is not valid. Allowed: sections of the experiment"
+            )
         _check_text(changes or {}, TITLE, f"{where}: rows.{row}")
     for place, section in {"experiment": given["experiment"], **{f"rows.{row}": rows[row] for row in rows}}.items():
         if "seed" in (section or {}):
-            raise ConfigError(f"{where}: {place}.seed: given {shown(section['seed'])}; allowed: search.seeds instead")
+            raise ConfigError(
+                f"{where}: {place}.seed: {shown(section['seed'])} is not valid. Allowed: search.seeds instead"
+            )
 
 
 def _check_text(given: Mapping[str, Any], key: str, where: str) -> None:
-    """What is for people."""
     if not isinstance(text := given.get(key, "-"), str) or not text.strip():
-        raise ConfigError(f"{where}: {key}: given {shown(text)}; allowed: text")
+        raise ConfigError(f"{where}: {key}: {shown(text)} is not valid. Allowed: text")
 
 
 def _as_mappings(value: Any) -> Any:
-    """Sections that are objects as mappings, which rows can change; those with a name stay what they are."""
+    """Return objects as mappings, which rows can change; named objects stay objects."""
     if isinstance(value, Config) and not isinstance(value, Named):
         chosen = value.model_fields_set - ({"seed"} if isinstance(value, Experiment) else set())
         value = {name: part for name, part in value if name in chosen}
@@ -116,20 +126,21 @@ def _sweep(where: str, given: Mapping[str, Any], chosen: list[str], published: P
 
 
 def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[str, Any]:
-    """The file with one setting: of the search, or of the experiment and of the rows that change its section."""
+    """Return the file with one setting applied to the search, or to the experiment and the rows that change its
+    section."""
     if path.startswith("search."):
         return set_path(given, path, value)
     path = path.removeprefix("experiment.")
     if path == "seed":
         raise ConfigError(
-            f"{where}: --set seed: given {shown(value)}; allowed: search.seeds, as in --set "
+            f"{where}: --set seed: {shown(value)} is not valid. Allowed: search.seeds, as in --set "
             f"search.seeds=[{shown(value)}]"
         )
     search = given.get("search")
     if isinstance(search, Mapping) and path in (search.get("space") or {}):
         raise ConfigError(
-            f"{where}: --set {path}: given {shown(value)}; allowed: nothing, because search.space decides it; --set "
-            "search.space={} searches nothing"
+            f"{where}: --set {path}: the setting is in search.space, which decides it. Hint: --set search.space={{}} "
+            "searches nothing"
         )
     section = path.partition(".")[0]
     rows = {
@@ -152,7 +163,7 @@ def _published(given: Mapping[str, Any], where: str) -> Published | None:
 
 
 def _changes(file: Sweep, sweep: Sweep) -> list[str]:
-    """What the settings changed in the rows, and in the search."""
+    """Return the changes by settings in the rows and in the search."""
     rows: dict[str, list[str]] = {}
     for row in sweep.rows:
         old, new = (s.experiment(row, {}, 0).plain() for s in (file, sweep))
@@ -160,5 +171,5 @@ def _changes(file: Sweep, sweep: Sweep) -> list[str]:
             if not change.startswith(("run.", "data.root")):
                 rows.setdefault(change, []).append(row)
     old, new = ({"search": s.search.model_dump(mode="json")} for s in (file, sweep))
-    said = [c if len(of) == len(sweep.rows) else f"{', '.join(of)}: {c}" for c, of in rows.items()]
-    return [*said, *differences(old, new)]
+    changes = [c if len(of) == len(sweep.rows) else f"{', '.join(of)}: {c}" for c, of in rows.items()]
+    return [*changes, *differences(old, new)]

@@ -1,4 +1,4 @@
-"""Writes the records of a sweep's trials as their results come in."""
+"""Callback of Ray Tune that writes the folders of a sweep's trials."""
 
 import re
 from collections.abc import Callable
@@ -10,31 +10,28 @@ from ray import tune
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from rayfl.config import ConfigError
-from rayfl.config.plain import last, short
 from rayfl.engine import checkpoints
 from rayfl.engine.on_ray.cluster import require_ray
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
-from rayfl.tuning.search import called, trial_of
-from rayfl.tuning.space import Point, text_of
+from rayfl.tuning.search import called, folder_name, trial_of
+from rayfl.tuning.space import text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import ENDED
 
-NAME_BYTES = 120
-"""Of a trial's folder, without its id."""
 COLORS = re.compile(r"\x1b\[\d+m")
-"""What Ray writes into tracebacks for terminals."""
+"""Terminal colours in Ray's tracebacks."""
 
 
 class RayDied(BaseException):
-    """No Exception: after one Tune cleans up, and waits for the dead until Ray's core ends this process."""
+    """Raised when Ray died. Not an Exception: Tune would clean up and wait until Ray's core ends this process."""
 
 
 class Recorder(tune.Callback):
-    """Writes the trials' records as their results come in, shows `progress`, and tells `follow` every trial's folder.
+    """Writes trials' folders, updates `progress`, and calls `follow` with every trial's folder.
 
-    A ConfigError of a trial ends the sweep at once, because the other trials most likely have it too: it is kept in
-    `refusal`. Other errors are kept in the trial's run.json, and the others go on.
+    A ConfigError of a trial ends the sweep and is kept in `refusal`, because other trials probably have it too. Other
+    errors are written to the trial's run.json, and the sweep continues.
     """
 
     current: "Recorder | None" = None
@@ -43,32 +40,33 @@ class Recorder(tune.Callback):
         self.sweep, self.run, self.progress, self.follow = sweep, run, progress, follow
         self.trials: dict[str, RunFolder] = {}
         self.failures: list[str] = []
-        """A sentence for each trial that failed for good."""
+        """One sentence per trial that failed finally."""
         self.refusal: ConfigError | None = None
+        self.confirms = False
         Recorder.current = self
 
     def __reduce__(self):
-        # Tune stores its callbacks; a restored one is the one of the process that restores it
+        # Tune pickles its callbacks; unpickling returns the current process's recorder
         return _current_recorder, ()
 
     def recall(self) -> None:
-        """Shows the trials that finished before this process began, and has them sent."""
+        """Show the trials that finished before this process started, and pass them to `follow`."""
         for record in runs(self.run.path):
             if record.sweep == self.run.id and record.status == "finished":
                 trial_id = record.path.name.rpartition("-")[2]
                 self._show(trial_id, record)
                 self.progress.done(trial_id, "finished")
-                # its end may not have been sent
+                # its end may not have reached MLflow
                 self.follow(record.path)
         self.progress.resumed()
 
     def leave(self) -> None:
-        """Marks the trials that nobody runs any more as stopped."""
+        """Mark unfinished trials as stopped."""
         for record in self.trials.values():
             if record.status == "running":
                 record.finish("stopped")
 
-    # what Tune tells
+    # callbacks of Tune
 
     def on_step_begin(self, iteration: int, trials: list, **info) -> None:
         try:
@@ -108,20 +106,25 @@ class Recorder(tune.Callback):
 
     def on_trial_recover(self, iteration: int, trials: list, trial, **info) -> None:
         self._refuse(trial)
-        self.progress.note(f"{self._what(trial)}: {_reason(trial)}; it starts again from its last checkpoint")
+        self.progress.note(f"{self._what(trial)}: {_reason(trial)}. Restarting from its last checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list, trial, **info) -> None:
         self._refuse(trial)
         record = self._opened(trial)
-        self.failures.append(f"{self._what(trial)}: {_reason(trial)}; the whole error is in {record.path / 'run.json'}")
+        self.failures.append(
+            f"{self._what(trial)}: {_reason(trial)}. See {record.path / 'run.json'} for the full error"
+        )
         self.progress.note(f"{self._what(trial)} failed: {_reason(trial)}")
         self._end(trial, "failed", _text(trial))
 
     # records
 
     def _open(self, trial) -> RunFolder:
-        """The record that the trial began before, marked as running again, or a new one."""
+        """Return the trial's folder: an existing one, marked as running, or a new one."""
         row, seed, point = trial_of(trial.config)
+        if seed != self.sweep.search.seeds[0] and not self.confirms:
+            self.confirms = True
+            self.progress.phase("running every row's best point on the other seeds")
         path = self.run.path / "trials" / folder_name(row, point, seed, trial.trial_id)
         if RunFolder.exists(path):
             record = RunFolder.open(path)
@@ -145,7 +148,7 @@ class Recorder(tune.Callback):
         return record
 
     def _opened(self, trial) -> RunFolder:
-        """The trial's record; one whose process never started has none yet."""
+        """Return the trial's folder; create it if its process never started."""
         return self.trials.get(trial.trial_id) or self._open(trial)
 
     def _show(self, trial_id: str, record: RunFolder) -> None:
@@ -163,24 +166,17 @@ class Recorder(tune.Callback):
         return called(row, point, seed)
 
     def _refuse(self, trial) -> None:
-        """Raises the trial's error if the user has to do something about it."""
+        """Raise the trial's error if it is a ConfigError."""
         if isinstance(error := _cause(trial), ConfigError):
             self._opened(trial).finish("failed", _text(trial))
             self.refusal = ConfigError(f"{self._what(trial)}: {error}")
             raise self.refusal
 
 
-def folder_name(row: str, point: Point, seed: int, trial_id: str) -> str:
-    """The folder of a trial below `trials/`: one component of a path, whatever the point's values are."""
-    name = "-".join([row, *(f"{last(path)}={short(value)}" for path, value in point.items()), f"s{seed}"])
-    plain = re.sub(r"[^\w.=+-]", "_", name).encode()[:NAME_BYTES].decode(errors="ignore")
-    return f"{plain}-{trial_id}"
-
-
 def _cause(trial) -> BaseException | None:
-    """What a trial's code raised, behind the layers that Ray puts around it; None if nobody can tell."""
+    """Return the exception of a trial's code, without Ray's wrappers, or None if it is unknown."""
     error = None
-    # there may be no file, and a class of a user's package may raise anything where it is unpickled
+    # the file can be missing, and unpickling a user's class can raise anything
     with suppress(Exception):
         error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
     while isinstance(error, RayTaskError):
@@ -189,16 +185,16 @@ def _cause(trial) -> BaseException | None:
 
 
 def _text(trial) -> str:
-    """All that is known of a trial's error: Ray's tracebacks, of every time that it failed."""
-    # Trial.get_error reads a copy, which Tune makes later
+    """Return Ray's tracebacks of all failures of a trial."""
+    # Trial.get_error reads a copy that Tune makes later
     return COLORS.sub("", Path(trial.error_file).read_text()).strip()
 
 
 def _reason(trial) -> str:
-    """The last line of a trial's error."""
+    """Return the sentence of a trial's error."""
     if isinstance(cause := _cause(trial), ActorUnavailableError):
         return "its process or its node does not answer"
-    return (str(cause or "").strip() or _text(trial)).splitlines()[-1]
+    return str(cause).splitlines()[0] if str(cause or "").strip() else _text(trial).splitlines()[-1]
 
 
 def _current_recorder() -> Recorder | None:

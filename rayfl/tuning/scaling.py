@@ -1,12 +1,12 @@
-"""How a run scales: its rounds' seconds, memory and traffic against clients, cohort, client actors and nodes.
+"""Scale studies: seconds per round, memory and traffic against clients, cohort, client actors and nodes.
 
-One axis at a time moves away from the experiment's own point; every point is a run of its own (`rayfl.start`). What a
-CPU does meanwhile besides shows in the seconds, so give it idle cores. Linux only.
+One axis at a time is varied from the experiment's own point; every point is a separate run (`rayfl.start`). Use idle
+cores: other work on the CPUs changes the seconds. Linux only.
 
-    clients   the population; the cohort stays, so all further clients are idle. Made-up images are made for all of them
-    cohort    how many of the clients take part in a round
-    actors    client actors; of more than the machine has CPUs each gets a fraction
-    nodes     Ray nodes, on one machine raylets of it, with the same client actors spread over them
+    clients   population; the cohort stays the same, so additional clients are idle. Synthetic images grow with it
+    cohort    clients per round
+    actors    client actors; if there are more than CPUs, each gets a fraction
+    nodes     Ray nodes (raylets on one machine) that share the same client actors
 """
 
 import gc
@@ -37,19 +37,19 @@ AXES: Mapping[str, tuple[int, ...]] = {
     "actors": (1, 2, 4, 8),
     "nodes": (1, 2),
 }
-"""What is measured unless something else is asked for."""
+"""Default values of every axis."""
 ROUNDS = 5
 ENDLESS = 10**6
-"""Rounds of an experiment that is ended from outside, before its first evaluation."""
+"""Rounds of an experiment that is stopped before its first evaluation."""
 PROCESS_BYTES = 400 * 10**6
-"""What a process of a run takes at least: Python, torch and Ray."""
+"""Minimum memory of a process: Python, torch and Ray."""
 SHARES = 10**4
-"""Of a CPU: Ray knows no smaller ones."""
+"""Smallest fractions of a CPU in Ray: 1 / SHARES."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run is measured."""
+    """Point of a measurement."""
 
     clients: int
     cohort: int
@@ -62,13 +62,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is going to be measured, and what is not."""
+    """Planned measurements."""
 
     axes: Mapping[str, Sequence[Point]]
     """Axis -> its points, ascending."""
     experiments: Mapping[Point, Experiment]
-    said: Sequence[str]
-    """Sentences on points that are left out, or that are not what one may think."""
+    notes: Sequence[str]
+    """Notes on points that are left out or changed."""
 
 
 def scale(
@@ -81,18 +81,16 @@ def scale(
     progress: ScaleProgress | None = None,
     follow: Callable[[Path], None] = lambda path: None,
 ) -> dict[str, list[Row]]:
-    """Measures an experiment along the axes; leaves tables, plots and scale.json in a folder that holds no run. Returns
-    the rows of every axis. `follow` is told the folder when it is complete.
-
-    A ConfigError says what is wrong before anything is started or written.
-    """
+    """Measure an experiment along the axes, write tables, plots and scale.json into a new folder, return the rows of
+    every axis. `follow` is called with the folder when it is complete. Raise ConfigError for invalid input before
+    anything is started or written."""
     _check(experiment, axes, rounds, address)
     folder = Path(folder).resolve()
     progress = progress or ScaleProgress()
     config = experiment.plain() | {"scale": {"rounds": rounds} | {axis: list(values) for axis, values in axes.items()}}
     with claimed(folder, config, resume=False), nullcontext() if is_own(address) else cluster(address):
         plan = planned(experiment, axes, address)
-        for text in plan.said:
+        for text in plan.notes:
             progress.note(text)
         rows: dict[Point, Row] = {}
         found: dict[str, list[Row]] = {}
@@ -107,7 +105,7 @@ def scale(
                     for point in some:
                         progress.phase(f"measuring {point}")
                         rows[point] = measured(plan.experiments[point], point, rounds, address)
-                        progress.update(f"{point}: {rows[point]['seconds']:.3g} s a round", rows[point])
+                        progress.update(f"{point}: {rows[point]['seconds']:.3g} s per round", rows[point])
             status = "finished"
         except Exception as failure:
             status, error = "failed", str(failure)
@@ -122,28 +120,27 @@ def scale(
     return found
 
 
-# what is measured
+# measurements
 
 
 def axes_of(asked: Mapping[str, str | None], address: str | None) -> dict[str, Sequence[int]]:
-    """The axes that a command line asks for, as in {"actors": "1,2,4", "nodes": None}; if it names none, all of them,
-    but for nodes of a cluster that runs already."""
+    """Return the axes of a command line, such as {"actors": "1,2,4", "nodes": None}. Default: all, without nodes for a
+    running cluster."""
     if not any(asked.values()):
         return {axis: values for axis, values in AXES.items() if axis != "nodes" or is_own(address)}
     try:
         return {axis: [int(part) for part in text.split(",")] for axis, text in asked.items() if text}
     except ValueError:
-        given = {f"--{axis}": text for axis, text in asked.items() if text}
-        raise ConfigError(f"scale: given {given}; allowed: whole numbers, e.g. --actors 1,2,4") from None
+        given = " ".join(f"--{axis} {text}" for axis, text in asked.items() if text)
+        raise ConfigError(f"scale: {given} is not valid. Allowed: whole numbers, such as --actors 1,2,4") from None
 
 
 def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | None = None) -> Plan:
-    """The points along the axes that this machine, or a running cluster, and the experiment allow. A ConfigError if
-    none is left."""
+    """Return the points that the machine or cluster and the experiment allow. Raise ConfigError if there are none."""
     free = room(1.0, 0.0, base.run.server_cpus)
     own = _own_point(base, free, address)
-    said: dict[str, None] = {}
-    held: set[int] = set()
+    notes: dict[str, None] = {}
+    loaded: set[int] = set()
     points: dict[str, list[Point]] = {}
     experiments: dict[Point, Experiment] = {}
     for axis, values in axes.items():
@@ -152,24 +149,24 @@ def planned(base: Experiment, axes: Mapping[str, Sequence[int]], address: str | 
             point = replace(own, **{axis: value})
             try:
                 experiment = _at(base, point, free, address)
-                if point.clients not in held:
+                if point.clients not in loaded:
                     load_data(experiment)
-                    held.add(point.clients)
+                    loaded.add(point.clients)
                 experiments[point] = experiment
             except ConfigError as error:
-                said[f"left out: {point}: {error}"] = None
+                notes[f"left out: {point}: {error}"] = None
                 continue
             points[axis].append(point)
             if (cpus := experiment.run.cpus) < base.run.cpus:
-                said[f"{point.actors:,} client actors share {free} CPUs: {cpus:g} of one each"] = None
+                notes[f"{point.actors:,} client actors share {free} CPUs: {cpus:g} of one each"] = None
     if not experiments:
-        raise ConfigError("scale: no point is left to measure: " + "; ".join(said))
-    return Plan(points, experiments, list(said))
+        raise ConfigError("scale: no point is left to measure: " + "; ".join(notes))
+    return Plan(points, experiments, list(notes))
 
 
 def measured(experiment: Experiment, point: Point, rounds: int, address: str | None = None) -> Row:
-    """A run at one point: its first round apart, and the median of `rounds` others, which begin when all client actors
-    have started and worked."""
+    """Measure a run at one point: its first round, and the median of `rounds` rounds after all client actors have
+    started and worked."""
     before, began = _here(), time.monotonic()
     ray_nodes.forget_peak()
     arrays = load_data(experiment)
@@ -217,7 +214,7 @@ def measured(experiment: Experiment, point: Point, rounds: int, address: str | N
 
 
 def _here() -> ray_nodes.Usage:
-    """What this process holds, without what it has freed."""
+    """Return the usage of this process, without freed memory."""
     gc.collect()
     give_back_freed_memory()
     return ray_nodes.usage()
@@ -225,36 +222,44 @@ def _here() -> ray_nodes.Usage:
 
 def _check(experiment: Experiment, axes: Mapping[str, Sequence[int]], rounds: int, address: str | None) -> None:
     if sys.platform != "linux":
-        raise ConfigError(f"scale: given {sys.platform}; allowed: linux, which says what a process holds in /proc")
+        raise ConfigError(
+            f"scale: {sys.platform} is not supported. Allowed: linux, whose /proc has the memory of processes"
+        )
     if experiment.run.executor != "ray":
-        raise ConfigError("run.executor: given serial; allowed: ray, because processes are what is measured")
+        raise ConfigError("run.executor: serial has no processes to measure. Allowed: ray")
     if rounds < 1:
-        raise ConfigError(f"--rounds: given {rounds}; allowed: at least 1")
+        raise ConfigError(f"--rounds: {rounds} is not valid. Allowed: at least 1")
     for axis, values in axes.items():
         if axis not in AXES:
-            raise ConfigError(f"scale: given an axis {axis!r}; allowed: {', '.join(AXES)}")
+            raise ConfigError(f"scale: {axis!r} is not an axis. Allowed: {', '.join(AXES)}")
         if not values or min(values) < 1:
-            raise ConfigError(f"--{axis}: given {list(values)}; allowed: whole numbers of at least 1, e.g. 1,2,4")
+            raise ConfigError(
+                f"--{axis}: {list(values)} is not valid. Allowed: whole numbers of at least 1, e.g. 1,2,4"
+            )
     if not is_own(address) and "nodes" in axes:
-        raise ConfigError("--nodes: allowed: without --address, because a running cluster has the nodes that it has")
+        raise ConfigError(
+            "--nodes: --address is set, and the nodes of a running cluster are fixed. Allowed: only without --address"
+        )
 
 
 def _own_point(base: Experiment, free: int, address: str | None) -> Point:
-    """The experiment's own, from which one axis at a time moves away, where `free` CPUs are."""
+    """Return the experiment's own point, with `free` CPUs."""
     actors = max(1, min(int(free / base.run.cpus), base.jobs)) if base.run.actors == "auto" else base.run.actors
     return Point(base.clients.count, base.clients.cohort, actors, 1 if is_own(address) else ray_nodes.alive())
 
 
 def _at(base: Experiment, point: Point, free: int, address: str | None) -> Experiment:
-    """The experiment at a point, where `free` CPUs are. A ConfigError says why there is none."""
+    """Return the experiment at a point, with `free` CPUs. Raise ConfigError if it is not possible."""
     if is_own(address):
         _require_memory(point)
     if point.nodes > point.actors:
-        raise ConfigError(f"given {point.nodes:,} nodes; allowed: at most one for each of {point.actors:,} actors")
+        raise ConfigError(
+            f"{point.nodes:,} nodes are more than {point.actors:,} actors. Allowed: at most one node per actor"
+        )
     if is_own(address) and point.nodes > 1 and ray_nodes.connected():
-        raise ConfigError("given nodes in a process that is connected to a cluster; allowed: 1, or a new process")
+        raise ConfigError("nodes: this process is connected to a cluster. Allowed: 1, or a new process")
     if is_own(address) and point.nodes > 1 and base.run.gpus:
-        raise ConfigError("given nodes of this machine with run.gpus; allowed: without, because they cannot share GPUs")
+        raise ConfigError("nodes: nodes of one machine cannot share GPUs. Allowed: only without run.gpus")
     given = base.plain()
     if base.data.name == "synthetic":
         each = given["data"]["samples"] // base.clients.count
@@ -276,15 +281,15 @@ def _at(base: Experiment, point: Point, free: int, address: str | None) -> Exper
 
 
 def _require_memory(point: Point) -> None:
-    """A driver, a server, and Ray's own processes of every node stand beside the client actors."""
+    """Raise ConfigError if memory is too small for client actors, driver, server and every node's Ray processes."""
     asked = (2 + point.nodes + point.actors) * PROCESS_BYTES
     _, free = ray_nodes.memory()
     if asked > free:
-        raise ConfigError(f"given what takes {asked / 1e9:.1f} GB of memory; allowed: the {free / 1e9:.1f} GB left")
+        raise ConfigError(f"needs {asked / 1e9:.1f} GB of memory. Allowed: the {free / 1e9:.1f} GB available")
 
 
 def _nodes(count: int, experiment: Experiment, address: str | None) -> AbstractContextManager[None]:
-    """Ray on so many nodes, with room for the experiment; a cluster that runs already stays as it is."""
+    """Start Ray with `count` nodes and room for the experiment, unless a running cluster is used."""
     if not is_own(address):
         return nullcontext()
     run = experiment.run
@@ -296,7 +301,7 @@ def _order(point: Point) -> tuple[int, ...]:
     return point.nodes, *astuple(point)
 
 
-# what is left of it
+# results
 
 
 def _open(folder: Path, config: Mapping[str, Any], experiment: Experiment) -> RunFolder:
@@ -304,7 +309,7 @@ def _open(folder: Path, config: Mapping[str, Any], experiment: Experiment) -> Ru
 
 
 def _write(record: RunFolder, found: Mapping[str, Sequence[Row]]) -> None:
-    """Tables and plots; and a line a row, whose round is the value on the axis: MLflow's plots are over the axis."""
+    """Write tables and plots, and one line of metrics per row with the axis value as its round, for MLflow's plots."""
     write_scaling(record.path, found)
     record.append(
         [

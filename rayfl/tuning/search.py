@@ -1,36 +1,37 @@
-"""What Ray Tune is told: a trial's configuration, domains, and searchers and schedulers by name, which are checked
-before Ray starts.
+"""Conversion to Ray Tune: configurations of trials, domains, searchers and schedulers.
 
-Ray is imported only where something of it is asked for.
+Searchers and schedulers are checked before Ray starts. Ray is imported only inside functions.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from rayfl.config import Config, ConfigError, choose, parse
+from rayfl.config.plain import last, short
 from rayfl.core.seeds import stream
 from rayfl.tuning.space import Domain, Point, Search, text_of
 
 
 class Asha(Config):
-    """`search.options` of asha: asynchronous successive halving (Li et al., MLSys 2020). It lets the best share of all
-    trials go on at certain rounds, the rungs."""
+    """`search.options` of asha: asynchronous successive halving (Li et al., MLSys 2020). At certain rounds, the rungs,
+    only the best fraction of the trials continues."""
 
     grace_period: int = Field(default=1, ge=1)
-    """Rounds that every trial runs."""
+    """Minimum rounds of every trial."""
     reduction_factor: float = Field(default=4, ge=1.1, le=1000)
-    """At a rung one trial in `reduction_factor` goes on; the next rung has `reduction_factor` times its rounds."""
+    """One in `reduction_factor` trials continues at a rung; the next rung has `reduction_factor` times its rounds."""
     brackets: int = Field(default=1, ge=1, le=100)
-    """Groups of trials; each group has one rung fewer than the group before."""
+    """Groups of trials; each has one rung fewer than the one before."""
 
 
 class Hyperband(Config):
     """`search.options` of hyperband (Li et al., JMLR 2018)."""
 
     reduction_factor: float = Field(default=3, ge=1.1, le=1000)
-    """At a rung one trial in `reduction_factor` goes on."""
+    """One in `reduction_factor` trials continues at a rung."""
 
 
 class Median(Config):
@@ -38,26 +39,30 @@ class Median(Config):
     (Golovin et al., KDD 2017)."""
 
     grace_period: float = Field(default=60, ge=0)
-    """Rounds that every trial runs."""
+    """Minimum rounds of every trial."""
     min_samples_required: int = Field(default=3, ge=1)
-    """Trials that a median is taken of, at least."""
+    """Minimum number of trials for a median."""
     min_time_slice: int = Field(default=0, ge=0)
-    """Rounds that a trial runs before it makes room for others."""
+    """Rounds that a trial runs before others can replace it."""
     hard_stop: bool = True
-    """Stop a trial; otherwise it waits until the others have ended."""
+    """Stop a trial. False: it waits until the others have ended."""
 
+
+NAME_BYTES = 120
+"""Maximum length of a trial's folder name, without its id."""
 
 OPTIONS: dict[str, type[Config]] = {"asha": Asha, "hyperband": Hyperband, "median": Median}
 
 
 def scheduler_of(search: Search, rounds: int, where: str) -> Any:
-    """Ray Tune's scheduler for trials of `rounds` rounds, None for fifo. A ConfigError names a wrong option."""
+    """Return Ray Tune's scheduler for trials of `rounds` rounds, or None for fifo. Raise ConfigError for an invalid
+    option."""
     if search.scheduler == "fifo":
         return None
     options = parse(OPTIONS[search.scheduler], search.options, f"{where}: search.options")
     if isinstance(options, Asha) and options.grace_period > rounds:
         raise ConfigError(
-            f"{where}: search.options.grace_period: given {options.grace_period}; allowed: at most the run's "
+            f"{where}: search.options.grace_period: {options.grace_period} is not valid. Allowed: at most the run's "
             f"{rounds} rounds"
         )
     from ray.tune import schedulers
@@ -72,8 +77,8 @@ def scheduler_of(search: Search, rounds: int, where: str) -> Any:
 
 
 def searcher_of(search: Search, mode: str, where: str) -> Any:
-    """Ray Tune's searcher, None for the random one that is ours. A ConfigError if there is none of that name, or its
-    package is not installed."""
+    """Return Ray Tune's searcher, or None for random. Raise ConfigError if its name is unknown or its package is not
+    installed."""
     if search.searcher == "random":
         return None
     from ray import tune
@@ -87,13 +92,13 @@ def searcher_of(search: Search, mode: str, where: str) -> Any:
         return tune.create_searcher(search.searcher, metric=search.metric, mode=mode, seed=seed)
     except (ValueError, TypeError, ImportError, AssertionError) as error:
         raise ConfigError(
-            f"{where}: search.searcher: given {search.searcher!r}, which Ray Tune cannot make "
-            f"({' '.join(str(error).split())}); allowed: random, or a searcher whose package is installed"
+            f"{where}: search.searcher: Ray Tune cannot make {search.searcher!r} "
+            f"({' '.join(str(error).split())}). Allowed: random, or a searcher whose package is installed"
         ) from None
 
 
 def domain_of(domain: Domain) -> Any:
-    """A domain of the space as Ray Tune's."""
+    """Return a domain as Ray Tune's."""
     from ray import tune
 
     if domain.kind in ("grid", "choice"):
@@ -102,19 +107,26 @@ def domain_of(domain: Domain) -> Any:
 
 
 def trial_config(row: str, seed: int, point: Point) -> dict[str, Any]:
-    """A trial as Tune has it."""
+    """Return Tune's configuration of a trial."""
     return {"row": row, "seed": seed} | {f"point:{path}": value for path, value in point.items()}
 
 
 def trial_of(config: Mapping[str, Any]) -> tuple[str, int, Point]:
-    """(row, seed, point) of Tune's configuration of a trial: one of a list, or one that a searcher chose."""
+    """Return (row, seed, point) of Tune's configuration of a trial."""
     config = config.get("trial", config)
     return config["row"], config["seed"], point_of(config)
 
 
 def called(row: str, point: Point, seed: int) -> str:
-    """A trial as people read it: "fedrolex (lr=0.1, seed 0)"."""
+    """Return a trial's readable name: "fedrolex (lr=0.1, seed 0)"."""
     return f"{row} ({', '.join(filter(None, [text_of(point), f'seed {seed}']))})"
+
+
+def folder_name(row: str, point: Point, seed: int, trial_id: str) -> str:
+    """Return the name of a trial's folder in `trials/`: one component of a path, for any values of the point."""
+    name = "-".join([row, *(f"{last(path)}={short(value)}" for path, value in point.items()), f"s{seed}"])
+    plain = re.sub(r"[^\w.=+-]", "_", name).encode()[:NAME_BYTES].decode(errors="ignore")
+    return f"{plain}-{trial_id}"
 
 
 def point_of(config: Mapping[str, Any]) -> Point:
@@ -122,5 +134,5 @@ def point_of(config: Mapping[str, Any]) -> Point:
 
 
 def space_of(search: Search, row: str) -> dict[str, Any]:
-    """Tune's space of what a searcher chooses for a row."""
+    """Return Tune's search space of a row."""
     return trial_config(row, search.seeds[0], {path: domain_of(domain) for path, domain in search.space.items()})

@@ -1,4 +1,4 @@
-"""What a sweep searches: the space, the budget of networks, and the points of every row."""
+"""The `search:` section: space, budget of networks, and the points of every row."""
 
 import math
 from collections.abc import Iterator
@@ -18,46 +18,45 @@ from rayfl.core.seeds import numpy_generator
 from rayfl.methods.base import Task
 
 MOST_POINTS = 10_000
-"""Points of one row; each is a federated run."""
+"""Limit of points per row; each is a federated run."""
 MOST_SEEDS = 1000
 
 Point = dict[str, Any]
-"""Dotted path -> value: what a trial sets."""
+"""Dotted path -> value, as set by a trial."""
 
 
 class Excess(NamedTuple):
-    """How far a point is outside the budget."""
+    """Distance of a point from the budget."""
 
     by: float
-    """In shares, of the network that is the farthest outside; 0: all are within."""
+    """Largest distance of a network, in shares; 0 if all are within."""
     capacity: float
     share: float
-    """What that network costs, divided by capacity times the cost of the full one."""
+    """Cost of that network / (capacity * cost of the full one)."""
 
 
 class Budget(Config):
-    """The `search.budget:` section: what the network of every capacity may cost. That of capacity 1 is the full one."""
+    """The `search.budget:` section: cost limits of every capacity's network, relative to the network of capacity 1."""
 
     metric: Literal["params", "flops"] = "params"
-    """What is counted: parameters, or multiply-adds of one sample's forward pass."""
+    """Parameters, or multiply-adds of one sample's forward pass."""
     low: float = Field(default=0.9, ge=0)
-    """The network of capacity c costs at least low * c times the full one, so that no device runs far less than it
-    can."""
+    """Minimum cost of the network of capacity c: low * c times the full one."""
     high: float = Field(default=1.0, gt=0)
-    """It costs at most high * c times the full one."""
+    """Maximum cost of the network of capacity c: high * c times the full one."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Budget":
         if self.low > self.high:
-            raise ValueError(f"low of at most high; {self.low:g} and {self.high:g}")
+            raise ValueError(f"low at most high; {self.low:g} and {self.high:g}")
         return self
 
     def excess(self, task: Task) -> Excess:
-        """The network of a bound method's task that is the farthest outside."""
+        """Return the network of a bound method's task that is farthest outside."""
         cost = costs.cost_of(self.metric)
         full = cost(task.nets.get(1.0, Net(task.model)))
         shares = {c: cost(_alike(task, net)) / (c * full) for c, net in task.nets.items() if c != 1}
-        # a capacity that was computed as a ratio of two counts allows exactly that count
+        # a capacity computed as a ratio of two counts must allow exactly that count
         slack = 1e-9
         outside = [
             Excess(max(share - self.high - slack, self.low - share - slack, 0.0), c, share)
@@ -70,25 +69,32 @@ class Budget(Config):
 
 
 def _alike(task: Task, net: Net) -> Net:
-    """The one network that stands for all widths with the sizes of this one, so that its cost is counted once."""
+    """Return one network for all widths that give the same sizes, so that its cost is counted once."""
     axes = replace(task.server, width=1.0).layout.axes.values()
     widths = [size_at(net.width, axis.size, net.rounding) / axis.size for axis in axes]
     return replace(net, width=min(widths) if net.rounding == "up" else max(widths), scale=1.0)
 
 
 class Domain(Config):
-    """What one setting may be: exactly one of these."""
+    """Domain of one setting: exactly one of these."""
 
     grid: tuple[Any, ...] = Field(default=(), min_length=1)
-    """Each of these values."""
+    """Every one of these values."""
     choice: tuple[Any, ...] = Field(default=(), min_length=1)
-    """One of these values, all equally likely."""
+    """One of these values, with equal probability."""
     uniform: tuple[float, ...] = Field(default=(), min_length=2, max_length=2)
-    """A number of [low, high)."""
+    """A number in [low, high)."""
     loguniform: tuple[float, ...] = Field(default=(), min_length=2, max_length=2)
-    """A number of [low, high) whose logarithm is uniform."""
+    """A number in [low, high) with a uniform logarithm."""
     randint: tuple[int, ...] = Field(default=(), min_length=2, max_length=2)
     """A whole number from low to high - 1."""
+
+    @field_validator("uniform", "loguniform", "randint", mode="before")
+    @classmethod
+    def _bounds(cls, bounds: Any) -> Any:
+        if isinstance(bounds, list | tuple) and any(isinstance(bound, str) for bound in bounds):
+            raise ValueError("numbers without quotes")
+        return bounds
 
     @field_validator("grid", "choice")
     @classmethod
@@ -129,11 +135,11 @@ class Domain(Config):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values, or both ends of the range."""
+        """Values, or both ends of the range."""
         return getattr(self, self.kind)
 
     def draw(self, count: int, generator: np.random.Generator) -> list[Any]:
-        """Stratified draws: one from each of `count` equally likely parts of the domain, in random order."""
+        """Return stratified draws: one from each of `count` equally likely parts of the domain, in random order."""
         shares = (generator.permutation(count) + generator.random(count)) / count
         if self.kind == "choice":
             return [self.values[int(share * len(self.values))] for share in shares]
@@ -146,40 +152,39 @@ class Domain(Config):
 
 
 def _identity(value: Any) -> Any:
-    """Equal for values that mean the same: 1 and 1.0, but not 1 and true."""
+    """Return a key that is equal for 1 and 1.0, but not for 1 and true."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
 
 
 class Search(Config):
-    """The `search:` section: the same for every row."""
+    """The `search:` section: search space, algorithm and budget, the same for every row."""
 
     space: dict[str, Domain] = {}
     """Dotted path -> {grid: [...]}, {choice: [...]}, {uniform: [a, b]}, {loguniform: [a, b]} or
-    {randint: [a, b]} (b excluded). Every combination of the grids is tried. A path reaches into a list by place:
+    {randint: [a, b]} (b excluded). Every combination of the grids is tried. Entries of lists have their index as a key:
     method.submodels.0.width."""
     trials: int = Field(default=1, ge=1, le=MOST_POINTS)
-    """Draws of what is not a grid, for each combination of the grids: the budget of a row."""
+    """Draws of the domains that are not grids, per combination of the grids."""
     budget: Budget | None = None
-    """What a point's networks may cost; a point outside is never trained. Drawing continues until `trials` points are
-    within, so rows try equally many points, though not the same. A grid combination without a point within is
-    skipped."""
+    """Cost limits of a point's networks. Points outside are never trained; drawing continues until `trials` points are
+    within, so every row tries equally many. Grid combinations without a point within are skipped."""
     metric: str = "validation_accuracy_mean"
-    """What is tuned by, at the last evaluation of a run."""
+    """Metric to optimise, at the last evaluation of a run."""
     allow_test: bool = False
-    """Tune by a metric of test data. The same data then choose and judge, so the result is too good."""
+    """Allow a metric of test data. The reported result is then biased upwards."""
     mode: Literal["auto", "max", "min"] = "auto"
-    """Which end of the metric is best; auto: the metric's own."""
+    """Direction of the metric. auto: the metric's own."""
     searcher: str = "random"
-    """random: stratified draws, the same for every row. Or a searcher of Ray Tune by name, e.g. optuna."""
+    """random: stratified draws, the same for every row. Otherwise a searcher of Ray Tune, such as optuna."""
     scheduler: Literal["fifo", "asha", "hyperband", "median"] = "fifo"
-    """fifo: every trial runs its full rounds, so that the comparison is fair and repeatable. The others of Ray
-    Tune stop trials early, among those of one row."""
+    """fifo: every trial runs all rounds, so that the comparison is fair and repeatable. The others, of Ray Tune, stop
+    trials of a row early."""
     options: dict[str, Any] = {}
-    """Options of the scheduler, e.g. {grace_period: 5}: the fields of `Asha`, `Hyperband` and `Median`."""
+    """Options of the scheduler, such as {grace_period: 5}: the fields of `Asha`, `Hyperband` and `Median`."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1, max_length=MOST_SEEDS)
-    """The first seed is tuned on; then every row's best point runs on all of them."""
+    """Seeds. The search uses the first; every row's best point then runs on all."""
     max_failures: int = Field(default=2, ge=0)
-    """How often a trial is started again from its checkpoint after it died."""
+    """Restarts of a trial from its checkpoint after it died."""
 
     @field_validator("seeds")
     @classmethod
@@ -199,27 +204,27 @@ class Search(Config):
     def _consistent(self) -> "Search":
         if self.options and self.scheduler == "fifo":
             raise ConfigError(
-                f"options: given {shown(self.options)}; allowed: nothing with scheduler fifo, which stops no trials"
+                f"options: {shown(self.options)} are not used by scheduler fifo, which stops no trials. Allowed: none"
             )
         count = self.trials * math.prod(len(domain.values) for domain in self.space.values() if domain.kind == "grid")
         if count > MOST_POINTS:
             raise ConfigError(
-                f"space: given {count} points a row, as the grids and `trials` have it; allowed: at most {MOST_POINTS}"
+                f"space: the grids and `trials` give {count} points per row. Allowed: at most {MOST_POINTS}"
             )
         return self
 
     @property
     def is_drawn(self) -> bool:
-        """Whether anything is not a grid."""
+        """True if some domain is not a grid."""
         return any(domain.kind != "grid" for domain in self.space.values())
 
     @property
     def is_fair(self) -> bool:
-        """Whether the points of all rows are known and run to the end, so that one Tuner can hold them all."""
+        """True if all points are known and run to the end, so that one Tuner can run all rows."""
         return self.searcher == "random" and self.scheduler == "fifo"
 
     def grid(self) -> list[Point]:
-        """Every combination of the grids."""
+        """Return every combination of the grids."""
         points: list[Point] = [{}]
         for path, domain in self.space.items():
             if domain.kind == "grid":
@@ -227,7 +232,8 @@ class Search(Config):
         return points
 
     def draws(self, seed: int) -> Iterator[Point]:
-        """What is not a grid, without end, stratified in every `trials` draws; one empty point where all is."""
+        """Yield draws of the domains that are not grids, without end, stratified in every `trials` draws; one empty
+        point if all are grids."""
         drawn = {path: domain for path, domain in self.space.items() if domain.kind != "grid"}
         generators = {path: numpy_generator(seed, "search", path) for path in drawn}
         while drawn:
@@ -236,10 +242,10 @@ class Search(Config):
         yield {}
 
     def points(self, seed: int) -> list[Point]:
-        """The points of every row, when nothing but chance and grids chooses them."""
+        """Return the points of every row for the random searcher."""
         return [grid | draw for grid in self.grid() for draw in islice(self.draws(seed), self.trials)]
 
 
 def text_of(point: Point) -> str:
-    """ "training.lr=0.03, method.submodels.0.width=0.5": as tables and progress have it."""
+    """Return a point as text: "training.lr=0.03, method.submodels.0.width=0.5"."""
     return ", ".join(f"{path}={short(value)}" for path, value in point.items())

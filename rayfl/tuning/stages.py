@@ -2,19 +2,20 @@
 # (ray.remote adds verbs to a class, and with_parameters arguments to a method, out of the type checker's sight)
 """The stages of a sweep, each one a Tuner: the search on the first seed, then every row's best point on the others.
 
-The driver alone writes records. A trial is a server actor and its client actors inside the trial's own placement group,
-and those processes are used again by the next trial.
+Only the driver writes records. A trial is a server actor and its client actors inside the trial's own placement group.
+The next trial takes over these processes.
 """
 
 import logging
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import cloudpickle
@@ -31,9 +32,10 @@ from rayfl.engine.termination import Terminated
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import trust
+from rayfl.tuning.confirming import Confirming
 from rayfl.tuning.recorder import RayDied, Recorder
 from rayfl.tuning.search import scheduler_of, space_of, trial_config
-from rayfl.tuning.space import Point, text_of
+from rayfl.tuning.space import text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import FederatedTrial, Shared
 from rayfl.tuning.within import searching
@@ -42,17 +44,17 @@ HEAD_BYTES = 64 * 2**20
 
 
 class Interrupted(Exception):
-    """The user stopped the sweep; `--resume` goes on."""
+    """The user stopped the sweep; `--resume` continues it."""
 
 
 def run_sweep(
     sweep: Sweep, run: RunFolder, arrays: Arrays, recorder: Recorder, storage: str | None = None
 ) -> list[Record]:
-    """All stages of a sweep, those that are done passed over. Returns the records of the best points, all seeds.
+    """Run all stages of a sweep that are not done yet. Return the records of the best points on all seeds.
 
-    `run` is the sweep's own folder. `storage`: where all nodes find what trials leave for each other, if not there.
-    Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a
-    ConfigError if a trial's code does, and a RuntimeError that names the trials that failed.
+    `run` is the sweep's own folder. `storage`: a place that all nodes see, for what trials leave for each other.
+    Default: `run`. Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a ConfigError if a
+    trial raises one, and a RuntimeError that names the trials that failed.
     """
     recorder.recall()
     for row in sweep.rows:
@@ -61,57 +63,75 @@ def run_sweep(
     stages = _Stages(sweep, run, ray.put(arrays), recorder, storage)
     search, first = sweep.search, sweep.search.seeds[0]
     if search.is_fair:
-        tried = zip_longest(*(sweep.points[row] for row in sweep.rows))
         recorder.progress.phase(f"searching on seed {first}")
-        stages.listed("search", _configs(sweep.rows, first, tried))
+        stages.fair("search")
     else:
         for row in sweep.rows:
             recorder.progress.phase(f"searching for {row} on seed {first}")
             stages.of_row(f"search-{row}", row)
-    tuned = [record for record in _finished(run) if record["seed"] == first]
-    best = best_trials(tuned, search.metric, sweep.mode)
-    confirm = [
-        trial_config(record["label"], seed, sweep.point(RunFolder.open(record["path"]).config))
-        for seed in search.seeds[1:]
+    done = {(record["label"], record["seed"]) for record in _finished(run.path, run.id)}
+    confirm = [trial for row in sweep.rows for trial in confirming_trials(sweep, run.path, run.id, row)]
+    if missing := [trial for trial in confirm if (trial["row"], trial["seed"]) not in done]:
+        stages.listed("confirm", missing)
+    return best_trials(_finished(run.path, run.id), search.metric, sweep.mode)
+
+
+def confirming_trials(sweep: Sweep, folder: Path, id: str, row: str) -> list[dict[str, Any]]:
+    """Return the trials of a row's best point on all seeds but the first, from the records of its search."""
+    first, *others = sweep.search.seeds
+    tuned = [r for r in _finished(folder, id) if r["seed"] == first and r["label"] == row]
+    best = best_trials(tuned, sweep.search.metric, sweep.mode) if others else []
+    return [
+        trial_config(row, seed, sweep.point(RunFolder.open(record["path"]).config))
+        for seed in others
         for record in best
     ]
-    if confirm:
-        recorder.progress.phase("running every row's best point on the other seeds")
-        stages.listed("confirm", confirm)
-        best = best_trials(_finished(run), search.metric, sweep.mode)
-    return best
 
 
-def _configs(rows: Iterable[str], seed: int, tried: Iterable[Iterable[Point | None]]) -> list[dict[str, Any]]:
-    """The trials of all rows by turns."""
+def _by_turns(sweep: Sweep) -> list[dict[str, Any]]:
+    """Return the search trials of all rows: the first of every row, the second of every row, ..."""
+    tried = zip_longest(*(sweep.points[row] for row in sweep.rows))
     return [
-        trial_config(row, seed, p) for points in tried for row, p in zip(rows, points, strict=True) if p is not None
+        trial_config(row, sweep.search.seeds[0], point)
+        for points in tried
+        for row, point in zip(sweep.rows, points, strict=True)
+        if point is not None
     ]
 
 
-def _finished(run: RunFolder) -> list[Record]:
-    """The trials that ran to their end: one that a scheduler stopped early is no candidate. One that its own listener
-    ended is."""
-    return [record for record in records(run.path, run.id) if record["status"] == "finished"]
+def _finished(folder: Path, id: str) -> list[Record]:
+    """Return the records of trials that ran to their end, or that their own listener ended. A trial that a scheduler
+    stopped is no candidate."""
+    return [record for record in records(folder, id) if record["status"] == "finished"]
 
 
 @dataclass(frozen=True)
 class _Stages:
-    """Runs Tuners, one after another, each in a folder of its own below the sweep's."""
+    """Tuners that run one after another, each in its own folder under the sweep's."""
 
     sweep: Sweep
     run: RunFolder
     arrays: ray.ObjectRef
     recorder: Recorder
     storage: str | None = None
-    """Where Tune keeps its snapshots and the trials' checkpoints, as s3://BUCKET/FOLDER; else in the sweep's folder."""
+    """Place of Tune's snapshots and of the trials' checkpoints, s3://BUCKET/FOLDER. Default: the sweep's folder."""
+
+    def fair(self, name: str) -> None:
+        """Run the search of all rows, and the confirming trials of each row that has finished its search."""
+        sweep = self.sweep
+        if len(sweep.search.seeds) == 1:
+            self.listed(name, _by_turns(sweep))
+            return
+        confirm = partial(confirming_trials, sweep.described(), self.run.path, self.run.id)
+        trials = Confirming({row: len(sweep.points[row]) for row in sweep.rows}, confirm)
+        self._run(name, {"trial": tune.grid_search(_by_turns(sweep))}, search_alg=trials)
 
     def listed(self, name: str, trials: list[dict[str, Any]]) -> None:
-        """These trials, each to its end."""
+        """Run these trials, each to its end."""
         self._run(name, {"trial": tune.grid_search(trials)})
 
     def of_row(self, name: str, row: str) -> None:
-        """What a searcher or a scheduler makes of a row's trials."""
+        """Run a row's trials by its searcher and scheduler."""
         sweep, search = self.sweep, self.sweep.search
         scheduler = scheduler_of(search, sweep.example(row).rounds, sweep.where)
         if search.searcher == "random":
@@ -122,7 +142,7 @@ class _Stages:
             self._run(name, space_of(search, row), **config)
 
     def _run(self, name: str, space: dict[str, Any], **config: Any) -> None:
-        """One Tuner, from its start, from where it was stopped, or not at all if it is done."""
+        """Run one Tuner from its start or from where it was stopped, unless it is done."""
         path = self.run.path / "tune" / name
         marker = path / "done"
         if marker.exists():
@@ -154,7 +174,8 @@ class _Stages:
                 raise Interrupted
         if failures := self.recorder.failures:
             raise RuntimeError(
-                f"{len(failures)} of {len(results)} trials failed; --resume tries them again. The first: {failures[0]}"
+                f"{len(failures)} of {len(results)} trials failed. Run the same command with --resume to "
+                f"retry them. The first: {failures[0]}"
             )
         marker.touch()
         trust.forget(path, self.run.id)
@@ -205,8 +226,8 @@ def _folder_of(trial: Any) -> str:
 
 
 def _fill_gaps(stage: str) -> None:
-    """Empty folders for checkpoints that were removed after Tune's last snapshot: it removes them again, and
-    an absent one is an error to it."""
+    """Make empty folders for checkpoints that were removed after Tune's last snapshot: Tune removes them again, and
+    fails if one is absent."""
     files, path = FileSystem.from_uri(stage)
     found = (PurePosixPath(file.path) for file in files.get_file_info(FileSelector(path, recursive=True)))
     newest: dict[PurePosixPath, int] = {}
@@ -220,10 +241,10 @@ def _fill_gaps(stage: str) -> None:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bytes]]:
-    """Which signals there were. Tune handles a Ctrl-C itself, and its `fit` then returns as if all were well; a SIGTERM
-    is made one.
+    """Yield a function that returns the signals received so far. Tune handles a Ctrl-C itself, and its `fit` then
+    returns normally; a SIGTERM is handled like a Ctrl-C.
 
-    Tune takes the place of any handler, but Python also writes the number of a signal to a descriptor.
+    Tune replaces any handler, but Python also writes the number of a signal to a descriptor.
     """
     reader, writer = socket.socketpair()
     with reader, writer:
@@ -246,7 +267,7 @@ def _interrupts() -> Iterator[Callable[[], bytes]]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Keeps back what Tune logs of trials that failed: pages of Ray's tracebacks, which their run.json has too."""
+    """Suppress Tune's log of failed trials: pages of Ray's tracebacks, which are in run.json too."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith(("Trial task failed", "Trials did not complete"))
@@ -262,13 +283,13 @@ def _hushed() -> Iterator[None]:
 
 
 def check_room(sweep: Sweep, address: str | None) -> None:
-    """Refuses a sweep whose trials can never start."""
+    """Raise a ConfigError for a sweep whose trials can never start."""
     run = sweep.first.run
     cluster.require_room(_actors(sweep), run.cpus, run.gpus, address, run.server_cpus)
 
 
 def _actors(sweep: Sweep) -> int:
-    """Client actors of a trial. auto: trials side by side first."""
+    """Return the number of client actors of a trial. "auto" prefers concurrent trials to more actors per trial."""
     experiment, run = sweep.first, sweep.first.run
     if run.actors != "auto":
         return run.actors
@@ -277,15 +298,15 @@ def _actors(sweep: Sweep) -> int:
 
 
 def checked(storage: str) -> str:
-    """A place for what trials leave, without the last slash. A ConfigError if nothing can be written there."""
+    """Return a place for what trials leave, without a final slash. Raises a ConfigError if it cannot be written."""
     try:
         files, path = FileSystem.from_uri(storage)
         files.create_dir(path)
         if files.get_file_info(path).type != FileType.Directory:
-            raise OSError("it is no folder")
+            raise OSError("not a folder")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--storage: given {storage!r} ({str(error).splitlines()[0]}); allowed: s3://BUCKET/FOLDER of a bucket "
-            "that this machine and all nodes may write, as by an instance profile"
+            f"--storage: {storage!r} cannot be written ({str(error).splitlines()[0]}). Allowed: s3://BUCKET/FOLDER of "
+            "a bucket that this machine and all nodes can write"
         ) from None
     return storage.rstrip("/")

@@ -1,4 +1,4 @@
-"""A sweep: one experiment, rows that change it, a search, and perhaps a paper's numbers."""
+"""A sweep: one experiment, rows that change it, a search, and possibly published numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,40 +12,40 @@ from rayfl.results.published import Published, in_config
 from rayfl.tuning.space import Excess, Point, Search, text_of
 
 DRAWS = 1000
-"""Points outside the budget, one after another, after which the search for one within it is given up."""
+"""Consecutive points outside the budget after which drawing stops."""
 MOST_TRIED = 5000
-"""Points of a row that are held against the budget; each may take 20 ms."""
+"""Limit of points per row compared with the budget; each takes up to 20 ms."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep's file says. A ConfigError of any of its methods says which row is wrong."""
+    """Content of a sweep's file. Its methods raise ConfigError with the invalid row."""
 
     name: str
     where: str
-    """The file, for errors."""
+    """File, for error messages."""
     base: Mapping[str, Any]
     rows: Mapping[str, Mapping[str, Any]]
-    """Label -> the sections of the experiment that this row changes."""
+    """Label -> sections that the row changes."""
     search: Search
     published: Published | None = None
     question: str = ""
-    """What it is to find out, for people."""
+    """Question that the sweep answers."""
     titles: Mapping[str, str] = field(default_factory=dict)
-    """Label -> the row's name as people read it, of rows that have one."""
+    """Label -> readable name, of rows that have one."""
     changed: tuple[str, ...] = ()
-    """What the command line changed of the file, as "path: old -> new"."""
+    """Changes by the command line: "path: old -> new"."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone, and nothing that was made of them."""
+        """Return the fields, without cached values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def experiment(self, row: str, point: Point, seed: int) -> Experiment:
-        """What a trial runs."""
+        """Return the experiment of a trial."""
         return read_experiment(self._given(row, point) | {"seed": seed}, f"{self.where}: rows.{row}")
 
     def _given(self, row: str, point: Point) -> dict[str, Any]:
-        """What a file of this row and point alone would hold."""
+        """Return the content of a run's file for this row and point."""
         given: dict[str, Any] = dict(self.base)
         for section, value in self.rows[row].items():
             old = given.get(section)
@@ -61,39 +61,39 @@ class Sweep:
         return given
 
     def point(self, config: Mapping[str, Any]) -> Point:
-        """What the search chose, from the plain configuration of a trial's experiment."""
+        """Return the values of the search space in a trial's configuration."""
         return {path: _at(config, path) for path in self.search.space}
 
     @cached_property
     def points(self) -> dict[str, list[Point]]:
-        """Row -> what it tries on the first seed; with a searcher of Tune, examples of that."""
+        """Row -> points tried on the first seed; for a searcher of Tune, examples."""
         if self.search.budget is None:
             return dict.fromkeys(self.rows, self.search.points(self.search.seeds[0]))
         return {row: self._within(row) for row in self.rows}
 
     def example(self, row: str) -> Experiment:
-        """The first of its trials, or what may be one."""
+        """Return the experiment of the row's first point."""
         return self.experiment(row, self.points[row][0], self.search.seeds[0])
 
     def given(self, row: str) -> dict[str, Any]:
-        """What a file of this one trial would hold."""
+        """Return the content of a run's file for the row's first point."""
         return self._given(row, self.points[row][0]) | {"seed": self.search.seeds[0]}
 
     @cached_property
     def first(self) -> Experiment:
-        """An example of the first row."""
+        """Experiment of the first row's first point."""
         return self.example(next(iter(self.rows)))
 
     def described(self) -> "Sweep":
-        """The same sweep for other processes: all rows have the description of the one data set, so that nobody reads
-        its files again (`DataSet.described`)."""
+        """Return the sweep for other processes, with the data set's description instead of its files
+        (`DataSet.described`)."""
         rows = {row: {key: v for key, v in changes.items() if key != "data"} for row, changes in self.rows.items()}
         return replace(self, base={**self.base, "data": self.first.data.described()}, rows=rows)
 
     # under a budget
 
     def excess(self, row: str, point: Point) -> Excess:
-        """How far the networks of a point are outside the budget."""
+        """Return how far the networks of a point are outside the budget."""
         if self.search.budget is None:
             return Excess(0.0, 1.0, 1.0)
         where = f"{self.where}: rows.{row}"
@@ -104,12 +104,12 @@ class Sweep:
             raise ConfigError(f"{where}: {error}") from None
 
     def left_out(self, row: str) -> list[Point]:
-        """The combinations of the grids without a point within the budget."""
+        """Return the combinations of the grids without a point within the budget."""
         return [grid for grid in self.search.grid() if not any(grid.items() <= p.items() for p in self.points[row])]
 
     def _within(self, row: str) -> list[Point]:
-        """The points within the budget, of every combination of the grids that has some: the first as many draws as
-        there are trials. One is enough of an example."""
+        """Return the points within the budget: the first `trials` draws of every combination of the grids that has
+        some; one if they are only examples."""
         search = self.search
         wanted = search.trials if search.is_drawn and search.searcher == "random" else 1
         within: list[Point] = []
@@ -139,33 +139,33 @@ class Sweep:
         return within
 
     def too_few(self, row: str, found: int, outside: Sequence[tuple[Excess, Point]]) -> ConfigError:
-        """The error that says how near the nearest of `outside` came."""
+        """Return the error with the nearest of the points `outside`."""
         excess, point = min(outside, key=lambda tried: tried[0])
         return ConfigError(
-            f"{self.where}: rows.{row}: search.budget: given {self.search.budget}; {found} points found, then none "
-            f"in {len(outside)}. The nearest ({text_of(point)}) gives capacity {excess.capacity:g} a network of "
-            f"{excess.share:.3g} times its share; widen search.budget, or move search.space to networks of that cost"
+            f"{self.where}: rows.{row}: search.budget: {self.search.budget} is too small; {found} points found, then "
+            f"none in {len(outside)}. The nearest ({text_of(point)}) gives capacity {excess.capacity:g} a network of "
+            f"{excess.share:.3g} times its share. Hint: widen search.budget, or move search.space to networks of that "
+            "cost"
         )
 
     def _too_many(self, row: str, found: int) -> ConfigError:
         return ConfigError(
-            f"{self.where}: rows.{row}: search.budget: given {self.search.budget}, which {found} of the first "
-            f"{MOST_TRIED} points are within; allowed: a search that ends by then; widen search.budget, or lower "
-            "search.trials or the grids"
+            f"{self.where}: rows.{row}: search.budget: only {found} of the first {MOST_TRIED} points are within "
+            f"{self.search.budget}. Hint: widen search.budget, or lower search.trials or the grids"
         )
 
-    # what it is judged by
+    # evaluation
 
     @cached_property
     def mode(self) -> Literal["max", "min"]:
-        """Which end of the search's metric is best."""
+        """Direction of the search's metric."""
         if self.search.mode != "auto":
             return self.search.mode
         return self.first.metrics()[self.search.metric].better
 
     def facts(self) -> dict[str, Any]:
-        """What the sweep's folder states of it: as of its first row, but with the capacities of all rows. It is judged
-        by clients' own test splits if the search's metric is of clients."""
+        """Return the facts for the sweep's folder: those of the first row, with the capacities of all rows. The main
+        metric is local if the search's metric is."""
         examples = [self.example(row) for row in self.rows]
         facts = [example.facts() for example in examples]
         score = next(iter(facts[0]["scores"]))
@@ -178,16 +178,16 @@ class Sweep:
         }
 
     def points_of(self, row: str) -> int:
-        """How many points the row tries on the first seed."""
+        """Return the number of points that the row tries on the first seed."""
         return len(self.points[row]) if self.search.searcher == "random" else self.search.trials
 
     @property
     def trials(self) -> int:
-        """How many trials all stages have."""
+        """Number of trials in all stages."""
         return sum(map(self.points_of, self.rows)) + len(self.rows) * (len(self.search.seeds) - 1)
 
     def plain(self) -> dict[str, Any]:
-        """As YAML would say it, but for the paper's numbers, which are one text."""
+        """Return the sweep as plain values; published numbers are one text."""
         plain = {
             "question": self.question,
             "titles": dict(self.titles),
@@ -201,7 +201,7 @@ class Sweep:
 
 
 def _plain(value: Any) -> Any:
-    """Sections as YAML would say them, objects in them as well."""
+    """Return sections, and objects in them, as plain values."""
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     if isinstance(value, list | tuple):
@@ -210,7 +210,7 @@ def _plain(value: Any) -> Any:
 
 
 def _at(config: Any, path: str) -> Any:
-    """What a configuration has at a dotted path; of a section whose name chooses its class, the name."""
+    """Return the value at a dotted path; for a section chosen by name, the name."""
     for key in path.split("."):
         config = config[int(key)] if isinstance(config, list) else config[key]
     return config["name"] if path in NAMED else config

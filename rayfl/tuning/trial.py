@@ -1,7 +1,8 @@
 # pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
-# (ray.remote adds verbs to a class, and with_parameters arguments to a method, out of the type checker's sight)
-"""One federated run as Ray Tune sees it, on the trial's node."""
+# (ray.remote adds methods to a class, and with_parameters adds arguments, which the type checker does not see)
+"""One federated run as a trial of Ray Tune, on the trial's node."""
 
+import os
 import pickle
 import time
 from contextlib import suppress
@@ -27,38 +28,38 @@ from rayfl.engine.plugins import install
 from rayfl.experiment import Experiment, Resources
 from rayfl.listeners import tell
 from rayfl.metrics import EVALUATED, Line
-from rayfl.tuning.search import called, trial_of
+from rayfl.tuning.search import called, folder_name, trial_of
 from rayfl.tuning.sweep import Sweep
 
 ENDED = "ended"
-"""In the result of a trial that one of its listeners ended: the round."""
+"""Key in the result of a trial that a listener ended: the round."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all trials of a stage have in common."""
+    """Arguments shared by all trials of a stage."""
 
     packages: bytes
-    """The user's own (`plugins.packed`)."""
+    """The user's own packages (`plugins.packed`)."""
     sweep: bytes
-    """The pickled sweep, which may be made of these packages."""
+    """Pickled sweep, which may need these packages."""
     arrays: ray.ObjectRef
-    """The data set's."""
+    """Arrays of the data set."""
     places: list[int]
-    """The bundle of each client actor in a trial's placement group."""
+    """Bundle of each client actor in a trial's placement group."""
     run: Resources
     study: str
-    """The sweep's folder."""
+    """Folder of the sweep."""
     is_shared: bool
-    """Whether every node has to see it."""
+    """True if every node must see the folder."""
 
 
 class FederatedTrial(tune.Trainable):
-    """One federated run as Ray Tune sees it. The next trial takes over its processes.
+    """One federated run as a trial. The next trial reuses its processes.
 
-    The run is loaded by its first step: what fails there is an error of the trial. An error of `setup` would come out
-    as the death of a process. A listener that ends the run ends the trial, which then counts as finished; listeners
-    start anew where a run goes on from a checkpoint.
+    The first step loads the run, so that a failure is an error of the trial; an error in `setup` would appear as the
+    death of a process. A listener that ends the run ends the trial, which counts as finished. Listeners are new
+    after a restart from a checkpoint.
     """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:
@@ -80,12 +81,16 @@ class FederatedTrial(tune.Trainable):
         return True
 
     def _load(self) -> Experiment:
-        """What the trial runs; the server takes it up when it is asked for first."""
+        """Return the trial's experiment; load it on the server at the first call."""
         if self.experiment is None:
-            if self.is_shared:
-                # this node may have joined later
-                require_seen(Path(self.study, "run.json"))
             row, seed, point = trial_of(self.config)
+            if self.is_shared:
+                # the node may have joined later
+                require_seen(Path(self.study, "run.json"))
+                # listeners' relative paths are in the trial's folder
+                folder = Path(self.study, "trials", folder_name(row, point, seed, self.trial_id))
+                folder.mkdir(parents=True, exist_ok=True)
+                os.chdir(folder)
             experiment = self.sweep.experiment(row, point, seed)
             about = About(called(row, point, seed), self.study, self.sweep.trials)
             ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder.path), about))
@@ -100,10 +105,10 @@ class FederatedTrial(tune.Trainable):
             for listener in self.listeners:
                 listener.on_start(experiment.plain(), None, self.round)
         lines: list[Line] = []
-        # schedulers and searchers want their metric in every result
+        # schedulers and searchers need their metric in every result
         while not lines or not self.sweep.search.is_fair and EVALUATED not in lines[-1]:
             if (more := ray.get(self.server.step.remote())) is None:
-                # restored from its last checkpoint: what it says here was said before
+                # restored from its last checkpoint: everything was reported before
                 return {"lines": [], "done": True}
             lines += more
         self.round = lines[-1]["round"]
@@ -124,7 +129,7 @@ class FederatedTrial(tune.Trainable):
         return result
 
     def _keep_if_best(self, experiment: Experiment, line: Line) -> None:
-        """In a folder of the trial's own, which travels with its checkpoints."""
+        """Keep the best checkpoint in the trial's own folder, which is copied with its checkpoints."""
         best = Best(self.checkpoints, experiment.chosen_by, experiment.scores[0].better)
         if best.is_better(line):
             ray.get(self.server.save.remote(str(self.checkpoints)))
@@ -144,10 +149,9 @@ class FederatedTrial(tune.Trainable):
         return self.folder.path / "checkpoints"
 
     def restore(self, result) -> None:  # pyright: ignore
-        """From the trial's newest whole checkpoint, or from the start if there is none.
+        """Restore the trial's newest valid checkpoint, or start again if there is none.
 
-        Tune names the one of its last snapshot. A driver that was killed may have left newer ones, which
-        replaced that.
+        Tune passes the checkpoint of its last snapshot. A killed driver may have left newer ones, which replaced it.
         """
         named = result.checkpoint
         for folder in _newest_first(named):
@@ -162,7 +166,7 @@ class FederatedTrial(tune.Trainable):
 
 
 def _newest_first(checkpoint: tune.Checkpoint) -> list[str]:
-    """The folders of a trial's checkpoints on its storage, by falling round."""
+    """Return the folders of a trial's checkpoints on its storage, newest first."""
     trial = PurePosixPath(checkpoint.path).parent
     assert checkpoint.filesystem is not None
     files = checkpoint.filesystem.get_file_info(FileSelector(str(trial), allow_not_found=True, recursive=True))

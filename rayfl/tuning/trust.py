@@ -1,7 +1,7 @@
-"""Whose snapshots Ray Tune may go on from: reading them runs the code that is pickled in them.
+"""Trust in Ray Tune's snapshots: reading them runs the code pickled in them.
 
-A stage's folder is trusted if a process of this user made it on this disk: its inode is noted in a folder of the user,
-`rayfl/sweeps/` below XDG_STATE_HOME. A folder that was copied, unpacked or downloaded has another inode.
+A stage's folder is trusted if a process of this user made it on this disk. Its inode is noted in `rayfl/sweeps/` below
+XDG_STATE_HOME; a folder that was copied, unpacked or downloaded has another inode.
 """
 
 import os
@@ -12,29 +12,29 @@ from rayfl.config import ConfigError
 
 
 def make(stage: Path, sweep: str) -> None:
-    """Makes a stage's folder, which is trusted from now on."""
+    """Make a stage's folder and note it as trusted."""
     stage.mkdir(parents=True)
     note = _note(stage, sweep)
-    # without a place for it the sweep goes on, and `require` says later what to do
+    # without a place for the note the sweep continues; `require` explains later what to do
     with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         note.touch()
 
 
 def require(stage: Path, sweep: str) -> None:
-    """A ConfigError of a folder that somebody else may have made."""
+    """Raise ConfigError for a folder that is not noted as trusted."""
     note = _note(stage, sweep)
     if not note.exists():
         raise ConfigError(
-            f"{stage}: given Ray Tune's snapshots that this user did not make on this disk; allowed: one's own, "
-            "because to go on from them runs code that they hold. If you made them elsewhere, say so with "
-            f"`mkdir -p {note.parent} && touch {note}`, or let XDG_STATE_HOME be the same folder there and here; if "
-            "not, start anew in another folder"
+            f"{stage}: Ray Tune's snapshots were not made by this user on this disk. Allowed: your own snapshots, "
+            "because resuming from them runs code that they contain. Hint: if you made them elsewhere, run "
+            f"`mkdir -p {note.parent} && touch {note}`, or use the same XDG_STATE_HOME there and here; otherwise start "
+            "again in another folder"
         )
 
 
 def forget(stage: Path, sweep: str) -> None:
-    """The stage is done: nobody goes on from it."""
+    """Remove the note of a finished stage."""
     with suppress(OSError):
         _note(stage, sweep).unlink()
 

@@ -1,6 +1,6 @@
 # pyright: reportIncompatibleMethodOverride=false
-# (Searcher.suggest is typed without the word that it may answer)
-"""A searcher of Ray Tune that keeps to the budget of networks."""
+# (the type of Searcher.suggest lacks FINISHED)
+"""Searcher of Ray Tune that respects the budget of networks."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from rayfl.tuning.sweep import DRAWS, Sweep
 
 
 class Within(Searcher):
-    """A searcher of Ray Tune that is asked again until its point is within the budget. It is told that the others
-    failed, and no trial is made of them."""
+    """Asks a searcher of Ray Tune until its point is within the budget, and reports the other points to it as failed.
+    They become no trials."""
 
     def __init__(self, searcher: Searcher, sweep: Sweep, row: str):
         super().__init__(searcher.metric, searcher.mode)
@@ -45,7 +45,7 @@ class Within(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         self.searcher.on_trial_complete(self.asked[trial_id], result=result, error=error)
 
-    # Tune saves what `searcher` knows by itself
+    # Tune saves the state of `searcher` itself
 
     def get_state(self) -> dict:
         return {"asked": dict(self.asked)}
@@ -55,6 +55,6 @@ class Within(Searcher):
 
 
 def searching(sweep: Sweep, row: str) -> Any:
-    """Tune's searcher of a row, which keeps to the budget; None for the random one."""
+    """Return Tune's searcher of a row, within the budget; None for the random one."""
     searcher = searcher_of(sweep.search, sweep.mode, sweep.where)
     return searcher if sweep.search.budget is None or searcher is None else Within(searcher, sweep, row)

@@ -98,7 +98,7 @@ def run(workload: Workload, go: Callable[[nn.Module], bool]) -> None:
 
 
 def _told(go: bool = False) -> bool:
-    """What the first process says."""
+    """Broadcast the message of the first process."""
     flag = torch.tensor([int(go)])
     torch.distributed.broadcast(flag, 0)
     return bool(flag)

@@ -1,10 +1,10 @@
-"""What is compared takes turns, and ratios are medians over turns: a machine that slows down slows all."""
+"""Timing in turns: ratios are medians over turns, so that a slower machine affects all sides."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """What each returned, A B C A B C ..., after one turn that does not count."""
+    """Return the results of all functions, called in turns A B C A B C ..., after one warm-up turn."""
     turns: dict[str, list[float]] = {name: [] for name in contenders}
     for i in range(repeats + 1):
         for name, contender in contenders.items():

@@ -1,4 +1,4 @@
-"""What all systems train: the same data, networks and local updates. Needs torch and numpy, and nothing of rayfl."""
+"""Workload of all systems: the same data, networks and local updates. Needs torch and numpy, not rayfl."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class Workload:
     clients: int = 100
     cohort: int = 10
     samples: int = 600
-    """Of every client."""
+    """Samples of every client."""
     batch: int = 20
     epochs: int = 1
     model: str = "mcmahan_cnn"

@@ -114,28 +114,28 @@ def test_check_says_what_a_file_is(rayfl, config, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": {"a": None, "b": None}}))
     code, out, _ = rayfl("check", config(), "sweep.yaml")
     assert code == 0
-    assert out.splitlines() == ["exp.yaml: a run of fedavg", "sweep.yaml: a sweep of 2 rows: a, b"]
+    assert out.splitlines() == ["exp.yaml: valid run of fedavg", "sweep.yaml: valid sweep with 2 rows: a, b"]
 
 
 BAD = {
-    "unknown key": ({"training": {"lrr": 1}}, "training.lrr: unknown key 'lrr'; did you mean 'lr'?"),
-    "unknown section": ({"trainig": {}}, "unknown key 'trainig'; did you mean 'training'?"),
-    "wrong type": ({"training": {"lr": "fast"}}, "training.lr: given 'fast'; allowed: a number"),
-    "rate outside (0, 1]": ({"clients": {"capacities": [1, 1.5]}}, "a share in (0, 1]; 1.5 is not"),
-    "rate 0": ({"clients": {"capacities": [0]}}, "a share in (0, 1]; 0.0 is not"),
+    "unknown key": ({"training": {"lrr": 1}}, "training.lrr: unknown key 'lrr'. Did you mean 'lr'?"),
+    "unknown section": ({"trainig": {}}, "unknown key 'trainig'. Did you mean 'training'?"),
+    "wrong type": ({"training": {"lr": "fast"}}, "training.lr: 'fast' is not valid. Allowed: a number"),
+    "rate outside (0, 1]": ({"clients": {"capacities": [1, 1.5]}}, "fractions in (0, 1]; 1.5 is not"),
+    "rate 0": ({"clients": {"capacities": [0]}}, "fractions in (0, 1]; 0.0 is not"),
     "cohort": ({"clients": {"count": 3, "cohort": 4}}, "a cohort of at most count = 3 clients; cohort is 4"),
     "no data for a client": (
         {"clients": {"count": 200, "cohort": 4}},
-        "bad.yaml: clients.count: given 200; allowed: at most 72",
+        "bad.yaml: clients.count: 200 is not valid. Allowed: at most 72",
     ),
-    "no channel": ({"clients": {"capacities": [1e-6], "metric": "params"}}, "take capacities from"),
-    "norm groups": ({"model": {"name": "digits_cnn", "norm": "group"}}, "needs channels that divide by 4"),
-    "method": ({"method": "fedrolexx"}, "no method is called 'fedrolexx'; did you mean 'fedrolex'?"),
+    "no channel": ({"clients": {"capacities": [1e-6], "metric": "params"}}, "the narrowest network of model"),
+    "norm groups": ({"model": {"name": "digits_cnn", "norm": "group"}}, "needs a multiple of 4 channels"),
+    "method": ({"method": "fedrolexx"}, "no method is called 'fedrolexx'. Did you mean 'fedrolex'?"),
     "model": ({"model": "resnet"}, "no model is called 'resnet'"),
-    "data": ({"data": "minst"}, "no data set is called 'minst'; did you mean 'mnist'?"),
+    "data": ({"data": "minst"}, "no data set is called 'minst'. Did you mean 'mnist'?"),
     "data folder": (
         {"data": {"name": "mnist", "root": "/no/such/folder"}, "model": "mcmahan_cnn"},
-        "data.root: given '/no/such/folder'; allowed: an existing folder",
+        "data.root: the folder '/no/such/folder' does not exist. Allowed: an existing folder",
     ),
 }
 
@@ -162,43 +162,52 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["run", "nothere.yaml"], "nothere.yaml: cannot be read"),
         (
             ["run", "quickstat"],
-            "quickstat: no such file, and none of this name comes with rayfl; did you mean 'quickstart'?",
+            "quickstat: no such file, and no shipped file of this name. Did you mean 'quickstart'?",
         ),
-        (["run", "exp.yaml", "--set", "training.lr"], "allowed: path=value"),
-        (["run", "exp.yaml", "--set", "training.lrr=1"], "did you mean 'lr'?"),
-        (["run", "exp.yaml", "--resume"], "holds no run"),
-        (["run", "exp.yaml", "--row", "a"], "--row: given 'a'; allowed: with a sweep's file, and exp.yaml is a run's"),
-        (["run", "exp.yaml", "--name", "n" * 300], "--name: given 'nnn"),
-        (["run", "exp.yaml", "--name", "../x"], "--name: given '../x'; allowed: the name of a folder"),
-        (["run", "exp.yaml", "--name", ".."], "--name: given '..'; allowed: the name of a folder"),
-        (["run", "exp.yaml", "--name", "/tmp/x"], "--name: given '/tmp/x'; allowed: the name of a folder"),
-        (["run", "exp.yaml", "--name", "mlflow.db"], "--name: given 'mlflow.db'; allowed: the name of a folder"),
-        (["run", "exp.yaml", "--name", "artifacts"], "--name: given 'artifacts'; allowed: the name of a folder"),
-        (["run", "exp.yaml", "--name", "a\udcffb"], "--name: given 'a\\udcffb'; allowed: the name of a folder"),
-        (["run", "exp.yaml", "--output", "exp.yaml"], "exp.yaml is a file; allowed: a folder, or a new one"),
-        (["run", "exp.yaml", "--output", "exp.yaml/runs"], "exp.yaml is a file; allowed: a folder, or a new one"),
-        (["run", "exp.yaml", "--output", "n" * 300], "cannot be made: File name too long; allowed: a folder, or a new"),
+        (["run", "exp.yaml", "--set", "training.lr"], "Allowed: path=value"),
+        (["run", "exp.yaml", "--set", "training.lrr=1"], "Did you mean 'lr'?"),
+        (["run", "exp.yaml", "--resume"], "the folder contains no run"),
+        (
+            ["run", "exp.yaml", "--row", "a"],
+            "--row: exp.yaml is a run's file, which has no rows",
+        ),
+        (["run", "exp.yaml", "--name", "n" * 300], "--name: 'nnn"),
+        (["run", "exp.yaml", "--name", "../x"], "--name: '../x' is not valid. Allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", ".."], "--name: '..' is not valid. Allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "/tmp/x"], "--name: '/tmp/x' is not valid. Allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "mlflow.db"], "--name: 'mlflow.db' is not valid. Allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "artifacts"], "--name: 'artifacts' is not valid. Allowed: the name of a folder"),
+        (["run", "exp.yaml", "--name", "a\udcffb"], "--name: 'a\\udcffb' is not valid. Allowed: the name of a folder"),
+        (["run", "exp.yaml", "--output", "exp.yaml"], "exp.yaml is a file. Allowed: a new or an existing folder"),
+        (["run", "exp.yaml", "--output", "exp.yaml/runs"], "exp.yaml is a file. Allowed: a new or an existing folder"),
+        (
+            ["run", "exp.yaml", "--output", "n" * 300],
+            "cannot be made: File name too long. Allowed: a new or an existing",
+        ),
         (["sweep", "exp.yaml"], "experiment: missing"),
-        (["describe"], "either a CONFIG or --model NAME"),
-        (["describe", "--model", "lenet"], "did you mean 'lenet5_caffe'?"),
+        (["describe"], "neither CONFIG nor --model is set"),
+        (["describe", "--model", "lenet"], "Did you mean 'lenet5_caffe'?"),
         (
             ["describe", "--model", "resnet18", "--convention", "mac"],
             "Invalid value for '--convention': 'mac' is not one of",
         ),
         (["describe", "--model", "resnet18", "--capacities", "x,y"], "letters a to e with a whole weight"),
-        (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: given '1;0.5'"),
-        (["describe", "--model", "resnet18", "--row", "x"], "--row: allowed: with a sweep's CONFIG"),
+        (["describe", "--model", "resnet18", "--capacities", "1;0.5"], "--capacities: '1;0.5' is not valid"),
+        (["describe", "--model", "resnet18", "--row", "x"], "--row: a model has no rows"),
         (
             ["describe", "--model", "resnet18", "--classes", "-1"],
             "Invalid value for '--classes': Input should be greater than or",
         ),
-        (["describe", "exp.yaml", "--classes", "3"], "--classes: allowed: with --model; a CONFIG's data say their"),
-        (["list", "os:path"], "os:path: given what cannot be chosen anywhere; allowed: a subclass of rayfl.DataSet,"),
-        (["list", "nowhere:Thing"], "given 'nowhere:Thing', which cannot be imported (ModuleNotFoundError: No module"),
-        (["report", "."], ".: holds no run that was evaluated; allowed: the folder of a sweep or a run"),
+        (["describe", "exp.yaml", "--classes", "3"], "--classes: a CONFIG's data set defines its classes"),
+        (
+            ["list", "os:path"],
+            "os:path: the class is of no kind that a file can name. Allowed: a subclass of rayfl.DataSet,",
+        ),
+        (["list", "nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError: No module"),
+        (["report", "."], ".: the folder contains no evaluated run. Allowed: the folder of a sweep or a run"),
         (["compare", "--format", "html"], "Invalid value for '--format': 'html' is not one of 'table'"),
         (["compare"], "run a sweep first"),
-        (["export", ".", "--capacity", "1", "--to", "x"], "holds no run"),
+        (["export", ".", "--capacity", "1", "--to", "x"], "the folder contains no run"),
         (["walk"], "walk"),
         (["run", "exp.yaml", "--fast"], "No such option: --fast"),
     ],
@@ -215,27 +224,28 @@ def test_bad_arguments(rayfl, config, tmp_path, arguments, message):
 BAD_SWEEPS = {
     "metric": (
         {"search": {"metric": "acuracy_mean"}},
-        "search.metric: no metric is called 'acuracy_mean'; did you mean",
+        "search.metric: no metric is called 'acuracy_mean'. Did you mean",
     ),
     "no validation set": (
         {"experiment": SWEPT | {"evaluation": {"holdout": 0}}},
-        "search.metric: given 'validation_accuracy_mean'; allowed with rows.run: it, if evaluation.holdout is over 0",
+        "search.metric: 'validation_accuracy_mean' needs validation data with rows.run. Allowed: evaluation.holdout "
+        "above 0",
     ),
     "searcher": (
         {"search": {"searcher": "optunaa"}},
-        "search.searcher: no searcher is called 'optunaa'; did you mean 'optuna'?",
+        "search.searcher: no searcher is called 'optunaa'. Did you mean 'optuna'?",
     ),
-    "scheduler": ({"search": {"scheduler": "pbt"}}, "search.scheduler: given 'pbt'; allowed: one of fifo, asha"),
-    "row's name": ({"rows": {"het/ero": None}}, "rows: given 'het/ero'; allowed: the name of a folder"),
-    "row's type": ({"rows": {"a": "heterofl"}}, "rows.a: given 'heterofl'; allowed: sections"),
+    "scheduler": ({"search": {"scheduler": "pbt"}}, "search.scheduler: 'pbt' is not valid. Allowed: one of fifo, asha"),
+    "row's name": ({"rows": {"het/ero": None}}, "rows: 'het/ero' is not valid. Allowed: the name of a folder"),
+    "row's type": ({"rows": {"a": "heterofl"}}, "rows.a: 'heterofl' is not valid. Allowed: sections"),
     "unequal actors": ({"rows": {"a": None, "b": {"run": {"threads": 2}}}}, "rows.b: run:"),
     "domain": (
         {"search": {"space": {"training.lr": {"uniform": ["a", 1]}}}},
-        "uniform.0: given 'a'; allowed: a number",
+        "uniform: ['a', 1] is not valid. Allowed: numbers without quotes",
     ),
-    "value in the space": ({"search": {"space": {"training.lr": {"grid": [0.1, -1]}}}}, "training.lr: given -1"),
-    "path in the space": ({"search": {"space": {"training.lrr": {"grid": [1]}}}}, "did you mean 'lr'?"),
-    "unknown key": ({"serch": {}}, "unknown key 'serch'; did you mean 'search'?"),
+    "value in the space": ({"search": {"space": {"training.lr": {"grid": [0.1, -1]}}}}, "training.lr: -1 is not valid"),
+    "path in the space": ({"search": {"space": {"training.lrr": {"grid": [1]}}}}, "Did you mean 'lr'?"),
+    "unknown key": ({"serch": {}}, "unknown key 'serch'. Did you mean 'search'?"),
 }
 
 
@@ -254,9 +264,9 @@ def test_nobody_answers_at_an_address(rayfl, config, tmp_path):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         code, _, err = rayfl("run", config(run={"executor": "ray"}), "--address", address)
-    assert code == 2 and f"--address {address}: no Ray head answers there" in err.replace("\n", " ")
+    assert code == 2 and f"--address {address}: no Ray head answers at this address" in err.replace("\n", " ")
     code, _, err = rayfl("run", "exp.yaml", "--address", "ray://head")
-    assert code == 2 and "allowed: HOST:PORT of a Ray head" in err.replace("\n", " ")
+    assert code == 2 and "Allowed: HOST:PORT of a Ray head" in err.replace("\n", " ")
     assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
 
 
@@ -266,7 +276,7 @@ def test_nobody_answers_at_an_address(rayfl, config, tmp_path):
     [
         ({"actors": 1000}, "1000 client actors of 1 CPUs and 0 GPUs do not fit: this machine has "),
         ({"gpus": 64}, "1 client actors of 1 CPUs and 64 GPUs do not fit: this machine has "),
-        ({"server_cpus": 1000}, "run.server_cpus: given 1000; allowed: at most "),
+        ({"server_cpus": 1000}, "run.server_cpus: 1000 is not valid. Allowed: at most "),
     ],
 )
 def test_what_this_machine_has_not_is_refused_before_ray_starts(rayfl, tmp_path, monkeypatch, command, asked, said):
@@ -283,7 +293,9 @@ def test_an_address_that_no_store_of_mlflow_has(rayfl, tmp_path, command):
     (tmp_path / "exp.yaml").write_text(yaml.safe_dump({"experiment": SWEPT} if command == "sweep" else TINY))
     code, _, err = rayfl(command, "exp.yaml", "--tracking-uri", "nonsense://me:secret@x")
     assert code == 2
-    assert err.startswith("error: --tracking-uri: given 'nonsense://x'; allowed: sqlite:///FILE, http://HOST:PORT, ")
+    assert err.startswith(
+        "error: --tracking-uri: 'nonsense://x' is not valid. Allowed: sqlite:///FILE, http://HOST:PORT, "
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
 
 
@@ -292,9 +304,9 @@ def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": rows}))
     code, _, err = rayfl("run", "sweep.yaml")
     assert code == 2
-    assert err == "error: sweep.yaml: given a sweep; allowed: a run's file, or --row with one of avg, het\n"
+    assert err == "error: sweep.yaml: the file is a sweep. Allowed: a run's file, or --row with one of avg, het\n"
     code, _, err = rayfl("run", "sweep.yaml", "--row", "hte")
-    assert code == 2 and "no row is called 'hte'; did you mean 'het'? known: avg, het" in err
+    assert code == 2 and "no row is called 'hte'. Did you mean 'het'? Allowed: avg, het" in err
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
     without_mlflow(monkeypatch)
     code, _, err = rayfl("run", "sweep.yaml", "--row", "het", "--set", "rounds=1", "--set", "run.executor=serial")
@@ -316,11 +328,11 @@ def test_exported_into_a_file(rayfl, config, tmp_path, monkeypatch):
     assert code == 0, err
     code, _, err = rayfl("export", "new/exp", "--capacity", "0.3", "--to", "taken")
     assert code == 2
-    assert err == "error: taken: given a folder that cannot be made: taken is a file; allowed: a folder, or a new one\n"
+    assert err == "error: taken: the folder cannot be made: taken is a file. Allowed: a new or an existing folder\n"
     code, _, err = rayfl("export", "new/exp", "--capacity", "0.5", "--to", "there")
-    assert (code, err) == (2, "error: capacity: given 0.5; allowed: 0.3, 0.2, 0.1\n")
+    assert (code, err) == (2, "error: capacity: 0.5 is not valid. Allowed: 0.3, 0.2, 0.1\n")
     code, _, err = rayfl("export", "new/exp", "--capacity", "0.3", "--to", "there", "--client", "6")
-    assert (code, err) == (2, "error: client: given 6; allowed: 0 to 5\n")
+    assert (code, err) == (2, "error: client: 6 is not valid. Allowed: 0 to 5\n")
     assert not (tmp_path / "there").exists()
 
 
@@ -341,7 +353,7 @@ def test_bad_input_in_a_process_of_its_own(config, tmp_path):
     name = config(training={"lr": -1})
     done = subprocess.run([program, "run", name], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {name}: training.lr: given -1; allowed: more than 0\n"
+    assert done.stderr == f"error: {name}: training.lr: -1 is not valid. Allowed: more than 0\n"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

@@ -101,9 +101,8 @@ def test_files_and_folders_are_offered(tmp_path, monkeypatch):
 def test_a_shell_does_not_wait_for_torch():
     """A file is found, and its rows are read, without what trains."""
     code = (
-        "import sys; from rayfl.cli import app; from typer.testing import CliRunner; "
-        "print(CliRunner().invoke(app, [], prog_name='rayfl').output); "
-        "print('torch' in sys.modules, 'ray' in sys.modules)"
+        "import sys; from rayfl.cli import app; from typer.testing import CliRunner; print(CliRunner().invoke(app, [], "
+        "prog_name='rayfl').output); print('torch' in sys.modules, 'ray' in sys.modules)"
     )
     environment = {"_RAYFL_COMPLETE": "complete_bash", "COMP_WORDS": "rayfl run quickstart --row fj", "COMP_CWORD": "4"}
     done = subprocess.run(
@@ -160,7 +159,7 @@ def test_no_color_has_no_colors_in_a_terminal():
 
 def test_every_event_is_documented():
     """Every event that a progress tells of stands in the README's table, and no other."""
-    table = Path("rayfl/cli/README.md").read_text().partition("## For machines")[2]
+    table = Path("rayfl/cli/README.md").read_text().partition("## For other programs")[2]
     rows = "".join(re.findall(r"^\| (`.+?) \|", table, re.M))
     told = set()
     for file in ("rayfl/results/console.py", "rayfl/cli/output.py"):

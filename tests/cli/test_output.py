@@ -25,7 +25,7 @@ def rayfl(monkeypatch, tmp_path):
     monkeypatch.setattr(
         train, "sending_to", lambda *_: nullcontext(SimpleNamespace(add=lambda path: None, page=lambda path: ""))
     )
-    given = TINY | {"rounds": 3, "evaluation": {"every": 2}}
+    given = TINY | {"method": "heterofl", "rounds": 3, "evaluation": {"every": 2}}
     (tmp_path / "exp.yaml").write_text(yaml.safe_dump(given))
     return lambda *arguments: CliRunner().invoke(cli.app, list(map(str, arguments)), prog_name="rayfl")
 
@@ -71,7 +71,7 @@ def test_quiet_prints_the_table_alone(rayfl):
     loud, quiet = rayfl("run", "exp.yaml"), rayfl("run", "exp.yaml", "--quiet", "--name", "again")
     assert loud.exit_code == quiet.exit_code == 0 and quiet.stderr == ""
     lines = [line.split() for line in quiet.stdout.splitlines() if line.strip()]
-    assert [line[0] for line in lines][:1] == ["method"] and lines[-1][0] == "fedavg" and len(lines) == 3
+    assert [line[0] for line in lines][:1] == ["method"] and lines[-1][0] == "heterofl" and len(lines) == 3
     assert "writing tables" in loud.stdout and "results in" in loud.stdout
     assert "mlflow" not in quiet.stdout and "round" not in quiet.stdout
 

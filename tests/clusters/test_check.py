@@ -18,13 +18,13 @@ COMMANDS = [
     *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
     *("head_start_ray_commands", "worker_start_ray_commands"),
 ]
-WORLD = "a port open to the world; allowed: "
+WORLD = "opens a port to the world. Allowed: "
 TUNNEL = f"{WORLD}127.0.0.1, which `ray dashboard` or an SSH tunnel reaches"
 OWN = (
     f"{WORLD}addresses of your own; without security_group the cluster has a group of its own, with SSH from your "
     "address alone"
 )
-MADE = "allowed: a variable, or a file that is made on the machine"
+MADE = "Allowed: a variable, or a file that is made on the machine"
 
 
 @pytest.fixture(params=LAUNCHERS, ids=lambda path: path.stem)
@@ -89,10 +89,10 @@ def test_the_command_line_says_what_each_file_is(monkeypatch, capsys, tmp_path):
     assert ended.value.code in (0, None)
     first, second = capsys.readouterr().out.splitlines()
     assert first == (
-        "clusters/local.yaml: a cluster by local, up to 2 workers; here is no token yet: `ray get-auth-token "
-        "--generate` makes one"
+        "clusters/local.yaml: valid cluster of provider local, up to 2 workers. No token here: run `ray get-auth-token "
+        "--generate`"
     )
-    assert second.startswith("tune_configs/quickstart.yaml: a sweep of ")
+    assert second.startswith("tune_configs/quickstart.yaml: valid sweep with 4 rows: fedavg")
 
 
 def test_the_command_line_refuses_a_wrong_one(monkeypatch, capsys, tmp_path):
@@ -102,7 +102,7 @@ def test_the_command_line_refuses_a_wrong_one(monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert f"error: {path}: max_worker: unknown key 'max_worker'; did you mean 'max_workers'? " in (
+    assert f"error: {path}: max_worker: unknown key 'max_worker'. Did you mean 'max_workers'? " in (
         " ".join(capsys.readouterr().err.split())
     )
 
@@ -110,7 +110,7 @@ def test_the_command_line_refuses_a_wrong_one(monkeypatch, capsys, tmp_path):
 def test_broken_yaml_has_its_line(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("kind: Service\nspec: {}\n---\nkind: Service\nkind: Service\n")
-    with pytest.raises(ConfigError, match=f"^{path}: kind \\(line 5\\): given before, on line 4; allowed: once$"):
+    with pytest.raises(ConfigError, match=f"^{path}: kind \\(line 5\\): the key is already on line 4. Allowed: once$"):
         check_cluster(path)
 
 
@@ -120,14 +120,14 @@ def test_a_section_that_is_laid_below_another(tmp_path):
     with pytest.raises(ConfigError) as error:
         check_cluster(path)
     said = str(error.value)
-    assert "metadata.b: unknown key 'b'" in said and "spec.type: given NodePort" in said
-    assert "metadata.type: given NodePort" not in said and "<<" not in said
+    assert "metadata.b: unknown key 'b'" in said and "spec.type: NodePort opens" in said
+    assert "metadata.type: NodePort" not in said and "<<" not in said
 
 
 def test_documents_are_sections(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("kind: Service\n---\n- a\n")
-    with pytest.raises(ConfigError, match=r": given \['a'\]; allowed: a mapping of sections$"):
+    with pytest.raises(ConfigError, match=r": \['a'\] is not valid. Allowed: a mapping of sections$"):
         check_cluster(path)
 
 
@@ -136,7 +136,7 @@ def test_documents_are_sections(tmp_path):
 
 def test_a_typo_at_the_top(given, wrong):
     [said] = wrong(given | {"max_worker": 3})
-    assert said.startswith("max_worker: unknown key 'max_worker'; did you mean 'max_workers'? known: auth, ")
+    assert said.startswith("max_worker: unknown key 'max_worker'. Did you mean 'max_workers'? Allowed: auth, ")
 
 
 def test_a_typo_in_a_node_type(aws, wrong):
@@ -144,9 +144,9 @@ def test_a_typo_in_a_node_type(aws, wrong):
     aws["available_node_types"][head]["min_worker"] = 0
     [said] = wrong(aws)
     assert said == (
-        f"available_node_types.{head}.min_worker: unknown key 'min_worker'; did you mean 'min_workers'? known: docker, "
-        "idle_timeout_s, initialization_commands, labels, max_workers, min_workers, node_config, priority, resources, "
-        "worker_setup_commands"
+        f"available_node_types.{head}.min_worker: unknown key 'min_worker'. Did you mean 'min_workers'? Allowed: "
+        "docker, idle_timeout_s, initialization_commands, labels, max_workers, min_workers, node_config, priority, "
+        "resources, worker_setup_commands"
     )
 
 
@@ -154,9 +154,9 @@ def test_the_name_of_the_head(aws, wrong):
     head = aws["head_node_type"]
     aws["head_node_type"] = f"{head}d"
     known = ", ".join(sorted(aws["available_node_types"]))
-    assert wrong(aws) == [f"head_node_type: no node type is called '{head}d'; did you mean '{head}'? known: {known}"]
+    assert wrong(aws) == [f"head_node_type: no node type is called '{head}d'. Did you mean '{head}'? Allowed: {known}"]
     del aws["head_node_type"]
-    assert wrong(aws) == [f"head_node_type: missing; allowed: one of {known}"]
+    assert wrong(aws) == [f"head_node_type: missing. Allowed: one of {known}"]
 
 
 def test_what_a_node_type_must_have(aws, wrong):
@@ -168,18 +168,18 @@ def test_shares_of_a_resource(aws, wrong):
     head = aws["head_node_type"]
     aws["available_node_types"][head]["resources"] = {"GPU": 0.5}
     assert wrong(aws) == [
-        f"available_node_types.{head}.resources.GPU: given 0.5; allowed: a whole number; a share of a GPU is "
-        "`run.gpus` of an experiment"
+        f"available_node_types.{head}.resources.GPU: 0.5 is not valid. Allowed: a whole number; fractions of a GPU are "
+        "set by `run.gpus` of an experiment"
     ]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"max_workers": "4"}, "max_workers: given '4'; allowed: a whole number"),
-        ({"max_workers": -1}, "max_workers: given -1; allowed: at least 0"),
-        ({"setup_commands": "pip"}, "setup_commands: given 'pip'; allowed: a list"),
-        ({"auth": {"ssh_usr": "me"}}, "auth.ssh_usr: unknown key 'ssh_usr'; did you mean 'ssh_user'? known: "),
+        ({"max_workers": "4"}, "max_workers: '4' is not valid. Allowed: a whole number"),
+        ({"max_workers": -1}, "max_workers: -1 is not valid. Allowed: at least 0"),
+        ({"setup_commands": "pip"}, "setup_commands: 'pip' is not valid. Allowed: a list"),
+        ({"auth": {"ssh_usr": "me"}}, "auth.ssh_usr: unknown key 'ssh_usr'. Did you mean 'ssh_user'? Allowed: "),
     ],
 )
 def test_types_and_bounds(given, wrong, change, said):
@@ -201,8 +201,8 @@ def test_fewer_workers_than_the_fewest(aws, wrong):
     aws["available_node_types"][worker] |= {"min_workers": 3, "max_workers": 2}
     aws["max_workers"] = 2
     assert wrong(aws) == [
-        f"available_node_types.{worker}.min_workers: given 3; allowed: at most its max_workers, 2",
-        "max_workers: given 2; allowed: at least the sum of all min_workers, 3",
+        f"available_node_types.{worker}.min_workers: 3 is not valid. Allowed: at most its max_workers, 2",
+        "max_workers: 2 is not valid. Allowed: at least the sum of all min_workers, 3",
     ]
 
 
@@ -210,26 +210,26 @@ def test_a_mount_of_nothing(given, wrong):
     given["file_mounts"]["~/data"] = "no/such/folder"
     given["file_mounts"]["~/more"] = 3
     assert wrong(given) == [
-        "file_mounts.~/data: given 'no/such/folder', which is not there; allowed: a file or folder, seen from "
-        f"{Path.cwd()}",
-        "file_mounts.~/more: given 3; allowed: a path of this machine",
+        f"file_mounts.~/data: 'no/such/folder' does not exist. Allowed: a file or folder, relative to {Path.cwd()}",
+        "file_mounts.~/more: 3 is not valid. Allowed: a path of this machine",
     ]
 
 
 def test_no_token(given, wrong):
     given["file_mounts"] = {t: s for t, s in given["file_mounts"].items() if not t.endswith("auth_token")}
     assert wrong(given) == [
-        "file_mounts: given no token; allowed: ~/.ray/auth_token: ~/.ray/auth_token, which `ray get-auth-token "
+        "file_mounts: the token is missing. Allowed: ~/.ray/auth_token: ~/.ray/auth_token, which `ray get-auth-token "
         "--generate` makes"
     ]
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [("", "no RAY_AUTH_MODE"), ("RAY_AUTH_MODE=disabled", "RAY_AUTH_MODE=disabled")]
+    ("mode", "said"),
+    [("", "RAY_AUTH_MODE is not set"), ("RAY_AUTH_MODE=disabled", "RAY_AUTH_MODE=disabled is not valid")],
 )
 def test_ray_without_a_token(given, wrong, tmp_path, mode, said):
     assert wrong(replaced(given, tmp_path, "RAY_AUTH_MODE=token", mode)) == [
-        f"{kind}_start_ray_commands: given {said}; allowed: RAY_AUTH_MODE=token on every node, before `ray start`"
+        f"{kind}_start_ray_commands: {said}. Allowed: RAY_AUTH_MODE=token on every node, before `ray start`"
         for kind in ("head", "worker")
     ]
 
@@ -242,7 +242,7 @@ def test_a_token_that_only_the_head_asks_for(wrong):
         "worker_start_ray_commands": ["# RAY_AUTH_MODE=token\nray start --address=$RAY_HEAD_IP:6379"],
     }
     assert wrong(given) == [
-        "worker_start_ray_commands: given no RAY_AUTH_MODE; allowed: RAY_AUTH_MODE=token on every node, before "
+        "worker_start_ray_commands: RAY_AUTH_MODE is not set. Allowed: RAY_AUTH_MODE=token on every node, before "
         "`ray start`"
     ]
 
@@ -257,7 +257,7 @@ def test_a_token_that_only_the_head_asks_for(wrong):
 def test_a_group_that_is_open(aws, wrong, range_, where, address):
     rule = {"FromPort": 8265, "ToPort": 8265, "IpProtocol": "tcp"} | range_
     aws["provider"]["security_group"] = {"GroupName": "a", "IpPermissions": [rule]}
-    assert wrong(aws) == [f"provider.security_group.IpPermissions.0.{where}: given '{address}', {OWN}"]
+    assert wrong(aws) == [f"provider.security_group.IpPermissions.0.{where}: '{address}' {OWN}"]
 
 
 def test_a_group_of_ones_own_addresses(aws, tmp_path):
@@ -281,7 +281,7 @@ def test_a_group_of_ones_own_addresses(aws, tmp_path):
 def test_a_command_that_opens_a_port(given, wrong, command, found):
     place = f"head_start_ray_commands.{len(given['head_start_ray_commands'])}"
     given["head_start_ray_commands"].append(command)
-    assert wrong(given) == [f"{place}: given {found}, {TUNNEL}"]
+    assert wrong(given) == [f"{place}: {found} {TUNNEL}"]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_command_that_opens_none(given, tmp_path, command):
 def test_an_option_of_docker_that_opens_a_port(given, wrong):
     given["docker"] = {"image": "rayproject/ray:2.60.0-py312", "container_name": "a", "run_options": ["-p 8265:8265"]}
     given["setup_commands"].append("export RAY_AUTH_MODE=token")
-    assert wrong(given) == [f"docker.run_options.0: given -p 8265:8265, {TUNNEL}"]
+    assert wrong(given) == [f"docker.run_options.0: -p 8265:8265 {TUNNEL}"]
 
 
 def test_a_mounted_script_that_opens_a_port(given, wrong, tmp_path):
@@ -311,7 +311,7 @@ def test_a_mounted_script_that_opens_a_port(given, wrong, tmp_path):
     script.write_text("# --host 0.0.0.0\nmlflow server --host 0.0.0.0\n")
     given["file_mounts"]["~/serve.sh"] = str(script)
     given.setdefault("head_setup_commands", []).append("bash ~/serve.sh")
-    assert wrong(given) == [f"{script}: given --host 0.0.0.0, {TUNNEL}"]
+    assert wrong(given) == [f"{script}: --host 0.0.0.0 {TUNNEL}"]
 
 
 def test_a_port_that_rays_defaults_open(wrong):
@@ -322,7 +322,7 @@ def test_a_port_that_rays_defaults_open(wrong):
         "setup_commands": ["echo export RAY_AUTH_MODE=token >> ~/.bashrc"],
     }
     [said] = wrong(given)
-    assert re.fullmatch(r"head_start_ray_commands\.\d: given --dashboard-host=0\.0\.0\.0, " + re.escape(TUNNEL), said)
+    assert re.fullmatch(r"head_start_ray_commands\.\d: --dashboard-host=0\.0\.0\.0 " + re.escape(TUNNEL), said)
 
 
 def test_secrets_are_named_and_not_shown(given, wrong):
@@ -338,11 +338,11 @@ def test_secrets_are_named_and_not_shown(given, wrong):
     said = wrong(given)
     assert sorted(said) == sorted(
         [
-            f"provider.db_password: given a secret in the file; {MADE}",
-            f"provider.aws_secret_access_key: given a secret in the file; {MADE}",
-            f"setup_commands.{first}: given MLFLOW_TRACKING_PASSWORD with its value in the file; {MADE}",
-            f"setup_commands.{first + 2}: given a key or token in the file; {MADE}",
-            f"setup_commands.{first + 3}: given an address with a password in it; {MADE}",
+            f"provider.db_password: the file contains a secret. {MADE}",
+            f"provider.aws_secret_access_key: the file contains a secret. {MADE}",
+            f"setup_commands.{first}: the file contains the value of MLFLOW_TRACKING_PASSWORD. {MADE}",
+            f"setup_commands.{first + 2}: the file contains a key or token. {MADE}",
+            f"setup_commands.{first + 3}: the address contains a password. {MADE}",
         ]
     )
     assert "hunter2" not in " ".join(said)
@@ -350,7 +350,7 @@ def test_secrets_are_named_and_not_shown(given, wrong):
 
 def test_a_private_key(given, wrong):
     given["auth"]["ssh_private_key"] = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc"
-    assert f"auth.ssh_private_key: given a key or token in the file; {MADE}" in wrong(given)
+    assert f"auth.ssh_private_key: the file contains a key or token. {MADE}" in wrong(given)
 
 
 def test_an_output_folder_that_nothing_mounts(given, wrong, tmp_path):
@@ -359,11 +359,11 @@ def test_an_output_folder_that_nothing_mounts(given, wrong, tmp_path):
     unmounted = replaced(given, tmp_path, r"\b(mount|mountpoint|exportfs)\b|/etc/fstab", "true")
     said = wrong(unmounted)
     assert [line for line in said if output in line] == [
-        f"{kind}_setup_commands: given the output folder {output}, which no command mounts; allowed: one that all "
+        f"{kind}_setup_commands: the output folder {output} is mounted by no command. Allowed: one that all "
         "nodes see, with the command that mounts it, or that fails where it is not mounted"
         for kind in ("head", "worker")
     ]
-    assert all("which no command mounts" in line for line in said)
+    assert all("is mounted by no command" in line for line in said)
 
 
 @pytest.mark.parametrize("command", ["sudo mount -t nfs4 a:/ /mnt/rayfl", "mountpoint -q /mnt/rayfl"])
@@ -378,16 +378,18 @@ def test_a_ray_that_rayfl_is_not_made_for(given, wrong):
     place = f"setup_commands.{len(given['setup_commands'])}"
     given["setup_commands"].append("pip install 'ray[default,tune]==2.50.0'")
     first, *more = wrong(given)
-    assert first == f"{place}: given Ray 2.50.0; allowed: <2.62,>=2.60, which rayfl is made for"
+    assert first == f"{place}: Ray 2.50.0 does not match. Allowed: <2.62,>=2.60, which rayfl is made for"
     # where the file names a Ray of its own, it differs from that too
-    assert all("allowed: one version of Ray" in line for line in more)
+    assert all("Allowed: one version of Ray" in line for line in more)
 
 
 def test_two_versions_of_ray(wrong):
     given = yaml.safe_load(Path("clusters/local.yaml").read_text())
     given["setup_commands"] += ["pip install ray==2.60.0", "pip install ray==2.61.0"]
     place = f"setup_commands.{len(given['setup_commands']) - 1}"
-    assert wrong(given) == [f"{place}: given Ray 2.61.0, and 2.60.0 before; allowed: one version of Ray"]
+    assert wrong(given) == [
+        f"{place}: Ray 2.61.0, and 2.60.0 elsewhere in the file differ. Allowed: one version of Ray"
+    ]
 
 
 def test_all_that_is_wrong_at_once(given, wrong):

@@ -93,7 +93,7 @@ def test_the_file_and_the_packages_are_sent_and_nothing_else(tmp_path):
 def test_folders_of_this_machine_are_named(tmp_path):
     plain = {"experiment": {"data": {"root": str(tmp_path), "name": "mnist"}}, "rows": [{"root": "/no/such/place"}]}
     [said] = work(plain=plain).left_behind()
-    assert said.startswith(f"experiment.data.root: {tmp_path} is on this machine, and is not sent")
+    assert said.startswith(f"experiment.data.root: {tmp_path} is not sent to the cluster")
 
 
 # which job it is
@@ -198,7 +198,7 @@ def test_what_a_job_prints_is_shown_in_lines(monkeypatch):
 def test_a_job_that_did_not_end_well_is_an_error(monkeypatch, status, message, said):
     with pytest.raises(RuntimeError) as error:
         followed(monkeypatch, HEADER, status=status, message=message)
-    assert str(error.value) == f"the job rayfl-small-1 {said}; the same command goes on with it"
+    assert str(error.value) == f"the job rayfl-small-1 {said}. Run the same command to resume it"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,8 @@ def test_a_lost_connection_stops_nothing(monkeypatch, pieces, why):
     with pytest.raises(RuntimeError) as error:
         followed(monkeypatch, *pieces, status="RUNNING")
     assert str(error.value) == (
-        f"the connection to aws.yaml was lost ({why}); rayfl-small-1 goes on, and the same command attaches to it again"
+        f"the connection to aws.yaml was lost ({why}). rayfl-small-1 keeps running; run the same command to attach "
+        "again"
     )
 
 
@@ -241,10 +242,13 @@ def test_events_alone_go_to_stdout(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--address", "auto"], "--cluster, --address: given both; allowed: one of them"),
-        (["--tracking-uri", "http://me:word@there"], "--cluster, --tracking-uri: given both; allowed: MLFLOW_TRACKING"),
-        (["--set", "training.lr=-1"], "training.lr: given -1"),
-        ([], "--cluster: given 'nowhere.yaml'; allowed: a file of Ray's cluster launcher"),
+        (["--address", "auto"], "--cluster, --address: both are set. Allowed: one of them"),
+        (
+            ["--tracking-uri", "http://me:word@there"],
+            "--cluster, --tracking-uri: both are set. Allowed: --cluster, with MLFLOW_TRACKING",
+        ),
+        (["--set", "training.lr=-1"], "training.lr: -1 is not valid"),
+        ([], "--cluster: 'nowhere.yaml' is not valid. Allowed: a file of Ray's cluster launcher"),
     ],
 )
 @pytest.mark.parametrize("command", ["sweep", "run"])
@@ -264,7 +268,7 @@ def test_what_is_wrong_is_said_here(monkeypatch, capsys, tmp_path, command, opti
 def test_nobody_answers():
     port = tunnel._free_port()
     said = message(Jobs, "http://127.0.0.1", f"http://127.0.0.1:{port}")
-    assert said.startswith("--cluster http://127.0.0.1: no Ray Jobs API answers there (Failed to connect to Ray at")
+    assert said.startswith("--cluster http://127.0.0.1: no Ray Jobs API answers (Failed to connect to Ray at")
 
 
 def test_a_ray_of_the_environment_is_not_gone_to(monkeypatch):
@@ -337,16 +341,16 @@ def test_a_tunnel_that_ends_is_quoted(monkeypatch, tmp_path):
     with pytest.raises(ConfigError) as error, tunnel.opened(str(file)):
         pass
     assert str(error.value) == (
-        f"--cluster {file}: no tunnel to it: `ray dashboard {file}` ended, with these last lines:\n"
+        f"--cluster {file}: no tunnel: `ray dashboard {file}` ended, its last lines:\n"
         "  line 5\n  line 6\n  line 7\n  line 8\n  Head node of cluster (rayfl) not found!\n"
-        f"is the cluster up? `ray up {file}` starts it"
+        f"Hint: if the cluster is not running, start it by `ray up {file}`"
     )
 
 
 def test_a_tunnel_that_never_answers_is_given_up(monkeypatch, tmp_path):
     monkeypatch.setattr(tunnel, "TUNNEL_SECONDS", 0.1)
     file = ray_that(monkeypatch, tmp_path, "time.sleep(600)")
-    with pytest.raises(ConfigError, match="brought no answer in 0.1 seconds, with nothing said"):
+    with pytest.raises(ConfigError, match="did not answer in 0.1 seconds, without output"):
         with tunnel.opened(str(file)):
             pass
 
@@ -395,7 +399,9 @@ def test_a_copy_is_made_again_and_another_run_takes_its_place(tmp_path):
 
 def test_a_run_of_this_machine_is_not_written_over(tmp_path):
     a_run(tmp_path / "small")
-    assert message(archive.require_copy, tmp_path / "small").startswith(f"{tmp_path / 'small'}: holds a run of this")
+    assert message(archive.require_copy, tmp_path / "small").startswith(
+        f"{tmp_path / 'small'}: the folder has a run of this"
+    )
 
 
 class Copying(Client):
@@ -437,8 +443,8 @@ def test_where_results_are_that_cannot_be_copied(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError) as error:
         fetched(monkeypatch, tmp_path, "Traceback\nOSError: no space left\n")
     assert str(error.value) == (
-        "job-1 is done, and its results could not be copied (OSError: no space left); they are in my name below the "
-        "cluster's RAYFL_OUTPUT, and the same command copies them"
+        "job-1 is done, but its results could not be copied (OSError: no space left). They are in my name below the "
+        "cluster's RAYFL_OUTPUT; run the same command to copy them"
     )
     assert not (tmp_path / "here").exists()
 
@@ -557,14 +563,17 @@ def test_a_sweep_goes_there_is_left_and_comes_back(start, head, laptop, monkeypa
     first.interrupt()
     code, printed = first.finish()
     assert code == 130
-    assert f"left {id}, which goes on; the same command attaches to it again; ray exec " in printed.replace("\n", " ")
+    assert (
+        f"detached from {id}, which keeps running. Run the same command to attach again to stop it: ray exec "
+        in printed.replace("\n", " ")
+    )
     assert not output.exists()
 
     second = start(*arguments, program=program)
     code, printed = second.finish()
     assert code == 0, printed
     assert printed.startswith(f"attached to {id};") and "1 methods, 1 trials of 6 rounds" in printed
-    assert f"a copy of it without checkpoints in {output / 'small'}" in printed
+    assert f"results copied without checkpoints to {output / 'small'}" in printed
     there, [trial] = RunFolder.open(output / "small"), [r for r in runs(output / "small") if r.kind == "run"]
     assert there.status == trial.status == "finished"
     assert (output / "small" / "results.md").exists() and (output / "small" / "plots").is_dir()
@@ -591,7 +600,9 @@ def test_a_run_that_fails_there_fails_here(start, head, laptop):
         code, printed = start("run", config, "--cluster", head.url, "--output", laptop / "runs").finish()
         said = " ".join(printed.split())
         assert code == 1 and said.startswith("submitted rayfl-large-") and f"-{number}; Ctrl-C" in said, printed
-        assert "error: run.server_cpus: given 999; allowed: at most 2" in said and "failed with exit code 2" in said
+        assert (
+            "error: run.server_cpus: 999 is not valid. Allowed: at most 2" in said and "failed with exit code 2" in said
+        )
     assert not (laptop / "runs").exists()
 
 
@@ -602,9 +613,9 @@ def test_a_run_that_fails_there_fails_here(start, head, laptop):
     [
         (
             {"RAY_AUTH_TOKEN": "wrong" * 8},
-            "it refuses this token; set RAY_AUTH_MODE=token, and put the cluster's token",
+            "the cluster refuses this token. Hint: set RAY_AUTH_MODE=token, and put the cluster's token",
         ),
-        ({"RAY_AUTH_MODE": "disabled"}, "it asks for a token, and got none; set RAY_AUTH_MODE=token, and put the"),
+        ({"RAY_AUTH_MODE": "disabled"}, "the cluster requires a token. Hint: set RAY_AUTH_MODE=token, and put the"),
     ],
 )
 def test_another_token_is_refused_in_a_sentence(start, head, laptop, monkeypatch, environment, said):
@@ -622,4 +633,4 @@ def test_a_driver_without_the_token_is_told_so(start, head, laptop, monkeypatch)
     monkeypatch.setenv("HOME", str(laptop))
     config = sweeps.write(laptop)
     code, printed = start("sweep", config, "--address", head.address, "--output", laptop / "runs").finish()
-    assert code == 2 and f"error: --address {head.address}: RAY_AUTH_MODE is set, and no token is there" in printed
+    assert code == 2 and f"error: --address {head.address}: RAY_AUTH_MODE is set, but no token is found" in printed

@@ -11,13 +11,12 @@ from rayfl.clusters.check import check_cluster
 from rayfl.config import ConfigError
 
 FILE = Path("clusters/kuberay.yaml")
-FORWARD = "a port open to the world; allowed: `kubectl port-forward`"
-INSIDE = "a port open to the world; allowed: ClusterIP and `kubectl port-forward`"
+FORWARD = "opens a port to the world. Allowed: `kubectl port-forward`"
+INSIDE = "opens a port to the world. Allowed: ClusterIP and `kubectl port-forward`"
 UNSHARED = (
-    "given no shared volume at /mnt/rayfl/runs, the output folder; allowed: one that all pods see, as a "
-    "persistentVolumeClaim"
+    "no shared volume at /mnt/rayfl/runs, the output folder. Allowed: one that all pods see, as a persistentVolumeClaim"
 )
-MADE_FOR = "allowed: <2.62,>=2.60, which rayfl is made for"
+MADE_FOR = "Allowed: <2.62,>=2.60, which rayfl is made for"
 GONE = object()
 """In place of a value: there is none."""
 
@@ -133,32 +132,32 @@ GROUP = "workerGroupSpecs.0"
 @pytest.mark.parametrize(
     ("kind", "path", "value", "said"),
     [
-        ("RayCluster", "autoscalerOption", {}, "did you mean 'autoscalerOptions'? known: authOptions, "),
-        ("RayCluster", f"{CONTAINER}.volumeMount", [], "did you mean 'volumeMounts'? known: args, "),
-        ("RayCluster", f"{GROUP}.maxReplica", 3, "did you mean 'maxReplicas'? known: "),
-        ("RayJob", "entryPoint", "a", "did you mean 'entrypoint'? known: "),
-        ("Deployment", "replica", 2, "did you mean 'replicas'? known: "),
-        ("Service", "port", [], "did you mean 'ports'? known: "),
-        ("PersistentVolumeClaim", "accessMode", [], "did you mean 'accessModes'? known: "),
+        ("RayCluster", "autoscalerOption", {}, "Did you mean 'autoscalerOptions'? Allowed: authOptions, "),
+        ("RayCluster", f"{CONTAINER}.volumeMount", [], "Did you mean 'volumeMounts'? Allowed: args, "),
+        ("RayCluster", f"{GROUP}.maxReplica", 3, "Did you mean 'maxReplicas'? Allowed: "),
+        ("RayJob", "entryPoint", "a", "Did you mean 'entrypoint'? Allowed: "),
+        ("Deployment", "replica", 2, "Did you mean 'replicas'? Allowed: "),
+        ("Service", "port", [], "Did you mean 'ports'? Allowed: "),
+        ("PersistentVolumeClaim", "accessMode", [], "Did you mean 'accessModes'? Allowed: "),
     ],
 )
 def test_a_typo(given, wrong, kind, path, value, said):
     place = given.change(kind, path, value)
     [line] = wrong(given)
-    assert line.startswith(f"{place}: unknown key '{path.split('.')[-1]}'; {said}")
+    assert line.startswith(f"{place}: unknown key '{path.split('.')[-1]}'. {said}")
 
 
 @pytest.mark.parametrize(
     ("kind", "path", "value", "said"),
     [
-        ("RayCluster", f"{GROUP}.maxReplicas", 0.5, "given 0.5; allowed: a whole number"),
+        ("RayCluster", f"{GROUP}.maxReplicas", 0.5, "0.5 is not valid. Allowed: a whole number"),
         ("RayCluster", f"{GROUP}.groupName", GONE, "missing"),
-        ("RayCluster", "autoscalerOptions.version", "v3", "given 'v3'; allowed: one of v1, v2"),
-        ("RayCluster", f"{CONTAINER}.resources.limits.cpu", [4], "given [4]; allowed: a whole number or text"),
-        ("RayCluster", f"{CONTAINER}.env.2.value", 0, "given 0; allowed: text"),
+        ("RayCluster", "autoscalerOptions.version", "v3", "'v3' is not valid. Allowed: one of v1, v2"),
+        ("RayCluster", f"{CONTAINER}.resources.limits.cpu", [4], "[4] is not valid. Allowed: a whole number or text"),
+        ("RayCluster", f"{CONTAINER}.env.2.value", 0, "0 is not valid. Allowed: text"),
         (
             *("RayJob", "submissionMode", "Sidecar"),
-            "given 'Sidecar'; allowed: one of K8sJobMode, HTTPMode, InteractiveMode, SidecarMode",
+            "'Sidecar' is not valid. Allowed: one of K8sJobMode, HTTPMode, InteractiveMode, SidecarMode",
         ),
     ],
 )
@@ -170,7 +169,7 @@ def test_a_value_that_is_not_allowed(given, wrong, kind, path, value, said):
 def test_a_quantity(given, wrong):
     place = given.change("RayCluster", f"{CONTAINER}.resources.limits.cpu", "four")
     [line] = wrong(given)
-    assert line.startswith(f"{place}: given 'four'; allowed: what fits ^")
+    assert line.startswith(f"{place}: 'four' is not valid. Allowed: what fits ^")
 
 
 def test_the_top_of_a_document(given, wrong):
@@ -179,10 +178,10 @@ def test_the_top_of_a_document(given, wrong):
     del cluster["metadata"]["name"]
     job["kind"] = "RayJbo"
     assert wrong(given) == [
-        "RayCluster: apiVersion: given 'ray.io/v1alpha1'; allowed: ray.io/v1",
+        "RayCluster: apiVersion: 'ray.io/v1alpha1' is not valid. Allowed: ray.io/v1",
         "RayCluster: metadata.name: missing",
-        "kind: given 'RayJbo'; did you mean 'RayJob'? known: Deployment, PersistentVolumeClaim, RayCluster, RayJob, "
-        "Service",
+        "kind: 'RayJbo' is not valid. Did you mean 'RayJob'? Allowed: Deployment, PersistentVolumeClaim, RayCluster, "
+        "RayJob, Service",
     ]
 
 
@@ -192,36 +191,56 @@ def test_the_top_of_a_document(given, wrong):
 @pytest.mark.parametrize(
     ("kind", "path", "value", "said"),
     [
-        ("Service", "type", "LoadBalancer", f"given LoadBalancer, {INSIDE}"),
-        ("RayCluster", "headGroupSpec.serviceType", "NodePort", f"given NodePort, {INSIDE}"),
-        ("RayCluster", "headGroupSpec.enableIngress", True, f"given True, {FORWARD}"),
-        ("RayCluster", f"{POD}.hostNetwork", True, f"given True, {FORWARD}"),
-        ("RayCluster", "authOptions", GONE, "given None; allowed: {mode: token}"),
-        ("RayCluster", "authOptions", {"mode": "disabled"}, "given {'mode': 'disabled'}; allowed: {mode: token}"),
+        ("Service", "type", "LoadBalancer", f"LoadBalancer {INSIDE}"),
+        ("RayCluster", "headGroupSpec.serviceType", "NodePort", f"NodePort {INSIDE}"),
+        ("RayCluster", "headGroupSpec.enableIngress", True, f"True {FORWARD}"),
+        ("RayCluster", f"{POD}.hostNetwork", True, f"True {FORWARD}"),
+        ("RayCluster", "authOptions", GONE, "None is not valid. Allowed: {mode: token}"),
+        (
+            "RayCluster",
+            "authOptions",
+            {"mode": "disabled"},
+            "{'mode': 'disabled'} is not valid. Allowed: {mode: token}",
+        ),
         ("RayCluster", "rayVersion", GONE, "missing; without it KubeRay refuses a token"),
-        ("RayCluster", "rayVersion", "2.61.0", "given Ray 2.61.0, and 2.60.0 before; allowed: one version of Ray"),
-        ("RayCluster", f"{GROUP}.minReplicas", 5, "given 5; allowed: at most maxReplicas, 4"),
-        ("RayCluster", f"{GROUP}.replicas", 5, "given 5; allowed: 0 to 4"),
+        (
+            "RayCluster",
+            "rayVersion",
+            "2.61.0",
+            "Ray 2.61.0, and 2.60.0 elsewhere in the file differ. Allowed: one version of Ray",
+        ),
+        ("RayCluster", f"{GROUP}.minReplicas", 5, "5 is not valid. Allowed: at most maxReplicas, 4"),
+        ("RayCluster", f"{GROUP}.replicas", 5, "5 is not valid. Allowed: 0 to 4"),
         ("RayCluster", f"{GROUP}.template.spec.containers.0.volumeMounts", GONE, UNSHARED),
         (
             *("Deployment", "template.spec.containers.0.volumeMounts.1.name", "share"),
-            "no volume is called 'share'; did you mean 'shared'? known: databases, shared",
+            "no volume is called 'share'. Did you mean 'shared'? Allowed: databases, shared",
         ),
         (
             *("RayJob", "clusterSelector", {"ray.io/cluster": "rayf"}),
-            "no RayCluster is called 'rayf'; did you mean 'rayfl'? known: rayfl",
+            "no RayCluster is called 'rayf'. Did you mean 'rayfl'? Allowed: rayfl",
         ),
-        ("RayJob", "clusterSelector", GONE, "given neither it nor rayClusterSpec; allowed: one of them"),
+        ("RayJob", "clusterSelector", GONE, "neither it nor rayClusterSpec is set. Allowed: one of them"),
         (
             *("RayJob", "backoffLimit", 2),
-            "given with clusterSelector; allowed: with rayClusterSpec, because each try has its own",
+            "has no effect with clusterSelector. Allowed: with rayClusterSpec, where each try gets a new cluster",
         ),
         (
             *("RayJob", "submissionMode", "SidecarMode"),
-            "given SidecarMode with clusterSelector; allowed: K8sJobMode, HTTPMode",
+            "SidecarMode does not work with clusterSelector. Allowed: K8sJobMode, HTTPMode",
         ),
-        ("Deployment", "template.spec.containers.0.image", "rayproject/ray:2.9.0-py39", f"given Ray 2.9.0; {MADE_FOR}"),
-        ("Deployment", "template.spec.containers.0.image", "rayproject/ray:nightly", f"given Ray nightly; {MADE_FOR}"),
+        (
+            "Deployment",
+            "template.spec.containers.0.image",
+            "rayproject/ray:2.9.0-py39",
+            f"Ray 2.9.0 does not match. {MADE_FOR}",
+        ),
+        (
+            "Deployment",
+            "template.spec.containers.0.image",
+            "rayproject/ray:nightly",
+            f"Ray nightly does not match. {MADE_FOR}",
+        ),
     ],
 )
 def test_what_no_schema_says(given, wrong, kind, path, value, said):
@@ -232,19 +251,19 @@ def test_what_no_schema_says(given, wrong, kind, path, value, said):
 def test_a_share_of_a_gpu(given, wrong):
     limits = f"{GROUP}.template.spec.containers.0.resources.limits"
     place = given.change("RayCluster", limits, {"nvidia.com/gpu": "0.5"})
-    assert wrong(given) == [f"{place}.nvidia.com/gpu: given '0.5'; allowed: a whole number"]
+    assert wrong(given) == [f"{place}.nvidia.com/gpu: '0.5' is not valid. Allowed: a whole number"]
 
 
 def test_a_port_of_the_node(given, wrong):
     place = given.change("RayCluster", f"{CONTAINER}.ports", [{"containerPort": 8265, "hostPort": 8265}])
-    assert wrong(given) == [f"{place}.0.hostPort: given 8265, {FORWARD}"]
+    assert wrong(given) == [f"{place}.0.hostPort: 8265 {FORWARD}"]
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("Ingress", f"given an Ingress, {FORWARD}"),
-        ("Secret", "given a secret in a file; allowed: `kubectl create secret`, and its name here"),
+        ("Ingress", f"an Ingress {FORWARD}"),
+        ("Secret", "the file contains a secret. Allowed: `kubectl create secret`, and its name here"),
     ],
 )
 def test_a_document_that_has_no_place_in_the_file(given, wrong, kind, said):
@@ -255,7 +274,7 @@ def test_a_document_that_has_no_place_in_the_file(given, wrong, kind, said):
 def test_a_secret_in_the_environment_is_not_shown(given, wrong):
     given.head["containers"][0]["env"].append({"name": "WANDB_API_KEY", "value": "hunter2"})
     assert wrong(given) == [
-        f"RayCluster rayfl: spec.{CONTAINER}.env.6.value: given a secret in the file; allowed: a variable, or a file "
+        f"RayCluster rayfl: spec.{CONTAINER}.env.6.value: the file contains a secret. Allowed: a variable, or a file "
         "that is made on the machine"
     ]
 
@@ -268,22 +287,23 @@ def test_an_output_folder_that_a_pod_has_for_itself(given, wrong):
 def test_no_output_folder(given, wrong):
     given.head["containers"][0]["env"].pop(0)
     assert wrong(given) == [
-        f"RayCluster rayfl: spec.{CONTAINER}.env: given no RAYFL_OUTPUT; allowed: a folder that all pods see"
+        f"RayCluster rayfl: spec.{CONTAINER}.env: RAYFL_OUTPUT is missing. Allowed: a folder that all pods see"
     ]
 
 
 def test_a_job_takes_one_cluster(given, wrong):
     place = given.change("RayJob", "rayClusterSpec", given.cluster)
     assert wrong(given) == [
-        f"{place.removesuffix('rayClusterSpec')}clusterSelector: given both it and rayClusterSpec; allowed: one of them"
+        f"{place.removesuffix('rayClusterSpec')}clusterSelector: both it and rayClusterSpec are set. Allowed: one of "
+        "them"
     ]
 
 
 def test_a_claim_that_one_node_alone_may_write_to(given, wrong):
     given.of("PersistentVolumeClaim", "rayfl")["accessModes"] = ["ReadWriteOnce"]
     assert wrong(given) == [
-        f"RayCluster rayfl: spec.{place}.template.spec.volumes: given the claim rayfl with ReadWriteOnce; allowed: "
-        "with ReadWriteMany"
+        f"RayCluster rayfl: spec.{place}.template.spec.volumes: the claim rayfl with ReadWriteOnce cannot be shared. "
+        "Allowed: ReadWriteMany"
         for place in ("headGroupSpec", "workerGroupSpecs.0")
     ]
 
@@ -294,7 +314,7 @@ def test_a_job_with_a_cluster_of_its_own_is_checked_as_one(given, wrong):
     cluster.pop("authOptions")
     given.of("RayJob").update(clusterSelector={}, rayClusterSpec=cluster, backoffLimit=2)
     assert wrong(given) == [
-        "RayJob rayfl-quickstart: spec.rayClusterSpec.authOptions: given None; allowed: {mode: token}"
+        "RayJob rayfl-quickstart: spec.rayClusterSpec.authOptions: None is not valid. Allowed: {mode: token}"
     ]
 
 

@@ -149,7 +149,7 @@ def test_a_folder_that_is_mounted_needs_no_sudo(machine):
 @pytest.mark.parametrize("given", ["nfs", "efs=fs-1"])
 def test_what_nodes_share_is_one_of_three(machine, given):
     done = machine.node(given)
-    assert done.returncode == 1 and f"node.sh: given {given}; allowed: head, HOST:/PATH, mounted" in done.stderr
+    assert done.returncode == 1 and f"node.sh: {given} is not valid. Allowed: head, HOST:/PATH, mounted" in done.stderr
 
 
 def test_what_nodes_share_has_to_be_said(machine):

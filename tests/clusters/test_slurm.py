@@ -148,7 +148,7 @@ def test_a_sweep_that_is_there_goes_on(start, tmp_path):
 def test_without_a_config_nothing_starts(start):
     job = start("")
     assert job.ended() == (1, [])
-    assert "given no CONFIG; allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]" in job.said
+    assert "CONFIG is missing. Allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]" in job.said
 
 
 @pytest.mark.parametrize("code", ["0", "1", "2", "130", "143"])

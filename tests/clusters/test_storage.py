@@ -36,7 +36,7 @@ def bucket(monkeypatch):
 def test_a_place_that_is_none_is_refused(bucket, tmp_path):
     for place in ("s3://nobody-has-this/runs", "s4://runs", "runs", str(tmp_path / "file" / "below")):
         (tmp_path / "file").touch()
-        with pytest.raises(ConfigError, match="allowed: s3://BUCKET/FOLDER of a bucket"):
+        with pytest.raises(ConfigError, match="Allowed: s3://BUCKET/FOLDER of a bucket"):
             checked(place)
     assert checked(f"s3://{BUCKET}/rayfl/") == f"s3://{BUCKET}/rayfl"
 

@@ -1,4 +1,4 @@
-"""YAML within bounds. A text that cannot be used says where, and never takes long to say it."""
+"""Bounded reading of YAML: errors have a place and are found quickly."""
 
 import time
 
@@ -47,39 +47,39 @@ def test_sections_lists_and_aliases():
 MISTAKES = {
     "a key twice": (
         "model: a\ntraining:\n  lr: 1\n  lr: 2\n",
-        "training.lr (line 4): given before, on line 3; allowed: once",
+        "training.lr (line 4): the key is already on line 3. Allowed: once",
     ),
-    "a number as key": ("rows:\n  5: {}\n", 'rows (line 2): given the key 5; allowed: text, as is "5" in quotes'),
-    "nothing as key": ("rows: {~: {}}", 'rows (line 1): given the key ~; allowed: text, as is "~" in quotes'),
-    "a truth value as key": ("on: 1", 'line 1: given the key on; allowed: text, as is "on" in quotes'),
-    "a list as key": ("a:\n  [1, 2]: 3", "a (line 2): given a list or a section as a key; allowed: text"),
+    "a number as key": ("rows:\n  5: {}\n", 'rows (line 2): the key 5 is not text. Allowed: text, e.g. "5" in quotes'),
+    "nothing as key": ("rows: {~: {}}", 'rows (line 1): the key ~ is not text. Allowed: text, e.g. "~" in quotes'),
+    "a truth value as key": ("on: 1", 'line 1: the key on is not text. Allowed: text, e.g. "on" in quotes'),
+    "a list as key": ("a:\n  [1, 2]: 3", "a (line 2): a key is a list or a section. Allowed: text"),
     "a key in a list": (
         "a: [{b: 1}, {1: 2}]",
-        'a.1 (line 1): given the key 1; allowed: text, as is "1" in quotes',
+        'a.1 (line 1): the key 1 is not text. Allowed: text, e.g. "1" in quotes',
     ),
     "a large number": (
         "randint: [0, 9223372036854775808]",
-        "randint.1 (line 1): given 9223372036854775808; allowed: finite numbers, whole ones below 2**63",
+        "randint.1 (line 1): 9223372036854775808 is not valid. Allowed: finite numbers, whole ones below 2**63",
     ),
     "infinity": (
         "a: -.inf",
-        "a (line 1): given -.inf; allowed: finite numbers, whole ones below 2**63",
+        "a (line 1): -.inf is not valid. Allowed: finite numbers, whole ones below 2**63",
     ),
     "too large a float": (
         "a: 1e999",
-        "a (line 1): given 1e999; allowed: finite numbers, whole ones below 2**63",
+        "a (line 1): 1e999 is not valid. Allowed: finite numbers, whole ones below 2**63",
     ),
     "no number": (
         "a: !!int x",
-        "a (line 1): given x; allowed: finite numbers, whole ones below 2**63",
+        "a (line 1): x is not valid. Allowed: finite numbers, whole ones below 2**63",
     ),
     "a tag": (
         "a: [!!python/name:os.system x]",
-        "a.0 (line 1): given the tag tag:yaml.org,2002:python/name:os.system; allowed: values without a tag",
+        "a.0 (line 1): the tag tag:yaml.org,2002:python/name:os.system is not supported. Allowed: values without a tag",
     ),
     "a tagged section": (
         "a: !!set {b}",
-        "a (line 1): given the tag tag:yaml.org,2002:set; allowed: values without a tag",
+        "a (line 1): the tag tag:yaml.org,2002:set is not supported. Allowed: values without a tag",
     ),
     "an open list": ("a: [1\n", "not valid YAML: line 2, column 1: did not find expected ',' or ']'"),
     "two documents": ("a: 1\n---\nb: 1\n", "not valid YAML: line 2, column 1: but found another document"),
@@ -88,7 +88,7 @@ MISTAKES = {
         b"a: \xff\n",
         'not valid YAML: unacceptable character #x00ff: invalid leading UTF-8 octet in "<byte string>", position 3',
     ),
-    "an alias of itself": ("a: &x [*x]", "line 1: given sections or lists more than 50 deep; allowed: at most 50"),
+    "an alias of itself": ("a: &x [*x]", "line 1: sections or lists are nested more than 50 deep. Allowed: at most 50"),
 }
 
 
@@ -99,24 +99,30 @@ def test_mistakes(mistake):
 
 
 def test_more_digits_than_python_reads():
-    expected = f"a (line 1): given '{'9' * 199}...; allowed: finite numbers, whole ones below 2**63"
+    expected = f"a (line 1): '{'9' * 199}... is not valid. Allowed: finite numbers, whole ones below 2**63"
     assert message(f"a: {'9' * 5000}") == expected
 
 
 def test_depth():
     assert read_yaml("[" * DEEPEST + "]" * DEEPEST)
     assert message("a: 1\nb: " + "[" * DEEPEST + "]" * DEEPEST) == (
-        f"line 2: given sections or lists more than {DEEPEST} deep; allowed: at most {DEEPEST}"
+        f"line 2: sections or lists are nested more than {DEEPEST} deep. Allowed: at most {DEEPEST}"
     )
 
 
 BOMB = "\n".join(["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))])
 
 LONG = {
-    "brackets": ("[" * (LARGEST_TEXT - 1), "line 1: given sections or lists more than 50 deep; allowed: at most 50"),
-    "numbers": ("a: [" + "1," * 500_000 + "]", "given more than 200000 keys and values; allowed: at most that many"),
-    "a comment": ("#" * 10**8, f"given more than {LARGEST_TEXT} bytes; allowed: at most that many"),
-    "aliases": (BOMB, "given more than 200000 keys and values; allowed: at most that many"),
+    "brackets": (
+        "[" * (LARGEST_TEXT - 1),
+        "line 1: sections or lists are nested more than 50 deep. Allowed: at most 50",
+    ),
+    "numbers": (
+        "a: [" + "1," * 500_000 + "]",
+        "the text has more than 200000 keys and values. Allowed: at most 200000",
+    ),
+    "a comment": ("#" * 10**8, f"the text has more than {LARGEST_TEXT} bytes. Allowed: at most {LARGEST_TEXT}"),
+    "aliases": (BOMB, "the text has more than 200000 keys and values. Allowed: at most 200000"),
 }
 
 
@@ -129,7 +135,7 @@ def test_long_texts(case):
 
 
 def test_many_keys_take_linear_time():
-    """A test of each key against all others would take minutes."""
+    """Comparing every key with all others would take minutes."""
     count = MOST_VALUES // 5
     start = time.process_time()
     assert len(read_yaml("\n".join(f"k{i}: 1" for i in range(count)))) == count
@@ -137,7 +143,7 @@ def test_many_keys_take_linear_time():
 
 
 def test_the_reader_without_libyaml(monkeypatch):
-    """PyYAML's own reader finds the same."""
+    """PyYAML's loader in Python reads the same values."""
     text = "a: &x {b: [1, 1e-3, 'c', ~, yes, 2024-05-06]}\nd: *x\n"
     expected = {"b": [1, 1e-3, "c", None, True, "2024-05-06"]}
     assert read_yaml(text) == {"a": expected, "d": expected}

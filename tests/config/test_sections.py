@@ -1,4 +1,4 @@
-"""What a user gets told. The whole message counts: where, what was given, what is allowed, what to do."""
+"""Configuration sections and their whole error messages."""
 
 import time
 from typing import Annotated, Any, Literal
@@ -52,75 +52,81 @@ class Outer(Config):
 KEYS = ", ".join(sorted(Outer.model_fields.keys() - {"hidden"}))
 
 MISTAKES = {
-    "no section": (5, f"outer: given 5; allowed: a mapping with the keys {KEYS}"),
-    "unknown key": ({"sise": 1}, f"outer.sise: unknown key 'sise'; did you mean 'size'? known: {KEYS}"),
-    "key that is not text": ({1: 2}, f"outer.1: unknown key 1; known: {KEYS}"),
-    "what rayfl fills in": ({"hidden": 1}, f"outer.hidden: unknown key 'hidden'; known: {KEYS}"),
+    "no section": (5, f"outer: 5 is not valid. Allowed: a mapping with the keys {KEYS}"),
+    "unknown key": ({"sise": 1}, f"outer.sise: unknown key 'sise'. Did you mean 'size'? Allowed: {KEYS}"),
+    "key that is not text": ({1: 2}, f"outer.1: unknown key 1. Allowed: {KEYS}"),
+    "what rayfl fills in": ({"hidden": 1}, f"outer.hidden: unknown key 'hidden'. Allowed: {KEYS}"),
     "unknown key in a section": (
         {"inner": {"depht": 2}},
-        "outer.inner.depht: unknown key 'depht'; did you mean 'depth'? known: deep, depth",
+        "outer.inner.depht: unknown key 'depht'. Did you mean 'depth'? Allowed: deep, depth",
     ),
     "unknown key in a list of sections": (
         {"parts": [{"depht": 2}]},
-        "outer.parts.0.depht: unknown key 'depht'; did you mean 'depth'? known: deep, depth",
+        "outer.parts.0.depht: unknown key 'depht'. Did you mean 'depth'? Allowed: deep, depth",
     ),
-    "key of a mapping": ({"space": {5: {}}}, "outer.space.5: given 5; allowed: text"),
-    "text for a whole number": ({"size": "many"}, "outer.size: given 'many'; allowed: a whole number"),
-    "half a whole number": ({"size": 1.5}, "outer.size: given 1.5; allowed: a whole number"),
-    "list for a whole number": ({"size": []}, "outer.size: given []; allowed: a whole number"),
-    "nothing for a whole number": ({"size": None}, "outer.size: given None; allowed: a whole number"),
-    "large float for a whole number": ({"size": 1e30}, "outer.size: given 1e+30; allowed: a whole number below 2**63"),
-    "large whole number": ({"size": 2**63}, f"outer.size: given {2**63}; allowed: at most {2**63 - 1}"),
+    "key of a mapping": ({"space": {5: {}}}, "outer.space.5: 5 is not valid. Allowed: text"),
+    "text for a whole number": ({"size": "many"}, "outer.size: 'many' is not valid. Allowed: a whole number"),
+    "half a whole number": ({"size": 1.5}, "outer.size: 1.5 is not valid. Allowed: a whole number"),
+    "list for a whole number": ({"size": []}, "outer.size: [] is not valid. Allowed: a whole number"),
+    "nothing for a whole number": ({"size": None}, "outer.size: None is not valid. Allowed: a whole number"),
+    "large float for a whole number": (
+        {"size": 1e30},
+        "outer.size: 1e+30 is not valid. Allowed: a whole number below 2**63",
+    ),
+    "large whole number": ({"size": 2**63}, f"outer.size: {2**63} is not valid. Allowed: at most {2**63 - 1}"),
     "larger than a float": (
         {"lr": 10**400},
-        f"outer.lr: given 1{'0' * 199}...; allowed: a number",
+        f"outer.lr: 1{'0' * 199}... is not valid. Allowed: a number",
     ),
-    "text for a number": ({"lr": "fast"}, "outer.lr: given 'fast'; allowed: a number"),
-    "infinity": ({"lr": float("inf")}, "outer.lr: given inf; allowed: a finite number"),
+    "text for a number": ({"lr": "fast"}, "outer.lr: 'fast' is not valid. Allowed: a number"),
+    "infinity": ({"lr": float("inf")}, "outer.lr: inf is not valid. Allowed: a finite number"),
     "out of range": (
         {"lr": 1, "betas": [-0.5, 1.5]},
-        "outer.lr: given 1; allowed: less than 1\n"
-        "outer.betas.0: given -0.5; allowed: at least 0\nouter.betas.1: given 1.5; allowed: at most 1",
+        "outer.lr: 1 is not valid. Allowed: less than 1\n"
+        "outer.betas.0: -0.5 is not valid. Allowed: at least 0\nouter.betas.1: 1.5 is not valid. Allowed: at most 1",
     ),
-    "not positive": ({"lr": 0}, "outer.lr: given 0; allowed: more than 0"),
-    "true for a whole number": ({"size": True}, "outer.size: given True; allowed: a whole number"),
-    "true for a number": ({"lr": True}, "outer.lr: given True; allowed: a number"),
-    "false for a number or nothing": ({"rounds": False}, "outer.rounds: given False; allowed: a whole number"),
-    "true in a list": ({"steps": [1, True]}, "outer.steps.1: given True; allowed: a whole number"),
-    "true in a pair": ({"betas": [0, True]}, "outer.betas.1: given True; allowed: a number"),
-    "true in a mapping": ({"weights": {"a": True}}, "outer.weights.a: given True; allowed: a number"),
-    "true in a section": ({"inner": {"depth": True}}, "outer.inner.depth: given True; allowed: a whole number"),
+    "not positive": ({"lr": 0}, "outer.lr: 0 is not valid. Allowed: more than 0"),
+    "true for a whole number": ({"size": True}, "outer.size: True is not valid. Allowed: a whole number"),
+    "true for a number": ({"lr": True}, "outer.lr: True is not valid. Allowed: a number"),
+    "false for a number or nothing": ({"rounds": False}, "outer.rounds: False is not valid. Allowed: a whole number"),
+    "true in a list": ({"steps": [1, True]}, "outer.steps.1: True is not valid. Allowed: a whole number"),
+    "true in a pair": ({"betas": [0, True]}, "outer.betas.1: True is not valid. Allowed: a number"),
+    "true in a mapping": ({"weights": {"a": True}}, "outer.weights.a: True is not valid. Allowed: a number"),
+    "true in a section": ({"inner": {"depth": True}}, "outer.inner.depth: True is not valid. Allowed: a whole number"),
     "true in a list of sections": (
         {"parts": [{"depth": True}]},
-        "outer.parts.0.depth: given True; allowed: a whole number",
+        "outer.parts.0.depth: True is not valid. Allowed: a whole number",
     ),
-    "true for one of two types": ({"chunk": True}, "outer.chunk: given True; allowed: a whole number, or auto"),
-    "true for a number or text": ({"width": True}, "outer.width: given True; allowed: a number, or text"),
+    "true for one of two types": ({"chunk": True}, "outer.chunk: True is not valid. Allowed: a whole number, or auto"),
+    "true for a number or text": ({"width": True}, "outer.width: True is not valid. Allowed: a number, or text"),
     "true for a field of pydantic's words": (
         {"type": True, "default": True},
-        "outer.type: given True; allowed: a number\nouter.default: given True; allowed: a whole number",
+        "outer.type: True is not valid. Allowed: a number\nouter.default: True is not valid. Allowed: a whole number",
     ),
-    "text for a truth value": ({"scaler": "maybe"}, "outer.scaler: given 'maybe'; allowed: true or false"),
-    "list for a truth value": ({"scaler": []}, "outer.scaler: given []; allowed: true or false"),
-    "number for text": ({"source": 5}, "outer.source: given 5; allowed: text"),
-    "number for a list": ({"steps": 5}, "outer.steps: given 5; allowed: a list"),
-    "too short a list": ({"seeds": []}, "outer.seeds: given []; allowed: a length of at least 1"),
-    "too long a list": ({"seeds": [1, 2, 3]}, "outer.seeds: given [1, 2, 3]; allowed: a length of at most 2"),
-    "half a pair": ({"betas": [0]}, "outer.betas.1: missing; it has no default"),
-    "list for a mapping": ({"space": []}, "outer.space: given []; allowed: a section"),
-    "list for a section": ({"inner": []}, "outer.inner: given []; allowed: a section"),
-    "none of the choices": ({"norm": "layer"}, "outer.norm: given 'layer'; allowed: one of batch, group, none"),
-    "a list as a choice": ({"norm": ["batch"]}, "outer.norm: given ['batch']; allowed: one of batch, group, none"),
-    "one of two types": ({"chunk": 0}, "outer.chunk: given 0; allowed: at least 1, or auto"),
-    "neither of two types": ({"parts": 3}, "outer.parts: given 3; allowed: one of auto, all, or a list"),
-    "a number or a pair": ({"amount": "x"}, "outer.amount: given 'x'; allowed: a number, or a list"),
+    "text for a truth value": ({"scaler": "maybe"}, "outer.scaler: 'maybe' is not valid. Allowed: true or false"),
+    "list for a truth value": ({"scaler": []}, "outer.scaler: [] is not valid. Allowed: true or false"),
+    "number for text": ({"source": 5}, "outer.source: 5 is not valid. Allowed: text"),
+    "number for a list": ({"steps": 5}, "outer.steps: 5 is not valid. Allowed: a list"),
+    "too short a list": ({"seeds": []}, "outer.seeds: [] is not valid. Allowed: a length of at least 1"),
+    "too long a list": ({"seeds": [1, 2, 3]}, "outer.seeds: [1, 2, 3] is not valid. Allowed: a length of at most 2"),
+    "half a pair": ({"betas": [0]}, "outer.betas.1: a value is required"),
+    "list for a mapping": ({"space": []}, "outer.space: [] is not valid. Allowed: a section"),
+    "list for a section": ({"inner": []}, "outer.inner: [] is not valid. Allowed: a section"),
+    "none of the choices": ({"norm": "layer"}, "outer.norm: 'layer' is not valid. Allowed: one of batch, group, none"),
+    "a list as a choice": (
+        {"norm": ["batch"]},
+        "outer.norm: ['batch'] is not valid. Allowed: one of batch, group, none",
+    ),
+    "one of two types": ({"chunk": 0}, "outer.chunk: 0 is not valid. Allowed: at least 1, or auto"),
+    "neither of two types": ({"parts": 3}, "outer.parts: 3 is not valid. Allowed: one of auto, all, or a list"),
+    "a number or a pair": ({"amount": "x"}, "outer.amount: 'x' is not valid. Allowed: a number, or a list"),
     "control characters in a key": (
         {"a\nb": 1},
-        f"outer.'a\\nb': unknown key 'a\\nb'; known: {KEYS}",
+        f"outer.'a\\nb': unknown key 'a\\nb'. Allowed: {KEYS}",
     ),
     "a long value": (
         {"size": ["abc"] * 10**6},
-        f"outer.size: given {repr(['abc'] * 40)[:200]}...; allowed: a whole number",
+        f"outer.size: {repr(['abc'] * 40)[:200]}... is not valid. Allowed: a whole number",
     ),
 }
 
@@ -149,15 +155,15 @@ def test_numbers_stay_what_they_are():
     assert Either(number=1, flag=True).flag is True and type(Either(number=1, flag=1).flag) is int
 
 
-def test_what_is_missing():
+def test_missing_values():
     class Needy(Config):
         size: int
 
-    assert message(parse, Needy, {}, "f.yaml: needy") == "f.yaml: needy.size: missing; it has no default"
-    assert message(parse, Needy, {}, "f.yaml") == "f.yaml: size: missing; it has no default"
+    assert message(parse, Needy, {}, "f.yaml: needy") == "f.yaml: needy.size: a value is required"
+    assert message(parse, Needy, {}, "f.yaml") == "f.yaml: size: a value is required"
 
 
-def test_what_validators_say():
+def test_errors_of_validators():
     class Checked(Config):
         even: int = 0
         odd: int = 1
@@ -172,11 +178,11 @@ def test_what_validators_say():
         @model_validator(mode="after")
         def _ordered(self) -> "Checked":
             if self.even > self.odd:
-                raise ConfigError(f"odd: given {self.odd}; allowed: at least {self.even}\neven: lower it")
+                raise ConfigError(f"odd: {self.odd} is not valid. Allowed: at least {self.even}\neven: lower it")
             return self
 
-    assert message(parse, Checked, {"even": 3}, "f: c") == "f: c.even: given 3; allowed: an even number"
-    assert message(parse, Checked, {"even": 2}, "f") == "f: odd: given 1; allowed: at least 2\nf: even: lower it"
+    assert message(parse, Checked, {"even": 3}, "f: c") == "f: c.even: 3 is not valid. Allowed: an even number"
+    assert message(parse, Checked, {"even": 2}, "f") == "f: odd: 1 is not valid. Allowed: at least 2\nf: even: lower it"
 
 
 def test_a_configuration_is_frozen():
@@ -191,7 +197,7 @@ def test_a_configuration_is_frozen():
     [({f"key{i}": 1 for i in range(100_000)}, 100_000), ({"steps": ["x"] * 100_000}, 100_000)],
     ids=["unknown keys", "wrong numbers"],
 )
-def test_of_many_mistakes_the_first_are_told(given, count):
+def test_only_the_first_of_many_mistakes_are_listed(given, count):
     start = time.process_time()
     lines = message(parse, Outer, given, "f.yaml: outer").split("\n")
     assert time.process_time() - start < 10
@@ -213,15 +219,15 @@ def test_files_that_cannot_be_used(tmp_path):
     assert message(load_yaml, missing) == f"{missing}: cannot be read: No such file or directory"
     assert message(load_yaml, tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
     file = written(tmp_path, "- a\n- b\n")
-    assert message(load_yaml, file) == f"{file}: given ['a', 'b']; allowed: a mapping of sections"
+    assert message(load_yaml, file) == f"{file}: ['a', 'b'] is not valid. Allowed: a mapping of sections"
     file = written(tmp_path, "")
-    assert message(load_yaml, file) == f"{file}: given nothing; allowed: a mapping of sections"
+    assert message(load_yaml, file) == f"{file}: the file is empty. Allowed: a mapping of sections"
     file = written(tmp_path, "a: [1\n")
     assert message(load_yaml, file) == f"{file}: not valid YAML: line 2, column 1: did not find expected ',' or ']'"
     file = written(tmp_path, "training:\n  lr: 1\n  lr: 2\n")
-    assert message(load_yaml, file) == f"{file}: training.lr (line 3): given before, on line 2; allowed: once"
+    assert message(load_yaml, file) == f"{file}: training.lr (line 3): the key is already on line 2. Allowed: once"
     file = written(tmp_path, "a: 1\n" + "#" * 10**8)
-    assert message(load_yaml, file) == f"{file}: given more than 1048576 bytes; allowed: at most that many"
+    assert message(load_yaml, file) == f"{file}: the text has more than 1048576 bytes. Allowed: at most 1048576"
 
 
 def test_a_file_is_a_mapping_of_sections(tmp_path):
@@ -249,13 +255,13 @@ def test_settings(text, setting):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("training.lr", "--set 'training.lr': allowed: path=value, e.g. training.lr=0.05"),
-        ("=3", "--set '=3': allowed: path=value, e.g. training.lr=0.05"),
+        ("training.lr", "--set: 'training.lr' is not valid. Allowed: path=value, e.g. training.lr=0.05"),
+        ("=3", "--set: '=3' is not valid. Allowed: path=value, e.g. training.lr=0.05"),
         ("a=[1", "--set 'a=[1': not valid YAML: line 2, column 1: did not find expected ',' or ']'"),
-        ("a={1: 2}", "--set 'a={1: 2}': line 1: given the key 1; allowed: text, as is \"1\" in quotes"),
+        ("a={1: 2}", "--set 'a={1: 2}': line 1: the key 1 is not text. Allowed: text, e.g. \"1\" in quotes"),
         (
             "a=" + "[" * 5000,
-            f"--set 'a={'[' * 197}...: line 1: given sections or lists more than 50 deep; allowed: at most 50",
+            f"--set 'a={'[' * 197}...: line 1: sections or lists are nested more than 50 deep. Allowed: at most 50",
         ),
     ],
 )
@@ -269,9 +275,9 @@ def test_a_path_is_set_in_a_copy():
     assert set_path(given, "run.actors", 2)["run"] == {"actors": 2}
     assert set_path(given, "new.deep", 2)["new"] == {"deep": 2}
     assert given == {"training": {"lr": 1}, "rounds": 3, "run": None}
-    assert message(set_path, given, "rounds.x", 2) == "rounds.x: rounds is 3, not a section"
+    assert message(set_path, given, "rounds.x", 2) == "rounds.x: rounds is 3. Allowed: a section"
     assert message(set_path, given, ".".join("a" * 51), 2) == (
-        f"'{'.'.join('a' * 51)}': given a path of 51 parts; allowed: at most 50"
+        f"'{'.'.join('a' * 51)}': the path has 51 parts. Allowed: at most 50"
     )
 
 
@@ -285,16 +291,16 @@ def test_a_path_reaches_into_a_list():
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("submodels.2.width", "submodels is a list, given its entry '2'; allowed: 0 to 1"),
-        ("submodels.width", "submodels is a list, given its entry 'width'; allowed: 0 to 1"),
-        ("submodels.-1", "submodels is a list, given its entry '-1'; allowed: 0 to 1"),
-        ("submodels.0.width.x", "submodels.0.width is 1, not a section"),
-        ("norms.0", "norms is a list, given its entry '0'; allowed: nothing, because it is empty"),
-        ("sizes.0.width", "sizes is not given, so it has no entry 0; write its list first"),
-        ("variant.0", "variant is 'W', not a section"),
+        ("submodels.2.width", "submodels is a list without the entry '2'. Allowed: 0 to 1"),
+        ("submodels.width", "submodels is a list without the entry 'width'. Allowed: 0 to 1"),
+        ("submodels.-1", "submodels is a list without the entry '-1'. Allowed: 0 to 1"),
+        ("submodels.0.width.x", "submodels.0.width is 1. Allowed: a section"),
+        ("norms.0", "norms is a list without the entry '0'. Allowed: no entry, because the list is empty"),
+        ("sizes.0.width", "sizes is not set and has no entry 0. Hint: set the whole list"),
+        ("variant.0", "variant is 'W'. Allowed: a section"),
     ],
 )
-def test_a_place_that_a_list_does_not_have(path, expected):
+def test_missing_list_entries(path, expected):
     given = {"submodels": [{"width": 1}, {"width": 0.5}], "norms": [], "variant": "W"}
     assert message(set_path, given, path, 2) == f"{path}: {expected}"
 
@@ -309,18 +315,18 @@ def test_differences():
 
 
 def test_the_nearest_name():
-    assert nearest("fedavgg", ["heterofl", "fedavg"]) == "did you mean 'fedavg'? known: fedavg, heterofl"
-    assert nearest("zzz", ["heterofl", "fedavg"]) == "known: fedavg, heterofl"
+    assert nearest("fedavgg", ["heterofl", "fedavg"]) == "Did you mean 'fedavg'? Allowed: fedavg, heterofl"
+    assert nearest("zzz", ["heterofl", "fedavg"]) == "Allowed: fedavg, heterofl"
     assert nearest("zzz", map(str, range(1000, 1100))).endswith(", 1048, 1049, and 50 more")
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("b", "f: name: no row is called 'b'; known: aa"),
-        ("a", "f: name: no row is called 'a'; did you mean 'aa'? known: aa"),
-        (["aa"], "f: name: no row is called ['aa']; known: aa"),
-        ({"aa": 1}, "f: name: no row is called {'aa': 1}; known: aa"),
+        ("b", "f: name: no row is called 'b'. Allowed: aa"),
+        ("a", "f: name: no row is called 'a'. Did you mean 'aa'? Allowed: aa"),
+        (["aa"], "f: name: no row is called ['aa']. Allowed: aa"),
+        ({"aa": 1}, "f: name: no row is called {'aa': 1}. Allowed: aa"),
     ],
 )
 def test_a_choice(name, expected):
@@ -354,10 +360,10 @@ def test_a_component_of_a_path(name):
         [],
     ],
 )
-def test_what_is_no_component_of_a_path(name):
+def test_invalid_components_of_a_path(name):
     assert message(component, name, "f.yaml: rows") == (
-        f"f.yaml: rows: given {name!r}; allowed: the name of a folder: 1 to 150 bytes of printable text without / and "
-        "\\, and none of ., .., artifacts, mlflow.db"
+        f"f.yaml: rows: {name!r} is not valid. Allowed: the name of a folder, 1 to 150 bytes of printable text without "
+        "/ and \\, except ., .., artifacts, mlflow.db"
     )
 
 
@@ -367,4 +373,4 @@ def test_sections_of_other_models():
     class Plain(BaseModel):
         size: int
 
-    assert message(parse, Plain, {"size": "x"}, "f") == "f: size: given 'x'; allowed: a whole number"
+    assert message(parse, Plain, {"size": "x"}, "f") == "f: size: 'x' is not valid. Allowed: a whole number"

@@ -1,4 +1,4 @@
-"""Axes: sizes, what a model must declare, and that every model of rayfl declares it."""
+"""Axes: sizes, and declarations of axes in all models of rayfl."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_sizes_are_rounded_down_without_binary_noise():
 
 
 def test_a_width_without_a_channel_is_refused():
-    with pytest.raises(ValueError, match="width 0.0 leaves no channel of 64; the smallest is 0.0156"):
+    with pytest.raises(ValueError, match="width 0.0 leaves no channel of 64. Allowed: at least 0.0156"):
         size_at(0.0, 64)
 
 
@@ -58,7 +58,7 @@ def test_layers_record_their_axes():
     assert layout_of(module).axes.keys() == {"a", "b"}
 
 
-def test_layers_of_a_transformer_record_theirs():
+def test_layers_of_a_transformer_record_their_axes():
     rows, features = Axis.fixed("positions", 5), Axis("features", 4)
     module = nn.Sequential(embedding(rows, features), layer_norm(features))
     assert axes_of(module) == {"0.weight": (rows, features), "1.weight": (features,), "1.bias": (features,)}
@@ -72,7 +72,7 @@ def test_any_module_may_declare_its_axes():
     assert axes_of(layer) == {"weight": (channels,)}
 
 
-def test_the_classifier_is_what_has_a_row_a_class():
+def test_the_classifier_has_one_row_per_class():
     hidden = Axis("hidden", 4)
     module = nn.Sequential(linear(IMAGE, hidden), linear(hidden, CLASSES), linear(CLASSES, hidden))
     assert layout_of(module).classifier == ("1.weight", "1.bias")
@@ -84,8 +84,8 @@ def test_an_undeclared_parameter_is_named():
     with pytest.raises(ValueError) as error:
         axes_of(module)
     assert str(error.value) == (
-        "Sequential: the parameter '1.weight' [10, 4] of a Linear declares no axes; build it with rayfl.conv, "
-        "rayfl.linear, rayfl.norm, ... or say `declare(module, parameter=(Axis, ...))`"
+        "Sequential: the parameter '1.weight' [10, 4] of a Linear has no axes. Hint: create the layer with rayfl.conv, "
+        "rayfl.linear, rayfl.norm, ..., or call `declare(module, parameter=(Axis, ...))`"
     )
 
 
@@ -94,14 +94,14 @@ def test_a_wrong_declaration_is_named():
     layer.axes["weight"] = (Axis("a", 4), CLASSES)  # pyright: ignore
     with pytest.raises(
         ValueError,
-        match=r"'weight' is \[10, 4\] but its axes \['a', 'classes'\] say \[4, 10\]",
+        match=r"'weight' has shape \[10, 4\], but its axes \['a', 'classes'\] have shape \[4, 10\]",
     ):
         axes_of(layer)
 
 
 @pytest.mark.parametrize(("kind", "channels"), [("group", 6), ("group", 2)], ids=["no multiple", "fewer than groups"])
 def test_group_norm_that_does_not_divide_is_refused(kind, channels):
-    with pytest.raises(ValueError, match=f"divide by 4, but axis 'a' has {channels} at this width"):
+    with pytest.raises(ValueError, match=f"multiple of 4 channels, but axis 'a' has {channels} at this width"):
         norm(kind, Axis("a", channels))
 
 
@@ -127,8 +127,8 @@ def test_image_channels_and_classes_are_never_cut(name):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "resnet" in name])
-def test_what_is_added_along_a_residual_stream_shares_its_axis(name):
-    """The tying rule: at every addition both operands are on one axis."""
+def test_layers_of_a_residual_stream_share_an_axis(name):
+    """Tying rule: both operands of every addition have the same axis."""
     dims = Net(MODELS[name](), 0.3).layout.dims
     stream = next(iter(dims.values()))[0].name
     blocks = dict.fromkeys(path.rpartition(".residual.")[0] for path in dims if "residual" in path)

@@ -1,4 +1,4 @@
-"""Codes of masks: exact both ways, and as long as their entropy."""
+"""Codes of masks: round trips, and lengths close to the entropy."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def test_entropy(p, bits):
 
 @pytest.mark.parametrize("ones", [0, 1, 40, 4_000, 31_000, 45_000, 50_000, 90_000, 99_999, 100_000])
 def test_a_code_is_exact_and_as_long_as_its_entropy(ones):
-    """17 bits of a number up to 100,000 are 3 bytes; a range code ends within two of its words."""
+    """A number up to 100,000 takes 3 bytes; a range code has at most two extra words."""
     n = 100_000
     bits = torch.randperm(n, generator=torch_generator(0, "test:bits")) < ones
     code = encode(bits)
@@ -42,9 +42,9 @@ def test_any_shape_and_type():
 
 
 @pytest.mark.parametrize("wrong", [lambda code: code[:-1], lambda code: code[:1], lambda code: code[2:]])
-def test_what_is_no_code_is_refused(wrong):
+def test_invalid_codes_are_refused(wrong):
     code = encode(torch.arange(1000) % 3 == 0)
-    with pytest.raises(ValueError, match="no code of 1000 bits; decode with the n of encode"):
+    with pytest.raises(ValueError, match="not a code of 1000 bits. Hint: decode with the n of encode"):
         decode(wrong(code), 1000)
 
 
@@ -68,7 +68,7 @@ def test_what_is_no_code_is_refused(wrong):
     ],
 )
 def test_places_by_hand(places, size, code):
-    """1 and a byte a place, with 255 for 255 zeros; or 0 and a bit an element."""
+    """1 and one byte per place (255: 255 zeros), or 0 and one bit per element."""
     places = torch.tensor([*places], dtype=torch.int64)
     assert encode_places(places, size).tolist() == code
     assert torch.equal(decode_places(torch.tensor(code, dtype=torch.uint8), size), places)
@@ -76,8 +76,8 @@ def test_places_by_hand(places, size, code):
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 256, 257, 3_000, 70_001])
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.12, 0.13, 0.5, 1.0])
-def test_places_come_back(size, share):
-    """In the shorter of the two codes."""
+def test_places_round_trip(size, share):
+    """The shorter code is used."""
     places = (torch.rand(size, generator=torch_generator(0, "test:places")) < share).nonzero().flatten()
     code = encode_places(places, size)
     assert torch.equal(decode_places(code, size), places) and code.dtype == torch.uint8
@@ -86,7 +86,7 @@ def test_places_come_back(size, share):
 
 
 @pytest.mark.parametrize("wrong", [[], [2, 1], [0, 1], [0, 1, 1, 1], [1, 255, 1], [1, 8, 2]])
-def test_what_is_no_code_of_places_is_refused(wrong):
-    message = f"code: given {len(wrong)} bytes that are no code of places among 11; decode with that size"
+def test_invalid_codes_of_places_are_refused(wrong):
+    message = f"code: {len(wrong)} bytes are not a code of places among 11. Hint: decode with the same size"
     with pytest.raises(ValueError, match=message):
         decode_places(torch.tensor(wrong, dtype=torch.uint8), 11)

@@ -1,4 +1,4 @@
-"""Products kept as factors, in float64: exact where they say so."""
+"""Low-rank products in float64: decompositions, norms and descent."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def drawn(*shapes, purpose="factors"):
 
 @pytest.mark.parametrize("q", [3, 20, 40], ids=["small", "between", "larger than the product"])
 def test_singular_values_are_those_of_the_product(q):
-    """By QR where q is below 12 and 30, else of the product itself."""
+    """QR of the factors for q < 12, otherwise the SVD of the product."""
     left, right = drawn((30, q), (q, 12))
     found, expected = lowrank.svd(left, right), torch.linalg.svdvals(left @ right)
     size = min(q, 12)
@@ -26,7 +26,7 @@ def test_singular_values_are_those_of_the_product(q):
 
 
 def test_signs_are_fixed_by_the_largest_entry():
-    """So (-L)(-R), (L / 3)(3 R) and the dense product have the factors of L R."""
+    """(-L)(-R), (L / 3)(3 R) and the dense product have the factors of L R."""
     left, right = drawn((9, 4), (4, 7))
     found = lowrank.svd(left, right)
     assert (found.u.gather(0, found.u.abs().argmax(0, keepdim=True)) > 0).all()
@@ -37,7 +37,7 @@ def test_signs_are_fixed_by_the_largest_entry():
 
 
 def test_a_truncation_is_the_best_approximation_of_its_rank():
-    """Its error is what is left of the singular values (Eckart, Young)."""
+    """The error consists of the remaining singular values (Eckart, Young)."""
     left, right = drawn((10, 6), (6, 8))
     product = left @ right
     for rank in range(7):
@@ -47,7 +47,7 @@ def test_a_truncation_is_the_best_approximation_of_its_rank():
 
 
 def test_the_rank_of_an_energy():
-    """Singular values 4, 2, 1, of energies 16, 4, 1 of 21."""
+    """Singular values 4, 2, 1 with energies 16, 4, 1 of 21."""
     left, right = torch.eye(5, 3, dtype=torch.float64), torch.diag(torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64))
     found = lowrank.svd(left, right)
     ranks = {16 / 21: 1, 0.77: 2, 20 / 21: 2, 0.96: 3, 1.0: 3}
@@ -55,7 +55,7 @@ def test_the_rank_of_an_energy():
     assert lowrank.svd(torch.zeros(5, 3), right).rank_of(0.9) == 0
 
 
-def test_new_factors_have_the_product_and_keep_what_it_does_not_reach():
+def test_new_factors_have_the_product_and_keep_other_rows():
     """A product of rank 3 in factors of rank 5."""
     left, right, a = drawn((9, 3), (3, 7), (5, 7))
     b, new = lowrank.refactored(lowrank.svd(left, right), a, scale=2.0)
@@ -92,8 +92,8 @@ def test_ridge_is_where_the_gradient_vanishes():
     assert objective(d) < objective(d + 1e-3 * other) and objective(d) < objective(torch.zeros_like(d))
 
 
-def test_the_cosine_goes_down_its_gradient():
-    """By automatic differentiation, and a step on a norm shortens it."""
+def test_cosine_descent_follows_the_gradient():
+    """Compared with automatic differentiation and the proximal step of the norm."""
     left, right, b, a = drawn((8, 6), (6, 7), (8, 3), (3, 7))
 
     def objective(d):

@@ -1,4 +1,4 @@
-"""The holder mean and what else a round adds up to, by hand."""
+"""Holder means and other sums of a round, by hand."""
 
 import itertools
 import string
@@ -36,7 +36,7 @@ LARGE_NET, SMALL_NET = Net(Two()), Net(Two(), 0.5)
 SMALL, LARGE = prefix(LARGE_NET, SMALL_NET), prefix(LARGE_NET, LARGE_NET)
 SHAPES = LARGE_NET.layout.shapes
 WHOLE = Mask(LARGE_NET, "whole", {})
-"""Holds everything, of any name."""
+"""A selection of all coordinates of any tensor."""
 
 
 def filled(value: float, net: Net = LARGE_NET) -> dict[str, torch.Tensor]:
@@ -44,7 +44,7 @@ def filled(value: float, net: Net = LARGE_NET) -> dict[str, torch.Tensor]:
 
 
 def answer(selection, value: float, weight: float, **more) -> Update:
-    """Of a client that has found `value` everywhere."""
+    """Return the update of a client with `value` everywhere."""
     return Update({"params": filled(value * weight, selection.net)}, weight, **more)
 
 
@@ -56,7 +56,7 @@ def folded(state, *answers) -> Fold:
 
 
 def mean(*clients, old: float = -1.0) -> dict[str, list[float]]:
-    """The mean of (selection, value everywhere, weight)."""
+    """Return the mean of (selection, value everywhere, weight)."""
     fold = folded({"params": filled(old)}, *((s, answer(s, value, weight)) for s, value, weight in clients))
     return {name: t.flatten().tolist() for name, t in fold.mean("params").items()}
 
@@ -64,8 +64,8 @@ def mean(*clients, old: float = -1.0) -> dict[str, list[float]]:
 # --- the mean ---
 
 
-def test_the_mean_is_over_who_holds():
-    """The small one has the first position of `a`: the first row of x, the first column of out."""
+def test_the_mean_is_over_holders():
+    """The small client has the first position of `a`: the first row of x, the first column of out."""
     assert mean((SMALL, 1.0, 1.0), (LARGE, 3.0, 1.0)) == {"x.weight": [2, 3], "out.weight": [2, 3, 2, 3]}
 
 
@@ -73,19 +73,19 @@ def test_the_mean_is_weighted():
     assert mean((SMALL, 1.0, 3.0), (LARGE, 3.0, 1.0))["x.weight"] == [1.5, 3]
 
 
-def test_windows_that_roll():
+def test_rolling_windows():
     """Three clients: positions 0, 1 and both."""
     clients = [(rolling(LARGE_NET, SMALL_NET, start), value, 1.0) for start, value in ((0, 1.0), (1, 5.0))]
     assert mean(*clients, (LARGE, 3.0, 2.0))["x.weight"] == [pytest.approx(7 / 3), pytest.approx(11 / 3)]
 
 
-def test_what_nobody_holds_stays_to_the_bit():
+def test_coordinates_without_holders_keep_their_bits():
     assert mean((SMALL, 1.0, 1.0), (SMALL, 2.0, 1.0))["x.weight"] == [1.5, -1]
     [_, stays] = mean((SMALL, 1.0, 3.0), old=-0.1)["x.weight"]
     assert stays == torch.tensor(-0.1).item()
 
 
-def test_if_nobody_answers_the_state_stays_as_it_is():
+def test_a_fold_without_updates_keeps_the_state():
     state = {"params": filled(-0.1), "statistics": {"m": torch.tensor([0.3])}}
     fold = Fold(state)
     assert fold.mean("params") is state["params"]
@@ -94,15 +94,15 @@ def test_if_nobody_answers_the_state_stays_as_it_is():
     assert fold.mean("statistics") is state["statistics"]
 
 
-def test_a_tensor_that_nobody_sends_stays():
-    """Its group was answered; the personal part of it was not."""
+def test_a_tensor_without_updates_keeps_its_value():
+    """The group was sent without its personal part."""
     update = Update({"params": {"x.weight": torch.tensor([[8.0], [10.0]])}}, 2.0)
     fold = folded({"params": filled(-0.1)}, (LARGE, update))
     assert_same(fold.mean("params"), filled(-0.1) | {"x.weight": torch.tensor([[4.0], [5.0]])})
     assert fold.weights("params") == {"x.weight": 2.0}
 
 
-def test_masks_keep_what_they_do_not_hold():
+def test_unselected_coordinates_of_masks_keep_their_values():
     state = {"params": filled(-1.0)}
     diagonal = Mask(LARGE_NET, "diagonal", {"out.weight": torch.tensor([0, 3])})
     sent = {"x.weight": torch.full((2, 1), 6.0), "out.weight": torch.tensor([2.0, 4.0])}
@@ -111,8 +111,8 @@ def test_masks_keep_what_they_do_not_hold():
     assert fold.mean("params") is not state["params"]
 
 
-def test_counting_whole_tensors_at_once_changes_no_bit():
-    """Where all hold all, a division by one number; else by a cover, as for a mask of all but one."""
+def test_one_divisor_for_whole_tensors_gives_equal_bits():
+    """Full selections divide by one number, others by a cover (a mask without one coordinate)."""
     old = {"params": {"x.weight": torch.randn(2, 1), "out.weight": torch.randn(2, 2)}}
     x = {name: torch.randn(shape, generator=torch_generator(0, "test:x")) for name, shape in SHAPES.items()}
     most = Mask(LARGE_NET, "most", {"out.weight": torch.arange(3)})
@@ -133,8 +133,8 @@ def test_the_state_is_not_changed():
     assert_same(state, {"params": filled(1.0)})
 
 
-def test_answers_are_not_changed():
-    """They may be views of memory that all processes of a machine share."""
+def test_updates_are_not_changed():
+    """They can be views of shared memory."""
     array = torch.ones(2, 1).numpy()
     array.flags.writeable = False
     for group in ("params", "masks"):
@@ -161,7 +161,7 @@ def test_folding_in_another_order_differs_only_by_rounding():
 # --- rows ---
 
 
-def test_rows_that_only_some_hold():
+def test_rows_with_some_holders():
     """The small client has class 0 only, the large one class 1 only: `out` is [classes, a]."""
     answers = []
     for selection, value, rows in ((SMALL, 1.0, [1.0, 0.0]), (LARGE, 3.0, [0.0, 2.0])):
@@ -176,23 +176,23 @@ def test_rows_that_only_some_hold():
     assert new["x.weight"].flatten().tolist() == [pytest.approx(7 / 3), 3]
 
 
-def test_rows_beside_clients_that_hold_them_all():
-    """A client of weight 2 has class 1 alone; one of weight 1 gives all rows."""
+def test_rows_with_clients_that_hold_all():
+    """A client of weight 2 has class 1 only; a client of weight 1 sends all rows."""
     some = answer(LARGE, 3.0, 2.0, row_weights={"out.weight": torch.tensor([[0.0], [2.0]])})
     some.sums["params"]["out.weight"] = torch.tensor([[0.0, 0.0], [6.0, 6.0]])
     fold = folded({"params": filled(-1.0)}, (LARGE, some), (LARGE, answer(LARGE, 9.0, 1.0)))
     assert fold.mean("params")["out.weight"].tolist() == [[9, 9], [5, 5]]
 
 
-def test_rows_of_what_was_not_sent_are_not_held():
+def test_row_weights_of_missing_tensors_are_ignored():
     rows = torch.tensor([[2.0], [0.0]])
     update = Update({"params": {"out.weight": torch.full((2, 2), 4.0)}}, 2.0, row_weights=dict.fromkeys(SHAPES, rows))
     new = folded({"params": filled(1.0)}, (LARGE, update)).mean("params")
     assert_same(new, {"x.weight": torch.ones(2, 1), "out.weight": torch.tensor([[2.0, 2.0], [1.0, 1.0]])})
 
 
-def test_rows_are_of_parameters_alone():
-    """The statistics that come with them have the client's weight."""
+def test_row_weights_apply_to_parameters_only():
+    """Statistics have the client's weight."""
     state = {"params": filled(0.0), "momentum": filled(0.0)}
     update = answer(LARGE, 4.0, 2.0, row_weights={"out.weight": torch.tensor([[2.0], [0.0]])})
     update.sums["momentum"] = filled(2 * 5.0)
@@ -204,7 +204,7 @@ def test_rows_are_of_parameters_alone():
 
 
 class Normed(Two):
-    """With a static norm of the axis."""
+    """A layer with a static norm on the axis."""
 
     name: Literal["normed"] = "normed"
 
@@ -217,7 +217,7 @@ class Normed(Two):
 
 
 def test_every_group_has_its_own_mean():
-    """Statistics are cut as parameters are."""
+    """Statistics are cut like parameters."""
     net = Net(Normed())
     small = prefix(net, Net(Normed(), 0.5))
     state = {"params": filled(-1.0, net), "statistics": net.statistics()}
@@ -230,7 +230,7 @@ def test_every_group_has_its_own_mean():
 
 
 def test_whole_groups_are_not_cut():
-    """A small client's answer of a group that it has whole is averaged over all who sent it, tensor by tensor."""
+    """Groups that are sent whole are averaged over their senders, per tensor."""
     state = {"params": filled(-1.0), "width 0.5": {"t": torch.tensor([0.5, 0.1]), "u": torch.tensor([0.1])}}
     updates = [answer(SMALL, 1.0, w, whole={"width 0.5": {"t": torch.tensor([w, 3 * w])}}) for w in (1.0, 3.0)]
     fold = folded(state, *((SMALL, update) for update in updates), (LARGE, answer(LARGE, 3.0, 2.0)))
@@ -240,8 +240,8 @@ def test_whole_groups_are_not_cut():
     assert fold.mean("params")["x.weight"].flatten().tolist() == [pytest.approx(10 / 6), 3]
 
 
-def test_a_group_that_the_state_does_not_have_is_summed():
-    """Masks: their mean is over all who sent them."""
+def test_a_group_that_the_state_lacks_is_summed():
+    """Masks are averaged over their senders."""
     updates = [Update({}, w, whole={"masks": {"m": torch.tensor([w, 0.0])}}) for w in (1.0, 3.0)]
     fold = folded({"params": filled(0.0)}, *((WHOLE, update) for update in updates))
     assert fold.sum("masks")["m"].tolist() == [4, 0]
@@ -259,7 +259,7 @@ def test_sums_are_in_the_servers_shapes():
 
 
 def test_updates_of_one_selection_add():
-    """What a worker adds up is, at the server, what single answers are."""
+    """Sums of a worker and single updates give the same result."""
     rows = [torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0], [2.0]])]
     updates = [
         answer(
@@ -299,7 +299,7 @@ def written(one: str, other: str) -> str:
 
 
 def bracketed(places, sizes) -> str:
-    """How the sum of parts of these sizes is bracketed, each of them added up by itself."""
+    """Return the brackets of the sum of parts of these sizes."""
     whole = PairwiseSum(written)
     for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
         part = PairwiseSum(written)
@@ -310,8 +310,8 @@ def bracketed(places, sizes) -> str:
 
 
 @pytest.mark.parametrize("count", range(1, 40))
-def test_aligned_parts_add_up_to_the_same_sum_wherever_they_end(count):
-    """Not a sum of numbers, but how it is bracketed."""
+def test_aligned_parts_give_the_same_sum(count):
+    """Brackets in place of a sum of numbers."""
     places = string.ascii_letters[:count]
     expected = bracketed(places, [1] * count)
     for most in (1, 2, 3, 4, 8, 16, 100):
@@ -323,7 +323,7 @@ def test_aligned_parts_add_up_to_the_same_sum_wherever_they_end(count):
 
 
 @pytest.mark.parametrize("count", range(1, 40))
-def test_what_is_left_behind_whole_branches_may_come_as_one(count):
+def test_the_remainder_after_aligned_parts_can_be_one_value(count):
     places = string.ascii_letters[:count]
     for branch in (2, 4, 8, 16):
         whole, rest = divmod(count, branch)
@@ -331,14 +331,14 @@ def test_what_is_left_behind_whole_branches_may_come_as_one(count):
         assert bracketed(places, sizes) == bracketed(places, [1] * count)
 
 
-def test_pairs_are_added_like_a_tournament():
+def test_pairwise_order_of_additions():
     pairs = PairwiseSum(written)
     for place in "abcdef":
         pairs.add(place)
     assert pairs.total == "(((ab)(cd))(ef))"
 
 
-def test_updates_of_refused_clients_keep_their_places():
+def test_rejected_updates_keep_their_positions():
     updates = PairwiseSum(add_updates)
     for given in (None, answer(SMALL, 1.0, 1.0), None, None):
         updates.add(given)

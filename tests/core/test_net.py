@@ -1,4 +1,4 @@
-"""Networks as values: what follows from one, that equal ones are one, the two-width check."""
+"""Networks as values: derived values, caching of equal networks, the two-width check."""
 
 import pickle
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Small(ImageModel):
 
 
 class Words(Model):
-    """Of sentences of 5 words: no images, and no name of its own. The mean of the words' features is the answer."""
+    """Sentences of 5 words; the prediction is the mean of the words' features."""
 
     vocabulary: int = 7
 
@@ -84,8 +84,8 @@ def test_equal_values_are_one_network(net):
 
 @nets
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
-def test_it_travels_as_a_value(net, dumps):
-    """And not with what was found of it."""
+def test_a_network_is_pickled_as_a_value(net, dumps):
+    """Cached values are not pickled."""
     before = len(dumps(net))
     assert net.layout.shapes and net.macs and net.parameters
     received = pickle.loads(dumps(net))
@@ -99,7 +99,7 @@ def test_it_is_frozen():
 
 
 def test_networks_of_several_families():
-    """A population may mix them: equal in all but the model, they are different networks."""
+    """Networks with equal fields but different models differ."""
     families = [Small(), Small(classes=4), Words(), MODELS["digits_cnn"](), MODELS["liang_mlp"]()]
     found = {Net(model, 0.5): Net(model, 0.5).parameters for model in families}
     assert list(found.values()) == [18 + 2 + 4 + 24, 18 + 2 + 4 + 32, 7 * 3 + 2 * 3 + 2, 13_802, 259_274]
@@ -122,10 +122,10 @@ def test_the_size_of_an_axis():
 
 
 def test_widths_and_sizes_without_a_channel_are_refused():
-    with pytest.raises(ValueError, match="width 0.1 leaves no channel of 4; the smallest is 0.25"):
+    with pytest.raises(ValueError, match="width 0.1 leaves no channel of 4. Allowed: at least 0.25"):
         Net(Small(), 0.1, rounding="down").build()
     for size in (0, 5):
-        with pytest.raises(ValueError, match=f"Net.sizes: given {size} for the axis 'a'; allowed: 1 to 4"):
+        with pytest.raises(ValueError, match=f"Net.sizes: {size} is not valid for the axis 'a'. Allowed: 1 to 4"):
             Net(Small(), sizes=(("a", size),)).build()
 
 
@@ -165,14 +165,14 @@ def test_counts_by_hand():
     assert HALF.operations("heterofl_official") == 2 * (72 + 8) + 2 * (2 * 8) + 24
 
 
-def test_counts_of_what_is_no_image():
-    """An embedding multiplies nothing."""
+def test_counts_without_images():
+    """An embedding has no multiply-adds."""
     net = Net(Words())
     assert (net.parameters, net.macs) == (7 * 6 + 2 * 6 + 2, 12)
     assert width_for(net, 29 / 56, "params") == 0.5
 
 
-def test_step_sizes_are_no_parameters():
+def test_step_sizes_are_not_counted():
     plain, stepping = (Net(MODELS["resnet18"](channels=4), steps=steps) for steps in (False, True))
     assert stepping.parameters == plain.parameters
     assert len(stepping.layout.shapes) == len(plain.layout.shapes) + 8
@@ -181,7 +181,7 @@ def test_step_sizes_are_no_parameters():
 # --- modules ---
 
 
-def test_it_builds_and_starts():
+def test_build_and_initial_parameters():
     with torch_scope(3):
         expected = params_of(Small().build(FULL))
     with torch_scope(3):
@@ -197,14 +197,14 @@ def test_it_builds_and_starts():
     assert not HALF.statistics()["1.running_mean"].any()
 
 
-def test_a_blank_one_has_no_memory_and_draws_nothing():
+def test_blank_networks_use_no_memory_and_no_random_numbers():
     with torch_scope(0):
         before = torch.get_rng_state()
         assert {p.device.type for p in FULL.blank().parameters()} == {"meta"}
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_resident_module_is_loaded_and_never_aliased():
+def test_a_cached_module_is_loaded_and_never_aliased():
     module, params = cached_module(HALF, torch.device("cpu")), HALF.initial()
     load(module, params)
     for name, t in params_of(module).items():
@@ -233,35 +233,38 @@ class TwoLinears(ImageModel):
     [
         (
             lambda net: Axis("hidden", 8),
-            "0.weight: the axis 'hidden' has 8 positions at width 1.0 and 8 at 0.5; take its size from "
+            "0.weight: the axis 'hidden' has 8 positions at width 1.0 and 8 at 0.5. Hint: use the size of "
             "`net.axis(name, full)`",
         ),
-        (lambda net: Axis.fixed("hidden", int(8 * net.width)), "0.weight: the fixed axis 'hidden' is 8, then 4"),
+        (
+            lambda net: Axis.fixed("hidden", int(8 * net.width)),
+            "0.weight: the size of the fixed axis 'hidden' changes from 8 to 4",
+        ),
         (
             lambda net: net.axis(f"of{net.width}", 8),
-            "0.weight: the axis 'of1.0' becomes 'of0.5' at another width",
+            "0.weight: the axis 'of1.0' has another name, groups or copies at another width",
         ),
         (
             lambda net: net.axis("hidden", 8, groups=int(2 * net.width)),
-            "0.weight: the axis 'hidden' becomes 'hidden' at another width",
+            "0.weight: the axis 'hidden' has another name, groups or copies at another width",
         ),
     ],
     ids=["hard-coded size", "fixed axis that is cut", "another name", "other groups"],
 )
-def test_two_widths_tell_a_wrong_axis(hidden, message):
+def test_two_width_check_of_axes(hidden, message):
     with pytest.raises(ValueError) as error:
         check_axes(Net(TwoLinears(hidden=hidden)))
     assert str(error.value) == message
 
 
-def test_two_widths_tell_parameters_that_come_and_go():
+def test_two_width_check_of_parameters():
     model = TwoLinears(hidden=lambda net: net.axis("hidden", 8), bias=lambda net: net.width == 1)
     with pytest.raises(ValueError) as error:
         check_axes(Net(model))
     assert str(error.value) == "parameters differ between widths: ['0.bias']"
 
 
-def test_two_widths_tell_a_dimension_that_is_an_axis_once():
+def test_two_width_check_of_dimensions():
     class Kernel(ImageModel):
         def build(self, net: Net) -> nn.Module:
             layer = linear(net.axis("hidden", 8), self.labels, bias=False)
@@ -273,7 +276,7 @@ def test_two_widths_tell_a_dimension_that_is_an_axis_once():
     assert str(error.value) == "weight: a dimension is an axis at one width only"
 
 
-def test_two_widths_round_as_the_network_does():
+def test_two_width_check_with_rounding():
     model = TwoLinears(hidden=lambda net: net.axis("hidden", 10))
     for rounding in ("up", "down"):
         check_axes(Net(model, rounding=rounding), narrow=0.25)

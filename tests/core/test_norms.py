@@ -1,4 +1,4 @@
-"""Static batch norm: what is collected, how it adds, and when it is used."""
+"""Static batch norm: collection, sums and use of statistics."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def network(name="digits_cnn", **fields):
 
 
 def inputs_of(module, path, x):
-    """What the norm at `path` sees in one pass over `x`, in evaluation with the batch's statistics."""
+    """Return the inputs of the norm at `path` in one pass over `x`, in evaluation with batch statistics."""
     seen = []
     handle = module.get_submodule(path).register_forward_hook(lambda m, i, o: seen.append(i[0]))
     norms.load(module, {})
@@ -54,8 +54,8 @@ def test_exact_is_the_full_batch_in_the_first_layer_for_any_batches(sizes):
     check_statistics(statistics, "norm1", inputs_of(module, "norm1", x))
 
 
-def test_behind_another_norm_what_a_layer_sees_depends_on_the_batches():
-    """`exact` is the statistics of what the layer saw, which are not those of the full batch."""
+def test_inputs_of_later_norms_depend_on_the_batches():
+    """`exact` describes the inputs of the layer, which differ from those of the full batch."""
     module, x = network()
     x = x + 3 * torch.arange(len(x)).view(-1, 1, 1, 1)
     batches = x.split(6)
@@ -67,8 +67,8 @@ def test_behind_another_norm_what_a_layer_sees_depends_on_the_batches():
         assert torch.allclose(t, at_once[name], atol=1e-5, rtol=1e-4) == name.startswith("norm1."), name
 
 
-def test_the_first_norm_of_a_preactivation_network_sees_what_is_not_scaled():
-    """Collecting is evaluation: the Scaler in front of the norm is the identity."""
+def test_the_first_norm_of_a_preactivation_network_has_unscaled_inputs():
+    """The Scaler is the identity while sums are collected."""
     module, x = network("preact_resnet18", input=(3, 8, 8))
     path = "stage1.0.activate.norm"
     statistics = finish(collect(module, [x]), "exact")
@@ -99,7 +99,7 @@ def test_cumulative_is_the_mean_of_batch_means_and_of_unbiased_batch_variances()
     assert exact["0.running_var"].item() == pytest.approx(22 / 5 - 1.6**2)
 
 
-def test_evaluation_uses_what_was_loaded_until_it_is_reset():
+def test_evaluation_uses_loaded_statistics_until_they_are_reset():
     module, x = network()
     by_batch = module.eval()(x[:4])
     statistics = finish(collect(module, [x]), "exact")
@@ -117,7 +117,7 @@ def test_evaluation_uses_what_was_loaded_until_it_is_reset():
     assert torch.equal(module(x[:4]), by_batch)
 
 
-def test_training_uses_the_batch_whatever_is_loaded():
+def test_training_normalises_by_the_batch_with_loaded_statistics():
     module, x = network()
     module.train()
     before = module(x)
@@ -125,7 +125,7 @@ def test_training_uses_the_batch_whatever_is_loaded():
     assert torch.equal(module.train()(x), before)
 
 
-def test_collecting_ignores_what_was_loaded_and_leaves_it():
+def test_collecting_ignores_loaded_statistics_and_keeps_them():
     module, x = network()
     fresh = collect(module, [x])
     norms.load(module, finish(collect(module, [x * 3]), "exact"))
@@ -148,7 +148,7 @@ def test_it_normalises_by_the_batch():
     torch.testing.assert_close(y.var((0, 2, 3), correction=0), torch.ones(3), atol=1e-4, rtol=0)
 
 
-def test_a_single_value_a_channel_is_normalised_to_the_bias():
+def test_a_single_value_per_channel_is_normalised_to_the_bias():
     layer = StaticBatchNorm(3)
     nn.init.constant_(layer.bias, 0.25)
     y = layer(drawn(1, 3, 1, 1))
@@ -156,7 +156,7 @@ def test_a_single_value_a_channel_is_normalised_to_the_bias():
 
 
 def test_tracked_statistics_are_those_of_torch():
-    """To the bit, in every layer, over batches of several sizes; and the outputs are those without."""
+    """Bit for bit, in every layer, over batches of several sizes; outputs are unchanged."""
     module, x = network()
     twin, _ = network()
     for path in static_norms(twin):
@@ -184,7 +184,7 @@ def test_tracking_ends_with_its_block():
     assert all(torch.equal(t, before[name]) for name, t in statistics.items())
 
 
-def test_a_single_value_a_channel_is_not_tracked():
+def test_a_single_value_per_channel_is_not_tracked():
     layer = StaticBatchNorm(3)
     statistics = fresh(layer)
     with tracked(layer, statistics):

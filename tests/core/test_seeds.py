@@ -1,4 +1,4 @@
-"""Random draws have addresses, and nothing else decides them."""
+"""Random draws depend on their addresses only."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from rayfl.core.seeds import PURPOSES, numpy_generator, stream, torch_generator,
 
 
 def test_streams_are_the_same_on_every_machine_and_in_every_version():
-    """Were these to change, so would every published result."""
+    """A change of these values would change all published results."""
     assert stream(0, "cohort", 0) == 4711825377064367908
     assert stream(7, "local", 3, 12) == 4698870704795100347
 
@@ -20,7 +20,7 @@ def test_every_part_of_an_address_counts():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_numbers_are_not_glued_together():
+def test_numbers_are_separated():
     assert stream(1, "cohort", 12, 3) != stream(1, "cohort", 1, 23)
     assert stream(0, "cohort", 1) != stream(1, "cohort", 0)
 
@@ -32,7 +32,10 @@ def test_purposes_are_a_closed_list():
     for draw in (stream, numpy_generator, torch_generator):
         with pytest.raises(ValueError) as error:
             draw(0, "cohrot", 1)
-        assert str(error.value) == f"purpose: given 'cohrot'; allowed: package:purpose, or one of {', '.join(PURPOSES)}"
+        assert (
+            str(error.value)
+            == f"purpose: 'cohrot' is not valid. Allowed: package:purpose, or one of {', '.join(PURPOSES)}"
+        )
 
 
 def test_a_package_names_its_own_purposes():

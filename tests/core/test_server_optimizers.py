@@ -1,4 +1,4 @@
-"""Server optimizers: by hand, lazily, and the same bits after a resume."""
+"""Server optimizers: hand-computed values, lazy updates, equal bits after a resume."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from rayfl.core.server_optimizers import Server
 
 
 def stepped(server, old, answers, moments=None):
-    """A group's next value and moments, of whole answers by clients of weight 1."""
+    """Return the next value and moments of a group, from whole updates of clients of weight 1."""
     fold = Fold({"params": {"w": torch.tensor(old)}} | (moments or {}), server)
     for answer in answers:
         fold.add(None, Update({}, 1.0, whole={"params": {"w": torch.tensor(answer)}}))
@@ -44,8 +44,8 @@ def test_adaptive_steps_by_hand(optimizer, v):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_what_nobody_held_is_not_moved_to_the_bit(optimizer, tmp_path):
-    """Neither the parameters nor the moments, though momentum would go on."""
+def test_coordinates_without_holders_are_unchanged_bit_for_bit(optimizer, tmp_path):
+    """Neither parameters nor moments change, despite momentum."""
     momentum = {"momentum": 0.9} if optimizer == "sgd" else {"lr": 0.01}
     spec = tiny(method="heterofl", server={"optimizer": optimizer} | momentum, clients={"cohort": 2, "count": 6})
     simulation = simulate(spec, tmp_path)
@@ -65,7 +65,7 @@ def test_what_nobody_held_is_not_moved_to_the_bit(optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["heterofl", "fiarse", "nefl", "spafl"])
-def test_a_resumed_run_is_the_straight_run(method, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_run(method, tmp_path):
     spec = tiny(method=method, server={"optimizer": "adam", "lr": 0.01}, rounds=4)
     straight = simulate(spec, tmp_path / "straight")
     run(straight)
@@ -80,7 +80,7 @@ def test_a_resumed_run_is_the_straight_run(method, tmp_path):
 
 
 def test_running_statistics_take_their_mean(tmp_path):
-    """NeFL's norms keep running statistics in groups of their own: an optimizer would leave variances below 0."""
+    """NeFL keeps running statistics in separate groups; an optimizer step could make variances negative."""
     simulation = simulate(tiny(method="nefl", server={"optimizer": "sgd", "lr": 0.5}, rounds=1), tmp_path)
     plain = simulate(tiny(method="nefl", rounds=1), tmp_path / "plain")
     run(simulation), run(plain)
@@ -93,5 +93,6 @@ def test_settings_of_another_optimizer_are_refused():
     with pytest.raises(ConfigError) as error:
         tiny(server={"optimizer": "sgd", "tau": 0.1})
     assert str(error.value) == (
-        "test: server: given {'optimizer': 'sgd', 'tau': 0.1}; allowed: tau with an optimizer that uses it, not sgd"
+        "test: server: {'optimizer': 'sgd', 'tau': 0.1} is not valid. Allowed: tau only with an optimizer that uses "
+        "it, not with sgd"
     )

@@ -1,4 +1,4 @@
-"""Selections, by hand: what is taken, where it goes back to, and that they survive a journey."""
+"""Selections by hand: take, put, cover and serialisation."""
 
 import pickle
 from typing import Literal
@@ -45,12 +45,12 @@ def narrow(net: Net, width: float, **fields) -> Net:
 
 
 def counting(net: Net) -> dict[str, torch.Tensor]:
-    """Every coordinate is its own flat index."""
+    """Return tensors whose values are their flat indices."""
     return {n: torch.arange(torch.Size(s).numel()).view(s).float() for n, s in net.full_layout.shapes.items()}
 
 
 def sent(selection):
-    """As an executor sends it."""
+    """Return the selection after serialisation."""
     return unpack(pack(selection))
 
 
@@ -152,7 +152,7 @@ def test_a_window_of_everything_is_a_view():
         assert t.data_ptr() == params[name].data_ptr()
 
 
-def test_blocks_that_are_left_out_are_not_held():
+def test_omitted_blocks_are_not_selected():
     selection = prefix(RESNET, narrow(RESNET, 0.5, without=("stage1.1",)))
     params = RESNET.initial()
     missing = {name for name in params if name.startswith("stage1.1.")}
@@ -174,7 +174,7 @@ def test_a_slice_of_some_tensors():
 
 
 def test_networks_of_two_families_that_share_names():
-    """ResNet18 is what it has in common with ResNet34."""
+    """ResNet18 consists of the blocks that it shares with ResNet34."""
     fields = {"input": (1, 8, 8), "channels": 4}
     deep, shallow = Net(MODELS["resnet34"](**fields)), Net(MODELS["resnet18"](**fields), 0.5)
     selection, x = prefix(deep, shallow), counting(deep)
@@ -189,11 +189,11 @@ def test_networks_of_two_families_that_share_names():
 def test_positions_must_fit_the_network():
     with pytest.raises(ValueError) as error:
         Slice(WHOLE, HALF, {"a": Window(0, 3, 4), "heads": Window(0, 2, 4)})
-    assert str(error.value) == ("positions and network disagree, axis: (positions, network) {'a': (3, 2)}")
+    assert str(error.value) == ("positions do not match the network, axis: (positions, network) {'a': (3, 2)}")
 
 
 def test_random_subsets():
-    """Exact sizes, sorted, one draw an axis: tied tensors agree; other seeds draw others."""
+    """Exact sizes, sorted, one draw per axis for tied tensors; other seeds give other draws."""
     part = narrow(RESNET, 0.3)
     draws = [random_subset(RESNET, part, torch_generator(s, "subset")) for s in (0, 0, 1)]
     assert draws[0].key == draws[1].key != draws[2].key
@@ -228,7 +228,7 @@ SLICES = {
 
 @pytest.mark.parametrize("kind", SLICES)
 @pytest.mark.parametrize("is_used", [False, True])
-def test_a_slice_that_travelled_takes_and_puts_the_same(kind, is_used):
+def test_a_serialised_slice_takes_and_puts_the_same(kind, is_used):
     selection, x = SLICES[kind](), drawn_like(counting(RESNET), "test:x")
     taken = selection.take(x)
     if not is_used:
@@ -244,8 +244,8 @@ def test_a_slice_that_travelled_takes_and_puts_the_same(kind, is_used):
 
 
 @pytest.mark.parametrize("kind", ["prefix", "a window that wraps", "fewer blocks", "some tensors"])
-def test_a_slice_travels_without_its_layouts(kind):
-    """What it is made of: the network, and two or three numbers an axis. What it found while it was used stays here."""
+def test_a_slice_is_serialised_without_layouts(kind):
+    """Only the network and two or three numbers per axis are sent, without cached values."""
     selection = SLICES[kind]()
     selection.take(counting(RESNET))
     selection.covers("conv.weight")
@@ -262,7 +262,7 @@ def masked(*places: int, net: Net = WHOLE, key="some") -> Mask:
 
 
 def test_mask():
-    """Of early.weight [4, 2] the elements 0, 3 and 6; all the rest is whole."""
+    """Elements 0, 3 and 6 of early.weight [4, 2]; the other tensors are whole."""
     x = {n: t.double() for n, t in counting(WHOLE).items()}
     mask = masked(0, 3, 6)
     taken = mask.take(x)
@@ -284,7 +284,7 @@ def test_mask():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
-def test_a_mask_that_travelled_takes_and_puts_the_same(share):
+def test_a_serialised_mask_takes_and_puts_the_same(share):
     x = drawn_like(DIGITS.initial(), "test:x")
     names, generator = ("conv2.weight", "hidden.weight", "hidden.bias"), torch_generator(0, "test:mask")
     kept = {n: (torch.rand(x[n].numel(), generator=generator) < share).nonzero().flatten() for n in names}
@@ -307,7 +307,7 @@ def test_a_mask_that_travelled_takes_and_puts_the_same(share):
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
 def test_the_bytes_of_a_mask_are_those_of_its_codes(share):
-    """They are all that travels of its places, there and back."""
+    """Places are sent as codes in both directions."""
     sizes = {n: torch.Size(DIGITS.layout.shapes[n]).numel() for n in ("conv2.weight", "hidden.weight")}
     generator = torch_generator(0, "test:mask")
     kept = {n: (torch.rand(k, generator=generator) < share).nonzero().flatten() for n, k in sizes.items()}
@@ -320,7 +320,7 @@ def test_the_bytes_of_a_mask_are_those_of_its_codes(share):
     assert pack(received).buffers["uint8"].tobytes() == packed.buffers["uint8"].tobytes()
 
 
-def test_a_mask_of_nothing_holds_all():
+def test_a_mask_without_places_selects_everything():
     mask = sent(Mask(WHOLE, "whole", {}))
     x = counting(WHOLE)
     assert mask.nbytes == 0 and mask.take(x).keys() == x.keys()
@@ -330,7 +330,7 @@ def test_a_mask_of_nothing_holds_all():
 # --- coverage ---
 
 
-def test_coverage_counts_what_was_ever_held():
+def test_coverage_counts_selected_coordinates():
     coverage = Coverage({"early.weight": (4, 2)})
     coverage.add(prefix(WHOLE, HALF))
     assert coverage.share() == 0.5

@@ -1,4 +1,4 @@
-"""Nested tensors, and any object as the flat buffers that it travels in."""
+"""Nested tensors, and serialisation as flat buffers."""
 
 import pickle
 import subprocess
@@ -29,7 +29,7 @@ def test_leaves_have_paths_in_order():
     ]
 
 
-def test_nest_undoes_leaves():
+def test_nest_is_the_inverse_of_leaves():
     assert_same(nest(dict(leaves(NESTED))), NESTED)
     assert nest({"a/b": NESTED["count"]}) == {"a": {"b": NESTED["count"]}}
 
@@ -51,7 +51,7 @@ def test_copies_are_never_views():
 
 @dataclass
 class Answer:
-    """As a client's: nested, by integers too."""
+    """Nested dicts with integer keys, as in a client state."""
 
     sums: dict[str, dict[str, torch.Tensor]]
     client_states: dict[int, Mapping] = field(default_factory=dict)
@@ -70,8 +70,8 @@ def test_pack_and_unpack():
     assert {name: t.dtype for name, t in leaves(unpacked)} == {name: t.dtype for name, t in leaves(NESTED)}
 
 
-def test_any_object_comes_back_with_its_tensors():
-    """Dataclasses, integer keys, empty dicts, None, numbers, text: nothing is made of names."""
+def test_round_trip_of_any_object():
+    """Dataclasses, integer keys, empty dicts, None, numbers, text."""
     sums = {"params": {"w": torch.arange(3.0)}, "": {}, "a/b": {"w": torch.tensor(2)}}
     client_states = {7: {"own": {"w": torch.ones(1)}}, 0: {}, -1: {"round": 3, "none": None}}
     answer = Answer(sums, client_states, {"train_loss": 0.1, "nan": float("inf")})
@@ -97,12 +97,12 @@ def test_pack_takes_any_layout():
 
 
 def test_pack_takes_parameters():
-    """They come as plain tensors."""
+    """Parameters become plain tensors."""
     received = unpack(pack({"w": torch.nn.Parameter(torch.ones(2))}))["w"]
     assert type(received) is torch.Tensor and not received.requires_grad and received.tolist() == [1, 1]
 
 
-def test_a_tensor_that_stands_twice_travels_once():
+def test_a_repeated_tensor_is_sent_once():
     t, other = torch.arange(100.0), torch.arange(100.0)
     packed = pack({"a": t, "b": {"again": t}, "c": [other, t]})
     assert {dtype: len(buffer) for dtype, buffer in packed.buffers.items()} == {"float32": 200}
@@ -112,7 +112,7 @@ def test_a_tensor_that_stands_twice_travels_once():
 
 
 class Fresh:
-    """An object that makes its tensors while it is pickled, and drops them."""
+    """An object that creates its tensors in __reduce__."""
 
     def __init__(self, *values: int):
         self.values = values
@@ -122,7 +122,7 @@ class Fresh:
 
 
 def test_tensors_that_are_made_while_packing_are_kept_apart():
-    """Nothing else may take the place of one in memory before all are copied."""
+    """Their memory must not be reused before all are copied."""
     received = unpack(pack([Fresh(1, 2), Fresh(3), Fresh(*range(4, 40))]))
     assert [t[0].item() for some in received for t in some] == list(range(1, 40))
 
@@ -140,8 +140,8 @@ def test_unpacked_tensors_are_views_of_one_buffer():
     assert unpacked["b"].data_ptr() == unpacked["a"].data_ptr() + 8
 
 
-def test_what_is_received_is_not_copied_even_where_it_may_not_be_written():
-    """As an object store gives it: the tensors are the memory of the message."""
+def test_received_tensors_are_not_copied_even_if_read_only():
+    """Return the object as from an object store: tensors share the memory of the message."""
     sent = pickle.loads(pickle.dumps(pack({"a": torch.arange(4.0), "b": torch.arange(3)})))
     for buffer in sent.buffers.values():
         buffer.flags.writeable = False
@@ -151,14 +151,14 @@ def test_what_is_received_is_not_copied_even_where_it_may_not_be_written():
     assert received["a"].tolist() == [0, 1, 2, 3] and received["b"].tolist() == [0, 1, 2]
 
 
-def test_what_is_packed_is_copied():
+def test_packed_tensors_are_copied():
     t = torch.zeros(3)
     packed = pack({"a": t})
     t.fill_(1)
     assert packed.buffers["float32"].tolist() == [0, 0, 0]
 
 
-def test_nothing_is_packed_too():
+def test_empty_objects_are_packed():
     assert unpack(pack({})) == {}
     assert unpack(pack({"held": {}})) == {"held": {}}
     assert unpack(pack(None)) is None
@@ -184,8 +184,8 @@ sys.stdout.buffer.write(__import__("pickle").dumps((packed.header, packed.buffer
 """
 
 
-def test_a_class_of_a_notebook_travels_by_value():
-    """Of another program's __main__, which this one cannot import."""
+def test_a_class_of_a_notebook_is_pickled_by_value():
+    """A class of another program's __main__, which cannot be imported here."""
     written = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, check=True).stdout
     mine, cls = unpack(Packed(*pickle.loads(written)))
     assert type(mine) is cls and cls.__name__ == "Mine" and not hasattr(sys.modules["__main__"], "Mine")

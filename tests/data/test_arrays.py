@@ -1,4 +1,4 @@
-"""The check of samples, whoever's they are: what is taken, what it becomes, and what is said of the rest."""
+"""Validation of arrays: conversions and errors."""
 
 import numpy as np
 import pytest
@@ -22,10 +22,10 @@ def refused(train=None, test=None, users=None, where="data") -> str:
     return str(error.value)
 
 
-# what is taken
+# conversions
 
 
-def test_what_is_right_is_not_copied():
+def test_valid_arrays_are_not_copied():
     train, test, users = split(), split(2), np.array([5, 5, 6, 6])
     found = validate(Arrays(train, test, users), COLUMNS)
     for before, after in ((train, found.train), (test, found.test)):
@@ -74,54 +74,57 @@ def test_arrays_become_contiguous():
     assert np.array_equal(found["x"], turned)
 
 
-# what is refused
+# errors
 
 
-def test_the_place_is_the_callers():
+def test_errors_name_the_given_place():
     assert refused(split(y=[0]), where="exp.yaml: data").startswith(
-        "exp.yaml: data: the training set: given 4 of x and 1 of y;"
+        "exp.yaml: data: the training set has 4 (x) and 1 (y) samples."
     )
 
 
 def test_other_than_arrays():
     with pytest.raises(ConfigError) as error:
         validate((1, 2), COLUMNS)
-    assert str(error.value) == "data: given tuple; allowed: rayfl.Arrays"
+    assert str(error.value) == "data: tuple is not valid. Allowed: rayfl.Arrays"
 
 
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (split()["x"], "the training set: given ndarray; allowed: a mapping of x and y to arrays"),
-        ({"x": 1}, "the training set: given the names x; allowed: a mapping of x and y to arrays"),
-        (split(z=1), "the training set: given the names x and y and z; allowed: a mapping of x and y to arrays"),
+        (split()["x"], "the training set is of type ndarray. Allowed: a mapping of x and y to arrays"),
+        ({"x": 1}, "the training set has the arrays x. Allowed: a mapping of x and y to arrays"),
+        (split(z=1), "the training set has the arrays x and y and z. Allowed: a mapping of x and y to arrays"),
         (
             split(y=np.zeros(3, np.int64)),
-            "the training set: given 4 of x and 3 of y; allowed: equally many, one for each sample",
+            "the training set has 4 (x) and 3 (y) samples. Allowed: the same number in every array",
         ),
         (
             split(x=np.zeros((4, 4))),
-            "x of the training set: given an array [4, 4]; allowed: [N, 1, 2, 2], N being the samples",
+            "x of the training set has shape [4, 4]. Allowed: [N, 1, 2, 2], where N is the number of samples",
         ),
         (
             split(x=np.zeros((4, 3, 2, 2))),
-            "x of the training set: given an array [4, 3, 2, 2]; allowed: [N, 1, 2, 2], N being the samples",
+            "x of the training set has shape [4, 3, 2, 2]. Allowed: [N, 1, 2, 2], where N is the number of samples",
         ),
-        (split(y=np.zeros((4, 1))), "y of the training set: given an array [4, 1]; allowed: [N], N being the samples"),
-        (split(y=3), "y of the training set: given an array []; allowed: [N], N being the samples"),
-        (split(y=np.zeros(4)), "y of the training set: given float64 values; allowed: integers"),
-        (split(y=["a"] * 4), "y of the training set: given <U1 values; allowed: integers"),
-        (split(y=[1, 2, 3, 1]), "y of the training set: given values from 1 to 3; allowed: 0 to 2"),
-        (split(y=[0, -1, 0, 0]), "y of the training set: given values from -1 to 0; allowed: 0 to 2"),
+        (
+            split(y=np.zeros((4, 1))),
+            "y of the training set has shape [4, 1]. Allowed: [N], where N is the number of samples",
+        ),
+        (split(y=3), "y of the training set has shape []. Allowed: [N], where N is the number of samples"),
+        (split(y=np.zeros(4)), "y of the training set has float64 values. Allowed: integers"),
+        (split(y=["a"] * 4), "y of the training set has <U1 values. Allowed: integers"),
+        (split(y=[1, 2, 3, 1]), "y of the training set has values from 1 to 3. Allowed: 0 to 2"),
+        (split(y=[0, -1, 0, 0]), "y of the training set has values from -1 to 0. Allowed: 0 to 2"),
         (
             split(x=np.array([None] * 4)),
-            "x of the training set: given Python objects, or lists of unequal lengths; allowed: an array of numbers",
+            "x of the training set holds Python objects or lists of unequal lengths. Allowed: an array of numbers",
         ),
         (
             split(x=[[1], [1, 2]]),
-            "x of the training set: given Python objects, or lists of unequal lengths; allowed: an array of numbers",
+            "x of the training set holds Python objects or lists of unequal lengths. Allowed: an array of numbers",
         ),
-        (split(x=np.zeros((4, 1, 2, 2), complex)), "x of the training set: given complex128 values; allowed: numbers"),
+        (split(x=np.zeros((4, 1, 2, 2), complex)), "x of the training set has complex128 values. Allowed: numbers"),
     ],
 )
 def test_training_sets_that_do_not_fit(train, message):
@@ -129,19 +132,19 @@ def test_training_sets_that_do_not_fit(train, message):
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, 1e300])
-def test_numbers_that_are_none(broken):
+def test_numbers_that_are_not_finite(broken):
     x = np.zeros((4, 1, 2, 2))
     x[1, 0, 0, 0] = x[3, 0, 1, 1] = broken
     assert refused(test=split(x=x)) == (
-        "data: x of the test set: given 2 of 4 samples with NaN or infinite values, sample 1 the first; allowed: "
-        "finite numbers (of float32)"
+        "data: x of the test set has NaN or infinite values in 2 of 4 samples (first: sample 1). Allowed: finite "
+        "float32 numbers"
     )
 
 
 def test_infinities_of_both_signs_do_not_cancel():
     x = np.zeros((4, 1, 2, 2), np.float32)
     x[2, 0, 0] = np.inf, -np.inf
-    assert "given 1 of 4 samples with NaN or infinite values, sample 2 the first" in refused(split(x=x))
+    assert "has NaN or infinite values in 1 of 4 samples (first: sample 2)" in refused(split(x=x))
 
 
 def test_large_finite_numbers_are_fine():
@@ -150,19 +153,19 @@ def test_large_finite_numbers_are_fine():
 
 
 def test_empty_splits():
-    assert refused(split(0)) == "data: the training set: given no samples; allowed: one or more"
-    assert refused(test=split(0)) == "data: the test set: given no samples; allowed: one or more"
+    assert refused(split(0)) == "data: the training set is empty. Allowed: one or more samples"
+    assert refused(test=split(0)) == "data: the test set is empty. Allowed: one or more samples"
 
 
 @pytest.mark.parametrize(
-    ("users", "given"),
+    ("users", "problem"),
     [
-        (np.zeros(3, int), "int64 values [3]"),
-        (np.zeros((4, 1), int), "int64 values [4, 1]"),
-        ([0.5] * 4, "float64 values [4]"),
+        (np.zeros(3, int), "int64 values of shape [3]"),
+        (np.zeros((4, 1), int), "int64 values of shape [4, 1]"),
+        ([0.5] * 4, "float64 values of shape [4]"),
     ],
 )
-def test_users_that_do_not_fit(users, given):
+def test_users_that_do_not_fit(users, problem):
     assert refused(users=users) == (
-        f"data: users: given {given}; allowed: integers or text [4], the user of each sample"
+        f"data: users has {problem}. Allowed: integers or text of shape [4], one user per sample"
     )

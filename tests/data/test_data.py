@@ -1,4 +1,4 @@
-"""Published data sets: shapes known before loading, arrays as promised, errors that name the missing files."""
+"""Published and synthetic data sets: shapes, arrays, and errors for missing files."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ needs_data = pytest.mark.skipif(
 
 
 def check(data, arrays):
-    """What every worker relies on."""
+    """Assert what all workers rely on."""
     for split in (arrays.train, arrays.test):
         x, y = split["x"], split["y"]
         assert x.dtype == np.uint8 and y.dtype == np.int64
@@ -57,7 +57,7 @@ def test_name_shape_and_classes_are_known_without_loading(name):
     assert (data.goal.classes, data.columns["x"].shape) == (data.classes, data.shape)
 
 
-def test_the_registry_has_the_published_sets_and_ones_own():
+def test_the_registry_has_all_data_sets():
     texts = {"wikitext2", "shakespeare", "ag_news", "sst2", "synthetic_text", "text"}
     assert {*DATASETS} == {*PUBLISHED, *texts, "arrays", "folder", "function"}
     assert DATASETS_KIND.read("digits", "exp.yaml: data") == Digits()
@@ -120,18 +120,18 @@ def test_a_synthetic_set_that_is_too_large_is_refused_with_its_bytes(given, aske
     with pytest.raises(ConfigError) as error:
         parse(Synthetic, given, "exp.yaml: data")
     assert str(error.value) == (
-        f"exp.yaml: data: samples, test_samples, shape and classes: given what takes {asked} bytes; allowed: at most "
-        "8,000,000,000 bytes; lower one of them"
+        f"exp.yaml: data: samples, test_samples, shape and classes: the images need {asked} bytes. Allowed: at most "
+        "8,000,000,000 bytes"
     )
 
 
 @pytest.mark.parametrize(
     ("cls", "given", "message"),
     [
-        (Digits, {"size": 10**6}, "exp.yaml: data.size: given 1000000; allowed: at most 4096"),
-        (Digits, {"size": 0}, "exp.yaml: data.size: given 0; allowed: at least 1"),
-        (Synthetic, {"classes": 10**9}, "exp.yaml: data.classes: given 1000000000; allowed: at most 1000000"),
-        (Synthetic, {"shape": [1, 0, 8]}, "exp.yaml: data.shape.1: given 0; allowed: at least 1"),
+        (Digits, {"size": 10**6}, "exp.yaml: data.size: 1000000 is not valid. Allowed: at most 4096"),
+        (Digits, {"size": 0}, "exp.yaml: data.size: 0 is not valid. Allowed: at least 1"),
+        (Synthetic, {"classes": 10**9}, "exp.yaml: data.classes: 1000000000 is not valid. Allowed: at most 1000000"),
+        (Synthetic, {"shape": [1, 0, 8]}, "exp.yaml: data.shape.1: 0 is not valid. Allowed: at least 1"),
     ],
 )
 def test_numbers_out_of_bounds_are_refused(cls, given, message):
@@ -140,12 +140,12 @@ def test_numbers_out_of_bounds_are_refused(cls, given, message):
     assert str(error.value) == message
 
 
-def test_where_the_files_lie_is_no_part_of_the_result():
+def test_the_folder_is_not_part_of_the_result():
     assert CIFAR10.not_in_result == MNIST.not_in_result == ("root",)
     assert Digits.not_in_result == ()
 
 
-def test_a_data_set_says_what_a_network_sees():
+def test_a_data_set_has_the_shape_of_network_inputs():
     data = CIFAR10(size=224)
     assert (data.shape, data.seen, CIFAR10().seen) == ((3, 32, 32), (3, 224, 224), (3, 32, 32))
     assert data.offers == {"input": (3, 224, 224), "classes": 10}
@@ -169,12 +169,12 @@ def test_missing_files_are_named(tmp_path, offline):
     assert message.startswith(f"data: mnist is not in {tmp_path} and cannot be downloaded (")
     assert "no network" in message
     assert message.endswith(
-        f"). Put there\n"
+        f"). Allowed: a folder with the files\n"
         f"  {tmp_path}/MNIST/raw/train-images-idx3-ubyte.gz\n"
         f"  {tmp_path}/MNIST/raw/train-labels-idx1-ubyte.gz\n"
         f"  {tmp_path}/MNIST/raw/t10k-images-idx3-ubyte.gz\n"
         f"  {tmp_path}/MNIST/raw/t10k-labels-idx1-ubyte.gz\n"
-        "or name another folder by data.root or the environment variable RAYFL_DATA"
+        "Hint: set another folder by data.root or the environment variable RAYFL_DATA"
     )
 
 
@@ -188,7 +188,9 @@ def test_every_downloaded_set_names_its_files(kind, tmp_path, offline):
 
 def test_a_folder_that_is_given_must_exist(tmp_path, monkeypatch):
     missing = str(tmp_path / "nowhere")
-    expected = f"data.root: given {missing!r}; allowed: an existing folder. Make it, or leave both"
+    expected = (
+        f"data.root: the folder {missing!r} does not exist. Allowed: an existing folder. Hint: create it, or leave"
+    )
     with pytest.raises(ConfigError) as error:
         CIFAR10(root=missing).load()
     assert str(error.value).startswith(expected)
@@ -198,7 +200,7 @@ def test_a_folder_that_is_given_must_exist(tmp_path, monkeypatch):
     assert str(error.value).startswith(expected)
 
 
-def test_a_silent_server_is_given_up_and_the_timeout_put_back(tmp_path):
+def test_downloads_have_a_timeout_that_is_restored(tmp_path):
     def read(root, download):
         if not download:
             raise RuntimeError("not found")

@@ -1,4 +1,4 @@
-"""Which rows are whose: the server's validation rows, the clients' own ones, and what they train on."""
+"""Federations: validation rows of the server, training and validation rows of the clients."""
 
 import pickle
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayfl.core.seeds import numpy_generator
 from rayfl.data import Arrays, federate
 from rayfl.data.federation import _hold_out_locally
 from rayfl.data.partition import Shards, hold_out, partition
@@ -14,7 +15,6 @@ from rayfl.data.partition.dirichlet import Dirichlet
 from rayfl.data.partition.iid import IID
 from rayfl.data.partition.users import Users
 from rayfl.data.synthetic import Synthetic
-from rayfl.core.seeds import numpy_generator
 
 DATA = Synthetic(samples=600, test_samples=100, classes=10)
 ARRAYS = DATA.arrays()
@@ -24,7 +24,7 @@ def rows(shards):
     return sorted(shards.idx.tolist())
 
 
-def test_the_servers_rows_are_nobody_elses_and_clients_share_the_rest():
+def test_validation_rows_belong_to_no_client():
     found = federate(DATA, ARRAYS, Dirichlet(), 8, 0.1, 3)
     assert np.bincount(ARRAYS.train["y"][found.validation]).tolist() == [6] * 10
     assert sorted([*found.train.idx, *found.validation]) == list(range(600))
@@ -57,7 +57,7 @@ def test_pooled_rows_are_all_training_rows_shuffled():
     assert not np.array_equal(found.pooled(0), found.pooled(1))
 
 
-# what clients hold out of their own
+# validation data of clients
 
 
 def test_without_local_holdout_nothing_changes():
@@ -83,7 +83,7 @@ def test_every_client_holds_out_a_share_of_its_own_rows():
     [(0.1, [0, 0, 0, 0, 1]), (0.3, [0, 0, 1, 1, 3]), (0.9, [0, 0, 1, 2, 8]), (0.99, [0, 0, 1, 2, 8])],
 )
 def test_shares_are_rounded_and_one_row_stays(fraction, held):
-    """Of 0, 1, 2, 3 and 9 rows; 0.3 of 2 is 0.6. A client without rows, whom no partition makes, has none to give."""
+    """Clients have 0, 1, 2, 3 and 9 rows; 0.3 of 2 is 0.6. No partition makes a client without rows."""
     shards = Shards(np.array([0, 0, 1, 3, 6, 15]), np.arange(15, dtype=np.int32))
     train, local = _hold_out_locally(shards, fraction, 0)
     assert local.sizes.tolist() == held

@@ -1,4 +1,4 @@
-"""Scores by hand, and that they add up over batches."""
+"""Scores and goals: values by hand, and additivity over batches."""
 
 import math
 
@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from rayfl.config import ConfigError
+from rayfl.core.seeds import torch_generator
 from rayfl.data import SCORES, SCORES_KIND, Classes, Score
 from rayfl.data.goal import (
-    MOST,
-    NOTHING,
+    IGNORE_INDEX,
+    MAX_PERPLEXITY,
     Accuracy,
     CrossEntropy,
     MacroF1,
@@ -21,9 +22,8 @@ from rayfl.data.goal import (
     Perplexity,
     PerplexityOfBatches,
     TopK,
-    found_in,
+    label_set,
 )
-from rayfl.core.seeds import torch_generator
 
 
 def score(score, logits, y):
@@ -31,7 +31,7 @@ def score(score, logits, y):
 
 
 def guess(*classes, of=3):
-    """Logits whose largest is that of these classes."""
+    """Return logits that are largest at these classes."""
     return F.one_hot(torch.tensor(classes), of).float()
 
 
@@ -116,7 +116,7 @@ def test_labels_name_the_numbers():
 
 
 def test_perplexity_by_hand():
-    """Of equal logits it is the number of classes. It is exp of the mean loss, and no mean of perplexities."""
+    """Equal logits give the number of classes. It is exp of the mean loss, not a mean of perplexities."""
     assert score(Perplexity(), torch.zeros(5, 7), torch.arange(5)) == pytest.approx(7)
     logits, y = torch.tensor([[math.log(3), 0.0]] * 2), torch.tensor([0, 1])
     assert score(Perplexity(), logits, y) == pytest.approx(math.sqrt(16 / 3))
@@ -126,14 +126,16 @@ def test_perplexity_by_hand():
 
 
 @pytest.mark.parametrize("kind", [Perplexity, PerplexityOfBatches])
-def test_a_perplexity_is_shown_up_to_a_bound(kind):
+def test_perplexity_is_bounded(kind):
     logits = torch.tensor([[0.0, 1e4]])
     counts = kind().counts(logits, torch.tensor([0]))
-    assert kind().value(counts) == pytest.approx(MOST) and kind().values(counts[None]).tolist() == pytest.approx([MOST])
+    assert kind().value(counts) == pytest.approx(MAX_PERPLEXITY) and kind().values(
+        counts[None]
+    ).tolist() == pytest.approx([MAX_PERPLEXITY])
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_no_rows_are_no_number_and_no_nan(name):
+def test_scores_without_rows_are_not_nan(name):
     found = SCORES_KIND.read(name, "")
     none = found.counts(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
     some = found.counts(guess(0, 1), torch.tensor([0, 2]))
@@ -143,7 +145,7 @@ def test_no_rows_are_no_number_and_no_nan(name):
 
 
 def test_matthews_by_hand():
-    """Of two classes (TP TN - FP FN) / sqrt((TP + FP)(TP + FN)(TN + FP)(TN + FN)): TP 2, TN 1, FP 1, FN 1."""
+    """For two classes: (TP TN - FP FN) / sqrt((TP + FP)(TP + FN)(TN + FP)(TN + FN)): TP 2, TN 1, FP 1, FN 1."""
     y, logits = torch.tensor([1, 1, 1, 0, 0]), guess(1, 1, 0, 0, 1, of=2)
     assert score(Matthews(), logits, y) == pytest.approx(1 / 6)
     assert score(Matthews(), logits, torch.ones(5, dtype=torch.int64)) == 0
@@ -158,7 +160,7 @@ def test_matthews_is_scikit_learns():
 
 
 class Wrong(Score):
-    """How many are wrong."""
+    """Number of errors."""
 
     better = "min"
 
@@ -175,7 +177,7 @@ def test_a_score_of_a_users_package():
     assert score(found, guess(0, 1), torch.tensor([0, 0])) == 1.0
     with pytest.raises(ConfigError) as error:
         SCORES_KIND.read("test_goal:Missing", "exp.yaml: scores.0")
-    assert "exp.yaml: scores.0.name: given 'test_goal:Missing', which cannot be imported" in str(error.value)
+    assert "exp.yaml: scores.0.name: 'test_goal:Missing' cannot be imported" in str(error.value)
 
 
 def test_the_goal_of_classes():
@@ -194,7 +196,7 @@ LOGITS = torch.randn(2, 3, 5, generator=torch_generator(0, "test:logits"))
 
 
 def test_the_goal_of_next_tokens():
-    goal, y = NextToken(5, special=(0, 4)), torch.tensor([[1, 0, 2], [4, NOTHING, NOTHING]])
+    goal, y = NextToken(5, special=(0, 4)), torch.tensor([[1, 0, 2], [4, IGNORE_INDEX, IGNORE_INDEX]])
     counted = [(0, 0), (0, 1), (0, 2), (1, 0)]
     expected = torch.stack([F.cross_entropy(LOGITS[i, j], y[i, j]) for i, j in counted]).mean()
     assert goal.loss(LOGITS, y).item() == pytest.approx(expected.item())
@@ -207,7 +209,7 @@ def test_the_goal_of_next_tokens():
 
 
 def test_the_goal_of_masked_tokens():
-    y = torch.tensor([[1, 5 + 0, 2], [5 + 3, NOTHING, 4]])
+    y = torch.tensor([[1, 5 + 0, 2], [5 + 3, IGNORE_INDEX, 4]])
     goal, of_masked = MaskedTokens(5, special=(0, 4)), MaskedTokens(5, loss_on="masked")
     assert goal.rows(LOGITS, y)[1].tolist() == [1, 0, 2, 3, 4]
     assert goal.rows(LOGITS, y, "masked")[1].tolist() == [0, 3]
@@ -219,12 +221,12 @@ def test_the_goal_of_masked_tokens():
 
 
 @pytest.mark.parametrize("goal", [NextToken(5), MaskedTokens(5, loss_on="masked")])
-def test_a_batch_without_anything_that_counts_has_no_loss_and_no_gradient(goal):
+def test_a_batch_of_padding_has_no_loss_and_no_gradient(goal):
     logits = LOGITS.clone().requires_grad_()
-    loss = goal.loss(logits, torch.full((2, 3), NOTHING))
+    loss = goal.loss(logits, torch.full((2, 3), IGNORE_INDEX))
     loss.backward()
     assert loss.item() == 0 and logits.grad is not None and logits.grad.abs().max() == 0
 
 
 def test_present_classes():
-    assert found_in(torch.tensor([3, 1, 1]), 5).tolist() == [False, True, False, True, False]
+    assert label_set(torch.tensor([3, 1, 1]), 5).tolist() == [False, True, False, True, False]

@@ -1,4 +1,4 @@
-"""A folder of images: its classes, its two layouts, sizes, and what is said of files that do not fit."""
+"""Folders of images: classes, both layouts, sizes, and errors for invalid files."""
 
 from pathlib import Path
 
@@ -53,8 +53,8 @@ def test_images_of_several_sizes_are_resized_and_cut_in_the_middle(flowers):
     wide[:, 2:10] = 200  # the square in the middle, and the two columns beside it that resizing takes in
     Image.fromarray(wide).save(flowers / "train" / "rose" / "b.png")
     assert message(Folder(root=str(flowers)).arrays) == (
-        "data.root: given images that cannot be taken, 1 in all; allowed: none; mend or remove them:\n"
-        f"  {flowers}/train/rose/b.png: it has 6 x 12 pixels, not 4 x 4: give data.size"
+        "data.root: 1 images cannot be used. Allowed: none. Hint: repair or remove them:\n"
+        f"  {flowers}/train/rose/b.png: it has 6 x 12 pixels, not 4 x 4. Set data.size"
     )
     data = Folder(root=str(flowers), size=3)
     assert (data.shape, data.seen, data.prepare.size) == ((3, 3, 3), (3, 3, 3), None)
@@ -83,11 +83,11 @@ def test_broken_images_are_named(flowers):
     (rose / "c.png").write_text("no image")
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(rose / "deep.png")
     lines = message(Folder(root=str(flowers)).arrays).splitlines()
-    assert lines[0] == "data.root: given images that cannot be taken, 3 in all; allowed: none; mend or remove them:"
+    assert lines[0] == "data.root: 3 images cannot be used. Allowed: none. Hint: repair or remove them:"
     assert lines[1].startswith(f"  {rose}/b.png: ") and "truncated" in lines[1]
     assert lines[2:] == [
         f"  {rose}/c.png: cannot identify image file '{rose}/c.png'",
-        f"  {rose}/deep.png: it has more than 8 bits a channel",
+        f"  {rose}/deep.png: it has more than 8 bits per channel",
     ]
 
 
@@ -101,36 +101,37 @@ def test_of_many_broken_images_five_are_named(flowers):
 def test_a_broken_first_image_is_named_where_it_says_the_shape(flowers):
     (flowers / "train" / "rose" / "a.PNG").write_text("no image")
     assert message(lambda: Folder(root=str(flowers)).shape).startswith(
-        "data.root: given images that cannot be taken, 1 in all; allowed: none; mend or remove them:\n"
+        "data.root: 1 images cannot be used. Allowed: none. Hint: repair or remove them:\n"
     )
     assert Folder(root=str(flowers), size=5).shape == (3, 5, 5)
 
 
 def test_folders_that_do_not_fit(flowers, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
-    here = f"data.root: given '{flowers}'"
 
-    def said():
+    def refused():
         return message(Folder(root=str(flowers)).arrays)
 
-    assert message(Folder(root="/nowhere").arrays) == "data.root: given '/nowhere'; allowed: an existing folder"
+    assert message(Folder(root="/nowhere").arrays) == (
+        "data.root: the folder '/nowhere' does not exist. Allowed: an existing folder"
+    )
     assert message(Folder(root=str(empty)).arrays) == (
-        f"data.root: given '{empty}', but {empty} has no folder; allowed: a folder for each class"
+        f"data.root: {empty} has no folders. Allowed: one folder per class"
     )
     (flowers / "test" / "lily").mkdir()
-    assert said() == f"{here}, whose test/ has the class 'lily'; allowed: the classes of train/: rose, tulip"
+    assert refused() == (f"data.root: {flowers}/test has the class 'lily'. Allowed: the classes of train/: rose, tulip")
     (flowers / "test" / "lily").rename(flowers / "train" / "lily")
-    assert said() == (
-        f"data.root: given no images in {flowers}/train/lily; allowed: files directly in it that end in .bmp, .jpeg, "
-        ".jpg, .pgm, .png, .ppm, .tif, .tiff, .webp"
+    assert refused() == (
+        f"data.root: {flowers}/train/lily has no images. Allowed: one or more files that end in .bmp, .jpeg, .jpg, "
+        ".pgm, .png, .ppm, .tif, .tiff, .webp"
     )
     (flowers / "train" / "lily").rmdir()
     (flowers / "test").rename(flowers / "validation")
-    assert said() == f"{here}, which has train/ alone; allowed: train/ and test/, or neither"
+    assert refused() == f"data.root: the folder '{flowers}' has only train/. Allowed: train/ and test/, or neither"
 
 
 def test_bounds_of_a_folder():
     assert message(read_data, name="folder", root="x", size=10**6) == (
-        "exp.yaml: data.size: given 1000000; allowed: at most 4096"
+        "exp.yaml: data.size: 1000000 is not valid. Allowed: at most 4096"
     )
-    assert message(read_data, name="folder") == "exp.yaml: data.root: missing; it has no default"
+    assert message(read_data, name="folder") == "exp.yaml: data.root: a value is required"

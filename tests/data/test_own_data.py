@@ -1,16 +1,14 @@
-"""A user's own samples: arrays in memory, a function, a class of one's own."""
+"""The user's own samples: arrays in memory, a function, a `DataSet` class."""
 
 import json
 import pickle
-from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from helpers import message, read_data
+from helpers import Points, message, read_data
 
-from rayfl.data import Arrays, Classes, ClientData, Column, DataSet, Images, Prepare, federate
+from rayfl.data import ClientData, Images, federate
 from rayfl.data.function import Function
 from rayfl.data.memory import InMemory
 from rayfl.data.partition.users import Users
@@ -32,7 +30,7 @@ def test_arrays_say_what_they_are():
 
 
 def test_without_a_test_set_a_fifth_of_every_class_is_held_out():
-    """In every run the same."""
+    """The split is the same in every run."""
     arrays, again = InMemory(X, Y, users=np.arange(40)).arrays(), InMemory(X, Y).arrays()
     assert np.bincount(arrays.train["y"]).tolist() == [8] * 4 and np.bincount(arrays.test["y"]).tolist() == [2] * 4
     assert arrays.users is not None and np.array_equal(arrays.train["x"], X[arrays.users])
@@ -60,9 +58,9 @@ def test_how_pixels_are_prepared(x, given, expected):
     assert InMemory(x, Y, **given).prepare == expected
 
 
-def test_one_mean_a_channel():
+def test_one_mean_per_channel():
     data = InMemory(X, Y, mean=(0.1, 0.2, 0.3))
-    assert message(lambda: data.prepare) == "data.mean: given 3 numbers; allowed: 1, or 2, the number of channels"
+    assert message(lambda: data.prepare) == "data.mean: 3 numbers are not valid. Allowed: 1, or 2 (one per channel)"
 
 
 def test_the_digest_is_that_of_the_checked_arrays():
@@ -83,24 +81,25 @@ def test_arrays_survive_pickle_and_copies():
     assert pickle.loads(pickle.dumps(data)) == data and hash(data) == hash(InMemory(X, Y, classes=7))
 
 
-def test_what_a_file_keeps_is_the_description():
+def test_a_file_contains_the_description():
     data = InMemory(X, Y, flip=True)
     kept = read_data(**json.loads(data.model_dump_json()))
     assert kept == data and kept.offers == data.offers and kept.prepare == data.prepare
     assert message(kept.arrays) == (
-        f"data: given the description of 32 + 8 images that were in memory (digest {data.digest[:12]}), without the "
-        "images; allowed: rayfl.InMemory with the arrays that the run was started with"
+        f"data: the file describes 32 + 8 images (digest {data.digest[:12]}) without their pixels. Allowed: "
+        "rayfl.InMemory with the arrays of the original run"
     )
     assert np.array_equal(kept.holding(InMemory(X, Y)).arrays().train["x"], data.arrays().train["x"])
     other = InMemory(X + 1, Y)
     assert message(kept.holding, other) == (
-        f"data: given arrays of digest {other.digest[:12]}; allowed: those of the run, of digest {data.digest[:12]}"
+        f"data: the arrays have digest {other.digest[:12]}. Allowed: the arrays of the run with digest "
+        f"{data.digest[:12]}"
     )
 
 
 def test_a_file_cannot_name_arrays():
     assert message(read_data, name="arrays") == (
-        'exp.yaml: data: given the name "arrays" without the arrays; allowed: rayfl.InMemory(x, y) in Python, another '
+        'exp.yaml: data: the data set "arrays" has no arrays. Allowed: rayfl.InMemory(x, y) in Python, or another '
         "data set in a file"
     )
 
@@ -110,47 +109,47 @@ def test_a_file_cannot_name_arrays():
     [
         (
             {"x": X.reshape(40, 18)},
-            "data: x of the training set: given an array [40, 18]; allowed: images [N, C, H, W]",
+            "data: x of the training set has shape [40, 18]. Allowed: images [N, C, H, W]",
         ),
         (
             {"x": X[:, 0]},
-            "data: x of the training set: given an array [40, 3, 3]; allowed: images [N, C, H, W]; x[:, None] has the "
-            "one channel that gray images need",
+            "data: x of the training set has shape [40, 3, 3]. Allowed: images [N, C, H, W]. Hint: for gray images "
+            "pass x[:, None], which has one channel",
         ),
         (
             {"x": np.zeros((40, 8, 8, 3))},
-            "data: x of the training set: given an array [40, 8, 8, 3], whose channels seem to be last; allowed: "
-            "images [N, C, H, W]; x.transpose(0, 3, 1, 2) puts the channels first",
+            "data: x of the training set has shape [40, 8, 8, 3], which looks like channels last. Allowed: images "
+            "[N, C, H, W]. Hint: x.transpose(0, 3, 1, 2) moves the channels",
         ),
         (
             {"y": Y[:39]},
-            "data: the training set: given 40 of x and 39 of y; allowed: equally many, one for each sample",
+            "data: the training set has 40 (x) and 39 (y) samples. Allowed: the same number in every array",
         ),
         (
             {"y": Y + 1},
-            "data: y: given 4 different labels, from 1 to 4; allowed: 0 to C - 1, each at least once; number them "
-            "anew, or say how many `classes` there are if some have no sample",
+            "data: y has 4 different labels from 1 to 4. Allowed: 0 to C - 1, each at least once. Hint: renumber the "
+            "labels, or set `classes` if some classes have no sample",
         ),
-        ({"y": Y / 2}, "data: y of the training set: given float64 values; allowed: integers"),
-        ({"classes": 3}, "data: y of the training set: given values from 0 to 3; allowed: 0 to 2"),
-        ({"x_test": X}, "data: given one of x_test and y_test; allowed: both or neither"),
+        ({"y": Y / 2}, "data: y of the training set has float64 values. Allowed: integers"),
+        ({"classes": 3}, "data: y of the training set has values from 0 to 3. Allowed: 0 to 2"),
+        ({"x_test": X}, "data: only one of x_test and y_test is set. Allowed: both or neither"),
         (
             {"x_test": X[:, :1], "y_test": Y},
-            "data: x of the test set: given an array [40, 1, 3, 3]; allowed: [N, 2, 3, 3], N being the samples",
+            "data: x of the test set has shape [40, 1, 3, 3]. Allowed: [N, 2, 3, 3], where N is the number of samples",
         ),
         (
             {"x_test": X, "y_test": Y + 1, "classes": 4},
-            "data: y of the test set: given values from 1 to 4; allowed: 0 to 3",
+            "data: y of the test set has values from 1 to 4. Allowed: 0 to 3",
         ),
-        ({"x": X[:0], "y": Y[:0]}, "data: the training set: given no samples; allowed: one or more"),
+        ({"x": X[:0], "y": Y[:0]}, "data: the training set is empty. Allowed: one or more samples"),
         (
             {"x": X[:8], "y": Y[:8]},
-            "data: given 8 samples and no test set, which leaves 8 for training and 0 for testing; allowed: a test "
-            "set, or more samples of a class",
+            "data: 8 samples without a test set give 8 for training and 0 for testing. Allowed: a test set, or more "
+            "samples per class",
         ),
         (
             {"users": Y[:3]},
-            "data: users: given int64 values [3]; allowed: integers or text [40], the user of each sample",
+            "data: users has int64 values of shape [3]. Allowed: integers or text of shape [40], one user per sample",
         ),
     ],
 )
@@ -219,12 +218,12 @@ def test_a_function_is_called_once(loader):
     assert mylab_loader.calls == 1
 
 
-def test_classes_may_be_said_and_floats_are_taken_as_they_are(loader):
+def test_classes_can_be_set_and_floats_are_not_scaled(loader):
     data = Function(of="mylab_loader:load", classes=5, options={"float_pixels": True})
     assert data.offers["classes"] == 5 and data.arrays().train["x"].dtype == np.float32
     assert data.prepare == Images(1.0, (0.0, 0.0), (1.0, 1.0))
     few = Function(of="mylab_loader:load", classes=2)
-    assert message(few.arrays) == "data: y of the training set: given values from 0 to 2; allowed: 0 to 1"
+    assert message(few.arrays) == "data: y of the training set has values from 0 to 2. Allowed: 0 to 1"
 
 
 def test_a_function_may_return_arrays_with_users(loader):
@@ -237,79 +236,43 @@ def test_a_function_may_return_arrays_with_users(loader):
     [
         ("mylab_nowhere:load", "ModuleNotFoundError: No module named 'mylab_nowhere'"),
         ("mylab_loader:lode", "AttributeError: module 'mylab_loader' has no attribute 'lode'"),
-        ("mylab_loader:THREE", "TypeError: it is no function"),
+        ("mylab_loader:THREE", "TypeError: not a function"),
         ("my lab", "ValueError: invalid format: 'my lab'"),
     ],
 )
 def test_functions_that_do_not_exist(loader, of, reason):
     assert message(Function(of=of).arrays) == (
-        f"data.of: given {of!r}, which cannot be called ({reason}); allowed: package.module:function of a package that "
-        "is installed or whose folder is in PYTHONPATH"
+        f"data.of: {of!r} cannot be called ({reason}). Allowed: package.module:function of a package that is "
+        "installed or in PYTHONPATH"
     )
 
 
 def test_functions_that_do_not_fit(loader):
     assert message(Function(of="mylab_loader:load", options={"sample": 3}).arrays) == (
-        "data.options: given {'sample': 3} (got an unexpected keyword argument 'sample'); allowed: "
-        "mylab_loader:load(samples=6, float_pixels=False)"
+        "data.options: {'sample': 3} is not valid (got an unexpected keyword argument 'sample'). Allowed: the "
+        "arguments of mylab_loader:load(samples=6, float_pixels=False)"
     )
     assert message(lambda: Function(of="mylab_loader:flat").offers) == (
-        "data: x of the training set: given an array [6, 18]; allowed: images [N, C, H, W]"
+        "data: x of the training set has shape [6, 18]. Allowed: images [N, C, H, W]"
     )
     for name, returned in (("two", "tuple"), ("nameless", "Arrays")):
         assert message(Function(of=f"mylab_loader:{name}").arrays) == (
-            f"data.of: given 'mylab_loader:{name}', which returned {returned}; allowed: (x, y, x_test, y_test), or "
-            "rayfl.Arrays whose splits have x and y"
+            f"data.of: 'mylab_loader:{name}' returned {returned}. Allowed: (x, y, x_test, y_test), or rayfl.Arrays "
+            "whose splits have x and y"
         )
     with pytest.raises(KeyError, match="the user's own"):
         Function(of="mylab_loader:wrong").arrays()
 
 
-# a class of one's own, of samples that are no images
+# the user's own class, without images
 
 
-class Doubled(Prepare):
-    def whole(self, samples):
-        return samples | {"x": samples["x"] * 2}
-
-    def batch(self, samples, generator):
-        return samples["x"], samples["y"]
-
-
-class Points(DataSet):
-    """Rows of three numbers."""
-
-    samples: int = 12
-    broken: bool = False
-    made: ClassVar = np.arange(36.0).reshape(12, 3)
-
-    def load(self) -> Arrays:
-        x, y = self.made[: self.samples], np.arange(self.samples, dtype=np.int32) % 2
-        return Arrays({"x": x, "y": y}, {"x": x[:, :2] if self.broken else x, "y": y})
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return {"x": Column((3,)), "y": Column((), below=2)}
-
-    @property
-    def prepare(self):
-        return Doubled()
-
-    @property
-    def goal(self):
-        return Classes(2)
-
-    @property
-    def offers(self):
-        return {"classes": 2}
-
-
-def test_a_data_set_of_a_users_package_is_checked_like_ours():
-    data = read_data(name="test_own_data:Points", samples=10)
+def test_a_data_set_of_another_package_is_validated():
+    data = read_data(name="helpers:Points", samples=10)
     arrays = data.arrays()
     assert arrays.train["x"].dtype == np.float32 and arrays.train["y"].dtype == np.int64
-    assert message(read_data(name="test_own_data:Points", broken=True).arrays) == (
-        "data: x of the test set: given an array [12, 2]; allowed: [N, 3], N being the samples"
+    assert message(read_data(name="helpers:Points", broken=True).arrays) == (
+        "data: x of the test set has shape [12, 2]. Allowed: [N, 3], where N is the number of samples"
     )
     given = ClientData({name: torch.tensor(a) for name, a in arrays.train.items()}, data.prepare, data.goal)
     [(x, y)] = given.in_order(10)

@@ -1,9 +1,12 @@
 """Partitions: exact sizes, no sample twice, and test splits that follow the training splits."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from rayfl.config import ConfigError, parse
+from rayfl.core.seeds import numpy_generator
 from rayfl.data.partition import (
     NOBODY,
     PARTITIONS,
@@ -21,7 +24,6 @@ from rayfl.data.partition.iid import IID
 from rayfl.data.partition.quantity import Quantity
 from rayfl.data.partition.shards import LabelShards, _take_shards
 from rayfl.data.partition.users import Users
-from rayfl.core.seeds import numpy_generator
 
 Y = np.random.Generator(np.random.PCG64(0)).permutation(np.repeat(np.arange(10), 600))
 Y_TEST = np.random.Generator(np.random.PCG64(1)).permutation(np.repeat(np.arange(10), 100))
@@ -51,7 +53,7 @@ def refused(spec, **kwargs) -> str:
     return str(error.value)
 
 
-# what every partition promises
+# all partitions
 
 
 @each_spec
@@ -80,8 +82,7 @@ def test_the_seed_alone_decides(spec):
 @each_spec
 def test_more_clients_than_samples_is_refused(spec):
     assert refused(spec, clients=10, y=Y[:7], users=USERS[:7]) == (
-        "clients.count: given 10; allowed: at most 7, for 7 training samples and at least 1 a client; "
-        "lower it or take more data"
+        "clients.count: 10 is not valid. Allowed: at most 7, for 7 training samples and at least 1 per client"
     )
 
 
@@ -163,6 +164,28 @@ def test_quantity_uses_every_sample_and_the_test_split_follows():
     assert np.abs(test.sizes - train.sizes / 6).max() <= 1
 
 
+@pytest.mark.parametrize("exponent", [615, -615])
+def test_sizes_are_finite_for_the_largest_sigma(exponent):
+    """NumPy's standard normal draws are within 12.3, so the shares of sigma = 50 are within exp(+-615)."""
+    generator = SimpleNamespace(lognormal=lambda mean, sigma, size: np.full(size, np.exp(float(exponent))))
+    generator.permutation = np.arange
+    labels = Labels(np.zeros(3_000_000, np.int64), np.zeros(7, np.int64), None, 1)
+    for clients in (1, 1_000_000):
+        train, test = Quantity(sigma=50).owners(labels, clients, generator)
+        sizes = np.bincount(train)
+        assert sizes.min() >= 2 and sizes.sum() == 3_000_000 and len(sizes) == clients and len(test) == 7
+    for seed in range(20):
+        assert split(Quantity(sigma=50), seed=seed)[0].sizes.sum() == 6000
+
+
+@pytest.mark.parametrize("sigma", [50.1, 1e6, float("inf"), float("nan"), -1])
+def test_a_sigma_without_finite_sizes_is_refused(sigma):
+    with pytest.raises(
+        ConfigError, match=r"partition: sigma: .* is not valid. Allowed: (at (most|least)|a finite number)"
+    ):
+        parse(Quantity, {"sigma": sigma}, "partition")
+
+
 def test_quantity_without_spread_is_equal():
     train, _ = split(Quantity(sigma=0))
     assert set(train.sizes) == {120}
@@ -227,10 +250,11 @@ def test_equal_clients_may_have_fewer_samples():
     # the labels of the test split are drawn in the same proportions
     assert np.corrcoef(skewed.ravel(), proportions(test, Y_TEST).ravel())[0, 1] > 0.7
     assert refused(Dirichlet(balance="equal", samples=301), clients=20) == (
-        "clients.count: given 20; allowed: at most 19, for 6000 training samples and at least 301 a client; "
-        "lower it or take more data"
+        "clients.count: 20 is not valid. Allowed: at most 19, for 6000 training samples and at least 301 per client"
     )
-    with pytest.raises(ConfigError, match="allowed: samples with balance: equal only"):
+    with pytest.raises(
+        ConfigError, match="partition: samples: not supported with balance: none. Allowed: balance: equal"
+    ):
         parse(Dirichlet, {"samples": 5}, "partition")
 
 
@@ -246,7 +270,7 @@ def fiarses_sizes(shares, y, clients):
 
 
 def test_cap_is_fiarses_rule_with_its_redraws():
-    """All is drawn again until the smallest client has as many samples as there are classes."""
+    """The split is redrawn until the smallest client has as many samples as there are classes."""
     y, clients, generator = np.arange(1200) % 4, 90, numpy_generator(5, "partition", "dirichlet")
     drawn = [fiarses_sizes(generator.dirichlet(np.ones(clients), 4), y, clients) for _ in range(100)]
     smallest = [sizes.sum(1).min() for sizes in drawn]
@@ -266,24 +290,23 @@ def test_cap_stops_a_client_that_holds_its_mean_size():
     assert train.sizes.sum() == 6000
 
 
-def test_dirichlet_is_redrawn_until_nobody_is_too_small():
+def test_dirichlet_is_redrawn_until_no_client_is_too_small():
     assert split(Dirichlet(alpha=0.3, min_samples=30))[0].sizes.min() >= 30
 
 
-def test_dirichlet_gives_up_and_says_what_to_change():
+def test_dirichlet_fails_after_the_maximum_of_draws():
     message = refused(Dirichlet(alpha=0.01, min_samples=100))
     assert message.startswith(
-        "partition.min_samples: given 100, but in 1000 draws of alpha = 0.01 over 50 clients the smallest "
-        "client never had more than 0 of 6000 training samples"
+        "partition.min_samples: 100 was not reached in 1000 draws of alpha = 0.01 over 50 clients and 6000 training "
+        "samples. Allowed: at most 0, the largest minimum found"
     )
-    assert message.endswith("lower min_samples or clients.count, raise alpha, or set balance to cap or equal")
+    assert message.endswith("Hint: lower clients.count, raise alpha, or set balance to cap or equal")
 
 
 def test_min_samples_that_cannot_be_met_is_refused_at_once():
     for spec in (Dirichlet(min_samples=121), Quantity(min_samples=121)):
         assert refused(spec) == (
-            "clients.count: given 50; allowed: at most 49, for 6000 training samples and at least 121 a "
-            "client; lower it or take more data"
+            "clients.count: 50 is not valid. Allowed: at most 49, for 6000 training samples and at least 121 per client"
         )
 
 
@@ -340,17 +363,17 @@ def test_a_class_is_cut_in_stored_order_and_the_remainder_goes_to_the_first_shar
 
 def test_shards_that_do_not_come_out_even_are_refused():
     assert refused(LabelShards(labels=3), clients=7) == (
-        "partition.labels: given 3 labels for 7 clients; allowed: labels * clients a multiple of the 10 "
-        "classes, so that each is cut into equally many shards"
+        "partition.labels: 3 labels for 7 clients do not divide the 10 classes equally. Allowed: labels * clients a "
+        "multiple of 10"
     )
-    assert refused(LabelShards(labels=11)) == ("partition.labels: given 11; allowed: at most the 10 classes")
+    assert refused(LabelShards(labels=11)) == "partition.labels: 11 is not valid. Allowed: at most 10 classes"
 
 
 def test_a_client_with_no_data_is_named():
     y = np.repeat(np.arange(10), [90, 1, 9, 9, 9, 9, 9, 9, 9, 9])
     message = refused(LabelShards(labels=1), y=y, clients=20)
-    assert message.startswith("partition: shards leaves 1 of 20 clients without training data, client ")
-    assert message.endswith("lower clients.count or take more data than 163 samples")
+    assert message.startswith("partition: shards leaves 1 of 20 clients without training data (first: client ")
+    assert message.endswith("Hint: lower clients.count, or use more data than 163 samples")
 
 
 # natural users
@@ -375,19 +398,19 @@ def test_no_client_holds_two_users():
 
 def test_too_few_users_is_refused():
     assert refused(Users(), clients=61) == (
-        "clients.count: given 61; allowed: at most 60, the users with 2 or more samples; lower it or "
-        "partition.min_samples"
+        "clients.count: 61 is not valid. Allowed: at most 60, the number of users with at least 2 samples. Hint: "
+        "lower clients.count or partition.min_samples"
     )
-    assert "at most 1, the users with 5 or more" in refused(
+    assert "at most 1, the number of users with at least 5" in refused(
         Users(min_samples=5), clients=2, y=Y[:9], users=np.array([1] * 5 + [2] * 4)
     )
 
 
 def test_users_need_a_data_set_that_knows_them():
     assert refused(Users(), users=None) == (
-        "partition.name: given users, but the data set has no user ids; allowed: a data set that has them, such as "
+        "partition.name: users needs user ids, and the data set has none. Allowed: a data set with user ids, such as "
         "mnist with the file QMNIST/raw/qmnist-train-labels-idx2-int.gz in its folder, or your own with `users`. "
-        "Choose another partition otherwise"
+        "Hint: choose another partition"
     )
 
 
@@ -404,8 +427,8 @@ def test_users_are_tested_on_their_own_part_of_the_test_set():
 def test_a_class_that_no_client_has_is_refused():
     y, users = np.array([0, 0, 0, 0, 1, 2]), np.array([1, 1, 2, 2, 3, 3])
     assert refused(Users(), clients=2, y=y, users=users) == (
-        "partition: users gives no client a training sample of 2 of the 10 classes, class 1 the first; take more "
-        "clients than 2, another seed or partition"
+        "partition: users assigns no training samples of 2 of the 10 classes (first: class 1). Allowed: all classes. "
+        "Hint: use more clients than 2, another seed or another partition"
     )
     assert split(Users(), clients=3, y=y, users=users)[0].sizes.tolist() == [2, 2, 2]
 
@@ -417,7 +440,7 @@ def test_users_may_have_names():
     assert [test[c].tolist() for c in range(2)] == [[], [4]]
 
 
-# a rule of a user's own
+# rules of other packages
 
 
 class Blocks(Partition):
@@ -431,7 +454,7 @@ class Blocks(Partition):
         return train[self.cut :], test
 
 
-def test_a_rule_of_a_users_package_is_found_by_its_place():
+def test_a_rule_of_another_package_is_found():
     spec = PARTITIONS_KIND.read({"name": "test_partition:Blocks"}, "exp.yaml: partition")
     assert spec == Blocks() and spec.name == "test_partition:Blocks"
     train, test = split(spec, clients=3)
@@ -444,8 +467,8 @@ def test_a_rule_of_a_users_package_is_found_by_its_place():
 )
 def test_owners_that_do_not_exist_are_refused(options, found):
     assert refused(Blocks(**options), clients=3) == (
-        f"partition: given test_partition:Blocks, whose owners of the training samples are {found}; allowed: [6000] "
-        "from -1, which is nobody, to 2"
+        f"partition: test_partition:Blocks returned owners of the training samples of shape {found}. Allowed: [6000] "
+        "from -1 (no client) to 2"
     )
 
 

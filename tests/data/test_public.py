@@ -1,4 +1,4 @@
-"""Public data: rows that no client has, another data set, or noise; and where they travel."""
+"""Public data: a share of the training set, another data set, or noise."""
 
 import pickle
 import re
@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 
 from rayfl import cli
 from rayfl.config import ConfigError
+from rayfl.core.seeds import numpy_generator
 from rayfl.data import DATASETS_KIND, federate
 from rayfl.data.arrays import Arrays
+from rayfl.data.base import Public
 from rayfl.data.memory import InMemory
 from rayfl.data.partition import hold_out, partition
 from rayfl.data.partition.base import Labels
 from rayfl.data.partition.dirichlet import Dirichlet
 from rayfl.data.partition.iid import IID
 from rayfl.data.partition.users import Users
-from rayfl.data.base import Public
 from rayfl.data.synthetic import Synthetic
 from rayfl.reference.schema import schema
-from rayfl.core.seeds import numpy_generator
 
 SMALL = {"name": "synthetic", "samples": 600, "test_samples": 100}
 PLAIN = Synthetic(samples=600, test_samples=100)
@@ -53,19 +53,22 @@ def same(one, other):
 
 @pytest.mark.parametrize("given", [{}, {"labeled": True}, {"share": 0.1, "noise": 3}, {"share": 0.1, "data": "digits"}])
 def test_it_has_one_source(given):
-    with pytest.raises(ConfigError, match="allowed: exactly one of share, data and noise"):
+    with pytest.raises(ConfigError, match="set. Allowed: exactly one of share, data and noise"):
         with_public(**given)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"noise": 3, "labeled": True}, "public.labeled: given true with noise; allowed: false, because noise has no"),
-        ({"data": {**OTHER, "public": {"share": 0.1}}}, "public.data.public: given a section; allowed: none"),
-        ({"data": "digitz"}, "public.data: name: no data set is called 'digitz'; did you mean 'digits'?"),
-        ({"data": {**OTHER, "samples": 0}}, "public.data: samples: given 0; allowed: at least 1"),
-        ({"share": 1}, "public.share: given 1; allowed: less than 1"),
-        ({"share": 0.1, "count": 0}, "public.count: given 0; allowed: at least 1"),
+        ({"noise": 3, "labeled": True}, "public.labeled: noise has no labels. Allowed: false"),
+        (
+            {"data": {**OTHER, "public": {"share": 0.1}}},
+            "public.data.public: a public data set has a public section. Allowed: none",
+        ),
+        ({"data": "digitz"}, "public.data: name: no data set is called 'digitz'. Did you mean 'digits'?"),
+        ({"data": {**OTHER, "samples": 0}}, "public.data: samples: 0 is not valid. Allowed: at least 1"),
+        ({"share": 1}, "public.share: 1 is not valid. Allowed: less than 1"),
+        ({"share": 0.1, "count": 0}, "public.count: 0 is not valid. Allowed: at least 1"),
     ],
 )
 def test_sections_that_are_wrong(given, message):
@@ -75,7 +78,7 @@ def test_sections_that_are_wrong(given, message):
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "synthetic", "synthetic_text", "wikitext2"])
 def test_without_it_a_dump_has_no_key(name):
-    """So that checkpoints from before it are still of the same configuration."""
+    """Older checkpoints keep the same configuration."""
     data = DATASETS_KIND.read(name, "data")
     for mode in ("python", "json"):
         assert "public" not in data.model_dump(mode=mode)
@@ -120,7 +123,7 @@ def test_without_it_rows_are_as_they_were(rule):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_public_rows_are_nobodys(seed):
+def test_public_rows_belong_to_no_client(seed):
     data = with_public(share=0.2)
     found = federate(data, data.arrays(), Dirichlet(), 8, 0.1, seed, 0.2)
     assert found.public_source == "train" and (np.diff(found.public) > 0).all()
@@ -151,7 +154,7 @@ def test_public_rows_are_not_in_users_test_splits():
         assert set(users[found.train[c]]) == {c}
 
 
-def test_the_rest_of_a_share_is_nobodys():
+def test_the_rest_of_a_share_belongs_to_no_client():
     """`count` changes what is public, and nothing about clients."""
     whole, some = with_public(share=0.2), with_public(share=0.2, count=30)
     arrays = whole.arrays()
@@ -168,8 +171,8 @@ def test_shares_that_leave_no_rows(share, held, of):
     with pytest.raises(ConfigError) as error:
         federate(data, data.arrays(), IID(), 8, 0.1, 0)
     assert str(error.value) == (
-        f"data.public.share: given {share:g}, which takes {held} of {of} training samples; allowed: a share that takes "
-        "one or more, and leaves some for clients"
+        f"data.public.share: {share:g} selects {held} of {of} training samples. Allowed: a fraction that selects at "
+        "least one sample and leaves at least one for clients"
     )
 
 
@@ -181,7 +184,7 @@ def test_a_share_of_tokens():
 
 
 def test_arrays_without_public_samples_are_refused():
-    with pytest.raises(ConfigError, match="data.public: given arrays without public samples"):
+    with pytest.raises(ConfigError, match="data.public: the arrays have no public samples"):
         federate(with_public(noise=3), ARRAYS, IID(), 8, 0.1, 0)
 
 
@@ -189,7 +192,7 @@ def test_arrays_without_public_samples_are_refused():
 
 
 def test_samples_of_another_data_set():
-    """As they are stored there, without their labels."""
+    """Samples are stored unchanged, without labels."""
     data, theirs = with_public(data=OTHER), DATASETS_KIND.read(OTHER, "data").arrays()
     arrays = data.arrays()
     assert arrays.public is not None and arrays.public.keys() == arrays.train.keys()
@@ -201,7 +204,7 @@ def test_samples_of_another_data_set():
 
 
 def test_some_of_them():
-    """The same in every run, in the order that they are stored in."""
+    """The samples are the same in every run, in stored order."""
     theirs = DATASETS_KIND.read(OTHER, "data").arrays().train["x"]
     few, more = (with_public(data=OTHER, count=count).arrays().public["x"] for count in (10, 80))
     assert np.array_equal(more, theirs) and len(few) == 10
@@ -215,8 +218,7 @@ def test_labels_may_be_used():
     labels = with_public(data=other, labeled=True, count=20).arrays().public["y"]
     assert len(labels) == 20 and len(set(labels.tolist())) > 1
     refused(
-        "data.public.labeled: given true with the 7 classes of synthetic; allowed: false, or a data set of 10 classes, "
-        "as data set synthetic has them",
+        "data.public.labeled: synthetic has 7 classes. Allowed: false, or a data set with 10 classes as in synthetic",
         data=OTHER,
         labeled=True,
     )
@@ -233,39 +235,40 @@ def test_labels_of_a_share_are_hidden_by_the_section():
 
 def test_samples_that_do_not_fit():
     refused(
-        "data.public: given samples [3, 4, 4] of synthetic; allowed: [1, 8, 8], as data set synthetic has them",
+        "data.public: samples of synthetic have shape [3, 4, 4]. Allowed: [1, 8, 8] as in synthetic",
         data={**OTHER, "shape": [3, 4, 4]},
     )
     refused(
-        "data.public: given pixels of digits, in units of 16; allowed: pixels of synthetic, in units of 255, because "
-        "both are prepared alike",
+        "data.public: digits has pixels in units of 16. Allowed: pixels in units of 255 as in synthetic",
         data="digits",
     )
     floats = InMemory(np.linspace(0, 1, 640, dtype=np.float32).reshape(10, 1, 8, 8), np.arange(10) % 2, scale=255)
-    refused(
-        "data.public: given x of arrays stored as float32; allowed: uint8, as data set synthetic stores it", data=floats
-    )
+    refused("data.public: x of arrays has the type float32. Allowed: uint8 as in synthetic", data=floats)
     masked = {"name": "synthetic_text", "task": "masked_lm"}
-    with pytest.raises(ConfigError, match="given x and y of synthetic_text; allowed: x and hidden, as data set"):
+    with pytest.raises(
+        ConfigError, match="synthetic_text has the arrays x and y. Allowed: x and hidden as in synthetic_text"
+    ):
         with_public(masked, data="synthetic_text").arrays()
 
 
 def test_the_data_set_itself_is_refused():
-    """Its samples are the clients'."""
+    """Its samples belong to clients."""
     refused(
-        "data.public.data: given synthetic with the training samples of data set synthetic itself, which clients have; "
-        "allowed: another data set, or a share",
+        "data.public.data: synthetic has the training samples of synthetic, which clients have. Allowed: another data "
+        "set. Hint: use share for a part of the training set",
         data=SMALL,
     )
 
 
 def test_tokens_of_another_vocabulary():
-    with pytest.raises(ConfigError, match="allowed: a data set with the same tokenizer as synthetic_text, because"):
+    with pytest.raises(
+        ConfigError, match="synthetic_text has other tokens than synthetic_text. Allowed: data with the same"
+    ):
         with_public("synthetic_text", data="synthetic_text").arrays()
 
 
 def write_text(folder: Path, name: str, words: str) -> dict:
-    """A data set of four texts, in the tokens of the folder's vocabulary."""
+    """Write a data set of four texts. Return its section."""
     path = folder / f"{name}.csv"
     path.write_text("text,label\n" + "".join(f"{word},{i % 2}\n" for i, word in enumerate(words.split())))
     return {"name": "text", "train": str(path), "test": str(path), "text": "text", "label": "label", "max_length": 4}
@@ -283,12 +286,12 @@ def test_texts_by_the_same_tokenizer(tmp_path, monkeypatch):
         found.public["x"].tolist() == DATASETS_KIND.read({**other, "tokenizer": one}, "").arrays().train["x"].tolist()
     )
     assert found.public["y"].tolist() == [0] * 4
-    with pytest.raises(ConfigError, match="given tokens of text; allowed: a data set with the same tokenizer as text"):
+    with pytest.raises(ConfigError, match="text has other tokens than text. Allowed: data with the same tokenizer"):
         with_public({**own, "tokenizer": one}, data={**other, "tokenizer": two}).arrays()
 
 
 def test_tokens_on_disk_do_not_depend_on_it(tmp_path, monkeypatch):
-    """Texts are not tokenised anew."""
+    """Texts are not tokenised again."""
     monkeypatch.setenv("RAYFL_CACHE", str(tmp_path / "cache"))
     own = write_text(tmp_path, "own", "a b a b")
     DATASETS_KIND.read(own, "data").arrays()
@@ -321,13 +324,13 @@ def test_noise_of_floats_is_standard_normal():
 
 def test_tokens_have_no_noise():
     refused(
-        "data.public.noise: given with data set synthetic_text, whose samples are no images; allowed: share or data",
+        "data.public.noise: the samples of synthetic_text are not images. Allowed: share or data",
         "synthetic_text",
         noise=3,
     )
 
 
-# where it travels
+# serialisation and runs
 
 
 def test_arrays_in_memory_are_found_again():
@@ -335,7 +338,7 @@ def test_arrays_in_memory_are_found_again():
     own = InMemory(x, y, public={"data": InMemory(x[::-1].copy(), y)})
     kept = DATASETS_KIND.read(own.model_dump(mode="json"), "data")
     assert isinstance(kept, InMemory) and kept == own
-    with pytest.raises(ConfigError, match="given the description of"):
+    with pytest.raises(ConfigError, match="without their pixels"):
         kept.arrays()
     assert np.array_equal(kept.holding(own).arrays().public["x"], own.arrays().public["x"])
 
@@ -367,7 +370,7 @@ def test_check_and_schema_know_it(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(given))
     answer = CliRunner().invoke(cli.app, ["check", str(path)])
-    assert answer.exit_code == 0 and "a run of fedavg" in answer.output
+    assert answer.exit_code == 0 and "valid run of fedavg" in answer.output
     answer = CliRunner().invoke(cli.app, ["explain", "data.public.share"])
     assert answer.exit_code == 0 and "more than 0, less than 1" in answer.output
     validator = jsonschema.Draft202012Validator(schema("run"))

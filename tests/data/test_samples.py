@@ -1,4 +1,4 @@
-"""What a client holds, and how stored pixels become batches: order, augmentation, sizes."""
+"""Samples of a client and their batches: order, augmentation, sizes."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayfl.data import Classes, ClientData, Images
 from rayfl.core.seeds import torch_generator
+from rayfl.data import Classes, ClientData, Images
 
 
 def data(samples=10, classes=4, prepare=None, size=6):
@@ -26,13 +26,13 @@ def batches(given, batch_size, epochs=1, seed=0):
 
 
 def prepared(prepare, pixels, generator=None):
-    """What a network sees of stored pixels."""
+    """Return the network inputs for stored pixels."""
     x, _ = prepare.batch(prepare.whole({"x": pixels, "y": torch.zeros(len(pixels))}), generator)
     return x
 
 
 def augmented(prepare, x, generator):
-    """Of normalised images [B, C, H, W]."""
+    """Augment normalised images [B, C, H, W]."""
     return prepare.batch({"x": x, "y": torch.zeros(len(x))}, generator)[0]
 
 
@@ -57,7 +57,7 @@ def test_batches_are_a_function_of_their_seed():
 
 @pytest.mark.parametrize(("steps", "sizes"), [(0, []), (2, [4, 4]), (3, [4, 4, 2]), (7, [4, 4, 2, 4, 4, 2, 4])])
 def test_as_many_batches_as_are_asked_for(steps, sizes):
-    """And the generator draws an order an epoch, and nothing beyond."""
+    """The generator draws one order per epoch and nothing else."""
     generator, expected = torch_generator(0, "batches"), torch_generator(0, "batches")
     orders = [torch.randperm(10, generator=expected) for _ in range(-(-steps // 3))]
     found = list(data(10).batches(steps, 4, generator))
@@ -69,7 +69,7 @@ def test_as_many_batches_as_are_asked_for(steps, sizes):
 
 
 def test_the_samples_names_stay_together():
-    """Other tensors than x and y travel too."""
+    """Tensors other than x and y are kept."""
 
     class Weighed(Images):
         def batch(self, samples, generator):
@@ -98,7 +98,7 @@ def test_the_label_set():
     assert (len(given), given.device) == (3, torch.device("cpu"))
 
 
-# from pixels to what a network sees
+# preprocessing of pixels
 
 
 def test_pixels_are_normalised_by_channel():
@@ -195,7 +195,7 @@ def test_images_are_resized_a_batch_at_a_time_and_alike_in_training_and_evaluati
 
 
 def test_augmented_in_order():
-    """As training batches are, each sample once: resized once, not twice."""
+    """Each sample is augmented once, like training batches, and resized once."""
     given = data(5, prepare=Images(scale=1.0, size=14, crop=1, flip=True), size=8)
     found = list(given.in_order(3, torch_generator(0, "test:noise")))
     generator = torch_generator(0, "test:noise")

@@ -1,4 +1,4 @@
-"""Data sets of texts, on made-up files: how they are cut, whose they are, what is refused, and what is kept on disk."""
+"""Text data sets on generated files: chunks, users, errors, and the token cache."""
 
 import json
 import lzma
@@ -22,7 +22,7 @@ from rayfl.testing.tiny import raised
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Of the files; what is tokenised is kept in a cache of the test's own."""
+    """Return the folder of the files. The token cache is a separate folder per test."""
     monkeypatch.setenv("RAYFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path))
     monkeypatch.setattr(cache, "_recent", {})
@@ -56,7 +56,7 @@ class TestOwnText(DataContract):
         self.data = {"name": "text", "train": write(folder / "a.csv", "text,label\n" + rows), "max_length": 6}
 
 
-# cutting
+# chunks
 
 
 def test_pieces_of_a_text_overlap_so_that_every_token_is_predicted_once():
@@ -164,11 +164,11 @@ def test_fewer_words_are_the_most_frequent_ones_in_order_of_appearance(folder):
 def test_another_text_than_wikitext_is_refused(folder):
     wikitext(folder)
     assert refused("wikitext2") == (
-        f"data: given 4 different words in {folder}/wikitext-2/train.txt; allowed: the 33277 of WikiText-2, or fewer "
-        "by data.vocabulary"
+        f"data: {folder}/wikitext-2/train.txt has 4 different words. Allowed: the 33277 of WikiText-2. Hint: reduce "
+        "them by data.vocabulary"
     )
     assert refused("wikitext2", vocabulary=4, rows=13) == (
-        "data.rows: given 13; allowed: at most 12, so that each row has something to predict"
+        "data.rows: 13 is not valid. Allowed: at most 12, one prediction per row"
     )
 
 
@@ -257,16 +257,16 @@ def test_the_first_rows_of_ag_news(folder):
     write(folder / "ag_news_csv/test.csv", NEWS)
     assert read("ag_news", file="train_subset.csv", rows=2).arrays().train["y"].tolist() == [2, 0]
     assert refused("ag_news", file="train_subset.csv", rows=5) == (
-        f"data.rows: given 5; allowed: at most 4, the texts in {folder}/ag_news_csv/train_subset.csv"
+        f"data.rows: 5 is not valid. Allowed: at most 4, the texts in {folder}/ag_news_csv/train_subset.csv"
     )
     message = refused("ag_news")
-    assert message.startswith(f"data: ag_news is not in {folder} (train_subset.csv is: data.file says which of the two")
+    assert message.startswith(f"data: ag_news is not in {folder} (but train_subset.csv is; select it by data.file)")
 
 
 def test_a_row_of_ag_news_that_is_broken(folder):
     write(folder / "ag_news_csv/train.csv", NEWS + '"5","x","y"\n')
     write(folder / "ag_news_csv/test.csv", NEWS)
-    assert "train.csv, whose row 5 is ['5', 'x', 'y']; allowed: a class from 1 to 4, a title" in refused("ag_news")
+    assert "train.csv is ['5', 'x', 'y']. Allowed: a class from 1 to 4, a title" in refused("ag_news")
 
 
 @pytest.mark.parametrize("header", ["label\tsentence", "sentence\tlabel", "label\tcontent"])
@@ -296,12 +296,12 @@ def test_missing_files_are_named(folder, name, files):
     assert read(name).offers["length"] in (20, 64, 128)
     wanted = "\n".join(f"  {folder / file}" for file in files)
     assert refused(name) == (
-        f"data: {name} is not in {folder}. Put there\n{wanted}\n"
-        "or name another folder by data.root or the environment variable RAYFL_DATA"
+        f"data: {name} is not in {folder}. Allowed: a folder with the files\n{wanted}\n"
+        "Hint: set another folder by data.root or the environment variable RAYFL_DATA"
     )
 
 
-# one's own
+# the user's own texts
 
 CSV = "text,label,who\ngood film,pos,ann\nbad film,neg,bob\ngood,pos,ann\nbad bad,neg,ann\nfilm,pos,bob\n"
 
@@ -321,7 +321,7 @@ def test_own_texts_of_a_csv(folder):
     assert data.offers["class_names"] == ("neg", "pos") and data.offers["ids"] == 8 and data.offers["classes"] == 2
 
 
-def test_a_tokenizer_cuts_within_its_marks_and_says_how_often(folder):
+def test_a_tokenizer_truncates_within_its_marks_and_warns(folder):
     train = write(folder / "a.csv", CSV)
     data = read("text", train=train, test=train, tokenizer=a_tokenizer(folder), max_length=3)
     with pytest.warns(UserWarning, match="data.max_length: 6 of 10 texts of text are longer than 3 tokens"):
@@ -346,7 +346,7 @@ def test_the_last_texts_of_a_user_are_held_out(folder):
     assert arrays.train["y"].tolist() == [1, 0, 1] and arrays.test["y"].tolist() == [0, 1]
 
 
-def test_of_every_class_a_part_is_held_out(folder):
+def test_a_part_of_every_class_is_held_out(folder):
     train = write(folder / "a.tsv", "text\tlabel\n" + "".join(f"text {i}\t{i % 2 + 1}\n" for i in range(20)))
     arrays = read("text", train=train).arrays()
     assert np.bincount(arrays.train["y"]).tolist() == [8, 8] and np.bincount(arrays.test["y"]).tolist() == [2, 2]
@@ -387,40 +387,43 @@ def test_leafs_files(folder):
 
 
 MISTAKES = {
-    "no such file": ({"train": "nowhere.csv"}, "data.train: given 'nowhere.csv'; allowed: an existing file"),
+    "no such file": (
+        {"train": "nowhere.csv"},
+        "data.train: the file 'nowhere.csv' does not exist. Allowed: an existing file",
+    ),
     "a file of another kind": (
         {"train": ("a.txt", "good")},
-        "data.train: given '{}/a.txt'; allowed: a file that ends in .csv, .tsv, .jsonl, .json",
+        "data.train: '{}/a.txt' is not valid. Allowed: a file that ends in .csv, .tsv, .jsonl, .json",
     ),
     "no such column": (
         {"train": ("a.csv", CSV), "label": "class"},
-        "data.label: given 'class', which {}/a.csv does not have; allowed: one of its columns 'text', 'label', 'who'",
+        "data.label: {}/a.csv has no column 'class'. Allowed: one of its columns 'text', 'label', 'who'",
     ),
     "an empty text": (
         {"train": ("a.csv", CSV + '" ",pos,ann\n')},
-        "data.text: given 1 empty texts, row 6 the first, in {}/a.csv; allowed: texts that are not empty",
+        "data.text: {}/a.csv has 1 empty texts (first: row 6). Allowed: texts that are not empty",
     ),
     "no text at all": (
         {"train": ("a.csv", "text,label\n")},
-        "data.text: given no texts, in {}/a.csv; allowed: texts that are not empty",
+        "data.text: {}/a.csv has no texts. Allowed: texts that are not empty",
     ),
     "a class without a text": (
         {"train": ("a.csv", "text,label\ngood,0\nbad,2\n")},
-        "data.label: given the classes [0, 2], but no text of class 1; allowed: whole numbers from 0 or 1 on, each "
-        "with a training text, or words",
+        "data.label: the classes are [0, 2], but there is no text of class 1. Allowed: words, or integers starting at "
+        "0 or 1 without gaps",
     ),
     "a class of the test set alone": (
         {"train": ("a.csv", CSV), "test": ("b.csv", "text,label\ngood,so\n")},
-        "data.test: given the class 'so', which no training text has; allowed: neg, pos",
+        "data.test: the class 'so' is not in the training set. Allowed: neg, pos",
     ),
     "too little to hold out": (
         {"train": ("a.csv", "text,label\ngood,so\n")},
-        "data.test_fraction: given 0.2 of 1 texts, which leaves 1 for training and 0 for testing; allowed: a share "
-        "that leaves some for both, or a file data.test",
+        "data.test_fraction: 0.2 of 1 texts gives 1 for training and 0 for testing. Allowed: at least one for each, or "
+        "a file data.test",
     ),
     "no tokenizer": (
         {"train": ("a.csv", CSV), "tokenizer": "nowhere"},
-        "data.tokenizer: given 'nowhere'; allowed: an existing folder",
+        "data.tokenizer: the folder 'nowhere' does not exist. Allowed: an existing folder",
     ),
 }
 
@@ -435,22 +438,19 @@ def test_mistakes_in_own_texts(folder, name):
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"text": \n'), ("a.json", '{"users": ["u"]}'), ("a.csv", "")])
 def test_files_that_cannot_be_read(folder, name, text):
     message = refused("text", train=write(folder / name, text))
-    assert (
-        message.startswith(f"data.train: given '{folder / name}', which cannot be read (")
-        and "allowed: UTF-8" in message
-    )
+    assert message.startswith(f"data.train: '{folder / name}' cannot be read (") and "Allowed: UTF-8" in message
 
 
 def test_tokenizers_that_cannot_be_read(folder):
     train = write(folder / "a.csv", CSV)
     (folder / "empty").mkdir()
     assert refused("text", train=train, tokenizer=str(folder / "empty")) == (
-        f"data.tokenizer: given '{folder}/empty', which has none of the files; allowed: a folder with tokenizer.json, "
-        "with vocab.json and merges.txt, or with vocab.txt"
+        f"data.tokenizer: the folder '{folder}/empty' has no tokenizer. Allowed: a folder with tokenizer.json, with "
+        "vocab.json and merges.txt, or with vocab.txt"
     )
     path = write(folder / "broken/tokenizer.json", "{}")
     message = refused("text", train=train, tokenizer=str(folder / "broken"))
-    assert message.startswith(f"data.tokenizer: given {path!r}, which cannot be read (Exception: ")
+    assert message.startswith(f"data.tokenizer: {path!r} cannot be read (Exception: ")
 
 
 def test_a_tokenizer_below_the_data_folder(folder):
@@ -459,7 +459,7 @@ def test_a_tokenizer_below_the_data_folder(folder):
     a_tokenizer(folder)
     assert read("sst2", tokenizer="small", max_length=3).arrays().test["x"].tolist() == [[2, 6, 3]]
     assert refused("sst2", tokenizer="large") == (
-        f"data.tokenizer: given 'large'; allowed: an existing folder, or a folder below {folder}"
+        f"data.tokenizer: the folder 'large' does not exist. Allowed: an existing folder, or a folder below {folder}"
     )
 
 
@@ -467,17 +467,17 @@ def test_padding_counts_only_where_there_is_a_token_for_it(folder):
     write(folder / "gpt/vocab.json", '{"a": 0, "b": 1}')
     write(folder / "gpt/merges.txt", "#version: 0.2\n")
     assert raised(lambda: read("shakespeare", tokenizer="gpt", padding="token").offers, ConfigError) == (
-        "data.padding: given 'token'; allowed: ignored, because the tokenizer has none for padding"
+        "data.padding: the tokenizer has no padding token. Allowed: ignored"
     )
 
 
-# what is kept on disk
+# token cache
 
 
 def counted(monkeypatch):
-    """How often texts were read."""
-    calls, made = [], base.TextData._made
-    monkeypatch.setattr(base.TextData, "_made", lambda self: calls.append(1) or made(self))
+    """Count how often texts are tokenised."""
+    calls, made = [], base.TextData._tokenised
+    monkeypatch.setattr(base.TextData, "_tokenised", lambda self: calls.append(1) or made(self))
     return calls
 
 
@@ -496,7 +496,7 @@ def test_texts_are_tokenised_once(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["text", "setting", "tokenizer", "version"])
-def test_other_content_is_tokenised_anew(folder, monkeypatch, change):
+def test_other_content_is_tokenised_again(folder, monkeypatch, change):
     calls, train, tokenizer = counted(monkeypatch), write(folder / "a.csv", CSV), a_tokenizer(folder)
     read("text", train=train, tokenizer=tokenizer).arrays()
     fields = {}
@@ -514,7 +514,7 @@ def test_other_content_is_tokenised_anew(folder, monkeypatch, change):
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:200] + b"?" + b[201:], lambda b: b""])
-def test_a_damaged_entry_is_made_anew(folder, monkeypatch, damage):
+def test_a_damaged_entry_is_replaced(folder, monkeypatch, damage):
     calls, train = counted(monkeypatch), write(folder / "a.csv", CSV)
     first = read("text", train=train).arrays()
     [path] = entries(folder)
@@ -526,13 +526,13 @@ def test_a_damaged_entry_is_made_anew(folder, monkeypatch, damage):
     assert entries(folder) == [path] and path.read_bytes() == good
 
 
-def test_a_folder_that_cannot_be_written_to_is_done_without(folder, monkeypatch):
+def test_a_folder_without_write_access_is_ignored(folder, monkeypatch):
     write(folder / "file", "")
     monkeypatch.setenv("RAYFL_CACHE", str(folder / "file"))
     assert len(read("text", train=write(folder / "a.csv", CSV), test_fraction=0.4).arrays().train["y"]) == 3
 
 
-def test_where_it_is_kept(monkeypatch):
+def test_the_folder_of_the_cache(monkeypatch):
     monkeypatch.delenv("RAYFL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert str(cache.cache_folder()) == "/somewhere/rayfl"
@@ -541,7 +541,7 @@ def test_where_it_is_kept(monkeypatch):
     assert str(cache.cache_folder()) == "/home/ann/.cache/rayfl"
 
 
-def test_what_is_kept_cannot_be_changed(folder):
+def test_cached_arrays_are_read_only(folder):
     corpus = read("text", train=write(folder / "a.csv", CSV)).corpus()
     with pytest.raises(ValueError, match="read-only"):
         corpus.train.tokens.ids[0] = 1

@@ -1,14 +1,14 @@
-"""Sequences of tokens: batches as long as they need to be, epochs by length, and what is hidden."""
+"""Sequences of tokens: lengths of batches, epochs by length, and hidden tokens."""
 
 import numpy as np
 import pytest
 import torch
 
+from rayfl.core.seeds import torch_generator
 from rayfl.data import Arrays, ClientData
-from rayfl.data.goal import NOTHING, Classes, MaskedTokens, NextToken
+from rayfl.data.goal import IGNORE_INDEX, Classes, MaskedTokens, NextToken
 from rayfl.data.synthetic_text import SyntheticText
 from rayfl.data.tokens import PAD, Following, Hidden, Sequences, TokenTask
-from rayfl.core.seeds import torch_generator
 from rayfl.testing.data import DataContract
 
 SMALL = {"name": "heterofl_transformer", "layers": 1, "heads": 2, "head_width": 4, "mlp": 8}
@@ -45,7 +45,7 @@ def draw(purpose="draw"):
 
 
 def of_lengths(lengths, width=40):
-    """Sequences whose tokens are their own number, and whose class is it too."""
+    """Return sequences whose tokens and class are their own index."""
     return {"x": padded(*([i] * n for i, n in enumerate(lengths)), width=width), "y": torch.arange(len(lengths))}
 
 
@@ -64,7 +64,7 @@ def test_the_next_token_is_the_label():
     data = client(Following("stored"), NextToken(9), x=padded([1, 2, 3], [4, 5], width=6))
     [(x, y)] = data.in_order(2)
     assert x.tolist() == [[1, 2], [4, 5]]
-    assert y.tolist() == [[2, 3], [5, NOTHING]]
+    assert y.tolist() == [[2, 3], [5, IGNORE_INDEX]]
 
 
 LENGTHS = [7, 1, 30, 12, 12, 3, 25, 8, 2, 19, 4]
@@ -88,7 +88,7 @@ def test_batches_by_length_are_of_neighbours_in_random_order():
     assert len(seen) > 1
 
 
-def test_what_is_left_over_by_lengths_is_random():
+def test_the_last_batch_by_lengths_is_random():
     data = client(Sequences(), Classes(5), **of_lengths([1, 2, 3, 4, 5]))
     last = {
         [y.tolist() for _, y in data.batches(3, 2, torch_generator(seed, "test:epoch"))][-1][0] for seed in range(30)
@@ -163,10 +163,10 @@ def test_padding_is_never_hidden():
     data = client(prepare, MaskedTokens(50), x=x, hidden=torch.ones_like(x, dtype=torch.uint8))
     for [(seen, y)] in (list(data.in_order(2)), list(data.batches(1, 2, draw()))):
         assert seen.tolist() == [[50, 50, 50, 50], [50, 50, 50, PAD]]
-        assert y.tolist() == [[50, 55, 56, 51], [50, 57, 51, NOTHING]]
+        assert y.tolist() == [[50, 55, 56, 51], [50, 57, 51, IGNORE_INDEX]]
 
 
-# what follows from a task
+# tasks
 
 
 @pytest.mark.parametrize(
@@ -178,14 +178,14 @@ def test_padding_is_never_hidden():
         (TokenTask("masked_lm", 30, 8, mask=4), 8, 30, 30, ["x", "hidden"]),
     ],
 )
-def test_what_a_data_set_says_of_its_task(task, stored, ids, classes, names):
+def test_members_of_a_data_set_for_its_task(task, stored, ids, classes, names):
     assert [*task.columns] == names and task.columns["x"].shape == (stored,)
     assert task.offers == {"task": task.name, "ids": ids, "classes": classes, "length": 8}
     split = task.split(np.zeros((2, stored), np.int32), np.zeros(2, np.int64), "set", "train")
     assert [*split] == names
 
 
-def test_what_is_hidden_follows_from_the_address():
+def test_hidden_tokens_depend_on_the_address():
     task, x = TokenTask("masked_lm", 30, 200), np.zeros((50, 200), np.int32)
     first, again, other = (task.split(x, None, *of)["hidden"] for of in (("a", "train"), ("a", "train"), ("a", "test")))
     assert np.array_equal(first, again) and not np.array_equal(first, other) and 0.13 < first.mean() < 0.17

@@ -71,14 +71,16 @@ def test_later_rounds_are_forgotten_if_an_earlier_one_is_whole(tmp_path):
     for round in (3, 6):
         write(tmp_path, round, CONFIG, state(round))
     assert not forget_after(tmp_path, 6, "why")
-    with pytest.raises(ConfigError, match="^why; no whole checkpoint in .* is of an earlier round; put back a copy"):
+    with pytest.raises(
+        ConfigError, match="^why; .* has no valid checkpoint of an earlier round. Hint: restore the file"
+    ):
         forget_after(tmp_path, 2, "why")
     assert names(tmp_path) == ["round-000003", "round-000006"]
     assert forget_after(tmp_path, 5, "why")
     assert names(tmp_path) == ["round-000003"]
     write(tmp_path, 6, CONFIG, state(6))
     flip_a_bit(tmp_path / "round-000003" / "state.safetensors")
-    with pytest.raises(ConfigError, match="no whole checkpoint"):
+    with pytest.raises(ConfigError, match="no valid checkpoint"):
         forget_after(tmp_path, 5, "why")
 
 
@@ -94,8 +96,8 @@ def test_a_crash_while_writing_leaves_the_old_one(tmp_path, monkeypatch):
             with pytest.raises(NotWritten) as error:
                 write(tmp_path, 2, CONFIG, state(2))
         assert str(error.value) == (
-            f"{tmp_path}/round-000002: the checkpoint of round 2 cannot be written: no space left on device; "
-            "--resume goes on once the disk takes it"
+            f"{tmp_path}/round-000002: the checkpoint of round 2 cannot be written: no space left on device. "
+            "Hint: --resume once the disk works"
         )
         assert os.listdir(tmp_path) == ["round-000001"]
         assert latest(tmp_path, CONFIG, pytest.fail).round == 1
@@ -120,6 +122,19 @@ def test_checkpoints_of_rounds_that_are_made_again_go(tmp_path):
     assert names(tmp_path) == ["round-000004", "round-000005"]
 
 
+def test_files_have_the_permissions_of_new_files(tmp_path):
+    """safetensors and tempfile create files that only their owner can read."""
+    before = os.umask(0o026)
+    try:
+        client_states = ClientStates(tmp_path / "client_states")
+        client_states.put(3, 0, {"w": torch.ones(2)})
+        write(tmp_path / "checkpoints", 1, CONFIG, state(1), client_states)
+    finally:
+        os.umask(before)
+    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in tmp_path.rglob("*") if file.is_file()}
+    assert modes == dict.fromkeys(("3-0.safetensors", "state.safetensors", "kept.npy", "manifest.json"), "0o640")
+
+
 def test_a_round_that_was_written_before_is_replaced(tmp_path):
     write(tmp_path, 1, CONFIG, state(1))
     write(tmp_path, 1, CONFIG, state(2))
@@ -134,25 +149,47 @@ def kept(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda path: flip_a_bit(path / "state.safetensors"), "{path}/state.safetensors: its SHA-256 is not"),
-        (lambda path: truncate(path / "state.safetensors"), "{path}/state.safetensors: its SHA-256 is not"),
-        (lambda path: (path / "state.safetensors").unlink(), "{path}: not a whole checkpoint: "),
-        (lambda path: (path / "manifest.json").unlink(), "{path}: not a whole checkpoint: "),
-        (lambda path: truncate(path / "manifest.json"), "{path}: not a whole checkpoint: "),
-        (lambda path: (path / "manifest.json").write_text("[]"), "{path}: not a whole checkpoint: "),
-        (lambda path: (path / "manifest.json").write_text("{}"), "{path}: not a whole checkpoint: "),
-        (lambda path: flip_a_bit(path / "kept.npy"), "{path}/kept.npy: its SHA-256 is not the manifest's"),
+        (lambda path: flip_a_bit(path / "state.safetensors"), "{path}/state.safetensors: the SHA-256 differs"),
+        (lambda path: truncate(path / "state.safetensors"), "{path}/state.safetensors: the SHA-256 differs"),
+        (lambda path: (path / "state.safetensors").unlink(), "{path}: the checkpoint is incomplete or damaged: "),
+        (lambda path: (path / "manifest.json").unlink(), "{path}: the checkpoint is incomplete or damaged: "),
+        (lambda path: truncate(path / "manifest.json"), "{path}: the checkpoint is incomplete or damaged: "),
+        (lambda path: (path / "manifest.json").write_text("[]"), "{path}: the checkpoint is incomplete or damaged: "),
+        (lambda path: (path / "manifest.json").write_text("{}"), "{path}: the checkpoint is incomplete or damaged: "),
+        (
+            lambda path: (path / "manifest.json").write_text("[" * 100_000),
+            "{path}: the checkpoint is incomplete or damaged: maximum recursion depth exceeded",
+        ),
+        (lambda path: flip_a_bit(path / "kept.npy"), "{path}/kept.npy: the SHA-256 differs from the manifest's"),
         (
             lambda path: flip_a_bit(kept(path)),
-            "{path.parent}/kept/3-1.safetensors: its SHA-256 is not the one that {path}",
+            "{path.parent}/kept/3-1.safetensors: the SHA-256 differs from the one in {path}",
         ),
-        (lambda path: kept(path).unlink(), "{path}: not a whole checkpoint: .*3-1.safetensors"),
-        (lambda path: becomes_a_pipe(path / "state.safetensors"), "{path}: not a whole checkpoint: .* neither a file"),
-        (lambda path: becomes_a_pipe(path / "manifest.json"), "{path}: not a whole checkpoint: .* neither a file"),
-        (lambda path: becomes_endless(kept(path)), "{path}: not a whole checkpoint: .* neither a f"),
+        (lambda path: kept(path).unlink(), "{path}: the checkpoint is incomplete or damaged: .*3-1.safetensors"),
+        (
+            lambda path: becomes_a_pipe(path / "state.safetensors"),
+            "{path}: the checkpoint is incomplete or damaged: .* neither a file",
+        ),
+        (
+            lambda path: becomes_a_pipe(path / "manifest.json"),
+            "{path}: the checkpoint is incomplete or damaged: .* neither a file",
+        ),
+        (lambda path: becomes_endless(kept(path)), "{path}: the checkpoint is incomplete or damaged: .* neither a f"),
     ],
     ids=[
-        *("bit", "truncated", "no state", "no manifest", "cut manifest", "list", "empty", "names", "carry", "no carry"),
+        *(
+            "bit",
+            "truncated",
+            "no state",
+            "no manifest",
+            "cut manifest",
+            "list",
+            "empty",
+            "brackets",
+            "names",
+            "carry",
+            "no carry",
+        ),
         *("pipe", "manifest is a pipe", "endless"),
     ],
 )
@@ -168,7 +205,17 @@ def test_a_damaged_one_is_passed_over_and_said(damage, said, tmp_path):
     assert_same(found.state, state(1))
     [line] = heard
     assert re.match(said.format(path=newest), line)
-    assert line.endswith("; going back to the checkpoint before it")
+    assert line.endswith(". Using the checkpoint before it")
+
+
+@pytest.mark.parametrize("content", ["x", None], ids=["file", "broken link"])
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path, content):
+    folder = tmp_path / "checkpoints"
+    folder.symlink_to(tmp_path / "nowhere") if content is None else folder.write_text(content)
+    for use in (complete, lambda folder: latest(folder, CONFIG, pytest.fail)):
+        with pytest.raises(ConfigError) as error:
+            use(folder)
+        assert str(error.value) == f"{folder}: this is not a folder. Allowed: a folder. Hint: restore a copy of it"
 
 
 def test_who_wants_the_state_alone_reads_nothing_that_clients_keep(tmp_path):
@@ -209,9 +256,9 @@ def test_if_none_is_whole_the_run_does_not_start_anew_by_itself(tmp_path):
     with pytest.raises(DamagedCheckpoint) as error:
         latest(tmp_path, CONFIG, pytest.fail)
     assert str(error.value) == (
-        f"{tmp_path}: none of its 2 checkpoints is whole; start anew:\n"
-        f"  {tmp_path}/round-000002/state.safetensors: its SHA-256 is not the manifest's\n"
-        f"  {tmp_path}/round-000001/state.safetensors: its SHA-256 is not the manifest's"
+        f"{tmp_path}: all 2 checkpoints are damaged. Hint: start again:\n"
+        f"  {tmp_path}/round-000002/state.safetensors: the SHA-256 differs from the manifest's\n"
+        f"  {tmp_path}/round-000001/state.safetensors: the SHA-256 differs from the manifest's"
     )
 
 
@@ -226,8 +273,8 @@ def test_what_an_older_rayfl_wrote_is_refused(said, tmp_path):
         latest(tmp_path, CONFIG, pytest.fail)
     assert not isinstance(error.value, DamagedCheckpoint)
     assert str(error.value) == (
-        f"{path}: a checkpoint of version {said.get('version', 1)}, which an older rayfl wrote; allowed: one of "
-        "version 3. Go on with the rayfl that wrote it, or start anew in another folder"
+        f"{path}: the checkpoint has version {said.get('version', 1)}. Allowed: version 3. Hint: continue with the "
+        "rayfl that wrote it, or start again in another folder"
     )
 
 
@@ -261,7 +308,7 @@ def test_a_manifest_that_says_something_else_is_passed_over(changes, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     heard = []
     assert latest(tmp_path, CONFIG, heard.append).round == 1
-    assert heard == [f"{file}: its SHA-256 is not the one that it says; going back to the checkpoint before it"]
+    assert heard == [f"{file}: the SHA-256 differs from the one inside the file. Using the checkpoint before it"]
 
 
 def test_a_checkpoint_in_the_folder_of_another_round_is_passed_over(tmp_path):
@@ -270,7 +317,7 @@ def test_a_checkpoint_in_the_folder_of_another_round_is_passed_over(tmp_path):
     heard = []
     assert latest(tmp_path, CONFIG, heard.append).round == 1
     assert heard == [
-        f"{tmp_path}/round-000003: the checkpoint of round 2, in the folder of another round; going back to the "
+        f"{tmp_path}/round-000003: the folder contains the checkpoint of another round, 2. Using the "
         "checkpoint before it"
     ]
 
@@ -282,7 +329,7 @@ def test_a_run_goes_on_with_more_rounds_and_not_with_another_rate(tmp_path):
     longer = simulate(tiny(rounds=2, run={"checkpoint_seconds": 1}), tmp_path / "b")
     assert longer.restore(tmp_path / "checkpoints") == (1, []) and not longer.done
     other = simulate(tiny(training={"lr": 0.5}), tmp_path / "c")
-    with pytest.raises(ConfigError, match="it differs in\n  training.lr: 0.05 -> 0.5\n"):
+    with pytest.raises(ConfigError, match="Differences:\n  training.lr: 0.05 -> 0.5\n"):
         other.restore(tmp_path / "checkpoints")
 
 
@@ -292,10 +339,10 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path):
     with pytest.raises(ConfigError) as error:
         latest(tmp_path, other, pytest.fail)
     assert str(error.value) == (
-        f"{path}: a checkpoint of another configuration; it differs in\n"
+        f"{path}: the checkpoint has another configuration. Differences:\n"
         "  training.clip: None -> 1.0\n"
         "  training.lr: 0.1 -> 0.2\n"
-        "resume with the configuration that wrote it, or choose another output folder"
+        "Hint: resume with the configuration that wrote it, or choose another output folder"
     )
 
 

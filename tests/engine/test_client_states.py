@@ -190,9 +190,9 @@ def test_a_carry_that_the_disk_does_not_take(tmp_path):
         with small_files(), pytest.raises(NotWritten) as error:
             client_states.put(client, 7, {"w": torch.zeros(1000)})
         assert str(error.value).startswith(
-            f"{tmp_path}/{client}-7.safetensors: what client {client} keeps of round 8 cannot be written: "
+            f"{tmp_path}/{client}-7.safetensors: the state of client {client} after round 8 cannot be written: "
         )
-        assert str(error.value).endswith("; --resume goes on once the disk takes it")
+        assert str(error.value).endswith(". Hint: --resume once the disk works")
     assert os.listdir(tmp_path) == ["3-0.safetensors"]
     assert client_states.get(3)["w"].tolist() == [1, 1] and client_states.get(4) is None
 
@@ -240,7 +240,7 @@ def test_a_sum_is_of_what_was_kept_not_of_what_a_bad_disk_made_of_it(tmp_path):
         path = write(tmp_path / "checkpoints", round, CONFIG, state(round), client_states)
         if round == 1:
             flip_a_bit(client_states.files[3])
-    with pytest.raises(DamagedCheckpoint, match="3-0.safetensors: its SHA-256 is not the one that .*kept.npy says"):
+    with pytest.raises(DamagedCheckpoint, match="3-0.safetensors: the SHA-256 differs from the one in .*kept.npy"):
         read(path)
 
 

@@ -106,7 +106,7 @@ def test_a_ray_that_never_starts_in_time_says_what_to_do(monkeypatch):
     calls = starting(monkeypatch, 9)
     with pytest.raises(RuntimeError) as error:
         module._started()
-    said = "in 3 attempts (The current node timed out during startup): it is too busy. Try again when it is less so;"
+    said = "in 3 attempts (The current node timed out during startup): the machine is too busy. Hint: try again later;"
     assert said in str(error.value) and "--set run.executor=serial" in str(error.value)
     assert calls == ["started", "killed"] * 3
 
@@ -115,12 +115,12 @@ def test_what_ray_says_of_a_dead_node_is_a_line_beside_the_results(capsys):
     died = "The node with address: 10.0.0.3 has been marked dead because of it. This can happen when a \t"
     log = "Raylet is terminated. Termination is unexpected. Its logs:\n    - bytes in use: 370910\n"
     for text in (died + "(1) raylet crashes\n", log):
-        module._said_by_ray({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+        module._print_message({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "Ray says: The node with address: 10.0.0.3 has been marked dead because of it",
-        "Ray says: Raylet is terminated",
+        "Ray reports: The node with address: 10.0.0.3 has been marked dead because of it",
+        "Ray reports: Raylet is terminated",
     ]
 
 
@@ -150,14 +150,14 @@ def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
 )
 def test_actors_that_do_not_fit(ray_cluster, tmp_path, asked, said):
     assert refused(tmp_path, **asked) == (
-        f"run: {said}: this machine has 4 CPUs and 0 GPUs; lower run.actors, run.cpus or run.gpus"
+        f"run: {said}: this machine has 4 CPUs and 0 GPUs. Hint: lower run.actors, run.cpus or run.gpus"
     )
 
 
 @pytest.mark.ray
 def test_a_server_that_does_not_fit(ray_cluster, tmp_path):
     assert refused(tmp_path, server_cpus=99) == (
-        "run.server_cpus: given 99; allowed: at most 4, the CPUs of the node that this runs on"
+        "run.server_cpus: 99 is not valid. Allowed: at most 4, the CPUs of this node"
     )
 
 
@@ -181,7 +181,10 @@ def test_auto_leaves_room_for_the_server(ray_cluster, tmp_path):
 @pytest.mark.ray
 def test_a_dead_server_is_said_in_a_sentence(ray_cluster, tmp_path):
     spec = tiny(run={"executor": "ray", "actors": 1})
-    said = "^the run's server actor died; the same command with --resume goes on from the last checkpoint. Ray says: "
+    said = (
+        "the run's server actor died. Run the same command with --resume to continue from the last checkpoint\n"
+        "Ray reports: The actor "
+    )
     with pytest.raises(RuntimeError, match=said), running(spec, spec.data.arrays(), tmp_path, None) as remote:
         ray.kill(remote.server)
         remote.step()

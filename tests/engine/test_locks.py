@@ -54,7 +54,7 @@ def dead() -> int:
 def test_who_holds_a_folder_is_said_until_it_is_dead(other, tmp_path):
     assert json.loads((tmp_path / "lock").read_text()) == {"host": socket.gethostname(), "pid": other.pid}
     assert refusal(tmp_path) == (
-        f"{tmp_path}: process {other.pid} on {socket.gethostname()} works in it; wait until that ended, or give "
+        f"{tmp_path}: process {other.pid} on {socket.gethostname()} is using the folder. Hint: wait for it, or choose "
         "another folder"
     )
     other.kill()
@@ -90,8 +90,8 @@ def test_a_copy_of_a_lock_holds_nothing(tmp_path):
 def test_of_another_host_nobody_can_tell(tmp_path):
     says(tmp_path, host="elsewhere", pid=7)
     assert refusal(tmp_path) == (
-        f"{tmp_path}: process 7 on elsewhere works in it, or died; if no process works in it any more, remove "
-        f"{tmp_path}/lock; else wait until that ended, or give another folder"
+        f"{tmp_path}: process 7 on elsewhere is using the folder, or died. Hint: remove {tmp_path}/lock if that "
+        "process has ended, otherwise wait for it or choose another folder"
     )
     (tmp_path / "lock").unlink()
     with locked(tmp_path):
@@ -104,10 +104,10 @@ def test_without_locks_of_the_file_system_what_the_file_says_counts(tmp_path, mo
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     says(tmp_path)
-    assert "works in it; wait" in refusal(tmp_path)
+    assert "is using the folder. Hint: wait" in refusal(tmp_path)
     says(tmp_path, pid=dead())
     with locked(tmp_path):
-        assert "works in it; wait" in refusal(tmp_path)
+        assert "is using the folder. Hint: wait" in refusal(tmp_path)
 
 
 def test_what_was_made_for_it_goes_if_it_stays_empty(tmp_path):

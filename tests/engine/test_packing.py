@@ -73,8 +73,8 @@ def test_a_package_that_is_too_large(mine, monkeypatch):
         plugins.packed(tiny(method="mine.methods:Mine"))
     size, given = sum(len(SOURCES[name]) for name in SHIPPED), f"{mine / 'mine'}, {mine / 'neighbour.py'}"
     assert str(error.value) == (
-        f"packages of your own: given {given} of {size} bytes in all; allowed: at most 100 bytes, because they are "
-        "sent to every process; take data out of them, or install them on every node"
+        f"your own packages: {given} have {size} bytes. Allowed: at most 100 bytes, because they are sent to every "
+        "process. Hint: move data out of them, or install them on every node"
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 
 import numpy as np
 import pytest
@@ -106,9 +107,15 @@ def test_of_many_networks_only_those_in_flight_are_there(pool, tmp_path, monkeyp
 def test_a_client_that_kills_every_actor_ends_the_run(pool, tmp_path):
     simulation = on_ray(pool, faulty(tmp_path, "die", times=9), tmp_path)
     size = int(simulation.data.train.sizes[4])
-    said = rf"train: clients \[4\] with \[{size}\] samples, round 1: failed 3 times"
-    with pytest.raises(JobFailed, match=said):
+    with pytest.raises(JobFailed) as failed:
         simulation.run_round()
+    first, *more = str(failed.value).splitlines()
+    assert re.fullmatch(
+        r"a client actor died; its log is /.*\.err on node [0-9a-f]{8} "
+        rf"\(in all 3 attempts at: train, clients \[4\] with \[{size}\] samples, round 1\)",
+        first,
+    )
+    assert any(line.startswith("Ray reports: ActorDiedError: ") for line in more)
     # an actor may take the answer of the job before with it, and that job then counts as the one that failed
     assert 3 <= len(set(pids(tmp_path))) <= 5
 
@@ -119,7 +126,10 @@ def test_an_exception_in_a_client_ends_the_run_after_a_try_on_another_actor(pool
         simulation.run_round()
     size = int(simulation.data.train.sizes[4])
     said = str(failed.value)
-    assert f"client 4 (capacity 0.1, {size} samples) failed in round 1" in said
+    assert said.splitlines()[0] == (
+        f"method faulty, local_update, client 4: ArithmeticError: on purpose (round 1, capacity 0.1, {size} samples) "
+        f"(in all 2 attempts at: train, clients [4] with [{size}] samples, round 1)"
+    )
     assert "Traceback" in said and "in _fail" in said and "ArithmeticError: on purpose" in said
     assert len(set(pids(tmp_path))) == 2
     assert pool.deaths == 0
@@ -130,7 +140,7 @@ def test_what_a_user_did_wrong_is_said_as_it_is(pool, tmp_path):
     simulation = on_ray(pool, faulty(tmp_path, "refuse", times=9), tmp_path)
     with pytest.raises(ConfigError) as refused:
         simulation.run_round()
-    assert str(refused.value) == "method.client: given a client; allowed: nobody"
+    assert str(refused.value) == "method.client: a client is not valid. Allowed: nobody"
     assert len(pids(tmp_path)) == 1
 
 
@@ -154,6 +164,20 @@ def test_the_very_first_job_hangs(actors, group, tmp_path, monkeypatch):
         for method in (faulty(tmp_path, "hang").method, PersonalHead())
     )
     assert result(on_ray(pool, hangs, tmp_path / "hangs")) == result(simulate(well, tmp_path / "serial"))
+    assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
+
+
+def test_a_process_that_stops_in_its_first_job_is_replaced(actors, group, tmp_path, monkeypatch):
+    """Long before the limit of a first job: its process gives no sign of life."""
+    pool = resized(actors, group, 1)
+    monkeypatch.setattr(executor, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(executor, "BEAT_SECONDS", 0.5)
+    monkeypatch.setattr(executor, "SILENT_SECONDS", 2.0)
+    stops, well = (
+        tiny(method=method, clients={"capacities": [0.3], "cohort": 6}, run={"chunk": 6})
+        for method in (faulty(tmp_path, "stop").method, PersonalHead())
+    )
+    assert result(on_ray(pool, stops, tmp_path / "stops")) == result(simulate(well, tmp_path / "serial"))
     assert (pool.deaths, len(pids(tmp_path))) == (1, 1)
 
 
@@ -203,8 +227,7 @@ def test_actors_that_never_start_end_the_run(pool, tmp_path, monkeypatch):
     with pytest.raises(JobFailed) as failed:
         simulation.run_round()
     assert str(failed.value) == (
-        "a client actor failed to start 3 times in a row; the last time: AttributeError: 'str' object has no attribute "
-        "'method'"
+        "a client actor failed to start 3 times. The last error: AttributeError: 'str' object has no attribute 'method'"
     )
 
 

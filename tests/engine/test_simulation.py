@@ -11,9 +11,9 @@ from rayfl.clients import Population
 from rayfl.core.net import Net
 from rayfl.core.seeds import stream
 from rayfl.core.tensors import leaves
+from rayfl.engine.checked import MethodFailed
 from rayfl.engine.files import checksum
 from rayfl.engine.simulation import Chunk, RefusedUpdate, Simulation
-from rayfl.engine.worker import ClientFailed
 from rayfl.methods.base import Visit
 from rayfl.metrics import EVALUATED
 
@@ -154,11 +154,12 @@ def troubled(trouble, client=0, **sections):
 def test_a_failing_client_is_named(tmp_path):
     simulation = simulate(troubled("raise"), tmp_path)
     samples = len(simulation.data.train[0])
-    with pytest.raises(ClientFailed) as error:
+    with pytest.raises(MethodFailed) as error:
         simulation.run_round()
     message = str(error.value)
     assert message.startswith(
-        f"client 0 (capacity 0.3, {samples} samples) failed in round 1:\nTraceback (most recent call last):"
+        "method troubled, local_update, client 0: ArithmeticError: on purpose "
+        f"(round 1, capacity 0.3, {samples} samples)\nTraceback (most recent call last):\n"
     )
     assert message.rstrip().endswith("ArithmeticError: on purpose")
 
@@ -197,6 +198,6 @@ def test_a_bad_update_stops_the_run_if_asked(tmp_path):
     with pytest.raises(RefusedUpdate) as error:
         simulate(troubled("nan", client=4, updates={"policy": "stop"}), tmp_path).run_round()
     assert str(error.value) == (
-        "round 1: the update of client 4 is not finite; "
-        "lower training.lr, or set updates.policy: refuse to go on without it"
+        "round 1: the update of client 4 is not finite. "
+        "Hint: lower training.lr, or set updates.policy: refuse to continue without it"
     )

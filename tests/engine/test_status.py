@@ -116,7 +116,7 @@ def test_actors_spread_over_nodes_and_gpus_as_asked_and_the_cluster_says_where(r
     assert said.returncode == 0, said.stderr
     printed = json.loads(said.stdout)
     assert [run["places"] for run in printed["runs"]] == [
-        [{"node": p.node, "gpus": list(p.gpus)} for p in found.places]
+        [{"node": p.node, "gpus": list(p.gpus), "log": p.log} for p in found.places]
     ]
     assert printed["trials"] == {str(tmp_path / "ray"): {"running": 1}}
     assert [node["gpus_taken"] for node in printed["nodes"]] == [0, 1, 1]
@@ -158,7 +158,7 @@ def test_nodes_that_do_not_see_the_output_are_named_before_the_first_trial(rayle
         blind.terminate()
         blind.wait()
     assert code == 2
-    assert f"given {output / 'small'}, which these nodes do not see as the node of this command does: " in printed
+    assert f"--output: {output / 'small'} is not shared with these nodes: " in printed
     assert not (output / "small").exists()
 
 
@@ -168,12 +168,12 @@ def test_a_node_that_joined_later_says_it_itself(ray_cluster, tmp_path):
         require_shared(tmp_path / "runs")
         (tmp_path / "runs" / "run.json").touch()
     require_seen(tmp_path / "runs" / "run.json")
-    with pytest.raises(ConfigError, match="elsewhere, .* --storage s3://BUCKET/FOLDER for what trials leave"):
+    with pytest.raises(ConfigError, match="elsewhere .* --storage s3://BUCKET/FOLDER for the files of trials"):
         require_seen(tmp_path / "elsewhere" / "run.json")
 
 
 @pytest.mark.ray
 def test_without_a_cluster_there_is_nothing_to_ask(start, tmp_path):
     code, printed = start("status", "--address", "127.0.0.1:1").finish()
-    assert (code, printed.startswith("error: --address 127.0.0.1:1: no Ray head answers there")) == (2, True)
+    assert (code, printed.startswith("error: --address 127.0.0.1:1: no Ray head answers at this address")) == (2, True)
     assert os.listdir(tmp_path) == []

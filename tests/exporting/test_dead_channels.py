@@ -229,5 +229,5 @@ def test_sizes_of_single_axes():
     shapes = Net(model, 0.5, sizes=(("conv2", 50),)).layout.shapes
     assert (shapes["conv1.weight"], shapes["conv2.weight"]) == ((10, 1, 5, 5), (50, 10, 5, 5))
     for size in (0, 51):
-        with pytest.raises(ValueError, match=f"Net.sizes: given {size} for the axis 'conv2'; allowed: 1 to 50"):
+        with pytest.raises(ValueError, match=f"Net.sizes: {size} is not valid for the axis 'conv2'. Allowed: 1 to 50"):
             Net(model, sizes=(("conv2", size),)).build()

@@ -11,6 +11,7 @@ from helpers import NESTED, run, simulate, tiny
 from safetensors.torch import load_file
 from torch import nn
 
+import rayfl
 from rayfl.config import ConfigError
 from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator, torch_scope
@@ -63,6 +64,7 @@ def test_plain_torch_runs_it(finished, tmp_path):
     subprocess.run([sys.executable, "-c", PLAIN_TORCH, tmp_path / "to"], check=True)
     with torch.no_grad():
         torch.testing.assert_close(torch.load(tmp_path / "to" / "y.pt"), module(x))
+    assert len({file.stat().st_mode for file in (tmp_path / "to").iterdir()}) == 1
     state = load_file(tmp_path / "to" / "model.safetensors")
     assert sum(t.numel() for n, t in state.items() if "running" not in n) == sum(p.numel() for p in module.parameters())
     assert any("running_mean" in name for name in state)
@@ -120,7 +122,7 @@ def test_a_masked_network_is_exported_without_the_filters_that_are_not_there(tmp
     after = 11 * 25 + 26 * 11 * 25 + 251 * 26 + 4 * 251
     config, state = json.loads((to / "config.json").read_text()), load_file(to / "model.safetensors")
     nonzero = sum(int(t.count_nonzero()) for t in state.values())
-    assert said == [f"{before:,} -> {after:,} parameters, {nonzero:,} of them not 0; 282 of 570 filters removed"]
+    assert said == [f"{before:,} -> {after:,} parameters, {nonzero:,} of them nonzero; 282 of 570 filters removed"]
     assert config["parameters"] == after == sum(t.numel() for t in state.values())
     assert config["nonzero"] == nonzero < after
     assert (config["filters"], config["removed"], config["zeros"]) == (570, 282, 0)
@@ -146,8 +148,8 @@ def test_a_network_that_makes_something_of_zeros_stays_whole(tmp_path):
     of_mask = {"nonzero": 430_500 - 250 * 800, "filters": 500, "removed": 0, "zeros": 250}
     assert of_mask.items() < config.items() and config["net"]["sizes"] == []
     assert said == [
-        "all filters stay: without the pruned ones model lenet5_caffe answers otherwise",
-        "430,500 -> 430,500 parameters, 230,500 of them not 0; 0 of 500 filters removed",
+        "no filters removed: without the pruned ones, model lenet5_caffe gives other outputs",
+        "430,500 -> 430,500 parameters, 230,500 of them nonzero; 0 of 500 filters removed",
     ]
 
 
@@ -161,19 +163,19 @@ def test_filters_that_stay_are_said(tmp_path):
     assert said[1].startswith("1 pruned filters stay: ") and said[1].endswith("or a class needs them")
 
 
-def test_a_network_that_nobody_has_trained_is_said(tmp_path):
-    simulation, said = simulate(tiny(method="standalone", rounds=1), tmp_path / "run"), []
-    simulation.client_states.put(0, 0, {"own": simulation.method.prefix(0.2).take(simulation.method.task.initial())})
-    for i, client in enumerate((None, 1, 0)):
-        export_submodel(simulation.deployment(0.2, client), tmp_path / str(i), {}, said.append)
-    assert said == 2 * [
-        "every client has a network of its own, and this one nobody has trained; give a client who has taken part"
+def test_an_untrained_network_is_noted(tmp_path):
+    experiment, notes = tiny(method="standalone", rounds=1, clients={"cohort": 1}), []
+    rayfl.run(experiment, tmp_path / "run")
+    [trained] = experiment.clients.sample(experiment.seed, 0)
+    for client in (None, (trained + 1) % 4, trained):
+        rayfl.export(tmp_path / "run", 0.2, tmp_path / str(client), client, notify=notes.append)
+    assert notes == [
+        f"this network is untrained: method standalone trains a personal network per client, and {reason}"
+        for reason in ("no client is given", f"client {(trained + 1) % 4} has not taken part yet")
     ]
 
 
-def test_a_folder_that_is_not_empty_is_refused(finished, tmp_path):
-    simulation, _ = finished
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is not empty; give a new folder"):
-        export_submodel(simulation.deployment(0.2), tmp_path, {}, pytest.fail)
-    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
+    rayfl.run(tiny(rounds=1), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"run: the folder is not empty\. Allowed: a new or empty folder"):
+        rayfl.export(tmp_path / "run", 0.2, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases hear what a run's lines say."""
+"""Loggers: TensorBoard and Weights & Biases receive all metrics."""
 
 import importlib.machinery
 import importlib.util
@@ -18,19 +18,19 @@ from rayfl.listeners.tracking import name_of, numbers
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A module that remembers what it is told."""
+    """Return a fake module that records calls."""
     module = ModuleType("wandb")
     module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-    told = []
+    calls = []
 
     def init(**options):
-        told.append(("init", options))
+        calls.append(("init", options))
         return SimpleNamespace(
-            log=lambda values, step: told.append(("log", step, values)),
-            finish=lambda exit_code: told.append(("finish", exit_code)),
+            log=lambda values, step: calls.append(("log", step, values)),
+            finish=lambda exit_code: calls.append(("finish", exit_code)),
         )
 
-    module.__dict__.update(init=init, Settings=lambda **options: options, told=told)
+    module.__dict__.update(init=init, Settings=lambda **options: options, calls=calls)
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -38,15 +38,15 @@ def wandb(monkeypatch):
 def test_wandb_gets_every_number_of_every_line(wandb, tmp_path):
     experiment = tiny(rounds=3, listeners=[{"name": "wandb", "project": "mine", "mode": "offline"}])
     result = rayfl.run(experiment, tmp_path / "run")
-    (_, options), *logged, last = wandb.told
+    (_, options), *logged, last = wandb.calls
     assert options["id"] == result.folder.id and options["name"] == "run" and options["config"] == experiment.plain()
     assert (options["project"], options["mode"], options["dir"]) == ("mine", "offline", tmp_path / "run")
     assert logged == [("log", line["round"], numbers(line)) for line in result.lines]
     assert "accuracy_mean" in logged[-1][2] and "round" not in logged[-1][2] and last == ("finish", 0)
     rayfl.run(experiment.with_(rounds=4), tmp_path / "run", resume=True)
-    again = [entry for entry in wandb.told if entry[0] == "init"][1][1]
+    again = [entry for entry in wandb.calls if entry[0] == "init"][1][1]
     assert (again["id"], again["resume"]) == (result.folder.id, "allow")
-    assert wandb.told[-2][:2] == ("log", 4)
+    assert wandb.calls[-2][:2] == ("log", 4)
 
 
 def test_tensorboard_has_every_number_of_every_line(tmp_path):
@@ -63,18 +63,20 @@ def test_tensorboard_has_every_number_of_every_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard"])
-def test_a_library_that_is_not_there_is_named_before_anything_starts(monkeypatch, name):
+def test_a_missing_library_is_reported_before_the_run(monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda library: None)
     with pytest.raises(ConfigError) as error:
         read_experiment(TINY | {"listeners": [name]}, "exp.yaml")
-    assert f"with the package {name}, which is not installed; pip install 'rayfl[{name}]'" in str(error.value)
+    assert f"the package {name} is not installed. Hint: pip install 'rayfl[{name}]'" in str(error.value)
     assert name in LISTENERS_KIND.known()
 
 
 def test_a_trial_needs_a_folder_for_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     config = tiny().plain()
-    with pytest.raises(ConfigError, match="listeners: tensorboard.folder: given nothing; allowed: a folder"):
+    with pytest.raises(
+        ConfigError, match="listeners: tensorboard.folder: a value is required in a sweep. Allowed: a folder"
+    ):
         LISTENERS_KIND.read("tensorboard", "listeners").on_start(config, None, 0)
     listener = LISTENERS_KIND.read({"name": "tensorboard", "folder": str(tmp_path)}, "listeners")
     listener.on_start(config, None, 0)
@@ -83,7 +85,7 @@ def test_a_trial_needs_a_folder_for_tensorboard(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [name_of(config, None)]
 
 
-def test_trials_have_names_of_their_own(tmp_path):
+def test_trials_have_unique_names(tmp_path):
     one, other = tiny().plain(), tiny(training={"lr": 0.3}).plain()
     assert name_of(one, None) == name_of(json.loads(json.dumps(one)), None) != name_of(other, None)
     assert name_of(one, None).startswith("fedavg-s0-") and name_of(one, tmp_path / "a") == "a"

@@ -27,7 +27,7 @@ def clients_answer(monkeypatch):
 
 @pytest.fixture
 def float64():
-    """New tensors of floats are float64."""
+    """Make float64 the default type of new tensors."""
     cached_module.cache_clear()
     torch.set_default_dtype(torch.float64)
     yield

@@ -1,5 +1,5 @@
-"""Federated rounds without rayfl: networks with torch's own batch norms, and loops by hand. Only initial tensors, the
-sets of clients and the order of samples are rayfl's, because they are draws."""
+"""Federated rounds without rayfl: networks with torch's batch norms, and manual loops. Only random draws are rayfl's:
+initial tensors, cohorts and the order of samples."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""DepthFL by hand: its losses, FedDyn's signs and counts, running statistics."""
+"""DepthFL against manual computations: losses, FedDyn's signs and counts, running statistics."""
 
 import math
 
@@ -31,14 +31,14 @@ def full(tensors, value):
 
 
 def values(tensors):
-    """Name -> the one value of each tensor."""
+    """Return name -> the single value of each tensor."""
     found = {name: t.unique().tolist() for name, t in tensors.items()}
     assert all(len(v) == 1 for v in found.values())
     return {name: v[0] for name, v in found.items()}
 
 
 def drawn_logits(exits):
-    """Of 5 samples and 4 classes, an exit each; always the same."""
+    """Return fixed logits of 5 samples and 4 classes per exit."""
     generator = torch_generator(0, "test:logits")
     return tuple(torch.randn(5, 4, generator=generator, requires_grad=True) for _ in range(exits))
 
@@ -46,7 +46,7 @@ def drawn_logits(exits):
 # the loss
 
 
-def test_the_loss_by_hand():
+def test_the_loss():
     """p_1 = (1/2, 1/2) and p_2 = (1/4, 3/4)."""
     logits = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3)]])
     labels = math.log(2) + math.log(4 / 3)
@@ -66,7 +66,7 @@ def test_the_loss_by_hand():
 
 
 def test_the_loss_of_more_exits_pair_by_pair():
-    """The divergence is over n - 1, a mean over the batch, and its teachers get no gradient."""
+    """The divergence is divided by n - 1, averaged over the batch, and without gradients to its teachers."""
     logits = drawn_logits(3)
     y = torch.tensor([0, 1, 2, 3, 0])
     DepthFL().loss(at(300))(logits, y).backward()
@@ -83,8 +83,8 @@ def test_the_loss_of_more_exits_pair_by_pair():
         torch.testing.assert_close(z.grad, other.grad)
 
 
-def test_one_exit_has_nobody_to_learn_from():
-    """One exit alone, and a network without early exits, are the same."""
+def test_one_exit_has_no_distillation():
+    """A single exit and a network without early exits are equal."""
     [logits], y = drawn_logits(1), torch.tensor([0, 1, 2, 3, 0])
     loss = DepthFL().loss(at(300))
     assert loss(logits, y) == loss((logits,), y) == F.cross_entropy(logits, y)
@@ -93,7 +93,7 @@ def test_one_exit_has_nobody_to_learn_from():
 # FedDyn
 
 
-def test_feddyn_by_hand():
+def test_feddyn():
     """Two steps of gradient + alpha (y - x) - g, then g - alpha (y - x), against autograd on the written-out loss."""
     method = staged(DepthFL(distill=False, alpha=0.5), 1.0, lr=0.3, epochs=2, weight_decay=0.1)
     state, data = method.init(), client_data(0, 1, 2, 3)
@@ -116,7 +116,7 @@ def test_feddyn_by_hand():
         torch.testing.assert_close(update.client_states[3]["g"][name], kept[name] - 0.5 * (p - state["params"][name]))
 
 
-def test_a_new_client_keeps_zeros_before():
+def test_a_new_client_starts_from_zeros():
     method = staged(DepthFL(), 1.0, lr=0.3)
     state, data = method.init(), client_data(0, 1)
     zeros = full(state["params"], 0.0)
@@ -129,7 +129,7 @@ def test_a_new_client_keeps_zeros_before():
 
 def test_the_servers_step(clients_answer):
     """From 2, 10 clients, alpha 0.1. Shared tensors: m = (4 + 8) / 2 and h = -0.1 * 2/10 * 4; the large client's own:
-    m = 8 and h = -0.1 * 1/10 * 6; the next round's: h goes on, and what nobody has stays."""
+    m = 8 and h = -0.1 * 1/10 * 6; in the next round h accumulates, and tensors without holders are unchanged."""
     method = staged(DepthFL(), 1.0, 0.5, 0.25)
     state, data = method.init(), client_data(0, 1)
     state["params"] = full(state["params"], 2.0)
@@ -153,8 +153,8 @@ def test_the_servers_step(clients_answer):
         assert torch.equal(last["h"][name], new["h"][name])
 
 
-def test_h_is_the_mean_of_what_all_clients_keep(tmp_path, monkeypatch):
-    """Over the population, zero for those that lack a tensor or never trained."""
+def test_h_is_the_mean_of_all_client_states(tmp_path, monkeypatch):
+    """Over the population; missing tensors and untrained clients count as zero."""
     monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
     spec = tiny(
         rounds=5,
@@ -174,7 +174,7 @@ def test_h_is_the_mean_of_what_all_clients_keep(tmp_path, monkeypatch):
     assert any(t.abs().max() > 1e-3 for t in mean.values())
 
 
-def test_a_client_without_a_step_keeps_what_it_has():
+def test_a_client_without_steps_keeps_its_state():
     method = staged(DepthFL(), 1.0, 0.5, 0.25, epochs=0)
     state = method.init()
     for client_state in (None, {"g": noise(state["params"], "g")}):
@@ -183,7 +183,7 @@ def test_a_client_without_a_step_keeps_what_it_has():
         assert_same(update.sums["params"], state["params"])
 
 
-def test_without_feddyn_there_is_nothing_to_keep():
+def test_no_client_state_without_feddyn():
     method = staged(DepthFL(alpha=0), 1.0, 0.5, 0.25)
     state = method.init()
     update = updated(method, state, 0.5, client_data(0, 1))
@@ -195,7 +195,7 @@ def test_without_feddyn_there_is_nothing_to_keep():
 
 @pytest.mark.parametrize("extra", [{}, {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}], ids=str)
 def test_one_exit_without_feddyn_is_fedavg(extra):
-    """To the bit."""
+    """Equal bit for bit."""
     data, states = client_data(0, 1, 2, 3, 1), []
     for method in (DepthFL(alpha=0, distill=False), METHODS["fedavg"](weight="uniform")):
         method = bound(method, 1.0, hidden=(3, 3), batch_size=2, **extra)
@@ -204,14 +204,14 @@ def test_one_exit_without_feddyn_is_fedavg(extra):
     assert_same(*states)
 
 
-def test_capacities_stay_with_feddyn(monkeypatch):
+def test_feddyn_needs_fixed_capacities(monkeypatch):
     monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
     sections = {"model": "exit_perceptron", "clients": {"capacities": [1.0, 0.5, 0.25], "assignment": "dynamic"}}
     with pytest.raises(ConfigError) as error:
         tiny(method="depthfl", **sections)
     assert str(error.value) == (
-        "test: clients.assignment: given 'dynamic'; allowed: 'fixed', because with method depthfl every client keeps "
-        "what fits one network; or method.alpha: 0"
+        "test: clients.assignment: 'dynamic' is not valid. Allowed: 'fixed', because the client state of method "
+        "depthfl fits one network only; or method.alpha: 0"
     )
     tiny(method={"name": "depthfl", "alpha": 0}, **sections)
     staged(DepthFL(), 1.0).check(1, Population(assignment="dynamic"))
@@ -221,7 +221,7 @@ def test_capacities_stay_with_feddyn(monkeypatch):
 
 
 def test_running_statistics_are_averaged_over_holders():
-    """With their weights: the first norm's over both clients, of 4 and 2 samples, the third's are the large one's."""
+    """Weighted: the first norm over both clients, with 4 and 2 samples; the third is the large client's."""
     method = staged(DepthFL(alpha=0, weight="samples"), 1.0, 0.5, 0.25, model=NORMED, lr=0.1, batch_size=2)
     state, data = method.init(), (client_data(0, 1, 2, 3), client_data(3, 2))
     assert_same(state["statistics"], fresh(method.task.server.build()))
@@ -269,7 +269,7 @@ def test_a_device_has_the_statistics_of_its_norms():
 # answers
 
 
-def test_the_global_model_answers_by_the_mean_of_its_exits():
+def test_the_global_model_outputs_the_mean_of_its_exits():
     method = staged(DepthFL(), 1.0)
     deployed = method.deploy(method.init(), 1, 1.0)
     module, data = deployed.net.build(), client_data(*[0, 1, 2, 3] * 5)
@@ -286,8 +286,8 @@ def test_the_global_model_answers_by_the_mean_of_its_exits():
 @pytest.mark.parametrize(
     "model", [ExitPerceptron(), MODELS["depthfl_resnet18"](channels=2, input=(1, 8, 8), init="torch")]
 )
-def test_what_is_trained_if_only_the_last_exit_is(model):
-    """What the last exit's loss does not reach, and no other."""
+def test_parameters_trained_with_the_last_exit_only(model):
+    """Exactly the tensors without a gradient from the last exit's loss are excluded."""
     capacities = [(i + 1) / model.exit_count for i in range(model.exit_count)]
     method = staged(DepthFL(distill=False, exits_trained="last"), *capacities, model=model)
     everything = staged(DepthFL(), *capacities, model=model)
@@ -302,7 +302,7 @@ def test_what_is_trained_if_only_the_last_exit_is(model):
 
 
 def test_earlier_exits_are_not_sent_if_only_the_last_is_trained():
-    """A head's mean is over those whose last it is."""
+    """The mean of a head is over the clients whose last exit it is."""
     method = staged(
         DepthFL(distill=False, exits_trained="last", alpha=0), 1.0, 0.5, 0.25, model=NORMED, lr=0.3, weight_decay=0.1
     )
@@ -317,9 +317,9 @@ def test_earlier_exits_are_not_sent_if_only_the_last_is_trained():
     assert not torch.equal(new["hidden1.weight"], state["params"]["hidden1.weight"])
 
 
-def test_what_is_not_sent_of_norms_and_label_rows():
+def test_norms_and_label_rows_of_unsent_exits():
     """Exits with norms: statistics of earlier exits stay, those of the trunk and of the last exit are averaged; and
-    label rows of exits that are not sent are nobody's."""
+    label rows of unsent exits do not count."""
     model = MODELS["depthfl_resnet18"](channels=2, input=(1, 8, 8), classes=4)
     capacities = (1.0, 0.75, 0.5, 0.25)
     method = staged(
@@ -336,18 +336,18 @@ def test_what_is_not_sent_of_norms_and_label_rows():
         assert not any(name.startswith(("exit1.", "exit3.", "stage3.")) for name in found)
 
 
-TOGETHER = "weight: uniform and label_rows: all, or alpha: 0, because FedDyn counts whole clients"
+TOGETHER = "weight: uniform with label_rows: all, or alpha: 0, because FedDyn weights clients equally"
 
 
 @pytest.mark.parametrize(
     ("options", "allowed"),
     [
-        ({"distill": False, "ramp_rounds": 10}, "ramp_rounds with distill: true only"),
-        ({"exits_trained": "last"}, "distill: false with exits_trained: last, because no other exit is trained"),
+        ({"distill": False, "ramp_rounds": 10}, "ramp_rounds only with distill: true"),
+        ({"exits_trained": "last"}, "exits_trained: last only with distill: false, because no other exit is trained"),
         ({"weight": "samples"}, TOGETHER),
         ({"label_rows": "present"}, TOGETHER),
     ],
 )
-def test_options_that_do_not_go_together(options, allowed):
-    with pytest.raises(ConfigError, match=f"; allowed: {allowed}$"):
+def test_incompatible_options(options, allowed):
+    with pytest.raises(ConfigError, match=f". Allowed: {allowed}$"):
         parse(DepthFL, {"name": "depthfl"} | options, "test: method")

@@ -1,4 +1,4 @@
-"""Students, and what all distillation methods promise: bits across actors, resumes and cuts."""
+"""Students, and properties of all distillation methods: equal results across actors, resumes and chunks."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def kept(how: Distillation) -> str:
 
 
 def test_a_student_is_torch_s_own_loop(tmp_path: Path) -> None:
-    """SGD with momentum on KL by hand, in the order that the seed says, from the same start."""
+    """SGD with momentum on KL by hand, in the order given by the seed, from the same start."""
     simulation = simulate(experiment(feddf(), model="digits_cnn"), tmp_path)
     data, _ = data_with_targets(simulation)
     net = simulation.method.task.server
@@ -108,7 +108,7 @@ def test_a_student_is_torch_s_own_loop(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_from_the_middle_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved behind every lesson of the server, each restored run ends with the same bits."""
+    """Saved after every server task, each restored run ends with the same bits."""
     monkeypatch.setattr(distillation, "TASK_STEPS", 2)
     asked = experiment(feddf())
     straight = simulate(asked, tmp_path / "straight")
@@ -145,15 +145,15 @@ def test_steps_or_epochs() -> None:
 
 
 def test_the_best_student_or_the_mean() -> None:
-    with pytest.raises(ConfigError, match="patience or average_from"):
+    with pytest.raises(ConfigError, match="at most one of patience and average_from"):
         experiment(feddf(distillation=SMALL | {"average_from": 2}))
 
 
 @pytest.mark.parametrize("model", ["heterofl_transformer", {"name": "lora", "base": "heterofl_transformer"}])
 def test_networks_that_answer_tokens_are_refused(model: Any) -> None:
-    """The network is asked: adapters do not say which task their base has."""
+    """The check runs the network, because adapters do not tell the task of their base."""
     data = {"name": "synthetic_text", "task": "next_token", "public": {"share": 0.3}}
-    with pytest.raises(ConfigError, match="answer every token"):
+    with pytest.raises(ConfigError, match="does not support networks with outputs per token"):
         tiny(data=data, model=model, partition="iid", method="feddf", clients={"capacities": [1]})
 
 
@@ -167,7 +167,7 @@ def test_public_samples_of_their_own_are_not_copied(source: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("transform", [{"name": "noise", "deviation": 0.5}, {"name": "quantize", "bits": 1}])
 def test_a_variance_that_a_transform_changes_is_not_negative(transform: Any, tmp_path: Path) -> None:
-    """Running statistics travel with a network, and a student's would be NaN."""
+    """Running statistics are sent with a network, and a student's would be NaN."""
     how = {"name": "fedbe", "samples": 2, "distillation": {"steps": 2, "batch_size": 8}}
     model, data = {"name": "resnet8", "channels": 4}, PUBLIC | {"shape": [1, 8, 8]}
     asked = experiment(how, model=model, data=data, updates={"transforms": [transform]}, rounds=1)
@@ -181,7 +181,7 @@ def test_a_variance_that_a_transform_changes_is_not_negative(transform: Any, tmp
 
 
 def test_a_client_whose_teacher_is_not_finite_is_refused() -> None:
-    """Finite parameters may give infinite logits, which would be everybody's targets."""
+    """Finite parameters can give infinite logits, which would become the targets of all clients."""
     update = Update({"net 1": {"w": torch.ones(2)}}, 1.0, derived={"teachers": {"sum": torch.tensor([torch.inf])}})
     assert Updates().unfit(update, 1.0) == "not finite"
     update.derived["teachers"]["sum"] = torch.ones(1)
@@ -204,7 +204,7 @@ def test_a_part_of_a_section_leaves_the_paper_s_other_settings(given: Any, expec
 
 
 def test_training_beside_the_round_s_own_is_at_one_rate(tmp_path: Path) -> None:
-    """The warm-up and cosine of `training` are of the round's own steps."""
+    """The warm-up and cosine of `training` refer to the round's own steps."""
     labeled = PUBLIC | {"public": {"share": 0.3, "labeled": True}}
     method = {"name": "fedmd", "warmup_epochs": 3, "private_warmup_epochs": 1, "subset": 10}
     asked = experiment(method, data=labeled)

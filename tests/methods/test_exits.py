@@ -1,4 +1,4 @@
-"""What DepthFL and ScaleFL share: depths by capacity, and what every method promises, on networks that have exits."""
+"""DepthFL and ScaleFL: depths by capacity, and the contract of methods on networks with exits."""
 
 import pickle
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from rayfl.training.settings import Training
 
 
 class ExitPerceptron(ImageModel):
-    """hidden1, hidden2, ..., an exit of one layer behind each: exit1, exit2, ..., and `head` behind the last."""
+    """Layers hidden1, hidden2, ..., each followed by an exit of one layer: exit1, exit2, ..., and a final `head`."""
 
     name: Literal["exit_perceptron"] = "exit_perceptron"
     input: tuple[int, int, int] = (1, 1, 2)
@@ -64,7 +64,7 @@ class Layers(nn.Module):
 
 
 def staged(method: Method, *capacities: float, model: ImageModel | None = None, metric="width", clients=10, **training):
-    """The method on an ExitPerceptron."""
+    """Return the method bound to an ExitPerceptron."""
     model = model or ExitPerceptron()
     nets = {c: Net(model, c) for c in sorted(capacities, reverse=True)}
     return method.bind(Task(model, Training(**training), nets, max(capacities), clients, metric))
@@ -75,7 +75,7 @@ def names(method: Method, capacity: float) -> set[str]:
 
 
 def at(round: int, data: ClientData | None = None) -> Visit:
-    """What a loss depends on: the round and the client's data."""
+    """Return a visit with the inputs of a loss: the round and the client's data."""
     return Visit(Client(0, 1.0, round), Mask(Net(Perceptron()), "all", {}), data or client_data(0), None, 0)
 
 
@@ -87,7 +87,7 @@ def method_name(request):
 # depths
 
 
-def test_every_capacity_has_an_exit_more(method_name):
+def test_default_exits(method_name):
     method = staged(METHODS[method_name](), 1.0, 0.5, 0.25)
     assert {c: net.exits for c, net in method.task.nets.items()} == {1.0: 3, 0.5: 2, 0.25: 1}
     assert list(method.task.nets) == [1.0, 0.5, 0.25]
@@ -103,12 +103,12 @@ def test_every_capacity_has_an_exit_more(method_name):
         ((1.0, 0.5, 0.3, 0.2), (1, 1, 2, 2), [1, 1, 2, 2]),
     ],
 )
-def test_depths_as_given(method_name, capacities, exits, expected):
+def test_listed_exits(method_name, capacities, exits, expected):
     nets = staged(METHODS[method_name](exits=exits), *capacities).task.nets
     assert [nets[c].exits for c in sorted(nets)] == expected
 
 
-def test_a_model_without_exits_answers_at_its_head(method_name):
+def test_the_head_is_the_only_exit_of_other_models(method_name):
     for capacities, exits in (((1.0,), ()), ((1.0, 0.5), (1, 1))):
         method = staged(METHODS[method_name](exits=exits), *capacities, model=Perceptron())
         assert {net.exits for net in method.task.nets.values()} == {0}
@@ -118,12 +118,12 @@ def test_a_model_without_exits_answers_at_its_head(method_name):
     ("capacities", "exits", "given"),
     [((1.0, 0.5), (), "none"), ((1.0, 0.5), (1, 2, 3), "[1, 2, 3]"), ((1.0, 0.5), (1, 4), "[1, 4]")],
 )
-def test_depths_that_do_not_fit_are_refused(method_name, capacities, exits, given):
+def test_exits_that_do_not_match_the_model(method_name, capacities, exits, given):
     with pytest.raises(ConfigError) as error:
         staged(METHODS[method_name](exits=exits), *capacities)
     assert str(error.value) == (
-        f"method.exits: given {given}; allowed: 2 exits from 1 to 3, the last of every capacity, "
-        "smallest capacity first; model exit_perceptron answers at 3"
+        f"method.exits: {given} is not valid. Allowed: 2 exits from 1 to 3, the last exit of every capacity of "
+        "model exit_perceptron, smallest capacity first"
     )
 
 
@@ -131,8 +131,8 @@ def test_a_model_needs_an_exit_for_every_capacity(method_name):
     with pytest.raises(ConfigError) as error:
         staged(METHODS[method_name](), 1.0, 0.5, model=Perceptron())
     assert str(error.value) == (
-        "model: given perceptron, which has no early exits; allowed: a model with 2 exits, one for every capacity; "
-        "set model.exits of a ResNet, or take a model such as depthfl_resnet18"
+        "model: perceptron has no early exits. Allowed: a model with 2 exits, one per capacity. Hint: set model.exits "
+        "of a ResNet, or use a model such as depthfl_resnet18"
     )
 
 
@@ -141,12 +141,12 @@ def test_a_model_needs_an_exit_for_every_capacity(method_name):
     [
         (
             [2, 1],
-            "exits: given [2, 1]; allowed: ascending exits, because a larger capacity has the exits of a smaller ",
+            "exits: [2, 1] is not valid. Allowed: ascending exits, because larger capacities include the ",
         ),
-        ([0, 1], "exits.0: given 0; allowed: more than 0"),
+        ([0, 1], "exits.0: 0 is not valid. Allowed: more than 0"),
     ],
 )
-def test_depths_ascend(method_name, exits, message):
+def test_exits_ascend(method_name, exits, message):
     with pytest.raises(ConfigError) as error:
         parse(METHODS[method_name], {"name": method_name, "exits": exits}, "test: method")
     assert str(error.value).startswith(f"test: method.{message}")
@@ -165,7 +165,7 @@ def test_a_level_has_the_layers_and_heads_up_to_its_exit(method_name, model):
         assert [any(name.startswith(head) for name in held) for head in heads] == [i < level for i in range(len(heads))]
 
 
-# promises
+# contract
 
 
 OPTIONS: Mapping[str, list[dict]] = {
@@ -176,7 +176,7 @@ OPTIONS: Mapping[str, list[dict]] = {
 
 @pytest.fixture(params=[(name, i) for name, options in OPTIONS.items() for i in range(len(options))], ids=str)
 def spec(request, monkeypatch):
-    """Experiments of three depths, with momentum and weight decay."""
+    """Return experiments of three depths, with momentum and weight decay."""
     monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
     name, i = request.param
     return tiny(
@@ -190,7 +190,7 @@ def spec(request, monkeypatch):
     )
 
 
-def test_a_resumed_run_is_the_straight_run(spec, tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_run(spec, tmp_path):
     straight = simulate(spec, tmp_path / "straight")
     lines = run(straight)
     first = simulate(spec, tmp_path / "first")
@@ -207,7 +207,7 @@ def test_a_resumed_run_is_the_straight_run(spec, tmp_path):
     assert all(line["refused"] == 0 for line in lines)
 
 
-def test_the_order_of_work_changes_no_bit(spec, tmp_path):
+def test_results_do_not_depend_on_the_order_of_work(spec, tmp_path):
     serial = simulate(spec, tmp_path / "serial")
     arrays = spec.data.arrays()
     shuffled = simulate(spec, tmp_path / "shuffled", lambda recipe: Shuffled(Worker(recipe, arrays)))
@@ -215,7 +215,7 @@ def test_the_order_of_work_changes_no_bit(spec, tmp_path):
     assert_same(shuffled.state, serial.state)
 
 
-def test_verbs_are_pure_and_travel_by_pickle(spec, tmp_path):
+def test_functions_are_pure_and_picklable(spec, tmp_path):
     simulation = simulate(spec, tmp_path)
     run(simulation, 2)
     method, state, round = simulation.method, simulation.state, simulation.round
@@ -243,7 +243,7 @@ def test_verbs_are_pure_and_travel_by_pickle(spec, tmp_path):
     assert checksum(everything) == before
 
 
-def test_clients_that_train_nothing_change_nothing(spec, tmp_path):
+def test_clients_without_steps_change_nothing(spec, tmp_path):
     simulation = simulate(spec.with_(training=Training(epochs=0)), tmp_path)
     before = simulation.state
     simulation.run_round()

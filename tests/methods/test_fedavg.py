@@ -1,4 +1,4 @@
-"""FedAvg by hand."""
+"""FedAvg against manual computations."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ FedAvg = METHODS["fedavg"]
 
 @pytest.mark.parametrize(("weight", "expected"), [("samples", 5.0), ("uniform", 4.0)])
 def test_the_mean(weight, expected, clients_answer):
-    """2 samples answer 2, 6 samples answer 6: (2 * 2 + 6 * 6) / 8."""
+    """Clients with 2 and 6 samples return 2 and 6: (2 * 2 + 6 * 6) / 8."""
     method = bound(FedAvg(weight=weight), 1.0)
     clients_answer(2, 6)
     state = one_round(method, method.init(), (1.0, client_data(0, 1)), (1.0, client_data(*range(3), 0, 1, 2)))
@@ -20,7 +20,7 @@ def test_the_mean(weight, expected, clients_answer):
 
 @pytest.mark.parametrize(("round", "lr"), [(1, 0.5), (2, 0.05)])
 def test_a_step_by_hand(round, lr):
-    """One client, one batch: x - lr * gradient, and nothing else; a tenth of lr after round 2."""
+    """One client, one batch: x - lr * gradient; a tenth of lr after round 2."""
     method = bound(FedAvg(), 1.0, lr=0.5, milestones=(2,))
     state, data = method.init(), client_data(0, 1, 2, 3)
     module = method.task.server.build()
@@ -33,7 +33,7 @@ def test_a_step_by_hand(round, lr):
 
 
 @pytest.mark.parametrize(("size", "width"), [("largest", 0.5), ("smallest", 0.125)])
-def test_everybody_runs_one_network(size, width):
+def test_all_capacities_deploy_one_network(size, width):
     method = bound(FedAvg(size=size), 0.5, 0.25, 0.125, hidden=(16,))
     state = method.init()
     assert state["params"]["hidden0.bias"].shape == (16 * width,)

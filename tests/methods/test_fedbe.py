@@ -1,4 +1,4 @@
-"""FedBE by hand, and its whole run beside one in plain torch."""
+"""FedBE by hand, and a run against plain torch."""
 
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ def test_two_rounds_are_those_of_plain_torch(sampling: str, weight: str, tmp_pat
 def test_a_run_goes_on_from_the_middle_of_the_server_s_work(
     sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the ensemble is asked, and between the lessons of students."""
+    """Before the ensemble is evaluated, and between server tasks of students."""
     monkeypatch.setattr(distillation, "TASK_STEPS", 3)
     # with moments, which are in the state too
     asked = experiment(sampling, server={"optimizer": "adam", "lr": 0.01})
@@ -193,7 +193,7 @@ def test_the_server_s_work_is_counted_and_done_in_parallel(tmp_path: Path) -> No
     assert line["bytes_up"] == line["bytes_down"], "what samples are drawn from does not travel"
 
 
-def test_an_architecture_that_nobody_ran_keeps_its_network(tmp_path: Path) -> None:
+def test_an_architecture_without_clients_keeps_its_network(tmp_path: Path) -> None:
     simulation = simulate(experiment(rounds=1, clients={**SOME, "weights": [0, 1]}), tmp_path)
     before = simulation.state["net 0.5"]
     run(simulation)
@@ -286,7 +286,7 @@ def test_statistics_are_those_of_all_public_samples(tmp_path: Path, monkeypatch:
 
 
 def test_public_data_are_wanted_and_numbers_checked() -> None:
-    with pytest.raises(ConfigError, match="data.public: missing"):
+    with pytest.raises(ConfigError, match="data.public: method .* needs public data"):
         experiment(data=DATA | {"public": None})
     for wrong in ({"samples": 0}, {"alpha": 0}, {"sharpen": 0}, {"sampling": "uniform"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

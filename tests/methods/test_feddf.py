@@ -1,4 +1,4 @@
-"""FedDF: two whole rounds against plain torch, its loss and its targets by hand."""
+"""FedDF: two rounds against plain torch, loss and targets by hand."""
 
 import math
 from pathlib import Path
@@ -53,14 +53,14 @@ def asked(**sections: Any) -> Any:
 
 
 def correct(module: nn.Module, simulation: Simulation) -> int:
-    """Of what the server holds out, how many samples a network answers right."""
+    """Return the number of correctly classified validation samples."""
     [(x, y)] = simulation.executor.worker.validation.plain(1000)  # pyright: ignore
     with torch.no_grad():
         return int((module.eval()(x).argmax(1) == y).sum())
 
 
 def taught(simulation: Simulation, module: nn.Module, targets: torch.Tensor, round: int, patience: int) -> Params:
-    """What is kept of a student of these logits: the last, or the best of every second step."""
+    """Return the student of these logits after all steps, or the best of every second step."""
     optimizer = torch.optim.Adam(module.parameters(), 2e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
     kept, best, at = tensors(module), -1, 0
@@ -89,7 +89,7 @@ def taught(simulation: Simulation, module: nn.Module, targets: torch.Tensor, rou
     [({}, 0), ({"targets": "probabilities"}, 0), ({"start": "previous", "weight": "uniform"}, 0), ({}, 2)],
 )
 def test_two_rounds_are_plain_torch_s(tmp_path: Path, options: dict[str, Any], patience: int) -> None:
-    """Two architectures, Adam at a rate that falls along a cosine, clipped gradients."""
+    """Two architectures, Adam with a cosine rate, clipped gradients."""
     how = TEACHES | {"patience": patience, "validate_every": 2}
     method = feddf(temperature=2.0, distillation=how, **options)
     simulation = simulate(asked(method=method, evaluation={"holdout": 0.2}), tmp_path)
@@ -118,7 +118,7 @@ def test_two_rounds_are_plain_torch_s(tmp_path: Path, options: dict[str, Any], p
         assert_close(simulation.state[f"net {capacity}"], now[net])
 
 
-def test_what_travels_and_what_it_costs(tmp_path: Path) -> None:
+def test_traffic_and_costs(tmp_path: Path) -> None:
     """Networks down and up, statistics too; the ensemble's passes and the students' steps are the server's work."""
     simulation = simulate(asked(rounds=1), tmp_path)
     clients, public = visited(simulation, 0), len(public_of(simulation))
@@ -132,7 +132,7 @@ def test_what_travels_and_what_it_costs(tmp_path: Path) -> None:
     assert line["server_flops"] == asked_of + sum(6 * net.macs * (36 + 4 * 8) for net in nets)
 
 
-def test_a_round_without_answers_teaches_nobody(tmp_path: Path) -> None:
+def test_a_round_without_answers_trains_no_student(tmp_path: Path) -> None:
     simulation = simulate(asked(), tmp_path)
     state = simulation.state
     after = simulation.method.step(state, 0, folded(state))
@@ -140,7 +140,7 @@ def test_a_round_without_answers_teaches_nobody(tmp_path: Path) -> None:
     assert not simulation.method.plan(after, 0)
 
 
-def test_an_architecture_that_nobody_ran_keeps_its_network(tmp_path: Path) -> None:
+def test_an_architecture_without_clients_keeps_its_network(tmp_path: Path) -> None:
     simulation = simulate(asked(rounds=1, clients={"capacities": [0.3, 0.2], "weights": [0, 1]}), tmp_path)
     before = simulation.state["net 0.3"]
     run(simulation)
@@ -194,8 +194,8 @@ def test_a_class_that_no_teacher_thinks_possible_has_a_target(tmp_path: Path) ->
 # bad input
 
 
-def test_what_it_wants() -> None:
-    with pytest.raises(ConfigError, match="data.public: missing"):
+def test_requirements() -> None:
+    with pytest.raises(ConfigError, match="data.public: method .* needs public data"):
         experiment(feddf())
     for bad in ({"distillation": {"steps": 0}}, {"temperature": 0}, {"targets": "labels"}, {"start": "random"}):
         with pytest.raises(ConfigError, match=next(iter(bad))):

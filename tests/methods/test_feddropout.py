@@ -1,4 +1,4 @@
-"""Federated Dropout: who holds what, what meets at a residual addition, and the code that misaligns it."""
+"""Federated Dropout: subsets, alignment at residual additions, and the authors' misaligned variant."""
 
 from dataclasses import replace
 from typing import Literal
@@ -24,8 +24,8 @@ def drawn(method, round=0, client=0, capacity=0.4, seed=0, axis="hidden0"):
     return method.select({}, Client(client, capacity, round)).positions[axis].positions
 
 
-def test_every_client_and_round_draws_anew():
-    """Exact sizes; equal for equal addresses, and of 2.3 billion subsets another one for every other."""
+def test_every_client_and_round_draws_a_new_subset():
+    """Exact sizes; equal draws for equal addresses, different draws for others (2.3 billion subsets)."""
     method = bound(FedDropout(), 1.0, 0.4, 0.1, hidden=(35, 35))
     first = drawn(method)
     assert len(set(first)) == len(first) == 14 and list(first) == sorted(first)
@@ -35,7 +35,7 @@ def test_every_client_and_round_draws_anew():
     assert len({first, *others}) == 5
 
 
-def test_one_draw_a_round_is_shared_by_the_clients_of_a_capacity():
+def test_draw_per_round_is_shared_by_clients_of_a_capacity():
     method = bound(FedDropout(draw="round"), 1.0, 0.4, 0.1, hidden=(35,))
     draws = {(r, c): {drawn(method, r, client, c) for client in range(5)} for r in range(2) for c in (0.4, 0.1)}
     assert all(len(found) == 1 for found in draws.values())
@@ -51,7 +51,7 @@ def test_a_client_of_full_capacity_holds_views():
 
 
 def test_a_round_of_two_capacities(clients_answer):
-    """The large client holds all 4 nodes and answers 3; the small one holds two of them and answers 1."""
+    """The large client holds all 4 nodes and returns 3; the small one holds two of them and returns 1."""
     method = bound(FedDropout(label_rows="all"), 1.0, 0.5, hidden=(4,))
     clients_answer(3, 1)
     data = client_data(0, 1, 2, 3)
@@ -61,7 +61,7 @@ def test_a_round_of_two_capacities(clients_answer):
     assert new["head.bias"].tolist() == [2] * 4
 
 
-# what meets at a residual addition
+# alignment at residual additions
 
 
 def on(name, **fields):
@@ -71,7 +71,7 @@ def on(name, **fields):
 
 
 def additions(method) -> dict[str, tuple[list, list]]:
-    """Block -> the server's channels that its residual branch and its skip add up, as a client at 0.25 holds them."""
+    """Return block -> the server's channels that the residual branch and the skip add, for a client at 0.25."""
     shapes = method.task.server.layout.shapes
     channel = {n: torch.arange(s[0]).view(-1, *[1] * (len(s) - 1)).expand(s).clone() for n, s in shapes.items()}
     taken = method.select({}, Client(3, 0.25, 7)).take(channel)
@@ -97,7 +97,7 @@ def test_the_operands_of_every_addition_are_the_same_channels(name):
 
 @pytest.mark.parametrize("name", RESNETS)
 def test_untied_identity_skips_are_misaligned_and_projections_are_not(name):
-    """As in the authors' code; of two unordered draws from K channels one position in K agrees."""
+    """As in the authors' code. Two unordered draws from K channels agree in one position of K."""
     found = additions(on(name, tie_residual=False))
     same = [block for block, (residual, skip) in found.items() if residual == skip]
     assert same == ["stage2.0", "stage3.0", "stage4.0"]
@@ -106,8 +106,8 @@ def test_untied_identity_skips_are_misaligned_and_projections_are_not(name):
 
 
 @pytest.mark.parametrize("name", [*RESNETS, "heterofl_cnn", "lenet5_caffe", "digits_cnn", "liang_cnn"])
-def test_untied_layers_read_what_the_layers_before_them_give(name):
-    """In the order of the parameters, projections aside; norms and biases too. Shapes stay."""
+def test_untied_layers_read_the_outputs_of_the_layers_before(name):
+    """In the order of the parameters, except projections; also norms and biases. Shapes do not change."""
     whole = Net(MODELS[name]()).layout
     renamed = untied(whole)
     assert renamed.shapes == whole.shapes
@@ -125,7 +125,7 @@ def test_untied_layers_read_what_the_layers_before_them_give(name):
             versions.add(last)
 
 
-def test_untied_axes_that_nothing_is_added_to_keep_their_number():
+def test_untied_axes_without_additions_keep_their_draws():
     for name in ("heterofl_cnn", "lenet5_caffe", "liang_mlp"):
         whole = Net(MODELS[name]()).layout
         assert len(untied(whole).axes) == len(whole.axes)
@@ -146,7 +146,7 @@ def test_rounds_of_a_residual_network(tie, tmp_path):
 
 
 class Attention(ImageModel):
-    """A layer of a transformer, 3 heads of 4 positions: Q and K share an axis, V and what O reads another."""
+    """A transformer layer with 3 heads of 4 positions: Q and K share one axis, V and the input of O another."""
 
     name: Literal["attention"] = "attention"
 
@@ -164,7 +164,7 @@ class Attention(ImageModel):
 
 
 def rows(net: Net) -> dict[str, torch.Tensor]:
-    """Every tensor with the number of its row in all elements."""
+    """Return tensors whose elements are their row numbers."""
     shapes = net.layout.shapes
     return {n: torch.arange(s[0]).view(-1, *[1] * (len(s) - 1)).expand(s).clone() for n, s in shapes.items()}
 
@@ -192,7 +192,7 @@ def test_heads_are_drawn_inside_each_head(tie):
 
 def test_a_vision_transformers_block_draws_once():
     """Queries, keys, values and the columns of the output layer hold the same positions of every head (departure 4);
-    another block others."""
+    other blocks differ."""
     model = MODELS["vit_b_16"](input=(3, 8, 8), layers=2, heads=3, head_width=8, patch=4)
     task = Task(model, Training(), {1.0: Net(model), 0.5: Net(model, 0.5)}, 1.0, clients=1)
     selection = FedDropout().bind(task).select({}, Client(0, 0.5, 0))
@@ -225,13 +225,13 @@ def test_a_device_runs_a_subset_of_the_last_round():
     assert shared.submodel({}, 5, 0.4).key == shared.select({}, Client(0, 0.4, 4)).key
 
 
-def test_a_device_runs_the_prefix_if_asked():
+def test_deploys_prefix():
     method = bound(FedDropout(deploys="prefix", tie_residual=False), 1.0, 0.4, hidden=(35,))
     assert all(method.submodel({}, r, 0.4).positions["hidden0"] == Window(0, 14, 35) for r in (0, 1, 5))
 
 
-def test_an_axis_that_is_held_whole_is_not_drawn():
-    """Of 2 nodes and of 3, 0.6 are both and two."""
+def test_whole_axes_are_not_drawn():
+    """0.6 of 2 nodes are 2, and 0.6 of 3 nodes are 2."""
     method = bound(FedDropout(), 1.0, 0.6, hidden=(2, 3))
     positions = method.select({}, Client(0, 0.6, 0)).positions
     assert positions["hidden0"] == Window(0, 2, 2)

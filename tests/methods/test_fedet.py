@@ -1,4 +1,4 @@
-"""Fed-ET by hand, and its whole run beside one in plain torch."""
+"""Fed-ET by hand, and a run against plain torch."""
 
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def test_the_server_s_network_is_never_sent_and_its_work_is_counted(tmp_path: Pa
     assert line["server_steps"] == 7
 
 
-def test_an_architecture_that_nobody_ran_keeps_its_network_but_for_u(tmp_path: Path) -> None:
+def test_an_architecture_without_clients_keeps_its_network_except_u(tmp_path: Path) -> None:
     simulation = simulate(experiment(rounds=1, clients={**CLIENTS, "weights": [0, 0, 1]}), tmp_path)
     net, before = simulation.method.task.nets[0.5], simulation.state["net 0.5"]
     run(simulation)
@@ -225,7 +225,7 @@ def test_the_consensus_by_hand() -> None:
     torch.testing.assert_close(targets(logits)[0, 1], logits[0, 0].softmax(0))
 
 
-def test_all_agree_or_none_does_or_nobody_says_anything() -> None:
+def test_all_agree_or_all_disagree_or_all_logits_are_constant() -> None:
     """Samples: both say 0; one says 0 and one 2 while the consensus is 1; all logits of both are equal."""
     logits = torch.tensor([[[3.0, 1, 0], [2, 1.9, -2], [1, 1, 1]], [[2, 0, 1], [-2, 1.9, 2], [0, 0, 0]]])
     said = consensus(logits).argmax(1)
@@ -239,7 +239,7 @@ def test_all_agree_or_none_does_or_nobody_says_anything() -> None:
     torch.testing.assert_close(confidence(logits)[:, 2], torch.tensor([0.5, 0.5]))
 
 
-def test_who_says_nothing_counts_only_where_all_who_disagree_say_nothing() -> None:
+def test_constant_logits_count_only_if_all_dissenting_logits_are_constant() -> None:
     """Client 1's logits are constant, so it answers class 0."""
     logits = torch.tensor([[[0.0, 4, 0]], [[1, 1, 1]], [[2, 0, 0]]])
     torch.testing.assert_close(confidence(logits)[:, 0], torch.tensor([0.8, 0, 0.2]))
@@ -272,7 +272,7 @@ def test_classifiers_of_different_shapes_are_refused() -> None:
 
 
 def test_public_data_are_wanted() -> None:
-    with pytest.raises(ConfigError, match="data.public: missing"):
+    with pytest.raises(ConfigError, match="data.public: method .* needs public data"):
         experiment(data=DATA | {"public": None})
     with pytest.raises(ConfigError, match="diversity"):
         experiment(method={"name": "fedet", "diversity": -1})

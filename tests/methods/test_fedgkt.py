@@ -1,5 +1,4 @@
-"""FedGKT: its losses, whose targets are whose, two rounds against plain torch, the same bits, traffic, and what is
-refused."""
+"""FedGKT: losses, assignment of targets, two rounds against plain torch, equal results, traffic, and errors."""
 
 import math
 from collections.abc import Iterator
@@ -291,7 +290,7 @@ def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
 
 
 def test_the_server_s_work_a_round(tmp_path: Path) -> None:
-    """One lesson after another, then all logits at once; what the optimizer remembers stays, the rest goes."""
+    """One server task at a time, then all logits at once; only the optimizer's state is kept."""
     simulation = simulate(experiment(), tmp_path)
     cohort, planned = simulation.clients.sample(0, 0), []
     assert simulation.method.plan(simulation.state, 0) == ()
@@ -317,7 +316,7 @@ def test_the_server_s_work_a_round(tmp_path: Path) -> None:
 
 
 def test_a_client_is_judged_by_the_trunk_behind_its_own_extractor(tmp_path: Path) -> None:
-    """And what the server last said of its samples is what that network says."""
+    """The server's last logits of a client's samples are those of the deployed network."""
     simulation = simulate(experiment(rounds=1), tmp_path)
     [line] = run(simulation)
     id = simulation.clients.sample(0, 0)[0]
@@ -340,7 +339,7 @@ def test_a_client_is_judged_by_the_trunk_behind_its_own_extractor(tmp_path: Path
                 assert torch.equal(start.params[name], own[name]) and torch.equal(own[name], t)
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_a_round_without_answers(tmp_path: Path) -> None:
     simulation = simulate(experiment(), tmp_path)
     assert simulation.method.step(simulation.state, 0, Fold(simulation.state)) is simulation.state
 
@@ -374,20 +373,20 @@ def test_traffic_and_work_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("networks", "weights", "message"),
     [
-        ([TRUNK, HEAD], (1, 1), "clients: given clients of capacity 1, whose network is the server's; allowed with"),
-        ([TRUNK, TRUNK], (0, 1), "clients: given clients of capacity 0.5, whose network is the server's; allowed with"),
-        (["digits_cnn", HEAD], (0, 1), "model: given digits_cnn for capacity 1, which has no extractor; allowed with"),
-        ([TRUNK, "resnet8"], (0, 1), "model: given resnet8 for capacity 0.5, which has no extractor; allowed with"),
+        ([TRUNK, HEAD], (1, 1), "clients: clients of capacity 1 have the server's network. Allowed with"),
+        ([TRUNK, TRUNK], (0, 1), "clients: clients of capacity 0.5 have the server's network. Allowed with"),
+        (["digits_cnn", HEAD], (0, 1), "model: digits_cnn, capacity 1, has no extractor. Allowed with"),
+        ([TRUNK, "resnet8"], (0, 1), "model: resnet8, capacity 0.5, has no extractor. Allowed with"),
         (
             [TRUNK, HEAD | {"channels": 8}],
             (0, 1),
-            "model: given resnet8_gkt for capacity 0.5, whose extractor gives features [8, 32, 32]; allowed: "
-            "[4, 32, 32], which the server's resnet55_gkt reads",
+            "model: the extractor of resnet8_gkt, capacity 0.5, has features [8, 32, 32]. Allowed: "
+            "[4, 32, 32], as in the server's resnet55_gkt",
         ),
         (
             [TRUNK, HEAD | {"norm": "layer"}],
             (0, 1),
-            "model: given resnet8_gkt for capacity 0.5, whose extractor is Sequential( (conv): Conv2d(3, 4,",
+            "model: the extractor of resnet8_gkt, capacity 0.5, is Sequential( (conv): Conv2d(3, 4,",
         ),
     ],
 )
@@ -403,19 +402,19 @@ def test_clients_left_over_have_the_last_capacity() -> None:
     method = bound(TRUNK, HEAD, DEEP)
     given = {"cohort": 4, "capacities": (0.5, 0.25, 1.0), "weights": (1, 2, 0)}
     method.check(9, Population(count=6, **given))
-    with pytest.raises(ConfigError, match="given clients of capacity 1, whose network is the server's"):
+    with pytest.raises(ConfigError, match="clients of capacity 1 have the server's network"):
         method.check(9, Population(count=7, **given))
 
 
 def test_capacities_are_fixed() -> None:
     clients = Population(count=6, cohort=4, capacities=(1.0, 0.5, 0.25), weights=(0, 1, 1), assignment="dynamic")
-    with pytest.raises(ConfigError, match=r"clients.assignment: given 'dynamic'; allowed: 'fixed'"):
+    with pytest.raises(ConfigError, match=r"clients.assignment: 'dynamic' is not valid. Allowed: 'fixed'"):
         bound(TRUNK, HEAD, DEEP).check(9, clients)
     bound(TRUNK, HEAD, HEAD).check(9, clients)
 
 
 def test_a_model_that_is_cut_has_narrower_features() -> None:
-    with pytest.raises(ConfigError, match=r"gives features \[2, 8, 8\]; allowed: \[4, 8, 8\]"):
+    with pytest.raises(ConfigError, match=r"has features \[2, 8, 8\]. Allowed: \[4, 8, 8\]"):
         experiment(model=TRUNK, clients={"capacities": [1, 0.5], "weights": [0, 1]})
 
 

@@ -92,13 +92,13 @@ def test_the_inverse_of_the_participation():
 
 
 @pytest.mark.parametrize("reset", [1, 3])
-def test_nobody_answers(reset):
+def test_a_round_without_answers(reset):
     method = bound(FedPM(prior_reset=reset), 1.0)
     state = method.init()
     assert_same(method.step(state, 0, folded(state)), state)
 
 
-def test_a_prior_is_reset_though_nobody_answers():
+def test_a_prior_is_reset_in_a_round_without_answers():
     """prior_reset 2: masks 1 and 1, then 1, then none, then 0, which meets a prior of nothing but the reset."""
     method = bound(FedPM(prior_reset=2), 1.0)
     state = method.init()
@@ -194,7 +194,7 @@ def test_norms_stay_as_they_start():
 
 
 @pytest.mark.parametrize("soften", [False, True])
-def test_what_travels(soften):
+def test_traffic(soften):
     """Down: float32 probabilities and no weight. Up: a code of the bits that are averaged."""
     method = bound(FedPM(soften=soften), 1.0, hidden=(300,), optimizer="adam", lr=0.1, steps=3)
     state = method.init()
@@ -232,7 +232,7 @@ def test_an_untrained_client_draws_from_the_probabilities():
     assert update.metrics["train_flops"] == 0
 
 
-def test_training_costs_what_the_last_mask_keeps():
+def test_training_flops_are_those_of_the_last_mask():
     """2 multiply-adds a hidden unit, 4 a unit of the head: the share that the mask of the only step keeps."""
     method = bound(FedPM(), 1.0, hidden=(40,), steps=1)
     state = method.init()
@@ -255,7 +255,7 @@ def test_a_client_is_a_pure_function():
     assert_same(state, before)
 
 
-def test_everybody_runs_the_server_s_network():
+def test_all_capacities_have_the_server_s_network():
     method = bound(FedPM(), 1.0, 0.5, 0.25, hidden=(8,))
     state = method.init()
     assert len({method.select(state, Client(0, c, r)).key for r in (0, 1) for c in (1.0, 0.25)}) == 1
@@ -276,7 +276,7 @@ def test_a_device_runs_one_draw():
     assert torch.equal(weights, torch.where(weights != 0, state["params"]["head.weight"], 0))
 
 
-def test_what_else_a_device_may_run():
+def test_other_deployments():
     state = bound(FedPM(), 1.0).init()
     for kind, share in (("mean", lambda t: t), ("threshold", lambda t: (t > 0.5).float())):
         params = bound(FedPM(deployed=kind), 1.0).deploy(state, 1, 1.0).params
@@ -288,7 +288,7 @@ def test_what_else_a_device_may_run():
     ("given", "field"),
     [({"weight": "samples"}, "weight"), ({"prior_reset": 0}, "prior_reset"), ({"deployed": "all"}, "deployed")],
 )
-def test_what_makes_no_sense_is_refused(given, field):
+def test_invalid_options_are_refused(given, field):
     with pytest.raises(ConfigError, match=field):
         parse(FedPM, {"name": "fedpm"} | given, "method")
 
@@ -296,7 +296,9 @@ def test_what_makes_no_sense_is_refused(given, field):
 def test_weights_that_a_model_brings_are_refused():
     net = Net(MODELS["resnet18"](pretrained="imagenet"))
     method = FedPM().bind(Task(net.model, Training(), {1.0: net}, 1.0, clients=2))
-    with pytest.raises(ConfigError, match="model.pretrained: given with method fedpm, .*; allowed: leave it out"):
+    with pytest.raises(
+        ConfigError, match="model.pretrained: not supported with method fedpm, .*. Allowed: leave it out"
+    ):
         method.check(1, Population())
 
 

@@ -1,4 +1,4 @@
-"""FedProto: prototypes by hand, two whole rounds against plain torch, and the head that answers the nearest one."""
+"""FedProto: prototypes by hand, two rounds against plain torch, and prediction by the nearest prototype."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def answered(weight: str, *clients: dict[str, tuple[int, list[float]]]) -> Any:
 
 
 @pytest.mark.parametrize(("weight", "expected"), [("samples", [2.0, 5.0]), ("uniform", [3.0, 6.0])])
-def test_a_class_is_a_mean_over_who_has_it(weight: str, expected: list[float]) -> None:
+def test_a_prototype_is_a_mean_over_clients_with_the_class(weight: str, expected: list[float]) -> None:
     """30 samples at (1, 4) and 10 at (5, 8): not divided by the number of clients again. Who does not have the class
     does not count, and a class that nobody has keeps its prototype."""
     first = {"0": (30.0, [1.0, 4.0]), "1": (5.0, [2.0, 2.0])}
@@ -147,7 +147,7 @@ def test_without_attraction_it_is_local_training(tmp_path: Path) -> None:
         assert_close(simulation.client_states.get(id)["own"], kept)  # pyright: ignore
 
 
-def test_what_travels_and_what_it_costs(tmp_path: Path) -> None:
+def test_traffic_and_costs(tmp_path: Path) -> None:
     """Up D + 1 numbers a class of the client's, down D a known class."""
     simulation = simulate(asked(), tmp_path)
     known = 0
@@ -221,18 +221,20 @@ def test_a_resumed_run_is_the_straight_run(tmp_path: Path) -> None:
 
 
 def test_features_have_one_size() -> None:
-    with pytest.raises(ConfigError, match=r"16 of capacity 0.3, 128 of capacity 0.2.*set model.features of mix"):
+    with pytest.raises(
+        ConfigError, match=r"16 of capacity 0.3, 128 of capacity 0.2.*Hint: set model.features of model mix"
+    ):
         asked(model=MIX)
 
 
-def test_what_else_it_wants() -> None:
-    with pytest.raises(ConfigError, match="clients.assignment: given 'dynamic'"):
+def test_other_requirements() -> None:
+    with pytest.raises(ConfigError, match="clients.assignment: .*'dynamic'"):
         asked(clients={"capacities": [0.3, 0.2], "assignment": "dynamic"})
     plain = {"name": "mix", "networks": dict.fromkeys(("0.3", "0.2"), "lenet5_caffe")}
     sections = {"model": plain, "data": DATA | {"shape": [1, 16, 16]}}
     asked(**sections)
     with pytest.raises(
-        ConfigError, match="method.predict: given prototypes.*capacity 0.3 whose classifier has no bias"
+        ConfigError, match="method.predict: prototypes need a classifier with bias, .*capacity 0.3 has none"
     ):
         asked(method=fedproto(predict="prototypes"), **sections)
     for bad in ({"attraction": -1}, {"predict": "head"}, {"weight": "size"}):

@@ -1,4 +1,4 @@
-"""FedProx by hand."""
+"""FedProx against manual computations."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ FedProx = METHODS["fedprox"]
 
 @pytest.mark.parametrize("size", ["largest", "own"])
 def test_without_the_proximal_term_it_is_fedavg(size, tmp_path):
-    """To the bit, with momentum, weight decay and clipping too."""
+    """Equal bit for bit, also with momentum, weight decay and clipping."""
     training = {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}
     runs = []
     for method in ({"name": "fedavg"}, {"name": "fedprox", "mu": 0}):
@@ -29,8 +29,8 @@ def test_without_the_proximal_term_it_is_fedavg(size, tmp_path):
 
 @pytest.mark.parametrize("capacity", [1.0, 0.5])
 def test_two_steps_by_hand(capacity):
-    """The term is zero in the first step, and mu times what the client moved in the second; a client of half
-    the capacity is held near its half."""
+    """The term is zero in the first step, and mu times the client's movement in the second, also for half the
+    capacity."""
     method = bound(FedProx(mu=0.5, size="own"), 1.0, 0.5, lr=0.2, epochs=2, batch_size=4)
     state, data = method.init(), client_data(0, 1, 2, 3)
     selection = method.select(state, Client(0, capacity, 0))
@@ -48,8 +48,8 @@ def test_two_steps_by_hand(capacity):
         torch.testing.assert_close(update.sums["params"][name] / 4, w.detach())
 
 
-def test_a_strong_term_holds_clients_near_what_they_received():
-    """lr mu = 1: each step starts again from what was received, so that 50 steps move by lr times one gradient."""
+def test_a_strong_term_keeps_clients_near_the_received_parameters():
+    """lr mu = 1: each step starts from the received parameters, so that 50 steps move by lr times one gradient."""
     state = bound(FedProx(), 1.0).init()
 
     def moved(mu):
@@ -66,8 +66,8 @@ def test_a_strong_term_holds_clients_near_what_they_received():
 
 
 @pytest.mark.parametrize("field", ["epochs", "steps"])
-def test_stragglers_draw_their_work(field):
-    """Half of the clients work 1 ... 5 epochs or steps, uniform; a tenth of them 5 like everybody else."""
+def test_stragglers_draw_their_epochs_or_steps(field):
+    """Half of the clients work 1 ... 5 epochs or steps, uniform; a tenth of them 5 like all others."""
     method = bound(FedProx(stragglers=0.5), 1.0, **{field: 5})
     seeds = [stream(0, "local", round, id) for round in range(40) for id in range(50)]
     drawn = Counter(getattr(method.work(seed), field) for seed in seeds)
@@ -78,13 +78,13 @@ def test_stragglers_draw_their_work(field):
 
 
 @pytest.mark.parametrize(("stragglers", "works"), [(0.0, {5}), (1.0, {1, 2, 3, 4, 5})])
-def test_nobody_or_everybody_straggles(stragglers, works):
+def test_no_or_all_clients_are_stragglers(stragglers, works):
     method = bound(FedProx(stragglers=stragglers), 1.0, epochs=5)
     assert {method.work(seed).epochs for seed in range(100)} == works
 
 
-def test_a_straggler_trains_what_it_drew():
-    """And says so: 5 samples in batches of 2, 3 steps an epoch. It is FedAvg of so many epochs."""
+def test_a_straggler_trains_its_drawn_epochs():
+    """5 samples in batches of 2 are 3 steps per epoch. The result equals FedAvg with that number of epochs."""
     method = bound(FedProx(mu=0, stragglers=1.0), 1.0, epochs=4, batch_size=2)
     state, data = method.init(), client_data(0, 1, 2, 3, 0)
     seed = next(seed for seed in range(100) if method.work(seed).epochs == 2)
@@ -94,20 +94,20 @@ def test_a_straggler_trains_what_it_drew():
     assert_same(update.sums, updated(fedavg, state, 1.0, data, seed=seed).sums)
 
 
-def test_no_training_is_no_work():
+def test_zero_epochs_change_nothing():
     method = bound(FedProx(stragglers=1.0), 1.0, epochs=0)
     state = method.init()
     assert_same(one_round(method, state, (1.0, client_data(0, 1))), state)
 
 
 @pytest.mark.parametrize("field", ["epochs", "steps"])
-def test_one_epoch_or_step_has_no_part_to_do(field):
+def test_stragglers_need_more_than_one_epoch_or_step(field):
     method = bound(FedProx(stragglers=0.5), 1.0, **{field: 1})
     with pytest.raises(ConfigError) as error:
         method.check(9, Population())
     assert str(error.value) == (
-        "method.stragglers: given 0.5; allowed: 0 where a round has one epoch, or one step, because that has no part "
-        "to do; take more training.epochs, or training.steps"
+        "method.stragglers: 0.5 is not valid. Allowed: 0, because a round has only one epoch or step. "
+        "Hint: increase training.epochs or training.steps"
     )
     bound(FedProx(), 1.0, **{field: 1}).check(9, Population())
     bound(FedProx(stragglers=0.5), 1.0, **{field: 2}).check(9, Population())

@@ -1,4 +1,4 @@
-"""FedRolex by hand: the windows, how often and in which pairs they train, and what it costs not to roll."""
+"""FedRolex against manual computations: windows, coverage of positions and pairs, and server-sized tensors."""
 
 import math
 from fractions import Fraction
@@ -24,7 +24,7 @@ def window(method, round, capacity, axis="hidden0"):
 
 
 def test_windows_roll_up():
-    """5 nodes, of which 3 and 2 are held: one step a round, the small window in the large one."""
+    """Windows of 3 and 2 of 5 nodes move one position per round, the small one inside the large one."""
     method = bound(FedRolex(), 1.0, 0.6, 0.4, hidden=(5,))
     assert [window(method, r, 0.6) for r in range(6)] == [
         (0, 1, 2),
@@ -63,15 +63,15 @@ def test_every_position_is_trained_equally_often(options):
 
 
 @pytest.mark.parametrize(("overlap", "stride"), [(1.0, 1), (0.5, 5), (0.25, 7), (0.0, 9)])
-def test_overlap_is_the_share_that_stays(overlap, stride):
+def test_stride_of_an_overlap(overlap, stride):
     """floor(k (1 - overlap)) + 1 for k = 8."""
     method = bound(FedRolex(overlap=overlap), 1.0, 0.125, hidden=(64,))
     assert method.stride(8) == stride
     assert [window(method, r, 0.125)[0] for r in range(3)] == [0, stride, 2 * stride]
 
 
-def test_a_stride_is_what_the_fraction_gives():
-    """For every overlap in twentieths and every window of up to 100: 0.8 of 5 stay, and the stride is 2."""
+def test_strides_are_exact():
+    """For every overlap in twentieths and every window up to 100, e.g. overlap 0.8 of 5: stride 2."""
     assert FedRolex(overlap=0.8).stride(5) == 2
     for twentieths in range(21):
         method = FedRolex(overlap=twentieths / 20)
@@ -79,7 +79,7 @@ def test_a_stride_is_what_the_fraction_gives():
         assert [method.stride(kept) for kept in range(1, 101)] == expected
 
 
-# which pairs of positions, that is which weights, are ever trained
+# pairs of positions (weights) that are trained
 
 
 def coverage(method, capacity: float, rounds: int, sizes: tuple[int, int]) -> float:
@@ -97,7 +97,7 @@ def coverage(method, capacity: float, rounds: int, sizes: tuple[int, int]) -> fl
     [((64, 64), [0.984, 0.484, 0.234, 0.109]), ((128, 64), [1.0, 0.734, 0.359, 0.172])],
 )
 def test_axes_that_roll_together_leave_most_weights_untrained(sizes, expected, options):
-    """2 k - 1 of 64 pairs, wherever the band lies."""
+    """2 k - 1 of 64 pairs, for any offset."""
     capacities = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
     method = bound(FedRolex(**options), 1.0, *capacities, hidden=sizes)
     found = [coverage(method, c, math.lcm(*sizes), sizes) for c in capacities]
@@ -105,8 +105,8 @@ def test_axes_that_roll_together_leave_most_weights_untrained(sizes, expected, o
 
 
 def test_coverage_of_a_resnet():
-    """In a full cycle clients of these capacities train so much of
-    the convolutions' weights, e.g. 0.1316 where the server is 16 times as wide as they are."""
+    """Share of the convolutions' weights that clients of these capacities train in a full cycle, e.g. 0.1316 if the
+    server is 16 times as wide."""
     model, capacities = MODELS["preact_resnet18"](), (1 / 2, 1 / 4, 1 / 8, 1 / 16)
     task = Task(model, Training(), {c: Net(model, c) for c in (1.0, *capacities)}, 1.0, clients=1)
     method = FedRolex().bind(task)
@@ -125,7 +125,7 @@ def test_coverage_of_a_resnet():
 
 
 def test_a_round_of_two_capacities(clients_answer):
-    """Round 3 of 4 nodes: the large client holds all, the small one the nodes 3 and 0."""
+    """Round 3, 4 nodes: the large client holds all nodes, the small one the nodes 3 and 0."""
     method = bound(FedRolex(label_rows="all"), 1.0, 0.5, hidden=(4,))
     clients_answer(3, 1)
     data = client_data(0, 1, 2, 3)
@@ -145,7 +145,7 @@ def test_a_server_wider_than_every_client_is_trained_everywhere(clients_answer):
 
 
 class Shapes(TorchDispatchMode):
-    """Remembers the shapes of all tensors that are made inside."""
+    """Record the shapes of all tensors created inside."""
 
     def __init__(self):
         super().__init__()
@@ -158,8 +158,8 @@ class Shapes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("gamma", "letter"), [(2, "b"), (4, "c"), (8, "d"), (16, "e")])
-def test_clients_of_a_server_gamma_times_as_wide_never_see_its_model(gamma, letter, tmp_path):
-    """Figure 4: nothing of the server's size is sent to a client, or made where it trains."""
+def test_clients_of_a_wider_server_never_receive_its_model(gamma, letter, tmp_path):
+    """Figure 4: no server-sized tensor is sent to a client or created on the worker."""
     clients = {"capacities": f"a0-{letter}1"}
     simulation = simulate(tiny(method="fedrolex", model="preact_resnet18", clients=clients), tmp_path)
     server, before = simulation.method.task.server, simulation.state["params"]
@@ -193,7 +193,7 @@ def test_a_device_runs_the_window_of_the_last_round():
     assert (deployed.net.width, deployed.net.scale) == (0.5, 0.5)
 
 
-def test_a_device_runs_the_prefix_if_asked():
+def test_deploys_prefix():
     method = bound(FedRolex(deploys="prefix"), 1.0, 0.5, hidden=(8,))
     for rounds in (0, 1, 5):
         assert method.submodel({}, rounds, 0.5).positions["hidden0"].positions == (0, 1, 2, 3)

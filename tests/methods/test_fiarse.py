@@ -1,4 +1,4 @@
-"""FIARSE by hand: Eq. 3, what falls below the threshold, and whom the mean is over."""
+"""FIARSE by hand: Eq. 3, elements below the threshold, and the clients of the mean."""
 
 import pytest
 import torch
@@ -149,7 +149,7 @@ OPTIMISERS = {
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_what_is_dropped_stays_where_it_is(runs, optimiser):
+def test_dropped_elements_do_not_move(runs, optimiser):
     """At first everything is kept. What falls below the threshold never returns in the round, so that the kept count
     never grows, and has its value until the answer."""
     method = bound(FIARSE(), 1.0, 0.5, hidden=(8,), epochs=12, batch_size=2, **OPTIMISERS[optimiser])
@@ -169,7 +169,7 @@ def test_what_is_dropped_stays_where_it_is(runs, optimiser):
 
 
 @pytest.mark.parametrize(("optimiser", "moves"), [("sgd", False), ("momentum", True), ("adamw", True)])
-def test_an_optimiser_may_move_what_is_dropped(runs, optimiser, moves):
+def test_an_optimiser_can_move_dropped_elements(runs, optimiser, moves):
     """With `mask_update: false`; without momentum and decay it has nothing to move it by."""
     method = bound(FIARSE(mask_update=False), 1.0, 0.5, hidden=(8,), epochs=12, batch_size=2, **OPTIMISERS[optimiser])
     updated(method, method.init(), 0.5, client_data(0, 1, 2, 3))
@@ -194,7 +194,7 @@ def test_masked_updates_are_plain_ones_where_nothing_moves_by_itself():
 
 
 @pytest.mark.parametrize(("count", "bias"), [("holders", [2.0, 1.5, 2.0, 4.0]), ("nonzero", [3.0, 2.0, 2.0, 4.0])])
-def test_who_counts(count, bias, monkeypatch):
+def test_clients_in_the_mean(count, bias, monkeypatch):
     """Two clients that hold everything start from 1, 1, 2, 4; the first answers 3, 2, 2, 4, the second what it got."""
     method = bound(FIARSE(count=count), 1.0, hidden=(2,))
     state = method.init()

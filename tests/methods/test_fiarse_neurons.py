@@ -1,4 +1,4 @@
-"""Neuron-wise FIARSE by hand: which positions are important, and who holds what."""
+"""Neuron-wise FIARSE against manual computations: importance of positions, and selections."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ SMALL = {
 
 
 def with_weights(method, rows, columns):
-    """A state whose hidden nodes read with these weights [K, 2], and are read with these [4, K]."""
+    """Return a state with these input weights [K, 2] and output weights [4, K] of the hidden nodes."""
     state = method.init()
     given = {"hidden0.weight": torch.tensor(rows), "head.weight": torch.tensor(columns)}
     return method._ranked(state["params"] | given)
@@ -33,8 +33,8 @@ ROWS = [[1.0, -2.0], [0.0, 3.0], [-4.0, 0.0], [0.0, 0.0]]
 COLUMNS = [[1.0, 0.0, 0.0, 2.0], [0.0, -1.0, 0.0, 2.0], [0.0, 0.0, 0.0, -2.0], [0.5, 0.0, 0.0, 0.0]]
 
 
-def test_importance_by_hand():
-    """|1| + |-2| + 1 + 0.5, 3 + 1, 4 + 0, 0 + 6; biases count for nothing. The second and the third are equal."""
+def test_importance():
+    """|1| + |-2| + 1 + 0.5, 3 + 1, 4 + 0, 0 + 6; biases do not count. The second and the third are equal."""
     method = bound(Neurons(), 1.0, 0.75, 0.5, 0.25, hidden=(4,))
     state = with_weights(method, ROWS, COLUMNS)
     assert state["importance"]["hidden0"].tolist() == [4.5, 4, 4, 6]
@@ -43,8 +43,8 @@ def test_importance_by_hand():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_importance_is_what_leaves_with_a_position(name):
-    """In whole numbers: all magnitudes less those of the network without it, in every group and copy."""
+def test_importance_is_the_magnitude_removed_with_a_position(name):
+    """Importance is the sum of all magnitudes minus that of the network without the position."""
     server = Net(MODELS[name](**SMALL[name]))
     whole = server.layout
     params = drawn_like({n: torch.empty(shape) for n, shape in whole.shapes.items()}, "test:importance")
@@ -61,7 +61,7 @@ def test_importance_is_what_leaves_with_a_position(name):
             assert found[axis][position] == total - sum(without[n].abs().sum() for n in weights)
 
 
-def test_equal_ones_go_by_position_and_smaller_networks_lie_inside():
+def test_ties_go_by_position_and_networks_are_nested():
     values = torch.tensor([0.0, 2.0, 1.0, 2.0, 1.0, 2.0])
     chosen = [largest(values, count).positions for count in range(1, 7)]
     assert chosen == [(1,), (1, 3), (1, 3, 5), (1, 2, 3, 5), (1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)]
@@ -69,7 +69,7 @@ def test_equal_ones_go_by_position_and_smaller_networks_lie_inside():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_networks_are_as_large_as_heterofls(name):
+def test_networks_have_heterofls_sizes(name):
     model = MODELS[name](**SMALL[name])
     nets = {c: Net(model, c) for c in (1.0, 0.5, 0.25)}
     method = Neurons().bind(Task(model, Training(), nets, 1.0, clients=4))
@@ -82,7 +82,7 @@ def test_networks_are_as_large_as_heterofls(name):
 
 
 def test_a_round_of_two_capacities(clients_answer):
-    """The large client answers 3; the small one holds nodes 0 and 3 and answers 1. Then all are equally important."""
+    """The large client returns 3; the small one holds nodes 0 and 3 and returns 1. Then all are equally important."""
     method = bound(Neurons(), 1.0, 0.5, hidden=(4,))
     state = with_weights(method, ROWS, COLUMNS)
     clients_answer(3, 1)
@@ -97,7 +97,7 @@ def test_a_round_of_two_capacities(clients_answer):
 
 
 def test_positions_follow_the_parameters():
-    """Channels in another order are the same submodel: what a device answers does not change."""
+    """Channels in another order give the same submodel with equal outputs."""
     method = bound(Neurons(), 1.0, 0.4, hidden=(10,))
     state, order = method.init(), torch.randperm(10, generator=torch.Generator().manual_seed(0))
     params = dict(state["params"])
@@ -112,7 +112,7 @@ def test_positions_follow_the_parameters():
 
 
 def test_clients_of_full_capacity_are_fedavg():
-    """To the bit: what they hold are views, and the mean is the same."""
+    """Equal bit for bit: selections are views, and the mean is the same."""
     fedavg = bound(METHODS["fedavg"](weight="uniform"), 1.0, hidden=(35,))
     ours = bound(Neurons(), 1.0, hidden=(35,))
     data = [client_data(0, 1, 2), client_data(3, 1, 1, 0)]

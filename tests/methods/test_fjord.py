@@ -1,4 +1,4 @@
-"""FjORD by hand."""
+"""FjORD against manual computations."""
 
 import math
 from collections import Counter
@@ -61,7 +61,7 @@ def next_state(method, state, *answers):
 
 
 def seed_of(method, *drawn, widths=2):
-    """A seed whose steps draw these widths, counted from the largest."""
+    """Return a seed whose steps draw these widths, counted from the largest."""
     return next(seed for seed in range(9999) if method.draws(widths, len(drawn), seed) == list(drawn))
 
 
@@ -69,7 +69,7 @@ def seed_of(method, *drawn, widths=2):
 
 
 def test_every_step_draws_uniformly():
-    """Of 4,000 draws among 4 widths 1,000 each, within 3 standard deviations; a function of the seed."""
+    """4,000 draws among 4 widths: 1,000 each, within 3 standard deviations, determined by the seed."""
     drawn = FjORD().draws(4, 4000, seed=5)
     counts = Counter(drawn)
     assert sorted(counts) == [0, 1, 2, 3]
@@ -78,7 +78,7 @@ def test_every_step_draws_uniformly():
 
 
 def test_a_client_trains_widths_up_to_its_own():
-    """Every width that it may draw it does draw, in 60 steps; the costs say how often."""
+    """60 steps draw every width up to the client's own; the FLOPs show how often."""
     method = with_norms(FjORD(), 1.0, 0.5, 0.25, steps=60, batch_size=4)
     update = updated(method, method.init(), 0.5, images(0, 1, 2, 3))
     drawn = Counter(method.draws(2, 60, 0))
@@ -88,7 +88,7 @@ def test_a_client_trains_widths_up_to_its_own():
     assert update.metrics["train_flops"] == sum(costs.training_flops(net, 4 * drawn[i]) for i, net in enumerate(nets))
 
 
-def test_the_smaller_widths_norms_travel_too():
+def test_norms_of_smaller_widths_are_sent_too():
     """Mean and variance of 16 and 32 channels, and of 8 and 16; down and up."""
     method = with_norms(FjORD(), 1.0, 0.5, 0.25)
     state = method.init()
@@ -98,12 +98,12 @@ def test_the_smaller_widths_norms_travel_too():
     assert nbytes(payload) == answer_bytes(update) == 4 * expected
 
 
-# a width a round
+# one width per round
 
 
 @pytest.mark.parametrize(("capacity", "widths"), [(1.0, 4), (0.5, 2), (0.25, 1)])
 def test_a_round_draws_uniformly_among_the_widths_of_a_client(capacity, widths):
-    """Of 400 draws as many of each, within 3 standard deviations; a function of seed, round and client."""
+    """400 draws are uniform within 3 standard deviations, determined by seed, round and client."""
     method = bound(FjORD(sample="round"), 1.0, 0.75, 0.5, 0.25, hidden=(4,))
 
     def drawn(seed=0, first=0):
@@ -120,13 +120,13 @@ def test_a_round_draws_uniformly_among_the_widths_of_a_client(capacity, widths):
 
 
 def round_drawing(method, capacity, width):
-    """A round in which client 0 of this capacity draws a width."""
+    """Return a round in which client 0 of this capacity draws a width."""
     return next(r for r in range(999) if method.select({}, Client(0, capacity, r)).net.width == width)
 
 
 @pytest.mark.parametrize("kind", ["per_width", "per_width_affine", "static"])
-def test_what_a_round_draws_is_all_that_travels_and_all_that_is_trained(kind):
-    """Parameters and statistics of 8 and 16 channels, down and up, for a client who could carry 32 and 64."""
+def test_only_the_rounds_width_is_sent_and_trained(kind):
+    """Parameters and statistics of 8 and 16 channels, down and up, for a client with capacity for 32 and 64."""
     method = with_norms(FjORD(sample="round", norms=kind), 1.0, 0.5, 0.25, steps=3, batch_size=2, lr=0.1)
     state, data, net = method.init(), images(0, 1, 2, 3, 0, 1), method.net_at(0.25)
     round = round_drawing(method, 1.0, 0.25)
@@ -152,7 +152,7 @@ def test_what_a_round_draws_is_all_that_travels_and_all_that_is_trained(kind):
 
 
 def test_a_width_drawn_for_a_round_trains_as_if_it_were_drawn_at_every_step():
-    """And as a client who has no more: to the bit."""
+    """Also equal to a client with that capacity, bit for bit."""
     training = {"steps": 4, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "clip": 1.0}
     by_round = with_norms(FjORD(sample="round"), 1.0, 0.5, 0.25, **training)
     by_step = with_norms(FjORD(), 1.0, 0.5, 0.25, **training)
@@ -165,8 +165,8 @@ def test_a_width_drawn_for_a_round_trains_as_if_it_were_drawn_at_every_step():
     assert found[0].metrics == found[1].metrics
 
 
-def test_the_mean_of_a_round_is_over_who_drew_a_width(clients_answer):
-    """2 samples answer 8 in the widest network, 6 answer 4 in the half that they drew."""
+def test_the_mean_of_a_round_is_over_clients_that_drew_a_width(clients_answer):
+    """A client with 2 samples returns 8 for the widest network, one with 6 returns 4 for the half that it drew."""
     method = bound(FjORD(sample="round"), 1.0, 0.5, hidden=(4,))
     clients_answer(8, 4)
     widths = {r: [method.select({}, Client(id, 1.0, r)).net.width for id in (0, 1)] for r in range(99)}
@@ -177,7 +177,7 @@ def test_the_mean_of_a_round_is_over_who_drew_a_width(clients_answer):
 
 
 def test_a_width_of_a_round_has_no_teacher():
-    with pytest.raises(ValueError, match="distill: true with sample: step only"):
+    with pytest.raises(ValueError, match="distill: true only with sample: step"):
         FjORD(sample="round", distill=True)
 
 
@@ -236,7 +236,7 @@ def test_weight_decay_and_momentum_act_outside_the_prefix():
 
 
 def test_full_clients_of_one_capacity_are_fedavg():
-    """To the bit, in `params`."""
+    """Equal bit for bit, in `params`."""
     training = {"steps": 5, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0}
     clients = [(1.0, images(0, 1, 2, 0)), (1.0, images(1, 3))]
     expected = with_norms(METHODS["fedavg"](), 1.0, **training)
@@ -270,7 +270,7 @@ def test_distillation_by_hand():
 
 
 def test_the_widest_is_taught_by_the_labels_twice():
-    """(2 - alpha) CE where it is drawn itself; classes that the client lacks are masked for teacher and student."""
+    """(2 - alpha) CE if the largest width is drawn; absent classes are masked for teacher and student."""
     method = bound(FjORD(distill=True, alpha=0.25, mask="zero"), 1.0, 0.5, hidden=(4,), lr=0.5)
     state, data = method.init(), client_data(0, 1, 1, 0)
     [(x, y)] = data.in_order(len(data))
@@ -294,7 +294,7 @@ def test_the_widest_is_taught_by_the_labels_twice():
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_the_widest_learns_nothing_from_itself(temperature):
-    """Its gradient is that of the cross-entropy alone, to the bit."""
+    """Its gradient equals that of the cross-entropy alone, bit for bit."""
     methods = FjORD(), FjORD(distill=True, temperature=temperature)
     plain, distilling = (bound(method, 1.0, 0.5, hidden=(4,), lr=0.5) for method in methods)
     state, data, seed = plain.init(), client_data(0, 1, 2, 3), seed_of(plain, 0)
@@ -304,7 +304,7 @@ def test_the_widest_learns_nothing_from_itself(temperature):
 
 
 def test_the_teacher_costs_a_pass():
-    """Of 2-4-4 and 2-2-4 multiply-adds: 24 and 12; 3 steps of 2 samples, 6 operations each."""
+    """Networks 2-4-4 and 2-2-4 have 24 and 12 multiply-adds; 3 steps of 2 samples, 6 operations each."""
     plain, distilling = (bound(FjORD(distill=on), 1.0, 0.5, hidden=(4,), steps=3, batch_size=2) for on in (False, True))
     state, data, seed = plain.init(), client_data(0, 1, 2, 3, 0, 1), seed_of(plain, 1, 0, 1)
     flops = [updated(method, state, 1.0, data, seed=seed).metrics["train_flops"] for method in (plain, distilling)]
@@ -315,7 +315,7 @@ def test_the_teacher_costs_a_pass():
 
 
 def test_a_round_of_three_capacities(clients_answer):
-    """2 samples answer 8, 6 answer 4, 4 answer 1, held by those who have the block."""
+    """Clients with 2, 6 and 4 samples return 8, 4 and 1; the mean of a block is over the clients that hold it."""
     method = bound(FjORD(), 1.0, 0.5, 0.25, hidden=(4,))
     clients_answer(8, 4, 1)
     sizes = [(1.0, 2), (0.5, 6), (0.25, 4)]
@@ -328,7 +328,7 @@ def test_a_round_of_three_capacities(clients_answer):
 
 
 def test_the_mean_is_equation_2():
-    """As the authors do it: from the widest width down, the mean of those who have it, over its prefix."""
+    """As in the authors' code: from the widest width down, the mean over its holders, on its prefix."""
     method = bound(FjORD(), 1.0, 0.6, 0.3, hidden=(10, 7))
     state = method.init()
     state = {"params": {name: t.double() for name, t in state["params"].items()}}
@@ -349,8 +349,8 @@ def test_the_mean_is_equation_2():
         torch.testing.assert_close(new[name], expected)
 
 
-def test_a_widths_statistics_are_averaged_over_who_may_train_it():
-    """2 samples of the large client, 6 of the small; what nobody has stays, to the bit."""
+def test_a_widths_statistics_are_averaged_over_clients_that_may_train_it():
+    """2 samples of the large client, 6 of the small; statistics without a holder are unchanged bit for bit."""
     method = with_norms(FjORD(), 1.0, 0.5, 0.25, steps=3, batch_size=2)
     state = method.init()
     clients = [(0.5, images(0, 1)), (0.25, images(0, 1, 2, 3, 0, 1))]
@@ -368,7 +368,7 @@ def test_a_widths_statistics_are_averaged_over_who_may_train_it():
 
 
 def test_statistics_of_a_width_are_those_of_torch():
-    """Of torch's own batch norm in the network of that width, over the batches that drew it."""
+    """Equal to torch's batch norm in the network of that width, over the batches that drew it."""
     method = with_norms(FjORD(), 1.0, 0.5, steps=6, batch_size=4, lr=1e-30)
     state, data = method.init(), images(*[i % 4 for i in range(12)])
     seed = seed_of(method, 0, 1, 1, 0, 0, 1)
@@ -399,7 +399,7 @@ def test_the_teacher_is_tracked_too():
 
 @pytest.mark.parametrize("kind", ["per_width", "per_width_affine"])
 def test_a_capacity_is_evaluated_with_its_own_norms(kind, tmp_path, monkeypatch):
-    """Nothing is collected: what the state has of each width is what its accuracy is of."""
+    """Nothing is collected: each width is evaluated with its statistics in the state."""
     monkeypatch.setattr(Worker, "collect", None)
     spec = tiny(method={"name": "fjord", "norms": kind})
     simulation = simulate(spec, tmp_path)
@@ -422,8 +422,8 @@ def test_a_capacity_is_evaluated_with_its_own_norms(kind, tmp_path, monkeypatch)
     assert line["loss_mean"] == pytest.approx(loss)
 
 
-def test_norms_of_their_own_keep_the_widths_apart():
-    """A step of the small width leaves the large one's norms, and those that the widths would share."""
+def test_own_norms_are_independent_between_widths():
+    """A step of the small width does not change the large one's norms, nor the shared ones."""
     method = with_norms(FjORD(norms="per_width_affine"), 1.0, 0.5, lr=0.5)
     state, data = method.init(), images(0, 1, 2, 3)
     selection = method.select(state, Client(0, 1.0, 0))
@@ -453,7 +453,7 @@ def test_weight_decay_acts_on_the_norms_of_other_widths():
     assert torch.equal(new["norm1.running_var"], torch.ones(32))
 
 
-def test_norms_of_their_own_train_as_shared_ones_where_there_is_one_width():
+def test_own_norms_equal_shared_norms_for_one_width():
     """Up to rounding, which depends on where tensors lie in memory on some processors."""
     clients = [(1.0, images(0, 1, 2, 3)), (1.0, images(1, 1, 2))]
     training = {"steps": 3, "batch_size": 2, "lr": 0.5, "momentum": 0.9}
@@ -473,7 +473,7 @@ def test_static_norms_and_networks_without_any_have_no_groups():
     assert method.deploy(method.init(), 0, 0.5).statistics is None
 
 
-def test_capacities_of_one_width_are_one():
+def test_capacities_of_equal_width_are_one():
     model = MODELS["digits_cnn"]()
     nets = {1.0: Net(model), 0.5: Net(model, 0.75), 0.45: Net(model, 0.75), 0.2: Net(model, 0.5)}
     state = FjORD().bind(Task(model, Training(), nets, 1.0, clients=4)).init()
@@ -493,8 +493,8 @@ def test_capacities_of_one_width_are_one():
     ],
     ids=str,
 )
-def test_the_order_of_work_changes_no_bit(options, tmp_path):
-    """And nothing that a client was sent or the server holds is changed in place."""
+def test_results_do_not_depend_on_the_order_of_work(options, tmp_path):
+    """Neither payloads nor the state are changed in place."""
     spec = tiny(method={"name": "fjord"} | options, run={"chunk": 2}, training={"momentum": 0.9, "clip": 1.0})
     serial = simulate(spec, tmp_path / "serial")
     before, checked = serial.state, checksum(serial.state)

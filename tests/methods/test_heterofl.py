@@ -1,4 +1,4 @@
-"""HeteroFL by hand."""
+"""HeteroFL against manual computations."""
 
 import math
 
@@ -12,7 +12,7 @@ HeteroFL = METHODS["heterofl"]
 
 
 def test_a_round_of_two_capacities(clients_answer):
-    """The large client answers 3 and has classes 0 and 1, the small one answers 1 and has 1 and 2."""
+    """The large client returns 3 and has classes 0 and 1, the small one returns 1 and has 1 and 2."""
     method = bound(HeteroFL(), 1.0, 0.5)
     state = method.init()
     old = {name: t.tolist() for name, t in state["params"].items()}
@@ -38,7 +38,7 @@ def test_all_label_rows(clients_answer):
 
 
 def test_classes_that_the_cohort_lacks_keep_their_rows():
-    """To the bit, with weight decay and momentum too."""
+    """Equal bit for bit, also with weight decay and momentum."""
     method = bound(HeteroFL(), 1.0, 0.5, lr=0.5, weight_decay=0.1, momentum=0.9, epochs=3, batch_size=1)
     state = method.init()
     new = one_round(method, state, (1.0, client_data(0, 1, 0)), (0.5, client_data(1, 1)))
@@ -58,7 +58,7 @@ def test_absent_classes_get_no_gradient(mask, moves):
 
 @pytest.mark.parametrize(("mask", "classes"), [("zero", 4), ("none", 4), ("neg_inf", 2)])
 def test_the_first_loss(mask, classes):
-    """Of a network that knows nothing: ln 4 where absent classes still count, ln 2 where they do not."""
+    """Loss of an untrained network: ln 4 if absent classes count, ln 2 otherwise."""
     method = bound(HeteroFL(mask=mask), 1.0)
     work = visit(method, {}, 1.0, client_data(0, 2, 2, 0))
     payload = {"params": {n: torch.zeros(shape) for n, shape in work.net.layout.shapes.items()}}
@@ -73,7 +73,7 @@ def test_the_scaler_is_relative_to_the_server():
     assert without.net_at(0.25).scale == 1
 
 
-def test_indices_never_move():
+def test_positions_are_fixed():
     method = bound(HeteroFL(), 1.0, 0.3, hidden=(10,))
     selections = [method.select({}, Client(id, 0.3, r)) for r in (0, 1, 9) for id in (0, 5)]
     assert len({s.key for s in selections}) == 1

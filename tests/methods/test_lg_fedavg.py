@@ -1,4 +1,4 @@
-"""LG-FedAvg: what is averaged and what stays, the authors' two splits, and the rounds of FedAvg before."""
+"""LG-FedAvg: averaged and personal layers, the authors' two splits, and the initial FedAvg rounds."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def perceptron(*capacities, **fields):
 
 
 def updated(method, state, data, id=0, client_state=None):
-    """What client `id` holds in round 0, and answers."""
+    """Return the selection and the update of client `id` in round 0."""
     work = visit(method, state, 1.0, data, id=id, seed=id, client_state=client_state)
     return work.selection, method.local_update(method.extract(state, work.selection), work)
 
@@ -53,7 +53,7 @@ def test_the_authors_splits(model, shared, travel, all_):
 
 
 def test_shared_layers_are_averaged_and_the_others_kept(clients_answer):
-    """Two clients answer 3 and 1: both have 2 from then on, and keep 3 and 1."""
+    """Two clients return 3 and 1: the shared layers become 2, and their own layers stay 3 and 1."""
     method = perceptron()
     state, data = method.init(), client_data(0, 1)
     clients_answer(3, 1)
@@ -69,7 +69,7 @@ def test_shared_layers_are_averaged_and_the_others_kept(clients_answer):
         assert list(update.sums["params"]) == HIDDEN
 
 
-def test_who_does_not_take_part_gets_the_shared_layers_and_keeps_its_own(clients_answer):
+def test_absent_clients_use_the_new_shared_layers_and_their_own(clients_answer):
     """Client 5 took part in round 0, and not in round 1."""
     method = perceptron()
     state, data = method.init(), client_data(0, 1)
@@ -86,8 +86,8 @@ def test_who_does_not_take_part_gets_the_shared_layers_and_keeps_its_own(clients
     assert_same({n: everybodys.params[n] for n in HEAD}, {n: method.init()["params"][n] for n in HEAD})
 
 
-def test_all_layers_train_from_what_is_kept_and_what_is_sent():
-    """One step by hand, of a client that weighs 3: what it keeps is not weighted."""
+def test_all_layers_train_from_own_and_received_layers():
+    """One manual step of a client of weight 3: its client state is not weighted."""
     method = perceptron(weight="samples")
     state, data = method.init(), client_data(0, 1, 2)
     client_state = {"own": {name: torch.full_like(state["params"][name], 0.25) for name in HEAD}}
@@ -103,7 +103,7 @@ def test_all_layers_train_from_what_is_kept_and_what_is_sent():
     assert update.weight == 3
 
 
-def test_only_clients_that_have_no_layers_of_their_own_are_sent_some():
+def test_only_clients_without_own_layers_receive_all_layers():
     method = perceptron()
     state, data = method.init(), client_data(0, 1)
     _, first = updated(method, state, data)
@@ -113,7 +113,7 @@ def test_only_clients_that_have_no_layers_of_their_own_are_sent_some():
     assert second.metrics["bytes_down"] == size["hidden0.weight"] == nbytes(second.sums)
 
 
-def test_label_rows_of_a_kept_head_are_nobody_elses():
+def test_label_rows_do_not_affect_an_own_head():
     method = perceptron(label_rows="present")
     state = method.init()
     selection, update = updated(method, state, client_data(0, 1))
@@ -123,7 +123,7 @@ def test_label_rows_of_a_kept_head_are_nobody_elses():
 
 
 def test_warmup_is_fedavg(tmp_path):
-    """To the bit, and nobody keeps anything; the round after it starts from the trained network."""
+    """Equal bit for bit, without client states; the next round starts from the trained network."""
     fedavg = simulate(tiny(rounds=3), tmp_path / "fedavg")
     method = {"name": "lg_fedavg", "shared": ["conv1", "norm1"], "warmup": 2, "weight": "samples"}
     lg = simulate(tiny(rounds=3, method=method), tmp_path / "lg")
@@ -140,7 +140,7 @@ def test_warmup_is_fedavg(tmp_path):
 
 
 def test_selections_of_warmup_and_after_it_differ():
-    """Also where both have positions on the same axes."""
+    """Also if both have positions on the same axes."""
     method = perceptron(warmup=1)
     keys = [method.select({}, Client(0, 1.0, round)).key for round in (0, 1, 2)]
     assert keys[0] != keys[1] == keys[2]
@@ -158,10 +158,8 @@ def test_submodels_share_a_holder_mean(clients_answer):
 def test_layers_that_do_not_exist_are_refused():
     with pytest.raises(ConfigError) as error:
         perceptron(shared=["head", "hiden0"]).check(9, Population())
-    assert str(error.value) == (
-        "method.shared: no layer is called 'hiden0'; did you mean 'hidden0'? known: head, hidden0"
-    )
-    with pytest.raises(ConfigError, match="no layer is called 'hidden'; did you mean 'hidden0'"):
+    assert str(error.value) == ("method.shared: unknown layer 'hiden0'. Did you mean 'hidden0'? Allowed: head, hidden0")
+    with pytest.raises(ConfigError, match="unknown layer 'hidden'. Did you mean 'hidden0'"):
         perceptron(shared=["hidden"]).check(9, Population())
     perceptron(shared=["hidden0", "head"]).check(9, Population())
     with pytest.raises(ValidationError):
@@ -172,7 +170,7 @@ def test_a_run_is_longer_than_its_warmup():
     perceptron(warmup=8).check(9, Population())
     with pytest.raises(ConfigError) as error:
         perceptron(warmup=9).check(9, Population())
-    assert str(error.value) == "method.warmup: given 9; allowed: fewer than the run's 9 rounds"
+    assert str(error.value) == "method.warmup: 9 is not valid. Allowed: fewer than the run's 9 rounds"
 
 
 def test_a_path_stands_for_the_layers_below_it():
@@ -180,6 +178,6 @@ def test_a_path_stands_for_the_layers_below_it():
     assert {name.partition(".")[0] for name in held} == {"stage1", "head"} and len(held) == 4 * 3 + 2
 
 
-def test_the_classifier_is_shared_unless_layers_are_named():
+def test_the_classifier_is_shared_by_default():
     held = on("resnet18").select({}, Client(0, 1.0, 0)).part_layout.dims
     assert list(held) == ["head.weight", "head.bias"]

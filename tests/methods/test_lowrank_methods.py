@@ -1,4 +1,4 @@
-"""Low-rank methods by hand, in float64: what a round without training leaves, which means are exact, what travels."""
+"""Low-rank methods by hand, in float64: rounds without training, exactness of means, traffic."""
 
 import functools
 from dataclasses import replace
@@ -128,7 +128,7 @@ def test_a_round_without_training_changes_no_function(name):
 
 
 @pytest.mark.parametrize("name", ["zero_padding", "hetlora"])
-def test_padding_with_zeros_shrinks_what_few_hold(name):
+def test_zero_padding_shrinks_components_with_few_holders(name):
     """Ranks 2, 2, 4, 8 of equal weights: components from 2 on are held by half, from 4 on by a quarter."""
     method = bound(name, **({"by_norm": False} if name == "hetlora" else {}))
     state = started(method)
@@ -207,7 +207,7 @@ def test_flora_merges_the_mean_of_the_products(ranks):
     assert not any(t.any() for n, t in new["params"].items() if part_of(n) == "B")
 
 
-def test_florist_keeps_the_energy_it_says():
+def test_florist_keeps_the_configured_energy():
     """With all of it FLoRA's round, and a smaller rank, that travels, the less it keeps."""
     ranks, found = {}, {}
     for tau in (0.5, 0.9, 1.0):
@@ -296,7 +296,7 @@ def test_flexlora_makes_up_for_a_scale_that_depends_on_the_rank(scaling):
 
 
 @pytest.mark.parametrize("name", ["fedit", "flora", "flexlora", "raflora", "fedex_lora", "florist"])
-def test_who_sees_the_gauge_of_a_client(name):
+def test_methods_that_depend_on_a_client_s_gauge(name):
     """(B / 3, 3 A) of one client is the same function. Whoever averages factors alone comes to another one."""
     method = bound(name, WIDE)
     state = started(method)
@@ -509,7 +509,7 @@ def test_a_narrow_client_of_fedsb_has_a_corner_of_the_core():
 
 
 @pytest.mark.parametrize("name", sorted(LOWRANK))
-def test_a_round_moves_what_it_trains_and_nothing_else(name, tmp_path):
+def test_a_round_moves_only_trained_parameters(name, tmp_path):
     """With weight decay, which moves whatever has a gradient."""
     simulation = simulate(traffic(name, (1.0, 0.25), 2).with_(training={"weight_decay": 0.1, "steps": 2}), tmp_path)
     method = simulation.method
@@ -539,7 +539,7 @@ def test_flags_are_put_back_after_an_error():
     assert layer.weight.requires_grad
 
 
-def test_rolora_takes_turns():
+def test_rolora_alternates():
     method = bound("rolora")
     assert [method.trains(t) for t in range(4)] == [("B",), ("A",), ("B",), ("A",)]
     assert [method.changed(t) for t in range(4)] == [("B",), ("B",), ("A",), ("B",)]
@@ -560,12 +560,15 @@ def test_rank_zero_and_a_frozen_head_is_nothing_to_train():
     model = LORA.model_copy(update={"head": "frozen"})
     experiment = traffic("rbla", (1.0, 0.25), 1).with_(model=model)
     found = message(experiment.with_, clients={"count": 2, "cohort": 2, "capacities": [1.0, 0.1]})
-    assert "clients.capacities: given 0.1, which is rank 0 of 8, and a frozen head" in found
+    assert (
+        "clients.capacities: 0.1 is rank 0 of 8, with a frozen head. Allowed with model.head: frozen: at least 0.125"
+        in found
+    )
 
 
 def test_a_model_without_adapters_is_refused():
     found = message(read_experiment, {"model": "digits_cnn", "method": "flora"}, "exp.yaml")
-    assert found.startswith("exp.yaml: model: given digits_cnn, which has no adapters; allowed with a low-rank method")
+    assert found.startswith("exp.yaml: model: digits_cnn has no adapters. Allowed with a low-rank method")
 
 
 # components
@@ -674,7 +677,7 @@ def test_lora_a2_chooses_among_all_layers():
     assert {(n, int(j)) for n, t in chosen.items() for j in t[0].nonzero()[:, 0]} == expected
 
 
-def test_lora_a2_moves_what_it_has_chosen(tmp_path):
+def test_lora_a2_moves_only_selected_components(tmp_path):
     """One client of rank 2, with weight decay: of 32 columns of B eight change, in the next round rows of A."""
     experiment = traffic("lora_a2", (1.0,), 2)
     clients = {"count": 2, "cohort": 1, "capacities": [1.0, 0.25], "assignment": "dynamic", "weights": [0, 1]}
@@ -732,7 +735,7 @@ def test_adapters_that_a_model_starts_with_are_merged(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["flora", "florist"])
-def test_every_device_runs_what_was_merged(name, tmp_path):
+def test_every_device_runs_the_merged_base(name, tmp_path):
     simulation = simulate(traffic(name, (1.0, 0.25), 2), tmp_path)
     run(simulation)
     x = drawn((3, *VIT.input), "x").float()

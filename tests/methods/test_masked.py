@@ -1,4 +1,4 @@
-"""Thresholds against torch.sort, what a client is sent to the byte, and the mean over holders, by hand."""
+"""Thresholds against torch.sort, exact traffic, and the mean over holders by hand."""
 
 import itertools
 import math
@@ -111,9 +111,7 @@ def test_elements_that_are_not_finite_are_refused(value, units):
     """By name, wherever they are and whatever the share is."""
     params = named(torch.ones(9), torch.tensor([1.0, value, 2.0]))
     for share in (0.01, 0.9):
-        with pytest.raises(
-            ValueError, match="^parameter t1: given elements that are not finite; allowed: finite numbers$"
-        ):
+        with pytest.raises(ValueError, match="^parameter t1: some elements are not finite. Allowed: finite numbers$"):
             threshold_for(params, share, units)
     largest = torch.tensor([torch.finfo(torch.float32).max, -1.0])
     assert threshold_for(named(largest), 0.5) == float(largest[0])
@@ -165,12 +163,15 @@ def test_groups():
     [
         (
             (("conv", "stage1"),),
-            "given layer 'stage2.0.residual.conv1' in 0 shards; allowed: every layer in one shard: ",
+            "layer 'stage2.0.residual.conv1' is in 0 shards. Allowed: each layer in one shard: conv, ",
         ),
-        ((("conv",), ("conv", "stage1", "stage2", "stage3", "stage4", "head")), "given layer 'conv' in 2 shards; "),
+        (
+            (("conv",), ("conv", "stage1", "stage2", "stage3", "stage4", "head")),
+            "layer 'conv' is in 2 shards. Allowed: each",
+        ),
         (
             (("con",),),
-            "given 'con', which is no layer and above no layer; allowed: the layers conv, stage1.0.residual.",
+            "'con' is neither a layer nor a parent of one. Allowed: the layers conv, stage1.0.residual.",
         ),
     ],
 )
@@ -181,13 +182,15 @@ def test_shards_that_do_not_fit(given, message):
 
 
 def test_models_without_stages_need_shards():
-    with pytest.raises(ConfigError, match="has no stages; allowed: method.shards, lists of its layers: hidden0, head;"):
+    with pytest.raises(
+        ConfigError, match="has no stages. Allowed: method.shards with lists of the layers hidden0, head;"
+    ):
         bound(Greedy(threshold="shard"), 1.0, 0.5).check(1, Population())
     method = bound(Greedy(threshold="shard", shards=(("head",), ("hidden0",))), 1.0, 0.5)
     method.check(1, Population())
     params = method.init()["params"]
     assert method.thresholds(params, 0.5).keys() == params.keys()
-    with pytest.raises(ValueError, match="shards with threshold: shard only"):
+    with pytest.raises(ValueError, match="shards requires threshold: shard"):
         Greedy(shards=(("head",),))
 
 
@@ -276,7 +279,7 @@ def test_a_server_smaller_than_the_model_holds_everything():
 
 
 @pytest.mark.parametrize("name", ["fiarse", "pruning_greedy"])
-def test_what_travels_to_the_byte(name):
+def test_traffic_to_the_byte(name):
     """Four bytes a held element and, for FIARSE alone, a threshold; and the codes of their places. A client that holds
     everything needs neither."""
     method = on_resnet(METHODS[name](), channels=8)
@@ -351,7 +354,7 @@ def test_the_mean_is_over_holders():
 
 
 @pytest.mark.parametrize("name", ["fiarse", "pruning_greedy"])
-def test_nobody_moves_what_nobody_holds(name):
+def test_elements_without_holders_do_not_move(name):
     """To the bit, over rounds, with momentum and weight decay."""
     method = bound(METHODS[name](), 1.0, 0.6, 0.3, hidden=(9,), lr=0.3, momentum=0.9, weight_decay=0.1, epochs=3)
     state = method.init()
@@ -384,7 +387,7 @@ def test_at_full_capacity_it_is_fedavg(name, threshold):
     assert deployed.present.parameters == Net(method.task.model, 0.2).parameters - fewer
 
 
-def test_what_is_counted():
+def test_counted_flops():
     """6 operations an element of a weight that is held, a sample: none of biases, none of what is not held."""
     method = bound(Greedy(), 1.0, 0.5, hidden=(7,), epochs=2, batch_size=2)
     state = method.init()
@@ -446,7 +449,7 @@ def test_a_broken_state_is_refused_by_name():
     state = method.init()
     state["params"]["head.bias"][1] = float("nan")
     selection = method.select(state, Client(0, 0.5, 0))
-    with pytest.raises(ValueError, match="^parameter head.bias: given elements that are not finite"):
+    with pytest.raises(ValueError, match="^parameter head.bias: some elements are not finite"):
         method.extract(state, selection)
 
 
@@ -476,11 +479,13 @@ def test_a_capacity_may_be_smaller_than_the_narrowest_network():
     method = tiny(**given).bound()
     state = method.init()
     assert 0 < method.deploy(state, 0, 0.001).present.macs < method.deploy(state, 0, 0.3).present.macs
-    with pytest.raises(ConfigError, match="whose narrowest network already is"):
+    with pytest.raises(ConfigError, match="the narrowest network of model "):
         tiny(**given | {"method": "heterofl"})
 
 
 @pytest.mark.parametrize("metric", ["params", "flops"])
 def test_a_capacity_that_buys_no_element_is_refused(metric):
-    with pytest.raises(ConfigError, match=r"clients.capacities: given 1e-06 by (params|flops); .*what buys an element"):
+    with pytest.raises(
+        ConfigError, match=r"clients.capacities: 1e-06 by (params|flops) does not buy one element .*at least"
+    ):
         tiny(method="fiarse", clients={"capacities": [1, 1e-6], "metric": metric})

@@ -1,4 +1,4 @@
-"""NeFL by hand."""
+"""NeFL against manual computations."""
 
 import pickle
 
@@ -29,7 +29,7 @@ FIVE = (
     Submodel(capacity=0.8, width=0.8, blocks="10 11 11 11"),
     Submodel(capacity=1, width=1),
 )
-"""The second block of the first stage is in the submodels 1, 3 and 5."""
+"""Submodels 1, 3 and 5 contain the second block of the first stage."""
 
 TWO = (Submodel(capacity=0.5, width=0.5, blocks="10 10 10 00"), Submodel(capacity=1, width=1))
 BLOCK = "stage1.1.residual"
@@ -37,7 +37,7 @@ CONV = f"{BLOCK}.conv1.weight"
 
 
 def bound(method, model=None, *, norm="static_bn", **training):
-    """The method with its submodels on a narrow ResNet18 for images of one channel."""
+    """Return the method bound to a narrow ResNet18 for images of one channel."""
     model = model or MODELS["resnet18"](channels=5, norm=norm, input=(1, 8, 8), classes=4)
     nets = {submodel.capacity: Net(model) for submodel in reversed(method.submodels)}
     return method.bind(Task(model, Training(**training), nets, 1.0, clients=10))
@@ -66,7 +66,7 @@ def test_the_papers_example(clients_answer):
 
 
 def test_inconsistent_parameters_are_averaged_inside_a_submodel(clients_answer):
-    """Two clients of the small submodel answer 1 and 3, one of the large answers 100."""
+    """Two clients of the small submodel return 1 and 3, one of the large returns 100."""
     method = bound(NeFL(submodels=TWO))
     clients_answer(1, 3, 100)
     new = one_round(method, method.init(), (0.5, images(0)), (0.5, images(1)), (1, images(0)))
@@ -81,8 +81,8 @@ def test_inconsistent_parameters_are_averaged_inside_a_submodel(clients_answer):
     assert {"norm" in name or "step" in name for name in new["submodel 2"]} == {True}
 
 
-def test_a_submodel_that_nobody_trained_stays():
-    """Its norms, steps and statistics, and its blocks: to the bit."""
+def test_an_untrained_submodel_is_unchanged():
+    """Its norms, steps, statistics and blocks are unchanged bit for bit."""
     method = bound(NeFL(submodels=TWO), lr=0.5)
     state = method.init()
     new = one_round(method, state, (0.5, images(0, 1, 2)), (0.5, images(3)))
@@ -95,8 +95,8 @@ def test_a_submodel_that_nobody_trained_stays():
     assert torch.equal(new["params"]["conv.weight"][3:], state["params"]["conv.weight"][3:])
 
 
-def test_a_block_that_nobody_holds_is_not_zeroed():
-    """As it is in the authors' code: a 7 stays a 7."""
+def test_a_block_without_holders_is_not_set_to_zero():
+    """Unlike the authors' code: a 7 stays a 7."""
     method = bound(NeFL(submodels=TWO))
     state = method.init()
     seven = {name: torch.full_like(t, 7) for name, t in state["params"].items()}
@@ -106,7 +106,7 @@ def test_a_block_that_nobody_holds_is_not_zeroed():
 
 @pytest.mark.parametrize(("projections", "value"), [("held", 55), ("with_block", 100)])
 def test_projections_of_omitted_blocks(projections, value, clients_answer):
-    """The small submodel answers 10, the large one 100; the small one has the first block of stage 2, and of stage 4
+    """The small submodel returns 10, the large one 100; the small one has the first block of stage 2, and of stage 4
     the projection alone. Its norm is its own."""
     method = bound(NeFL(submodels=TWO, projections=projections))
     clients_answer(10, 100)
@@ -120,7 +120,7 @@ def test_projections_of_omitted_blocks(projections, value, clients_answer):
 
 
 def test_initial_steps_of_the_papers_vectors():
-    """NeFL-DO as in the authors' code, where it differs from the blocks."""
+    """NeFL-DO as in the authors' code, if it differs from the blocks."""
     expected = {
         ("resnet18", 0.2): "13 00 13 00",
         ("resnet18", 0.4): "11 13 00 20",
@@ -163,8 +163,8 @@ def steps_of(state, group):
         ({"learn_steps": False}, []),
     ],
 )
-def test_steps_start(fields, steps):
-    """Blocks 10 10 10 00. Steps that are 1 for ever are left out."""
+def test_initial_step_sizes(fields, steps):
+    """Blocks 10 10 10 00. Constant steps of 1 are left out."""
     method = bound(NeFL(submodels=TWO, **fields))
     state = method.init()
     assert list(steps_of(state, "submodel 1").values()) == steps
@@ -172,8 +172,8 @@ def test_steps_start(fields, steps):
 
 
 @pytest.mark.parametrize("learn_steps", [True, False])
-def test_steps_are_trained_if_they_learn(learn_steps):
-    """With weight decay and momentum too; and the shared network can be trained again."""
+def test_steps_are_trained_if_learn_steps(learn_steps):
+    """Also with weight decay and momentum; the cached module can be trained again."""
     training = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "epochs": 2, "batch_size": 2}
     method = bound(NeFL(submodels=TWO, skipping_steps=True, learn_steps=learn_steps), **training)
     state = method.init()
@@ -205,8 +205,8 @@ def test_a_step_size_multiplies_its_branch():
 # norms
 
 
-def test_norms_of_its_own():
-    """What a submodel deploys: its own norms and statistics, and a prefix of all else. They follow its batches."""
+def test_own_norms():
+    """A submodel deploys its own norms and statistics, which follow its batches, and a prefix of all other tensors."""
     method = bound(NeFL(submodels=TWO), lr=0.1)
     state = one_round(method, method.init(), (0.5, images(0, 1, 2)), (1, images(2, 3)))
     for capacity, group, channels in ((0.5, "submodel 1", 3), (1.0, "submodel 2", 5)):
@@ -225,8 +225,8 @@ def test_norms_of_its_own():
 
 
 @pytest.mark.parametrize("norms_init", ["sliced", "fresh"])
-def test_norms_start_from_the_models(norms_init, monkeypatch):
-    """A pre-trained model's: a prefix of its channels, or thrown away."""
+def test_initial_norms_are_the_models(norms_init, monkeypatch):
+    """Norms of a pre-trained model: a prefix of its channels, or discarded."""
     method = bound(NeFL(submodels=TWO, norms_init=norms_init))
     model: type[Model] = type(method.task.model)
     initial, statistics = model.initial, model.statistics
@@ -259,7 +259,7 @@ def test_layer_norms_of_a_transformer(layer_norms):
     assert deployed.params.keys() == deployed.net.layout.shapes.keys()
 
 
-def test_group_norms_may_be_a_submodels_own():
+def test_own_group_norms():
     names = []
     for layer_norms in ("shared", "own"):
         model = MODELS["resnet18"](channels=8, norm="group", input=(1, 8, 8), classes=4)
@@ -270,10 +270,10 @@ def test_group_norms_may_be_a_submodels_own():
 
 
 @pytest.mark.parametrize("name", ["nefl", "depthfl", "depthfl_nefl", "scalefl_nefl"])
-def test_no_scaler_where_norms_keep_statistics(name):
+def test_no_scaler_with_running_statistics(name):
     with pytest.raises(ConfigError) as error:
         parse(METHODS[name], {"name": name, "scaler": True}, "test: method")
-    assert str(error.value) == "test: method.scaler: given True; allowed: False"
+    assert str(error.value) == "test: method.scaler: True is not valid. Allowed: False"
 
 
 # identities
@@ -287,7 +287,7 @@ def trained(tmp_path, method, model, **clients):
 
 
 def test_in_width_with_steps_of_one_it_is_heterofl(tmp_path):
-    """W (N/L) with norms that are shared, and HeteroFL without Scaler and masks: to the bit."""
+    """W (N/L) with norms that are shared, equals HeteroFL without Scaler and masks, bit for bit."""
     nefl = {"name": "nefl", "learn_steps": False}
     heterofl = {"name": "heterofl", "scaler": False, "mask": "none", "label_rows": "all"}
     model = {"name": "resnet18", "channels": 6, "norm": "layer"}
@@ -295,13 +295,13 @@ def test_in_width_with_steps_of_one_it_is_heterofl(tmp_path):
 
 
 def test_one_submodel_is_fedavg(tmp_path):
-    """To the bit, on a network without norms and residual blocks."""
+    """Equal bit for bit, on a network without norms and residual blocks."""
     methods = {"name": "nefl"}, {"name": "fedavg", "weight": "uniform"}
     assert_same(*(trained(tmp_path, method, "mcmahan_cnn", capacities=[1.0]) for method in methods))
 
 
-def test_what_travels():
-    """A client gets and sends its submodel's parameters, its norms' statistics, and a scalar a block."""
+def test_traffic():
+    """A client receives and sends its submodel's parameters, its norms' statistics, and one scalar per block."""
     method = bound(NeFL(submodels=TWO))
     state = method.init()
     selection = visit(method, state, 0.5, images(0, 1)).selection
@@ -337,7 +337,7 @@ METHOD = [{"name": "nefl", "variant": "WD", "skipping_steps": True}, {"name": "d
 
 
 @pytest.mark.parametrize("method", METHOD, ids=lambda method: method["name"])
-def test_resumed_and_shuffled_runs_are_the_straight_run(method, tmp_path):
+def test_resumed_and_shuffled_runs_equal_the_uninterrupted_run(method, tmp_path):
     spec = tiny(method=method, rounds=3, evaluation={"every": 3}, **BLOCKS)
     arrays = spec.data.arrays()
     straight = simulate(spec, tmp_path / "straight")
@@ -352,7 +352,7 @@ def test_resumed_and_shuffled_runs_are_the_straight_run(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHOD, ids=lambda method: method["name"])
-def test_verbs_are_pure(method):
+def test_functions_are_pure(method):
     method, data = pickle.loads(pickle.dumps(tiny(method=method, **BLOCKS).bound())), images(0, 1, 2, 3)
     state = method.init()
     before = checksum(state)

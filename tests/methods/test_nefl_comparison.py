@@ -1,4 +1,4 @@
-"""DepthFL and ScaleFL as NeFL's authors ran them, by hand."""
+"""DepthFL and ScaleFL as run by NeFL's authors, against manual computations."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def bound(method, *capacities, model=None, **training):
     [("resnet18", "11 00 11 00", 0.2), ("resnet34", "100 0000 100000 100", 0.2), ("resnet56", "9 4 1", 0.1)],
 )
 def test_published_submodels(name, smallest, kept):
-    """Its own vectors for ResNet34 and 56, and those of NeFL-D."""
+    """Own blocks for ResNet34 and ResNet56, otherwise those of NeFL-D."""
     model = MODELS[name]()
     task = bound(DepthFLNeFL(submodels="published"), 1.0, 0.8, 0.6, 0.4, 0.2, model=model).task
     net = task.nets[0.2]
@@ -43,8 +43,8 @@ def test_published_submodels(name, smallest, kept):
     assert {(net.width, net.steps) for net in task.nets.values()} == {(1.0, False)}
 
 
-def test_norms_are_averaged_over_all_who_have_them(clients_answer):
-    """The small submodel answers 1, the large one 3."""
+def test_norms_are_averaged_over_all_holders(clients_answer):
+    """The small submodel returns 1, the large one 3."""
     method = bound(DepthFLNeFL(submodels=TWO), 1.0, 0.5)
     clients_answer(1, 3)
     new = one_round(method, method.init(), (0.5, images(0)), (1.0, images(1)))["params"]
@@ -103,7 +103,7 @@ def test_norms_of_narrow_submodels_are_prefixes(clients_answer):
     assert new["norm.weight"].tolist() == [2, 2, 3, 3]
 
 
-def test_scalefl_is_cut_as_nefl_wd():
+def test_scalefl_has_the_submodels_of_nefl_wd():
     model = MODELS["resnet18"]()
     capacities = (1.0, 0.8, 0.6, 0.4, 0.2)
     ours, nefls = (

@@ -1,4 +1,4 @@
-"""SCAFFOLD by hand."""
+"""SCAFFOLD against manual computations."""
 
 from dataclasses import replace
 
@@ -20,24 +20,24 @@ def noise(shapes: dict, address: str) -> dict[str, torch.Tensor]:
 
 
 def with_variates(method):
-    """A state in the middle of a run, and what a client keeps there: c and c_k are anything."""
+    """Return a state and a client state within a run, with random c and c_k."""
     state = method.init()
     shapes = {name: t.shape for name, t in state["params"].items()}
     return state | {"variate": noise(shapes, "c")}, {"variate": noise(shapes, "c_k")}
 
 
 def answer(method, state, client_state, data, capacity=1.0):
-    """What client 3 sends back."""
+    """Return the update of client 3."""
     return updated(method, state, capacity, data, id=3, client_state=client_state)
 
 
 def stepped(method, state, update):
-    """The state after a round of client 3 alone."""
+    """Return the state after a round of client 3 alone."""
     return method.step(state, 0, folded(state, (method.select(state, Client(3, 1.0, 0)), update)))
 
 
 def gradient(method, params, data):
-    """Of the mean loss over all the data."""
+    """Return the gradient of the mean loss over all the data."""
     module = method.task.server.build()
     module.load_state_dict(params)
     [(x, y)] = data.in_order(len(data))
@@ -46,7 +46,7 @@ def gradient(method, params, data):
 
 
 def rounds(method, state, count, *clients):
-    """The state after so many rounds of clients 0, 1, ... with these capacities and data, and what they keep."""
+    """Return the state and the client states after `count` rounds of clients 0, 1, ..."""
     client_states = {}
     for round in range(count):
         answers = []
@@ -65,7 +65,7 @@ def rounds(method, state, count, *clients):
 @pytest.mark.parametrize("size", ["largest", "own"])
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_the_first_round_is_fedavg(option, size, tmp_path):
-    """All variates are zero then: to the bit."""
+    """All variates are zero: equal bit for bit."""
     states = []
     for method in ({"name": "scaffold", "option": option}, {"name": "fedavg", "weight": "uniform"}):
         training = {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}
@@ -93,7 +93,7 @@ def test_a_step_by_hand(option):
 
 
 def test_option_two_is_the_papers_difference():
-    """Of plain SGD: c_k - c + (x - y) / (K lr), here with 3 epochs of 3 batches."""
+    """With plain SGD: c_k - c + (x - y) / (K lr), here with 3 epochs of 3 batches."""
     method = bound(Scaffold(), 1.0, lr=0.3, epochs=3, batch_size=2)
     state, client_state = with_variates(method)
     update = answer(method, state, client_state, client_data(0, 1, 2, 3, 1))
@@ -105,7 +105,7 @@ def test_option_two_is_the_papers_difference():
 
 @pytest.mark.parametrize("extra", [{"momentum": 0.9}, {"weight_decay": 0.5}, {"clip": 0.01}], ids=str)
 def test_option_two_is_the_mean_gradient_of_the_data(extra):
-    """Of two steps, the second at the y of one; the paper's difference also has momentum, decay or clipping."""
+    """Two steps, the second at the y of the first; the paper's difference also contains momentum, decay or clipping."""
     data = client_data(0, 1, 2, 3)
     one, two = (bound(Scaffold(), 1.0, lr=0.3, epochs=epochs, **extra) for epochs in (1, 2))
     state, client_state = with_variates(one)
@@ -119,7 +119,7 @@ def test_option_two_is_the_mean_gradient_of_the_data(extra):
 
 
 def test_option_one_is_the_gradient_at_what_was_received():
-    """Over all data, also where the batches are unequal; and the extra pass is counted."""
+    """Over all data, also with unequal batches; the FLOPs of the extra pass are counted."""
     method = bound(Scaffold(option="I"), 1.0, lr=0.3, epochs=3, batch_size=2)
     state, client_state = with_variates(method)
     data = client_data(0, 1, 2, 3, 1)
@@ -130,7 +130,7 @@ def test_option_one_is_the_gradient_at_what_was_received():
     assert update.metrics["train_flops"] == costs.training_flops(method.task.server, 20)
 
 
-def test_no_step_changes_no_variate():
+def test_a_client_without_steps_keeps_its_variate():
     for option in ("I", "II"):
         method = bound(Scaffold(option=option), 1.0, epochs=0)
         state, client_state = with_variates(method)
@@ -144,7 +144,7 @@ def test_no_step_changes_no_variate():
 
 @pytest.mark.parametrize(("option", "weight"), [("I", "uniform"), ("II", "uniform"), ("II", "samples")])
 def test_the_servers_variate_is_the_mean_of_the_clients(option, weight, tmp_path):
-    """In every round, whoever takes part with whatever capacity and weight; who never did has zero."""
+    """In every round, for any cohort, capacities and weights; clients that never took part have zero."""
     method = {"name": "scaffold", "size": "own", "option": option, "weight": weight}
     spec = tiny(method=method, evaluation={"every": 9}, rounds=4)
     simulation = simulate(spec, tmp_path)
@@ -166,8 +166,8 @@ def test_traffic_is_twice_that_of_fedavg(tmp_path):
     assert lines[1]["train_flops"] == lines[0]["train_flops"]
 
 
-def test_what_nobody_holds_has_no_variate():
-    """To the bit: the second half of 8 nodes, while all clients are small; and each client's own."""
+def test_coordinates_without_holders_have_no_variate():
+    """Exactly zero for the second half of 8 nodes while all clients are small, for server and clients."""
     method = bound(Scaffold(size="own"), 1.0, 0.5, hidden=(8,), lr=0.3, momentum=0.9, weight_decay=0.1)
     state = method.init()
     small, large = (0.5, client_data(0, 1, 2)), (1.0, client_data(3, 3))
@@ -194,7 +194,7 @@ def test_a_client_that_shrinks_keeps_the_rest_of_its_variate():
     assert torch.equal(client_state["variate"]["head.weight"], before)
 
 
-def test_what_a_client_keeps_does_not_make_its_model_personal():
+def test_the_variate_does_not_make_a_clients_model_personal():
     method = bound(Scaffold(), 1.0)
     state, client_state = with_variates(method)
     own, everybodys = method.deploy(state, 1, 1.0, client_state), method.deploy(state, 1, 1.0)
@@ -207,8 +207,8 @@ def test_what_a_client_keeps_does_not_make_its_model_personal():
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_opposed_clients_do_not_drift(option, monkeypatch):
-    """(b - 1)^2 / 2 and 4 (b + 1)^2 / 2, 10 steps a round: the best b is -0.6. FedAvg goes where the mean of
-    the clients' own ways ends."""
+    """(b - 1)^2 / 2 and 4 (b + 1)^2 / 2, 10 steps a round: the best b is -0.6. FedAvg converges to the
+    mean of the clients' results instead."""
     curvature, target = torch.tensor([1.0, 4.0]), torch.tensor([1.0, -1.0])
 
     def loss(self, visit):

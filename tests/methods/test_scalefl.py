@@ -1,4 +1,4 @@
-"""ScaleFL by hand: its loss, and networks cut in width and depth."""
+"""ScaleFL against manual computations: its loss, and networks cut in width and depth."""
 
 import math
 
@@ -20,7 +20,7 @@ ScaleFL = METHODS["scalefl"]
 
 
 def drawn_logits():
-    """Of three exits, 5 samples and 4 classes; always the same."""
+    """Return fixed logits of three exits, 5 samples and 4 classes."""
     generator = torch_generator(0, "test:logits")
     return tuple(torch.randn(5, 4, generator=generator, requires_grad=True) for _ in range(3))
 
@@ -28,8 +28,8 @@ def drawn_logits():
 # the loss
 
 
-def test_the_loss_by_hand():
-    """Of two classes, one sample: CE ln 2, ln 4/3 and ln 10/9, the exits' p at T = 1 being 1/2, 3/4 and 9/10."""
+def test_the_loss():
+    """Two classes, one sample: CE ln 2, ln 4/3 and ln 10/9, with the exits' p at T = 1 1/2, 3/4 and 9/10."""
     logits = tuple(torch.log(torch.tensor([[1.0, odds]])) for odds in (1, 3, 9))
     y = torch.tensor([1])
     labels = [math.log(2), math.log(4 / 3), math.log(10 / 9)]
@@ -43,7 +43,7 @@ def test_the_loss_by_hand():
     assert method.loss(at(0))(logits, y).item() == pytest.approx(distilled, rel=1e-5)
 
 
-def test_distillation_starts_when_it_should():
+def test_distillation_starts_at_distill_from():
     logits, y = drawn_logits(), torch.tensor([0, 1, 2, 3, 0])
     method, plain = ScaleFL(gamma=0.1, distill_from=5), ScaleFL().loss(at(0))(logits, y)
     values = [method.loss(at(round))(logits, y) for round in (0, 4, 5, 6)]
@@ -52,8 +52,8 @@ def test_distillation_starts_when_it_should():
 
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("reduction", ["batchmean", "mean"])
-def test_who_learns_by_the_divergence(detach, reduction):
-    """T^2 D over the batch, or over the batch and the classes; the last exit too if it is not held constant."""
+def test_gradients_of_the_divergence(detach, reduction):
+    """T^2 D over the batch, or over batch and classes; with `detach: false` the last exit has a gradient too."""
     logits = drawn_logits()
     y = torch.tensor([0, 1, 2, 3, 0])
     options = {"gamma": 0.1, "detach": detach, "reduction": reduction}
@@ -76,7 +76,7 @@ def test_who_learns_by_the_divergence(detach, reduction):
 
 @pytest.mark.parametrize("extra", [{}, {"momentum": 0.9, "weight_decay": 0.1, "clip": 1.0}], ids=str)
 def test_one_exit_of_full_width_is_fedavg(extra):
-    """To the bit."""
+    """Equal bit for bit."""
     data, states = client_data(0, 1, 2, 3, 1), []
     for method in (ScaleFL(gamma=0.1), METHODS["fedavg"](weight="uniform")):
         method = bound(method, 1.0, hidden=(3, 3), batch_size=2, **extra)
@@ -124,8 +124,8 @@ def test_capacities_by_width_are_the_widths():
 
 
 @pytest.mark.parametrize("metric", ["params", "flops"])
-def test_a_capacity_buys_the_largest_width(metric):
-    """With its exits; one width more costs more than its share."""
+def test_the_largest_width_within_a_capacity(metric):
+    """Including its exits; the next larger width exceeds the capacity."""
     model = ExitPerceptron(hidden=(12, 8, 6), input=(1, 2, 2))
     cost = cost_of(metric)
     widths = sorted({j / size for size in model.hidden for j in range(1, size + 1) if 6 * j >= size})
@@ -142,7 +142,7 @@ def test_a_capacity_buys_the_largest_width(metric):
             assert width_for(net, spent[width] / cost(whole), metric) >= width
 
 
-def test_no_width_is_over_the_servers():
+def test_widths_are_at_most_the_servers():
     """Half of the full network's parameters: all channels of the first layer, but a part of the third."""
     model = ExitPerceptron(hidden=(2, 4, 16))
     assert width_for(Net(model, exits=1, rounding="down"), 0.4, "params") == 1
@@ -151,8 +151,8 @@ def test_no_width_is_over_the_servers():
     assert widths[0.4] == widths[0.5] < 1
 
 
-def test_heads_that_nobody_holds_keep_their_values():
-    """And the channels: the holder mean."""
+def test_heads_without_holders_are_unchanged():
+    """Channels too: the holder mean."""
     method = staged(ScaleFL(widths=(0.5, 0.75, 1)), 1.0, 0.5, 0.25, lr=0.3)
     state, data = method.init(), client_data(0, 1, 2, 3)
     before, after = state["params"], one_round(method, state, (0.25, data), (0.5, data))["params"]
@@ -168,40 +168,39 @@ def test_heads_that_nobody_holds_keep_their_values():
 # errors
 
 
-def test_widths_that_do_not_fit_are_refused():
+def test_invalid_widths():
     for widths in ([0.7, 0.5], [0.5, 1.1], [0, 1]):
         with pytest.raises(ConfigError) as error:
             parse(ScaleFL, {"name": "scalefl", "widths": widths}, "test: method")
         assert str(error.value) == (
-            f"test: method.widths: given {widths}; allowed: ascending widths in (0, 1], because a larger capacity has "
-            "all channels of a smaller one"
+            f"test: method.widths: {widths} is not valid. Allowed: ascending widths in (0, 1], because larger "
+            "capacities include the channels of smaller ones"
         )
     with pytest.raises(ConfigError) as error:
         staged(ScaleFL(widths=(0.5, 1)), 1.0, 0.5, 0.25)
     assert str(error.value) == (
-        "method.widths: given [0.5, 1.0]; allowed: 3 widths, one for every capacity, smallest capacity first"
+        "method.widths: [0.5, 1.0] is not valid. Allowed: 3 widths, one per capacity, smallest capacity first"
     )
 
 
-def test_a_capacity_that_buys_nothing_is_refused():
+def test_a_capacity_below_the_narrowest_network():
     model = ExitPerceptron(hidden=(4, 3, 2))
     with pytest.raises(ConfigError) as error:
         staged(ScaleFL(), 1.0, 0.5, 0.01, model=model, metric="params")
     assert str(error.value) == (
-        "capacity 0.01 by params: given model exit_perceptron, whose narrowest network already is 0.217; "
-        "take capacities from 0.217 to 1"
+        "capacity 0.01 by params: the narrowest network of model exit_perceptron exceeds it. Allowed: 0.217 to 1"
     )
 
 
 @pytest.mark.parametrize("option", [{"temperature": 2}, {"distill_from": 1}, {"detach": False}, {"reduction": "mean"}])
-def test_options_of_a_distillation_that_is_off(option):
-    with pytest.raises(ValueError, match="with gamma > 0 only"):
+def test_distillation_options_need_gamma(option):
+    with pytest.raises(ValueError, match="only with gamma > 0"):
         ScaleFL(**option)
 
 
-def test_a_distillation_that_never_starts_is_refused():
+def test_distill_from_is_below_rounds():
     method = ScaleFL(gamma=0.1, distill_from=10)
     with pytest.raises(ConfigError) as error:
         method.check(10, Population())
-    assert str(error.value) == "method.distill_from: given 10; allowed: less than the run's 10 rounds"
+    assert str(error.value) == "method.distill_from: 10 is not valid. Allowed: less than the run's 10 rounds"
     method.check(11, Population())

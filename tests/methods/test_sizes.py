@@ -1,4 +1,4 @@
-"""Submodels cut in width and depth: capacity -> network, by hand."""
+"""Submodels cut in width and depth: capacity -> network."""
 
 import itertools
 import math
@@ -46,11 +46,11 @@ def resnet18(**fields):
         ("all", "all"),
     ],
 )
-def test_ways_to_say_blocks(given, kept):
+def test_notations_of_blocks(given, kept):
     assert Submodel(capacity=0.5, blocks=given).blocks == kept
 
 
-BITS = 'bits, a group for every stage, in quotes: "11 00 11 10", or all'
+BITS = 'all, or bits grouped by stage, in quotes: "11 00 11 10"'
 RATIO = 'a number in (0, 1], the root of one, e.g. "sqrt(0.2)", or auto'
 
 
@@ -64,10 +64,10 @@ RATIO = 'a number in (0, 1], the root of one, e.g. "sqrt(0.2)", or auto'
         ("width", "sqrt(2)", RATIO),
     ],
 )
-def test_what_a_submodel_cannot_be(field, given, allowed):
+def test_invalid_submodels(field, given, allowed):
     with pytest.raises(ConfigError) as error:
         parse(Submodel, {"capacity": 0.5, field: given}, "x: s")
-    assert str(error.value) == f"x: s.{field}: given {given!r}; allowed: {allowed}"
+    assert str(error.value) == f"x: s.{field}: {given!r} is not valid. Allowed: {allowed}"
 
 
 def test_bits_are_blocks():
@@ -79,22 +79,23 @@ def test_bits_are_blocks():
 @pytest.mark.parametrize(
     ("model", "blocks", "allowed"),
     [
-        ("resnet18", "11 00 11", "4 groups, because model resnet18 has stages of [2, 2, 2, 2] blocks"),
-        ("resnet18", "11 00 1 10", '2 bits for stage 3 of model resnet18, not "1"'),
-        ("digits_cnn", "11", "all, because model digits_cnn has no residual blocks to leave out"),
+        ("resnet18", "11 00 11", "4 groups of bits, one per stage of [2, 2, 2, 2] blocks"),
+        ("resnet18", "11 00 1 10", '2 bits for stage 3, not "1"'),
+        ("digits_cnn", "11", "all, because the model has no residual blocks"),
     ],
 )
 def test_bits_that_do_not_fit_the_model(model, blocks, allowed):
     with pytest.raises(ConfigError) as error:
         Submodel(capacity=0.2, blocks=blocks).without(MODELS[model]())
-    assert str(error.value) == f'method.submodels: given blocks "{blocks}" for capacity 0.2; allowed: {allowed}'
+    problem = f'method.submodels: blocks "{blocks}" of capacity 0.2 do not fit model {model}'
+    assert str(error.value) == f"{problem}. Allowed: {allowed}"
 
 
 # a list of submodels
 
 
 def test_a_list():
-    """An exact root, and the widest network of these blocks that a capacity buys."""
+    """An exact root, and the widest network of these blocks within a capacity."""
     submodels = (
         Submodel(capacity=0.2, width="sqrt(0.2)", blocks="11 11 11 10"),
         Submodel(capacity=0.4, width="auto", blocks="11 11 10 10"),
@@ -111,31 +112,31 @@ def test_a_list():
     assert net.parameters <= 0.4 * full < wider.parameters
 
 
-def test_by_channels_auto_is_the_capacity():
+def test_auto_width_by_width_is_the_capacity():
     submodels = (Submodel(capacity=0.3, blocks="10 10 10 10"), Submodel(capacity=1))
     task = bound(NeFL(submodels=submodels), resnet18(), (1.0, 0.3), "width")
     assert [net.width for net in task.nets.values()] == [1.0, 0.3]
 
 
 @pytest.mark.parametrize("capacities", [(1, 0.5), (1,), (1, 0.2, 0.2)])
-def test_a_list_has_every_capacity_once(capacities):
+def test_a_list_must_have_every_capacity_once(capacities):
     submodels = tuple(Submodel(capacity=c, width=1) for c in capacities)
     with pytest.raises(ConfigError) as error:
         bound(NeFL(submodels=submodels), resnet18(), (1.0, 0.2))
     given = ", ".join(f"{c:g}" for c in capacities)
     assert str(error.value) == (
-        f"method.submodels: given capacities {given}; allowed: those of clients.capacities, each once: 1, 0.2"
+        f"method.submodels: the capacities {given} do not match clients.capacities. Allowed: 1, 0.2, each once"
     )
 
 
 @pytest.mark.parametrize("largest", [{"width": 0.5}, {"width": 1, "blocks": "11 11 11 10"}])
-def test_the_largest_contains_all(largest):
+def test_the_largest_submodel_must_contain_all(largest):
     submodels = (Submodel(capacity=0.2, width=0.6), Submodel(capacity=1, **largest))
     with pytest.raises(ConfigError) as error:
         bound(NeFL(submodels=submodels), resnet18(), (1.0, 0.2))
     assert str(error.value) == (
-        "method.submodels: given channels or blocks for capacity 0.2 that the largest submodel, of capacity 1, does "
-        "not have; allowed: a part of the largest submodel"
+        "method.submodels: the submodel of capacity 0.2 has channels or blocks that the largest, of capacity 1, "
+        "lacks. Allowed: a part of the largest submodel"
     )
 
 
@@ -161,7 +162,7 @@ def test_a_list_in_a_file():
 # auto
 
 
-def test_auto_in_width_is_what_a_capacity_buys():
+def test_auto_in_width_is_the_widest_within_a_capacity():
     task = bound(NeFL(variant="W", learn_steps=False), MODELS["digits_cnn"](), (1.0, 0.3))
     assert task.nets == {c: Net(task.model, costs.width_for(Net(task.model), c, "params")) for c in (1.0, 0.3)}
 
@@ -188,9 +189,9 @@ def firsts(net):
 
 @pytest.mark.parametrize(("metric", "capacities"), [("params", FIVE), ("flops", (1.0, 0.4))])
 @pytest.mark.parametrize("variant", ["D", "WD"])
-def test_auto_spends_what_it_has(variant, metric, capacities):
-    """No submodel costs more than its capacity; none of D has room for one more block, none of WD for one more
-    channel, and WD's blocks are the most balanced at the capacities' roots."""
+def test_auto_uses_the_capacity(variant, metric, capacities):
+    """No submodel costs more than its capacity; D cannot add a block, WD cannot add a channel, and WD's
+    blocks are the most balanced ones at the capacities' roots."""
     model = resnet18(channels=8)
     cost = costs.cost_of(metric)
     task = bound(NeFL(variant=variant), model, capacities, metric)
@@ -208,9 +209,9 @@ def test_auto_spends_what_it_has(variant, metric, capacities):
         assert all(group == "".join(sorted(group, reverse=True)) for group in bits(net).split())
 
 
-def test_auto_finds_the_best_of_all():
-    """Among all 81 block counts no affordable one costs more by 1 % of the network, and none that costs about as much
-    has fairer shares."""
+def test_auto_finds_the_optimum():
+    """Among all 81 block counts, none within the capacity costs 1 % of the network more, and none of equal cost is more
+    balanced."""
     model = resnet18(channels=8)
     full = Net(model).parameters
     net = bound(NeFL(variant="D"), model, (1.0, 0.45)).nets[0.45]
@@ -241,29 +242,34 @@ def test_a_capacity_that_is_a_ratio_of_counts_buys_that_count():
     assert bound(NeFL(variant="D", learn_steps=False), model, (1.0, share)).nets[share] == wanted
 
 
-def test_depth_wants_a_budget_and_blocks():
+def test_depth_needs_costs_and_blocks():
     with pytest.raises(ConfigError) as error:
         bound(NeFL(variant="D"), resnet18(), (1.0, 0.5), "width")
     assert str(error.value) == (
-        "clients.metric: given width; allowed: params or flops where method.submodels is auto and cuts in depth (D), "
-        "because omitting a block changes no width"
+        "clients.metric: width is not valid. Allowed: params or flops, because method.submodels is auto and cuts in "
+        "depth (D)"
     )
     with pytest.raises(ConfigError) as error:
         bound(NeFL(variant="WD"), MODELS["digits_cnn"](), (1.0, 0.5))
     assert str(error.value) == (
-        "model: given digits_cnn, which has no residual blocks to leave out; allowed: a model with residual blocks, "
-        "where method.submodels cuts in depth (WD)"
+        "model: digits_cnn has no residual blocks. Allowed: a model with residual blocks, because method.submodels "
+        "cuts in depth (WD)"
     )
     model = resnet18(channels=8)
-    with pytest.raises(ConfigError, match="^capacity 0.01 by params: given model resnet18, .* residual blocks"):
+    with pytest.raises(
+        ConfigError, match="capacity 0.01 by params: the layers of model resnet18 outside residual blocks exceed it"
+    ):
         bound(NeFL(variant="D"), model, (1.0, 0.01))
     submodels = (Submodel(capacity=0.0001), Submodel(capacity=1))
     nets = {1.0: Net(model), 0.0001: Net(model, 0.1)}
-    with pytest.raises(ConfigError, match="^capacity 0.0001 by params: given model resnet18, whose narrowest network"):
+    with pytest.raises(
+        ConfigError,
+        match="capacity 0.0001 by params: the narrowest network of model resnet18 exceeds it. Allowed: 0.00133",
+    ):
         NeFL(submodels=submodels).bind(Task(model, Training(), nets, 1.0, 10, "params"))
 
 
-def test_at_full_capacity_nothing_is_cut():
+def test_full_capacity_is_the_whole_network():
     for metric in ("width", "params"):
         for name in ("nefl", "depthfl_nefl"):
             assert bound(METHODS[name](), MODELS["digits_cnn"](), (1.0,), metric).server.width == 1
@@ -280,10 +286,10 @@ COUNTS = yaml.safe_load((Path(__file__).parents[1] / "nefl_counts.yaml").read_te
     [key for key, _ in itertools.groupby(COUNTS, lambda row: (row["arch"], row["variant"]))],
 )
 def test_published_submodels(name, variant):
-    """Widths and blocks of every table are those whose parameters and multiply-adds are known."""
+    """Widths and blocks of every table have the known parameters and multiply-adds."""
     rows = [row for row in COUNTS if (row["arch"], row["variant"]) == (name, variant)]
     capacities = (0.5, 0.75, 1.0) if len(rows) == 3 else (0.04, 0.16, 0.36, 0.64, 1.0) if "-" in variant else FIVE
-    # as the counts of other tests: how weights are drawn takes time
+    # like the counts of other tests, without the time to draw weights
     model = MODELS[name](init="torch", maxpool=name not in ("resnet56", "resnet110"))
     cut = variant.partition("-")[0].removesuffix("O")
     task = bound(NeFL(variant=cut, submodels="published", learn_steps=False), model, capacities, "width")
@@ -308,21 +314,20 @@ def test_published_submodels_of_a_transformer(variant, counts):
     assert [task.nets[c].parameters for c in (0.5, 0.75, 1.0)] == counts
 
 
-def test_published_capacities_are_about_the_populations():
-    """ResNet18's third is at 0.57: it is for 0.6, and not for 0.63."""
+def test_published_capacities_have_a_tolerance():
+    """ResNet18's third submodel, at 0.57, is valid for 0.6 and not for 0.63."""
     model = resnet18()
     assert published(model, ("D",), FIVE)[0.6].blocks == "11 11 11 10"
     with pytest.raises(ConfigError):
         published(model, ("D",), (1.0, 0.8, 0.63, 0.4, 0.2))
 
 
-def test_what_is_not_published():
+def test_unpublished_submodels():
     with pytest.raises(ConfigError) as error:
         published(resnet18(), ("D",), (1.0, 0.5))
     assert str(error.value) == (
-        "method.submodels: given published, D of model resnet18 at clients.capacities 1, 0.5; allowed: "
-        "W (0.2, 0.4, 0.6, 0.8, 1); D (0.2, 0.38, 0.57, 0.81, 1); WD (0.2, 0.4, 0.6, 0.8, 1); "
-        "or list the submodels, or take auto"
+        "method.submodels: no published submodels D of model resnet18 for clients.capacities 1, 0.5. Allowed: W (0.2, "
+        "0.4, 0.6, 0.8, 1); D (0.2, 0.38, 0.57, 0.81, 1); WD (0.2, 0.4, 0.6, 0.8, 1); or auto, or a list of submodels"
     )
-    with pytest.raises(ConfigError, match=r"D or W of model digits_cnn .* allowed: the models resnet18, resnet34, "):
+    with pytest.raises(ConfigError, match=r"D or W of model digits_cnn .* Allowed: the models resnet18, resnet34, "):
         published(MODELS["digits_cnn"](), ("D", "W"), (1.0,))

@@ -1,4 +1,4 @@
-"""SpaFL: gradients and Eq. 13 by hand, what travels, what is kept, and what is left of a network."""
+"""SpaFL: gradients and Eq. 13 by hand, traffic, client state, and pruned networks."""
 
 import math
 from dataclasses import replace
@@ -93,7 +93,7 @@ def test_gradients_by_hand(w_grad, expected):
     torch.testing.assert_close(by_threshold, -(G * W).sum(1))
 
 
-def test_a_layer_whose_weights_somebody_else_multiplies_by_is_pruned_as_any_other():
+def test_a_layer_whose_weights_a_parent_module_uses_is_pruned_too():
     """Its own forward pass, whose outputs would be pruned, is never called."""
 
     class ByHand(nn.Module):
@@ -290,10 +290,10 @@ def test_bounds():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"clamp_weights": (1, -1)}, "the lower bound first"),
-        ({"train_weights": False}, "eq13: false with train_weights: false"),
-        ({"target_density": 0.5, "exchange": False}, "the server steers by alpha"),
-        ({"target_density": 0.5, "alpha": 0}, "the server steers by alpha"),
+        ({"clamp_weights": (1, -1)}, "the lower bound must come first and be less than the upper bound"),
+        ({"train_weights": False}, "train_weights: false requires eq13: false"),
+        ({"target_density": 0.5, "exchange": False}, "target_density requires exchange: true and an alpha over 0"),
+        ({"target_density": 0.5, "alpha": 0}, "target_density requires exchange: true and an alpha over 0"),
     ],
 )
 def test_bad_settings_are_refused(fields, said):
@@ -341,7 +341,7 @@ def test_traffic_of_a_round(tmp_path):
     }
 
 
-def test_alone_everybody_keeps_thresholds_of_its_own():
+def test_without_exchange_clients_keep_personal_thresholds():
     """The first round is SpaFL's; then a client goes on from its own thresholds, and no weight is moved."""
     method = bound(SpaFL(exchange=False, alpha=0.05), 1.0, hidden=(6,), lr=0.2, momentum=0.9)
     add_updates = method.model_copy(update={"exchange": True})
@@ -382,7 +382,7 @@ def test_clients_are_evaluated_with_the_thresholds_of_their_own_last_round():
     assert start.is_start and start.present.layers == {"hidden0": 1.0, "head": 1.0}
 
 
-def test_what_is_deployed_answers_as_the_masked_network():
+def test_a_deployment_answers_as_the_masked_network():
     method = SpaFL(alpha=0.05).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4, epochs=3))
     state, data, client_states = method.init(), images(0, 1, 2, 3, 0, 1), {}
     state = a_round(method, state, {0: data}, client_states)
@@ -419,7 +419,7 @@ def test_norms_and_their_running_statistics_are_a_clients_own():
     torch.testing.assert_close(second, 0.9 * mean + 0.1 * z.mean((0, 2, 3)))
 
 
-def test_the_classifier_may_be_whole():
+def test_the_classifier_can_be_whole():
     method = bound(SpaFL(classifier=False, alpha=5.0), 1.0, hidden=(6,), lr=0.2)
     state, client_states = method.init(), {}
     assert list(state["thresholds"]) == ["hidden0"]
@@ -448,7 +448,7 @@ def test_operations_by_hand(classifier):
     assert dense == costs.training_flops(method.task.server, 9)
 
 
-def test_what_was_sent_and_kept_is_not_changed():
+def test_payload_and_client_state_are_not_changed():
     method = SpaFL(alpha=0.05, target_density=0.5).bind(on("digits_cnn", lr=0.1, momentum=0.9, batch_size=4))
     state, data, client_states = method.init(), images(0, 1, 2, 3, 0, 1), {}
     state = a_round(method, state, {0: data}, client_states)
@@ -559,19 +559,23 @@ def test_momentum_may_outlive_the_round():
     plain = SpaFL().bind(task)
     without = {name: tensors for name, tensors in client_state.items() if name != "momentum"}
     assert_same(answer(plain, state, data, 1, client_state=without).client_states[0]["own"], anew)
-    with pytest.raises(ConfigError, match="persistent_momentum: given true; allowed: with a training.momentum over 0"):
+    with pytest.raises(
+        ConfigError, match="persistent_momentum: true requires momentum. Allowed: training.momentum over 0"
+    ):
         SpaFL(persistent_momentum=True).bind(on("digits_cnn")).check(1, Population())
 
 
 def test_every_layer_has_neurons():
     """The rows of GPT-2's matrices are inputs."""
     gpt2 = {"name": "gpt2", "hidden": 16, "heads": 2, "layers": 1, "positions": 16}
-    assert "whose layer transformer.h.0.attn.c_attn has no weight with a row a neuron" in raised(
+    assert "layer transformer.h.0.attn.c_attn of gpt2 has no weight with one row per neuron" in raised(
         lambda: tiny(method="spafl", model=gpt2, data={"name": "synthetic_text"}), ConfigError
     )
 
 
 def test_some_layer_has_thresholds():
     method = bound(SpaFL(classifier=False), 1.0, hidden=())
-    with pytest.raises(ConfigError, match="classifier: given false; allowed: true with model perceptron, which has no"):
+    with pytest.raises(
+        ConfigError, match="classifier: false leaves no layer of model perceptron with thresholds. Allowed: true"
+    ):
         method.check(1, Population())

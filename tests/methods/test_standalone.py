@@ -1,4 +1,4 @@
-"""Standalone: everybody alone."""
+"""Standalone: every client trains alone."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ Standalone = METHODS["standalone"]
 
 @pytest.mark.parametrize(("size", "nodes"), [("own", 2), ("largest", 4), ("smallest", 1)])
 def test_rounds_are_sgd_by_hand(size, nodes):
-    """Three rounds of a client of capacity 0.5, from the first channels of the network of the run's seed."""
+    """Three rounds of a client of capacity 0.5, from the first channels of the initial network."""
     method = bound(Standalone(size=size), 1.0, 0.5, 0.25, hidden=(4,), lr=0.5, batch_size=2, milestones=(2,))
     method = method.bind(replace(method.task, seed=7))
     state, data, client_state = method.init(), client_data(0, 1, 2, 3), None
@@ -40,7 +40,7 @@ def test_rounds_are_sgd_by_hand(size, nodes):
     assert (own.is_start, everybodys.is_start) == (False, True)
 
 
-def test_nothing_travels_and_the_state_never_changes(tmp_path):
+def test_nothing_is_sent_and_the_state_never_changes(tmp_path):
     simulation = simulate(tiny(rounds=3, method="standalone"), tmp_path)
     initial = simulation.method.init()
     lines = run(simulation)
@@ -50,8 +50,8 @@ def test_nothing_travels_and_the_state_never_changes(tmp_path):
     assert set(simulation.client_states.files) == {id for r in range(3) for id in simulation.clients.sample(0, r)}
 
 
-def test_nobody_hears_of_anybody(tmp_path):
-    """A client's network is the same, to the bit, however many others there are in the cohort."""
+def test_clients_are_independent(tmp_path):
+    """A client's network is equal bit for bit for any size of the cohort."""
     kept = []
     for cohort in (1, 6):
         spec = tiny(rounds=1, method="standalone", clients={"cohort": cohort})
@@ -63,14 +63,14 @@ def test_nobody_hears_of_anybody(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["standalone", {"name": "lg_fedavg", "size": "own"}])
-def test_capacities_have_to_stay(method):
+def test_capacities_must_be_fixed(method):
     """A client's own layers fit the network of one width."""
     name = method if isinstance(method, str) else method["name"]
     with pytest.raises(ConfigError) as error:
         tiny(method=method, clients={"assignment": "dynamic"})
     assert str(error.value) == (
-        f"test: clients.assignment: given 'dynamic'; allowed: 'fixed', because with method {name} every client "
-        "keeps what fits one network; or method.size: smallest or largest"
+        f"test: clients.assignment: 'dynamic' is not valid. Allowed: 'fixed', because the client state of method "
+        f"{name} fits one network only; or method.size: smallest or largest"
     )
     tiny(method={"name": name, "size": "smallest"}, clients={"assignment": "dynamic"})
     tiny(method=method)
@@ -79,15 +79,18 @@ def test_capacities_have_to_stay(method):
 @pytest.mark.parametrize(
     ("field", "given", "only"), [("weight", "samples", "uniform"), ("label_rows", "present", "all")]
 )
-def test_settings_of_a_mean_are_refused(field, given, only):
+def test_settings_of_the_mean_are_not_allowed(field, given, only):
     with pytest.raises(ConfigError) as error:
         parse(Standalone, {field: given}, "test: method")
-    assert str(error.value) == f"test: method.{field}: given {given!r}; allowed: {only!r}, because nothing is averaged"
+    assert (
+        str(error.value)
+        == f"test: method.{field}: {given!r} is not valid. Allowed: {only!r}, because nothing is averaged"
+    )
     assert getattr(parse(Standalone, {field: only}, "test: method"), field) == only
 
 
-def test_a_network_that_explodes_is_not_kept(tmp_path):
-    """Though nothing of it is sent: it is measured by what its client kept before, from its second round on."""
+def test_a_diverging_network_is_not_stored(tmp_path):
+    """Although nothing is sent: from its second round on, it is compared with the previous client state."""
     one = {"count": 1, "cohort": 1, "capacities": [0.3]}
     spec = tiny(method="standalone", clients=one, partition={"labels": 4}, updates={"growth": 1e-3}, rounds=3)
     simulation = simulate(spec, tmp_path)

@@ -328,20 +328,20 @@ def changed(folder, to, **said):
 
 def test_folders_that_do_not_fit(weights, tmp_path):
     folder, module = weights
-    assert "whose config.json says model_type 'roberta'; allowed: a folder of 'bert'" in message(
+    assert "has model_type 'roberta' in its config.json. Allowed: a folder of 'bert'" in message(
         MODELS_KIND.read, {"name": "bert", "weights": str(folder)}, "model"
     )
-    assert "hidden: given 32; allowed: 16, as " in message(
+    assert "hidden: 32 is not valid. Allowed: 16, as " in message(
         MODELS_KIND.read, {"name": "roberta", "weights": str(folder), "hidden": 32}, "model"
     )
     wider = started(changed(folder, tmp_path / "wider", intermediate_size=48))
     assert "(roberta.encoder.layer.0.intermediate.dense.bias is [24] and should be [48])" in message(wider.prepare)
     deeper = started(changed(folder, tmp_path / "deeper", num_hidden_layers=3))
-    assert re.search(r"where 16 tensors .*layer\.2\..* is missing and should be \[", message(deeper.prepare))
+    assert re.search(r"16 tensors .*layer\.2\..* is missing and should be \[", message(deeper.prepare))
     assert "a folder with config.json and model.safetensors" in message(started(tmp_path / "nowhere").prepare)
     damaged = changed(folder, tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"damaged")
-    assert "which cannot be read" in message(started(damaged).prepare)
+    assert "cannot be read (" in message(started(damaged).prepare)
 
 
 def test_nothing_in_a_folder_is_run(weights, tmp_path):
@@ -359,13 +359,13 @@ def test_data_that_do_not_fit():
     model = {"name": "roberta", **made("roberta").model_dump(include={"hidden", "heads", "layers", "ffn"})}
     text = {"name": "synthetic_text", "length": 12}
     given = {"data": text, "model": model, "clients": {"capacities": [1, 0.5]}}
-    assert "sequences of up to 12 tokens; allowed: 8, for which it has positions" in message(
+    assert "sequences have up to 12 tokens. Allowed: 8, for which it has positions" in message(
         tiny, **given | {"model": model | {"positions": 10}}
     )
-    assert "model.vocabulary: given 40; allowed: at least 50" in message(
+    assert "model.vocabulary: 40 is not valid. Allowed: at least 50" in message(
         tiny, **given | {"model": model | {"vocabulary": 40}}
     )
-    assert "model roberta: given task next_token; allowed: classes, masked_lm" in message(
+    assert "model roberta: task next_token is not valid. Allowed: classes, masked_lm" in message(
         tiny, **given | {"data": text | {"task": "next_token"}}
     )
     assert "hidden features that 3 heads can share out, such as 18" in message(
@@ -387,7 +387,7 @@ def test_a_tokenizer_that_is_not_the_weights(weights):
     given = {"data": {"name": "synthetic_text", "tokens": 50}, "clients": {"capacities": [1, 0.5]}}
     model = {"name": "roberta", "weights": str(folder)}
     assert (
-        "given data of 50 tokens with weights of 60; allowed: the weights' own tokenizer (data.tokenizer), or"
+        "the data have 50 tokens and the weights 60. Allowed: the weights' own tokenizer (data.tokenizer), or"
         in message(tiny, model=model, **given)
     )
     assert tiny(model=model | {"vocabulary": 60}, **given).model.rows == 60
@@ -510,7 +510,7 @@ def test_without_the_option_embeddings_are_whole():
 
 
 def test_what_is_no_layer_cannot_be_whole():
-    given = "method.whole: given 'head', which is no layer and above no layer; allowed: the layers "
+    given = "method.whole: 'head' is neither a layer nor a parent of one. Allowed: the layers "
     assert given in message(masked, "fiarse", whole=["head"])
 
 

@@ -143,11 +143,12 @@ def test_other_tensors_forget_networks_of_the_old():
     [
         (
             {"targets": ["query"]},
-            "model.targets: given 'query', which no linear layer of vit_b_16 ends with; allowed: ",
+            "model.targets: no linear layer of vit_b_16 ends with 'query'. Allowed: ",
         ),
         (
             {"rank": 21},
-            "model.rank: given 21 for the layer encoder.0.attention.attend.q.linear of 20 x 20; allowed: at",
+            "model.rank: rank 21 is too large for the layer encoder.0.attention.attend.q.linear of 20 x 20. Allowed: "
+            "at",
         ),
         ({"base": {"name": "vit"}}, "base: name: no model is called 'vit'"),
     ],
@@ -235,7 +236,7 @@ def test_an_adapter_of_another_rank_is_refused(tmp_path):
     peft.write(tmp_path / "adapter", drawn(Net(LORA, 0.5)), {})
     with pytest.raises(ConfigError) as error:
         LORA.model_copy(update={"adapter": str(tmp_path / "adapter")}).prepare()
-    assert f"({PATH}.lora.A is (4, 20) and should be (8, 20)); allowed: adapters of rank 8 at q.linear" in str(
+    assert f"({PATH}.lora.A is (4, 20) and should be (8, 20)). Allowed: adapters of rank 8 at q.linear" in str(
         error.value
     )
     with pytest.raises(ConfigError, match="whose adapter_model.safetensors cannot be read"):

@@ -82,17 +82,16 @@ def test_an_experiment_is_read_from_what_it_dumps():
     [
         (
             {},
-            'model.networks: given {}; allowed: a mapping of capacities to models, such as {"1": resnet20, '
+            'model.networks: {} is not valid. Allowed: a mapping of capacities to models, such as {"1": resnet20, '
             '"0.5": resnet8}',
         ),
-        ({"big": "resnet8"}, "networks: given 'big' as a capacity; allowed: numbers more than 0, at most 1"),
-        ({1.5: "resnet8"}, "networks: given 1.5 as a capacity; allowed: numbers more than 0, at most 1"),
-        ({1: "resnet8", "1": "resnet20"}, "networks: given capacity 1 twice; allowed: each capacity once"),
-        ({1: MIX}, "networks.1: given mix; allowed: one model for a capacity"),
+        ({"big": "resnet8"}, "networks: 'big' is not a capacity. Allowed: numbers more than 0, at most 1"),
+        ({1.5: "resnet8"}, "networks: 1.5 is not a capacity. Allowed: numbers more than 0, at most 1"),
+        ({1: "resnet8", "1": "resnet20"}, "networks: capacity 1 appears twice. Allowed: each capacity once"),
+        ({1: MIX}, "networks.1: mix is not valid. Allowed: one model for a capacity"),
         (
             {1: "resnet8", 0.5: "roberta"},
-            "networks.0.5: given roberta, a network of sequences of tokens; allowed: one of images, as that of "
-            "capacity 1",
+            "networks.0.5: roberta takes sequences of tokens. Allowed: one of images, as that of capacity 1",
         ),
     ],
 )
@@ -109,11 +108,11 @@ def test_networks_that_are_refused(networks, said):
     [
         (
             {1: {"name": "resnet8", "classes": 7}, 0.5: {"name": "resnet20", "classes": 7}, 0.2: "resnet8"},
-            "0.2.classes: given 10; allowed: 7, as for capacity 1",
+            "0.2.classes: 10 is not valid. Allowed: 7, as for capacity 1",
         ),
         (
             {1: {"name": "resnet8", "input": [1, 8, 8]}, 0.2: {"name": "digits_cnn", "input": [3, 8, 8]}},
-            "0.2.input: given (3, 8, 8); allowed: (1, 8, 8), as for capacity 1",
+            "0.2.input: (3, 8, 8) is not valid. Allowed: (1, 8, 8), as for capacity 1",
         ),
     ],
 )
@@ -124,7 +123,7 @@ def test_networks_that_differ_where_the_data_says_nothing_are_refused(networks, 
 
 
 def test_an_unknown_model_of_a_capacity_is_named():
-    with pytest.raises(ConfigError, match=r"model: networks.0.5: name: no model is called 'resnet21'; did you mean"):
+    with pytest.raises(ConfigError, match=r"model: networks.0.5: name: no model is called 'resnet21'. Did you mean"):
         MODELS_KIND.read({"name": "mix", "networks": {0.5: "resnet21"}}, "f: model")
 
 
@@ -139,26 +138,30 @@ def test_every_network_takes_what_the_data_has():
 
 def test_a_network_of_other_classes_than_the_data_is_named():
     networks = MIX["networks"] | {"0.3": {"name": "resnet8", "classes": 7}}
-    with pytest.raises(ConfigError, match=r"model.networks.0.3.classes: given 7; allowed: 4, as data set synthetic"):
+    with pytest.raises(
+        ConfigError, match=r"model.networks.0.3.classes: 7 is not valid. Allowed: 4, as data set synthetic"
+    ):
         tiny(model=MIX | {"networks": networks})
 
 
 def test_a_network_of_other_samples_than_the_data_is_named():
     lora = {"name": "lora", "base": {"name": "roberta", **SEQUENCES}}
-    with pytest.raises(ConfigError, match=r"model.networks.0.2.base: given roberta, a network of sequences of tokens"):
+    with pytest.raises(ConfigError, match=r"model.networks.0.2.base: roberta takes sequences of tokens"):
         tiny(model=MIX | {"networks": MIX["networks"] | {"0.2": lora}})
 
 
 def test_a_capacity_without_a_network_is_named():
     networks = {1: "resnet8", 0.5: "digits_cnn"}
-    with pytest.raises(ConfigError, match=r"model.networks: no network for capacity 0.3; given: 1, 0.5$"):
+    with pytest.raises(ConfigError, match=r"model.networks: no network for capacity 0.3. Allowed: 1, 0.5$"):
         tiny(model=MIX | {"networks": networks})
 
 
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex", "standalone", {"name": "fedavg", "size": "own"}, "nefl"])
 def test_methods_that_cut_one_network_refuse_several(method):
     name = method if isinstance(method, str) else method["name"]
-    with pytest.raises(ConfigError, match=rf"model: given mix; allowed: one model, because method {name} trains parts"):
+    with pytest.raises(
+        ConfigError, match=rf"model: mix is not valid. Allowed: one model, because method {name} trains parts"
+    ):
         mixed(method=method, clients={"metric": "params"})
 
 
@@ -213,7 +216,7 @@ class Undeclared(ImageModel):
 
 
 def test_axes_of_every_network_are_checked():
-    with pytest.raises(ConfigError, match=r"the parameter '1.weight' \[4, 64\] of a Linear declares no axes"):
+    with pytest.raises(ConfigError, match=r"the parameter '1.weight' \[4, 64\] of a Linear has no axes"):
         tiny(model=MIX | {"networks": MIX["networks"] | {"0.1": Undeclared()}}, data=IMAGES)
 
 
@@ -346,12 +349,12 @@ def test_a_tap_is_gone_behind_its_block():
         (Net(MODELS["gpt2"](ids=30, classes=4, length=6, **SEQUENCES)), "answers for every token"),
         (
             Net(MODELS["roberta"](task="masked_lm", ids=30, classes=30, length=6, **SEQUENCES)),
-            "has . layers with a row a class|has a Embedding with a row a class",
+            "has . layers with one row per class|has a Embedding with one row per class",
         ),
     ],
 )
 def test_networks_without_one_classifier_have_no_features(net, why):
-    with pytest.raises(ValueError, match=f"model: given {net.model.name}, which ({why})"):
+    with pytest.raises(ValueError, match=f"model: {net.model.name} ({why})"):
         feature_size(net)
 
 

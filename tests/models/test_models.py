@@ -232,8 +232,8 @@ def test_images_that_pooling_makes_vanish_are_refused(name, smallest):
     with pytest.raises(ConfigError) as error:
         Net(MODELS[name](input=(1, 28, smallest - 1))).build()
     assert str(error.value) == (
-        f"model {name}: given images of 28x{smallest - 1} pixels, too few for its convolutions and pooling; "
-        f"allowed: at least {smallest}x{smallest}; take another model or data set"
+        f"model {name}: images of 28x{smallest - 1} pixels are too small for its convolutions and pooling. "
+        f"Allowed: at least {smallest}x{smallest}; take another model or data set"
     )
 
 
@@ -419,7 +419,7 @@ def test_a_network_without_any_residual_branch_still_runs(name):
 
 
 def test_unknown_blocks_are_refused():
-    with pytest.raises(ValueError, match="no block 'stage2.2' can be left out .* did you mean"):
+    with pytest.raises(ValueError, match="no block 'stage2.2' can be left out .* Did you mean"):
         Net(make("resnet18"), without=("stage2.2",)).build()
     with pytest.raises(ValueError, match="no block 'conv1' can be left out .*; it has none"):
         Net(make("digits_cnn"), without=("conv1",)).build()
@@ -644,7 +644,7 @@ def test_where_scalers_of_exits_stand(name, more):
 @pytest.mark.parametrize(
     ("exits", "message"),
     [
-        (("stage2.9",), "blocks of the network; 'stage2.9' is none; did you mean 'stage2.1'"),
+        (("stage2.9",), "blocks of the network; 'stage2.9' is none. Did you mean 'stage2.1'"),
         (("stage2.0", "stage1.1"), "every block once, in the order of the network"),
         (("stage2.0", "stage2.0"), "every block once, in the order of the network"),
     ],

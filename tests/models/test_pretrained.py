@@ -216,8 +216,8 @@ def test_no_network(hub, monkeypatch):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     assert message(MODELS["vit_b_16"](pretrained="imagenet")) == (
-        f"model.pretrained: given imagenet, but the weights of vit_b_16 are not in {hub} and cannot be downloaded "
-        "(<urlopen error no route to host>); allowed: imagenet once that folder holds\n"
+        f"model.pretrained: the imagenet weights of vit_b_16 are not in {hub} and cannot be downloaded "
+        "(<urlopen error no route to host>). Allowed: imagenet once that folder holds\n"
         "  https://download.pytorch.org/models/vit_b_16-c867db91.pth\n"
         "or the path of this file"
     )
@@ -226,7 +226,7 @@ def test_no_network(hub, monkeypatch):
 def test_no_file(tmp_path):
     file = str(tmp_path / "mine.pth")
     assert message(MODELS["resnet18"](pretrained=file)) == (
-        f"model.pretrained: given '{file}'; allowed: an existing file with the weights of resnet18, such as "
+        f"model.pretrained: '{file}' is not valid. Allowed: an existing file with the weights of resnet18, such as "
         "https://download.pytorch.org/models/resnet18-f37072fd.pth, or imagenet, which downloads that"
     )
 
@@ -235,7 +235,8 @@ def test_neither_a_file_nor_imagenet():
     with pytest.raises(ConfigError) as error:
         tiny(model={"name": "resnet18", "pretrained": "imagnet"})
     assert str(error.value) == (
-        "test: model.pretrained: given 'imagnet'; allowed: imagenet, a file .pth, .pt or .safetensors, or nothing"
+        "test: model.pretrained: 'imagnet' is not valid. Allowed: imagenet, a file .pth, .pt or .safetensors, or "
+        "nothing"
     )
 
 
@@ -245,9 +246,9 @@ def test_a_damaged_file(kind, tmp_path):
     for content in (b"", b"no weights at all"):
         file.write_bytes(content)
         said = message(MODELS["resnet18"](pretrained=str(file)))
-        assert said.startswith(f"model.pretrained: given {file}, which cannot be read (")
+        assert said.startswith(f"model.pretrained: {file} cannot be read (")
         assert said.endswith(
-            "); allowed: the state of a network as torch or safetensors saves it; delete the file if it is damaged"
+            "). Allowed: the state of a network as torch or safetensors saves it; delete the file if it is damaged"
         )
 
 
@@ -255,7 +256,7 @@ def test_a_file_of_something_else(tmp_path):
     file = tmp_path / "weights.pt"
     torch.save({"epoch": 3, "model": {}}, file)
     assert message(MODELS["resnet18"](pretrained=str(file))) == (
-        f"model.pretrained: given {file}, which holds no named tensors; allowed: the state of a network"
+        f"model.pretrained: {file} has no named tensors. Allowed: the state of a network"
     )
 
 
@@ -263,12 +264,11 @@ def test_another_network(resnet, vit):
     """A file that does not fit is refused before anything runs."""
     url = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     file = resnet[1]
-    said = "tensors are not those of resnet18 as it is configured"
+    wrong = f"tensors of {file} do not match resnet18 as it is configured"
     assert message(MODELS["resnet18"](pretrained=str(file), norm="group")) == (
-        f"model.pretrained: given {file}, where 40 {said} (norm.running_mean is [64] and should be missing); "
-        f"allowed: a file such as {url}"
+        f"model.pretrained: 40 {wrong} (norm.running_mean is [64] and should be missing). Allowed: a file such as {url}"
     )
     assert message(MODELS["resnet18"](pretrained=str(file), channels=32)).startswith(
-        f"model.pretrained: given {file}, where 99 {said} (norm.bias is [64] and should be [32]); allowed"
+        f"model.pretrained: 99 {wrong} (norm.bias is [64] and should be [32]). Allowed"
     )
     assert "(class_token is [1, 1, 8] and should be missing)" in message(MODELS["resnet18"](pretrained=str(vit[1])))

@@ -239,7 +239,7 @@ def test_text_longer_than_the_positions_is_refused():
     given = {"model": {"name": "heterofl_transformer", "positions": 20}, "partition": "iid"}
     said = message(tiny, data={"name": "synthetic_text", "task": "masked_lm", "length": 21}, **given)
     assert said == (
-        "test: model heterofl_transformer: given sequences of up to 21 tokens; allowed: 20, its positions; "
+        "test: model heterofl_transformer: sequences have up to 21 tokens. Allowed: 20, its positions; "
         "set model.positions, or shorter sequences in the data section"
     )
 
@@ -381,7 +381,7 @@ def test_unseen_rows_keep_their_bits(tmp_path):
 
 def test_nobodys_mask_row_with_all_rows_is_refused():
     said = message(tiny, method={"name": "heterofl", "label_rows": "all", "mask_row": "nobody"})
-    assert "mask_row: nobody with label_rows: present only" in said
+    assert "mask_row: nobody only with label_rows: present" in said
 
 
 # --- losses of methods, padding left out ---
@@ -477,12 +477,12 @@ def test_a_client_travels_without_its_label_set():
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"method": {"mask": "none"}}, "vocab: own with mask: zero or neg_inf and label_rows: present only"),
-        ({"method": {"label_rows": "all"}}, "vocab: own with mask: zero or neg_inf and label_rows: present only"),
+        ({"method": {"mask": "none"}}, "vocab: own only with mask: zero or neg_inf and label_rows: present"),
+        ({"method": {"label_rows": "all"}}, "vocab: own only with mask: zero or neg_inf and label_rows: present"),
         (
             {"model": "digits_cnn"},
-            "method.vocab: given own; allowed: full with model digits_cnn, because it answers no tokens here, or hides "
-            "them by one of its vocabulary",
+            "method.vocab: 'own' is not valid. Allowed: 'full', because model digits_cnn predicts no tokens here, or "
+            "its mask is a token of its vocabulary",
         ),
     ],
 )
@@ -530,4 +530,4 @@ def test_heads_that_roll_end_to_end():
 )
 def test_a_network_of_other_samples_is_refused(model, takes, data, has):
     said = message(read_experiment, {"model": model, "data": data}, "test")
-    assert said == f"test: model: given {model}, a network of {takes}; allowed: one of {has}, which data set {data} has"
+    assert said == f"test: model: {model} takes {takes}. Allowed: one of {has}, which data set {data} has"

@@ -117,7 +117,7 @@ def test_images_that_patches_do_not_divide_are_refused():
     with pytest.raises(ConfigError) as error:
         tiny(model="vit_b_16", data={"shape": [3, 32, 24]})
     assert str(error.value) == (
-        "test: model vit_b_16: given images of 32x24 pixels; allowed: multiples of 16, its patches; "
+        "test: model vit_b_16: images have 32x24 pixels. Allowed: multiples of 16, its patches; "
         "set data.size (224 as published)"
     )
 

@@ -43,7 +43,7 @@ def test_init_writes_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert rayfl("init", "mine.yaml")[0] == 0
     code, out = rayfl("check", "mine.yaml")
-    assert (code, out) == (0, "mine.yaml: a run of heterofl\n")
+    assert (code, out) == (0, "mine.yaml: valid run of heterofl\n")
     text = Path("mine.yaml").read_text()
     given = load_experiment("mine.yaml")
     Path("all.yaml").write_text(uncommented(text))
@@ -61,7 +61,10 @@ def test_init_writes_a_run(tmp_path, monkeypatch):
 def test_init_writes_a_comparison(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert rayfl("init", "both.yaml", "--sweep")[0] == 0
-    assert rayfl("check", "both.yaml")[1] == "both.yaml: a sweep of 4 rows: fedavg-smallest, heterofl, fjord, fiarse\n"
+    assert (
+        rayfl("check", "both.yaml")[1]
+        == "both.yaml: valid sweep with 4 rows: fedavg-smallest, heterofl, fjord, fiarse\n"
+    )
     mine, shipped = load_sweep("both.yaml"), load_sweep(find_config(Path("quickstart")))
     assert (mine.plain(), mine.trials) == (shipped.plain(), shipped.trials)
     whole = yaml.safe_load(uncommented(Path("both.yaml").read_text()))
@@ -71,10 +74,8 @@ def test_init_writes_a_comparison(tmp_path, monkeypatch):
 def test_init_overwrites_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("x")
-    assert rayfl("init", "mine.yaml") == (1, "mine.yaml: is there already; allowed: a new file")
-    assert (
-        rayfl("init", "no/mine.yaml")[1] == "no/mine.yaml: no is no folder; allowed: a file in a folder that is there"
-    )
+    assert rayfl("init", "mine.yaml") == (1, "mine.yaml: the file exists. Allowed: a new file")
+    assert rayfl("init", "no/mine.yaml")[1] == "no/mine.yaml: no is not a folder. Allowed: a file in an existing folder"
     assert Path("mine.yaml").read_text() == "x"
 
 
@@ -85,13 +86,13 @@ def test_explain_says_all_of_a_setting():
     code, out = rayfl("explain", "training.lr")
     assert code == 0 and [line.strip() for line in out.splitlines()][:3] == [
         "training.lr: Learning rate in round 0.",
-        "a number, more than 0; 0.05 unless given",
-        "of section training: How a client trains",
+        "a number, more than 0. Default: 0.05",
+        "in section training: Local training of clients",
     ]
     assert "set in ablation_" in out and "ablation_labels_digits" in out
     out = rayfl("explain", "method.mu", "clients.assignment", "search.trials")[1]
-    assert "of method fedprox" in out and "one of fixed, dynamic, tiers; fixed unless given" in out
-    assert "at least 1, at most 10000; 1 unless given" in out and "set in nefl_search_digits" in out
+    assert "in method fedprox" in out and "one of fixed, dynamic, tiers. Default: fixed" in out
+    assert "at least 1, at most 10000. Default: 1" in out and "set in nefl_search_digits" in out
 
 
 def test_explain_of_every_path():
@@ -111,11 +112,14 @@ def test_explain_of_every_path():
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("training.lrr", "training.lrr: training has no setting 'lrr'; did you mean 'lr'? known: batch_size, betas, "),
-        ("trainig", "trainig: a file has no setting 'trainig'; did you mean 'training'? known: clients, data, "),
-        ("method.mux", "method.mux: method has no setting 'mux'; did you mean 'mu'? known: aggregation, alpha, "),
-        ("0", "0: a file has no setting '0'; known: "),
-        ("search.tials", "search.tials: search has no setting 'tials'; did you mean 'trials'? known: "),
+        (
+            "training.lrr",
+            "training.lrr: training has no setting 'lrr'. Did you mean 'lr'? Allowed: batch_size, betas, ",
+        ),
+        ("trainig", "trainig: a file has no setting 'trainig'. Did you mean 'training'? Allowed: clients, data, "),
+        ("method.mux", "method.mux: method has no setting 'mux'. Did you mean 'mu'? Allowed: aggregation, alpha, "),
+        ("0", "0: a file has no setting '0'. Allowed: "),
+        ("search.tials", "search.tials: search has no setting 'tials'. Did you mean 'trials'? Allowed: "),
     ],
 )
 def test_explain_of_what_is_not_there(path, message):
@@ -150,11 +154,11 @@ class Derived(Base):
 
 def test_words_below_fields():
     assert documented(Derived) == {"one": "The first, anew: over two lines."}
-    assert [s.line for s in settings(Base).values()] == ["a whole number, at least 1, less than 9; 1 unless given"]
+    assert [s.line for s in settings(Base).values()] == ["a whole number, at least 1, less than 9. Default: 1"]
     assert [s.line for s in settings(Derived).values()] == [
-        "a whole number; 2 unless given",
-        "a number, or null; null unless given",
-        "a list, each a whole number; [] unless given",
+        "a whole number. Default: 2",
+        "a number, or null. Default: null",
+        "a list, each a whole number. Default: []",
     ]
     assert worded(bool | int) == "true or false, or a whole number"
 
@@ -171,7 +175,7 @@ def test_list_of_one_kind_fits_80_columns():
     out = rayfl("list", "configs")[1]
     assert [path.stem for path in SHIPPED if f"  {path.stem} " not in out] == []
     code, out = rayfl("list", "metods")
-    assert code == 1 and out.startswith("list: given 'metods'; allowed: methods, models, data, partitions, ")
+    assert code == 1 and out.startswith("list: 'metods' is not valid. Allowed: methods, models, data, partitions, ")
 
 
 def test_list_of_ones_own():
@@ -266,5 +270,5 @@ def test_the_schema_has_words():
     printed = json.loads(out)
     assert code == 0 and printed == schema("run")
     assert printed["$defs"]["Training"]["properties"]["lr"]["description"] == (
-        "Learning rate in round 0. (a number, more than 0; 0.05 unless given)"
+        "Learning rate in round 0. (a number, more than 0. Default: 0.05)"
     )

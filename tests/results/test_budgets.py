@@ -1,4 +1,4 @@
-"""What rows reach for the same cost."""
+"""Comparison of rows at equal cost."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_spending_adds_up_in_its_unit():
     assert [line["tflops"] for line in with_spent(run, CLIENT_FLOPS)] == [2, 4]
 
 
-def test_a_row_is_at_its_last_evaluation_within_a_budget():
+def test_a_row_has_its_last_evaluation_within_a_budget():
     runs = [lines(115, 1e12, 0.1, math.nan, 0.3, 0.4), lines(115, 1e12, 0.2, math.nan, 0.5, 0.6)]
     found = reached(runs, TRAFFIC, 3e-6, ["accuracy_server"])
     assert (found.rounds, found.values) == ([3, 3], {"accuracy_server": [0.3, 0.5]})
@@ -33,7 +33,7 @@ def test_a_row_is_at_its_last_evaluation_within_a_budget():
     assert reached(runs, TRAFFIC, 0.9e-6, ["accuracy_server"]).rounds == []
 
 
-def test_budgets_are_what_rows_spend():
+def test_budgets_are_total_costs_of_rows():
     cheap, dear, dearest = ([lines(down, 1e12, 0.1, 0.2)] for down in (115, 240, 490))
     assert budgets([cheap, dear, dearest], TRAFFIC) == pytest.approx([2e-6, 4e-6, 8e-6])
     assert budgets([cheap, dearest], TRAFFIC) == pytest.approx([2e-6, 8e-6])

@@ -1,4 +1,4 @@
-"""Progress shows the right numbers, live on a terminal and in few lines elsewhere."""
+"""Progress on a terminal and in plain lines."""
 
 import io
 
@@ -48,7 +48,7 @@ def test_a_short_run_gets_a_line_each_round(pipe):
     assert len(text(pipe).splitlines()) == 3
 
 
-def test_a_run_shows_what_it_is_judged_by(pipe):
+def test_a_run_shows_its_judge_metric(pipe):
     with RunProgress("spafl", 1, "local_accuracy_mean", console=pipe) as progress:
         progress.update(1, {"seconds": 1.0, "accuracy_mean": 0.1, "local_accuracy_mean": 0.875})
     assert text(pipe).startswith("spafl: round 1/1, local accuracy 0.8750, 1.00 s/round")
@@ -154,7 +154,7 @@ def test_a_pipe_gets_a_line_for_every_ended_trial(pipe):
     assert second.startswith("[2/6] heterofl lr=0.1: stopped, round 4/10, accuracy 0.7500; 0:00 elapsed")
 
 
-def test_of_many_ended_trials_the_last_three_are_in_view(pipe):
+def test_the_last_three_ended_trials_are_shown(pipe):
     progress = SweepProgress(51, 1, console=pipe)
     for i in range(50):
         progress.start(str(i), "fedavg", f"lr={i}")
@@ -165,7 +165,7 @@ def test_of_many_ended_trials_the_last_three_are_in_view(pipe):
     assert [row.split()[1] for row in rows] == ["lr=47", "lr=48", "lr=49"]
 
 
-def test_of_a_loss_the_smallest_is_the_best(pipe):
+def test_the_smallest_loss_is_the_best(pipe):
     progress = SweepProgress(2, 1, "loss_mean", "min", console=pipe)
     for i, value in enumerate((2.0, 1.5)):
         progress.start(str(i), "fedavg[1]", f"lr={i}")

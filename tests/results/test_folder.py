@@ -1,4 +1,4 @@
-"""A run's folder: whatever crashes or fills up, whole lines are kept and nothing half-written is read."""
+"""A run's folder: atomic writing, damaged files, results, and folders of rayfl 0.4."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def client_scores(scores):
 
 
 def of_numbers(array):
-    """The bytes of a npy file."""
+    """Return the bytes of an npy file."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
@@ -72,10 +72,12 @@ def test_a_run_is_opened_as_it_was_created(run):
     }
 
 
-def test_a_folder_holds_one_run(run, tmp_path):
-    with pytest.raises(ConfigError, match="holds a run already; resume it, or give another folder"):
+def test_a_folder_contains_one_run(run, tmp_path):
+    with pytest.raises(
+        ConfigError, match="the folder holds a run. Allowed: a new folder, or --resume to continue the run"
+    ):
         RunFolder.create(run.path, "x", {}, {}, FACTS)
-    with pytest.raises(ConfigError, match="holds no run; allowed: a folder with a run.json"):
+    with pytest.raises(ConfigError, match="the folder contains no run. Allowed: a folder with a run.json"):
         RunFolder.open(tmp_path)
 
 
@@ -112,18 +114,22 @@ def test_a_resumed_file_equals_a_straight_one(run):
 
 
 DAMAGES = {
-    "missing": (lambda lines: lines[:3] + lines[4:], 3, "line 4: given round 5; allowed: round 4"),
-    "repeated": (lambda lines: [*lines[:4], *lines[3:]], 4, "line 5: given round 4; allowed: round 5"),
-    "swapped": (lambda lines: [lines[1], lines[0], *lines[2:]], 0, "line 1: given round 2; allowed: round 1"),
-    "blank": (lambda lines: [*lines[:3], "", *lines[3:]], 3, "line 4: given '', which is no JSON"),
-    "garbage": (lambda lines: [*lines[:3], "\x00{", *lines[4:]], 3, "line 4: given '.x00{', which is no JSON"),
-    "no round": (lambda lines: ["{}", *lines[1:]], 0, "line 1: given {}; allowed: an object with a whole `round`"),
+    "missing": (lambda lines: lines[:3] + lines[4:], 3, "line 4: the line is of round 5. Allowed: round 4"),
+    "repeated": (lambda lines: [*lines[:4], *lines[3:]], 4, "line 5: the line is of round 4. Allowed: round 5"),
+    "swapped": (lambda lines: [lines[1], lines[0], *lines[2:]], 0, "line 1: the line is of round 2. Allowed: round 1"),
+    "blank": (lambda lines: [*lines[:3], "", *lines[3:]], 3, "line 4: '' is not JSON"),
+    "garbage": (lambda lines: [*lines[:3], "\x00{", *lines[4:]], 3, "line 4: '.x00{' is not JSON"),
+    "no round": (
+        lambda lines: ["{}", *lines[1:]],
+        0,
+        "line 1: {} is not valid. Allowed: an object with a whole `round`",
+    ),
     "cut": (lambda lines: lines[:3], 3, ""),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_run_goes_on_after_a_round_up_to_which_every_line_is_there(run, damage):
+def test_a_run_resumes_only_after_complete_rounds(run, damage):
     change, whole, said = DAMAGES[damage]
     run.append([plain(r) for r in range(1, 7)])
     file = run.path / "metrics.jsonl"
@@ -131,7 +137,7 @@ def test_a_run_goes_on_after_a_round_up_to_which_every_line_is_there(run, damage
     file.write_text(damaged)
     found, wrong = run.whole_rounds()
     assert found == whole and re.match(said, wrong.removeprefix(f"{file}: "))
-    with pytest.raises(ConfigError, match=f"; the run goes on after round {whole + 1}; put back"):
+    with pytest.raises(ConfigError, match=f", but the run resumes after round {whole + 1}. Hint: restore a copy"):
         run.truncate_after(whole + 1)
     assert file.read_text() == damaged
     run.truncate_after(whole)
@@ -166,7 +172,7 @@ def test_a_replaced_file_is_whole_or_old(run, monkeypatch):
     assert sorted(file.name for file in run.path.iterdir()) == ["config.json", "run.json"]
 
 
-def test_finish_writes_what_is_pending_and_how_it_ended(run, monkeypatch):
+def test_finish_writes_pending_lines_and_the_status(run, monkeypatch):
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "full")))
         run.append([plain(1)])
@@ -178,7 +184,7 @@ def test_finish_writes_what_is_pending_and_how_it_ended(run, monkeypatch):
     assert (RunFolder.open(run.path).status, RunFolder.open(run.path).error) == ("running", None)
 
 
-def test_a_run_that_is_made_longer_says_so(run):
+def test_an_extended_run_has_new_rounds_in_its_facts(run):
     run.resume({"rounds": 9}, FACTS | {"rounds": 9})
     again = RunFolder.open(run.path)
     assert (again.config, again.facts.rounds) == ({"rounds": 9}, 9)
@@ -194,7 +200,7 @@ def test_record_is_flat_and_plain(run):
     assert json.loads(json.dumps(record)) == record
 
 
-def test_what_clients_reach_is_kept(run):
+def test_client_scores_are_saved(run):
     """To the bit, and in 12 bytes a client."""
     scores = client_scores({0: 0.5, 12: 1.0, 13: math.nan, 2**31 - 1: -0.0})
     run.save_clients(scores)
@@ -233,40 +239,60 @@ def changed(**values):
 @pytest.mark.parametrize(
     ("name", "damage", "said"),
     [
-        ("run.json", b"", r"given '', which is no JSON \(Expecting value: line 1 column 1 \(char 0\)\)"),
-        ("run.json", b'{"version": 2, "id"', r"which is no JSON .*; put back a copy of the file, or remove the run's"),
-        ("run.json", b"\xff\xfe{}", "which is no JSON"),
-        ("run.json", b"[" * 100_000, "which is no JSON"),
-        ("run.json", b"[]", r"given \[\]; allowed: a JSON object"),
-        ("run.json", b"null", "given None; allowed: a JSON object"),
-        ("run.json", changed(version=3), "version: given 3; allowed: 1 or 2; use the rayfl that wrote it"),
-        ("run.json", without("id"), "id: missing"),
-        ("run.json", without("facts"), "facts: missing"),
-        ("run.json", changed(label=7), "label: given 7; allowed: text"),
-        ("run.json", changed(started="yesterday"), "started: given 'yesterday'; allowed: a number"),
-        ("run.json", changed(status="done"), "status: given 'done'; allowed: one of running, finished, failed, stop"),
-        ("run.json", changed(tags=["seed"]), "tags: given .'seed'.; allowed: a section"),
-        ("run.json", changed(tags={"seed": "x"}), "tags: given .*; allowed: tags whose `seed` is a whole number"),
-        ("run.json", changed(costs={"1": {"macs": 1}}), "costs.1.parameters: missing"),
+        ("run.json", b"", r"run.json: '' is not JSON \(Expecting value: line 1 column 1 \(char 0\)\)"),
+        ("run.json", b'{"version": 2, "id"', r"is not JSON .*Hint: restore a copy of the file, or remove the run's"),
+        ("run.json", b"\xff\xfe{}", "is not JSON"),
+        ("run.json", b"[" * 100_000, "is not JSON"),
+        ("run.json", b"[]", r"run.json: \[\] is not valid. Allowed: a JSON object"),
+        ("run.json", b"null", "None is not valid. Allowed: a JSON object"),
+        (
+            "run.json",
+            changed(version=3),
+            "version: 3 is not valid. Allowed: 1 or 2. Hint: use the rayfl version that wrote it",
+        ),
+        ("run.json", without("id"), "id: a value is required"),
+        ("run.json", without("facts"), "facts: a value is required"),
+        ("run.json", changed(label=7), "label: 7 is not valid. Allowed: text"),
+        ("run.json", changed(started="yesterday"), "started: 'yesterday' is not valid. Allowed: a number"),
+        (
+            "run.json",
+            changed(status="done"),
+            "status: 'done' is not valid. Allowed: one of running, finished, failed, stop",
+        ),
+        ("run.json", changed(tags=["seed"]), "tags: .'seed'. is not valid. Allowed: a section"),
+        (
+            "run.json",
+            changed(tags={"seed": "x"}),
+            "tags: .* is not valid. Allowed: tags whose `seed` is a whole number",
+        ),
+        ("run.json", changed(costs={"1": {"macs": 1}}), "costs.1.parameters: a value is required"),
         ("run.json", changed(path="/"), "path: unknown key 'path'"),
-        ("run.json", changed(facts=FACTS | {"capacities": "all"}), "facts.capacities: given 'all'; allowed: a list"),
-        ("run.json", changed(facts=FACTS | {"scores": {"f1": "up"}}), "facts.scores.f1: given 'up'; allowed: one of m"),
-        ("config.json", b'{"seed": 3', "which is no JSON"),
-        ("config.json", b'"seed"', "given 'seed'; allowed: a JSON object"),
-        ("config.json", None, "there is no such file; put back a copy of it, or remove the run's folder"),
-        ("result.json", b'{"rounds": 1, "accur', "which is no JSON"),
-        ("result.json", b"3", "given 3; allowed: a JSON object"),
-        ("result.json", without("bytes_up"), "bytes_up: missing"),
-        ("result.json", changed(accuracy_mean="high"), "accuracy_mean: given 'high'; allowed: a number"),
-        ("result.json", changed(rounds=None), "rounds: given None; allowed: a whole number"),
-        ("clients.npy", b"", "cannot be read: EOF: reading magic string, .*; allowed: a npy file of rows of "),
-        ("clients.npy", b"\x93NUMPY\x01\x00", "cannot be read: EOF: reading array header length, .*; put back a copy"),
+        (
+            "run.json",
+            changed(facts=FACTS | {"capacities": "all"}),
+            "facts.capacities: 'all' is not valid. Allowed: a list",
+        ),
+        (
+            "run.json",
+            changed(facts=FACTS | {"scores": {"f1": "up"}}),
+            "facts.scores.f1: 'up' is not valid. Allowed: one of m",
+        ),
+        ("config.json", b'{"seed": 3', "is not JSON"),
+        ("config.json", b'"seed"', "'seed' is not valid. Allowed: a JSON object"),
+        ("config.json", None, "the file does not exist. Hint: restore a copy of it, or remove the run's folder"),
+        ("result.json", b'{"rounds": 1, "accur', "is not JSON"),
+        ("result.json", b"3", "3 is not valid. Allowed: a JSON object"),
+        ("result.json", without("bytes_up"), "bytes_up: a value is required"),
+        ("result.json", changed(accuracy_mean="high"), "accuracy_mean: 'high' is not valid. Allowed: a number"),
+        ("result.json", changed(rounds=None), "rounds: None is not valid. Allowed: a whole number"),
+        ("clients.npy", b"", "the file cannot be read: EOF: reading magic string, .*. Allowed: an npy file of rows"),
+        ("clients.npy", b"\x93NUMPY\x01\x00", "cannot be read: EOF: reading array header length, .*Hint: restore a"),
         (
             "clients.npy",
             pickle.dumps(["a"] * 9),
-            "cannot be read: the magic string is not correct; .*; allowed: a npy file",
+            "cannot be read: the magic string is not correct; .*. Allowed: an npy file",
         ),
-        ("clients.npy", of_numbers(np.zeros(3)), "cannot be read: an array of float64, 1 dimensions; allowed: a npy f"),
+        ("clients.npy", of_numbers(np.zeros(3)), "cannot be read: an array of float64, 1 dimensions. Allowed: an npy"),
         ("clients.npy", of_numbers(client_scores({1: 0.5}))[:-4], "cannot be read: "),
     ],
 )
@@ -289,11 +315,11 @@ def test_a_damaged_file_is_named(tmp_path, name, damage, said):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ('{"round": 2, "sec', 'line 2: given \'."round": 2, "sec\', which is no JSON'),
-        ("", "line 2: given '', which is no JSON"),
-        ("[2]", "line 2: given .2.; allowed: a JSON object"),
-        ('{"seconds": 1.0}', "line 2: given .'seconds': 1.0.; allowed: an object with a whole `round`"),
-        ('{"round": "2"}', "line 2: given .'round': '2'.; allowed: an object with a whole `round`"),
+        ('{"round": 2, "sec', 'line 2: \'."round": 2, "sec\' is not JSON'),
+        ("", "line 2: '' is not JSON"),
+        ("[2]", "line 2: .2. is not valid. Allowed: a JSON object"),
+        ('{"seconds": 1.0}', "line 2: .'seconds': 1.0. is not valid. Allowed: an object with a whole `round`"),
+        ('{"round": "2"}', "line 2: .'round': '2'. is not valid. Allowed: an object with a whole `round`"),
     ],
 )
 def test_a_damaged_line_is_named_by_its_number(run, damage, said):
@@ -308,19 +334,19 @@ def test_a_damaged_line_is_named_by_its_number(run, damage, said):
 
 def test_a_file_that_cannot_be_read_is_named(run):
     (run.path / "result.json").mkdir()
-    with pytest.raises(ConfigError, match="result.json: cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="result.json: the file cannot be read: Is a directory"):
         run.record()
 
 
 @pytest.mark.parametrize("becomes", [becomes_a_pipe, becomes_endless])
 @pytest.mark.parametrize("name", ["run.json", "config.json", "result.json", "metrics.jsonl"])
-def test_what_would_never_end_is_not_read(tmp_path, name, becomes):
+def test_pipes_and_devices_are_not_read(tmp_path, name, becomes):
     file = folder(tmp_path, lines=[line(1, accuracy_mean=0.5)]).path / name
     becomes(file)
     with pytest.raises(ConfigError) as error:
         run = RunFolder.open(tmp_path)
         assert run.record() and run.rounds()
-    assert str(error.value) == f"{file}: cannot be read: neither a file nor a link to one"
+    assert str(error.value) == f"{file}: the file cannot be read: neither a file nor a link to one"
 
 
 # the summary
@@ -378,7 +404,7 @@ def test_summary_of_nothing():
     }
 
 
-def test_the_best_round_is_that_of_what_judges():
+def test_the_best_round_is_by_the_judge_metric():
     lines = [
         line(1, accuracy_mean=0.5, local_accuracy_mean=0.25),
         line(2, accuracy_mean=0.25, local_accuracy_mean=0.75),
@@ -387,7 +413,7 @@ def test_the_best_round_is_that_of_what_judges():
     assert "best_round" not in summed([line(1, local_accuracy_mean=0.5)])
 
 
-def test_a_score_of_a_user_is_summarised_by_its_good_end():
+def test_own_scores_are_summarised_by_their_better_direction():
     facts = FACTS | {"scores": {"perplexity": "min", "f1": "max"}, "judge": "perplexity_mean"}
     lines = [line(r, perplexity_mean=p, f1_mean=f) for r, p, f in ((1, 9.0, 0.5), (2, 5.0, 0.75), (3, 7.0, 0.25))]
     result = summed([*lines, line(4, perplexity_mean=float("nan"), f1_mean=0.125)], facts)
@@ -397,7 +423,7 @@ def test_a_score_of_a_user_is_summarised_by_its_good_end():
     assert summaries(["perplexity_mean", "perplexity_0.5"], facts["scores"]) == expected
 
 
-def test_which_end_of_a_metric_is_good():
+def test_the_better_direction_of_a_metric():
     facts = Facts(**FACTS)
     small = ["loss_mean", "validation_loss_0.125", "local_loss_samples", "best_loss_mean", "train_loss", "seconds"]
     large = ["accuracy_1", "local_accuracy_worst", "last5_accuracy_mean", "local_density_at_best", "accuracy_exit1"]
@@ -406,7 +432,7 @@ def test_which_end_of_a_metric_is_good():
     assert facts.about("accuracy_0.5") is None
 
 
-def test_heterofl_s_local_beside_its_global():
+def test_the_local_score_in_the_best_round_of_the_server():
     lines = [line(r, accuracy_server=a, local_accuracy_samples=b) for r, a, b in ((1, 0.25, 1.0), (2, 0.75, 0.5))]
     assert summed(lines)["local_accuracy_samples_at_best_server"] == 0.5
     assert "local_accuracy_samples_at_best_server" not in summed([line(1, local_accuracy_samples=1.0)])
@@ -422,7 +448,7 @@ def test_densities_of_a_run():
     assert not [key for key in summed([line(1, accuracy_mean=0.5)]) if "density" in key or "macs" in key]
 
 
-def test_a_network_costs_what_a_mask_leaves_of_it(tmp_path):
+def test_masked_networks_cost_their_remaining_part(tmp_path):
     """result.json says what the last evaluation found, run.json what was built: one truth each."""
     shares = {"density_0.125": 0.75, "macs_share_0.125": 0.7, "density_1": 1.0, "macs_share_1": 1.0}
     before = {name: 1.0 for name in shares}
@@ -497,14 +523,17 @@ def test_clients_of_rayfl_0_4(tmp_path):
     file = tmp_path / "a" / "clients.json"
     file.write_text('{"12": 0.5, "3": NaN, "0": 1.0}')
     assert run.client_scores.tobytes() == client_scores({0: 1.0, 3: math.nan, 12: 0.5}).tobytes()
-    for damage, said in (('{"0": 0.5', "which is no JSON"), ('{"0": "good"}', "given 'good'; allowed: a number")):
+    for damage, said in (
+        ('{"0": 0.5', "is not JSON"),
+        ('{"0": "good"}', "'good' is not valid. Allowed: a number"),
+    ):
         file.write_text(damage)
         with pytest.raises(ConfigError, match=said) as error:
             assert len(run.client_scores)
         assert str(error.value).startswith(f"{file}: ")
 
 
-def test_of_rayfl_0_4_what_judged_nobody_s_network_is_left_out(tmp_path):
+def test_scores_of_untrained_networks_of_rayfl_0_4_are_left_out(tmp_path):
     for method in ("spafl", "standalone", "lg_fedavg"):
         run = version1(tmp_path / method, method)
         record = run.record()
@@ -524,19 +553,19 @@ def test_a_sweep_of_rayfl_0_4_is_judged_by_what_tuned_it(tmp_path):
     assert (run.facts.judge, run.facts.capacities, run.facts.rounds) == ("local_accuracy_mean", (1.0, 0.5), 20)
 
 
-def test_a_run_of_rayfl_0_4_is_not_gone_on_with(tmp_path):
+def test_a_run_of_rayfl_0_4_is_not_resumed(tmp_path):
     run = version1(tmp_path / "a", "fedavg")
     with pytest.raises(ConfigError) as error:
         run.resume()
     assert str(error.value) == (
-        f"{run.path}: given a run of rayfl 0.4; allowed: runs of rayfl 0.5, except for reports; resume or export it "
-        "with rayfl 0.4"
+        f"{run.path}: the run was made by rayfl 0.4 and can only be reported. Allowed: runs of rayfl 0.5. "
+        "Hint: resume or export it with rayfl 0.4"
     )
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [({"clients": {"capacities": "x1"}}, "config.json: clients.capacities: given 'x1'"), ({}, "")],
+    [({"clients": {"capacities": "x1"}}, "config.json: clients.capacities: 'x1' is not valid"), ({}, "")],
 )
 def test_a_damaged_folder_of_rayfl_0_4(tmp_path, config, said):
     run = version1(tmp_path / "a", "fedavg")

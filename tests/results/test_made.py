@@ -1,4 +1,4 @@
-"""What a run's folder says of what made it."""
+"""Provenance of runs."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from rayfl.results.folder import RunFolder
 
 @pytest.fixture
 def anew():
-    """What this process is, asked again."""
+    """Provenance without the cache."""
     made.here.cache_clear()
     yield made.here
     made.here.cache_clear()
@@ -45,7 +45,7 @@ def test_the_commit_of_a_folder(tmp_path):
     assert made.commit_of(tmp_path) == f"{clean}-dirty"
 
 
-def test_a_program_that_is_not_there_says_nothing(monkeypatch, tmp_path):
+def test_a_missing_program_has_no_output(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert made.commit_of(tmp_path) == "none"
 
@@ -58,7 +58,7 @@ def test_bits_may_differ_on_another_processor_or_torch(anew):
     assert not one.same_bits(one.model_copy(update={"versions": one.versions | {"torch": "0"}}))
 
 
-def test_a_run_names_every_process_that_made_it_once(anew, monkeypatch, tmp_path):
+def test_a_run_lists_each_driver_process_once(anew, monkeypatch, tmp_path):
     experiment = tiny(rounds=1)
     monkeypatch.setattr(sys, "argv", ["rayfl", "run"])
     rayfl.run(experiment, tmp_path / "run")

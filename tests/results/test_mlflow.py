@@ -1,4 +1,4 @@
-"""MLflow holds one run for each run folder, with every round once, whenever and by whomever it was sent."""
+"""The copy in MLflow: one run per run folder, each round once, sent at any time by any process."""
 
 import csv
 import functools
@@ -48,7 +48,7 @@ def mlflow(uri, request, monkeypatch):
 
 
 def again(mlflow):
-    """As another process would see the same server."""
+    """Return a copy as of another process on the same server."""
     return Copy(Store(mlflow.store.uri), note=pytest.fail)
 
 
@@ -200,7 +200,7 @@ def test_only_the_last_checkpoint_is_stored(mlflow, tmp_path):
     assert [file.path for file in kept] == ["checkpoints/round-000010"]
 
 
-def test_what_clients_keep_stays_in_the_run_folder(mlflow, tmp_path):
+def test_client_states_stay_in_the_run_folder(mlflow, tmp_path):
     run = create(tmp_path / "run")
     client_states = ClientStates(tmp_path / "client_states")
     for client in (3, 12):
@@ -214,7 +214,7 @@ def test_what_clients_keep_stays_in_the_run_folder(mlflow, tmp_path):
     assert found.data.tags["rayfl.client_states"] == f"in {final.parent / 'kept'}"
 
 
-def test_a_server_that_is_away_is_said_once_and_gets_everything_later(mlflow, uri, tmp_path):
+def test_a_missing_server_is_reported_once_and_receives_everything_later(mlflow, uri, tmp_path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -231,13 +231,13 @@ def test_a_server_that_is_away_is_said_once_and_gets_everything_later(mlflow, ur
 
     mlflow.store = Store(uri)
     assert mlflow.sync_all(tmp_path) == 0
-    assert said[1:] == [f"MLflow at {uri} is back"]
+    assert said[1:] == [f"MLflow at {uri} works again"]
     assert len(stored(mlflow)) == 2
     assert {row["status"] for row in read(mlflow)} == {"finished", "running"}
     assert second.id in {row["id"] for row in read(mlflow)}
 
 
-def test_a_refused_run_does_not_hold_up_the_others(mlflow, tmp_path):
+def test_a_rejected_run_does_not_block_others(mlflow, tmp_path):
     said = []
     mlflow.note = said.append
     bad, good = create(tmp_path / "bad"), create(tmp_path / "good")
@@ -245,7 +245,7 @@ def test_a_refused_run_does_not_hold_up_the_others(mlflow, tmp_path):
     good.append(lines(1, 1))
     assert mlflow.sync_all(tmp_path) == 1
     assert mlflow.sync_all(tmp_path) == 1
-    assert len(said) == 1 and f"refuses {bad.path}" in said[0]
+    assert len(said) == 1 and f"rejects {bad.path}" in said[0]
     found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
     assert len(history(mlflow, found[good.id])) == 1
 
@@ -260,7 +260,7 @@ def test_a_run_deleted_in_mlflow_stays_deleted(mlflow, tmp_path):
 
 
 @pytest.mark.parametrize("memory", [{"version": 3, "run_id": "0" * 32, "round": 2, "status": "finished"}, [], None])
-def test_a_memory_of_another_store_or_a_damaged_one_is_not_believed(mlflow, tmp_path, memory):
+def test_a_record_of_another_store_or_a_damaged_one_is_ignored(mlflow, tmp_path, memory):
     run = create(tmp_path / "run")
     run.append(lines(1, 2))
     (run.path / "mlflow.json").write_text(json.dumps(memory) if memory is not None else '{"run_id')
@@ -293,7 +293,7 @@ print("ended")
 """
 
 
-def test_a_server_that_never_ends_its_answer_holds_nobody(mlflow, tmp_path):
+def test_a_server_that_never_ends_its_answer_does_not_block_the_end(mlflow, tmp_path):
     """The process ends all the same, and the next one sends what is there."""
     run = create(tmp_path / "run")
     run.append(lines(1, 2))
@@ -302,7 +302,7 @@ def test_a_server_that_never_ends_its_answer_holds_nobody(mlflow, tmp_path):
         command = [sys.executable, "-c", TRICKLED, uri, str(run.path)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     said, last = ended.stdout.splitlines()
-    assert said == f"MLflow at {uri} has not answered for 0.5 s; the next command sends what it has not got"
+    assert said == f"MLflow at {uri} has not answered for 0.5 s; the next command sends the rest"
     assert last == "ended"
 
     with Sender(mlflow, tmp_path):
@@ -311,7 +311,7 @@ def test_a_server_that_never_ends_its_answer_holds_nobody(mlflow, tmp_path):
     assert found.info.status == "FINISHED" and len(history(mlflow, found)) == 2
 
 
-def test_who_reads_from_a_server_that_never_ends_its_answer_gives_up(tmp_path, monkeypatch):
+def test_reading_from_a_server_that_never_ends_its_answer_fails(tmp_path, monkeypatch):
     """`rayfl compare` does both."""
     create(tmp_path / "run").finish("finished")
     monkeypatch.setattr(Store, "SILENT_SECONDS", 0.2)
@@ -319,11 +319,11 @@ def test_who_reads_from_a_server_that_never_ends_its_answer_gives_up(tmp_path, m
         for ask in (Reader(Store(uri)).read, lambda: Copy(Store(uri)).sync_all(tmp_path)):
             with pytest.raises(ConfigError) as error:
                 ask()
-            assert str(error.value) == f"{uri}: MLflow has not answered for 0.2 s; try again later"
+            assert str(error.value) == f"{uri}: MLflow has not answered for 0.2 s. Hint: try again later"
 
 
 @pytest.mark.parametrize("answer", [fail, late(3)])
-def test_a_server_that_fails_is_said_once_and_gets_everything_later(mlflow, tmp_path, answer, monkeypatch):
+def test_a_failing_server_is_reported_once_and_receives_everything_later(mlflow, tmp_path, answer, monkeypatch):
     monkeypatch.setattr(Store, "SILENT_SECONDS", 1.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     said = []
@@ -352,7 +352,7 @@ def test_only_runs_that_ended_and_were_not_sent_are_sent_again(mlflow, tmp_path)
     assert unsent(tmp_path) == [runs["stopped"].path]
 
 
-def test_the_sender_passes_over_a_run_without_a_folder(mlflow, tmp_path):
+def test_the_sender_ignores_a_run_without_a_folder(mlflow, tmp_path):
     run = create(tmp_path / "run")
     with Sender(mlflow, seconds=3600) as sender:
         for path in (tmp_path / "never", run.path):
@@ -361,19 +361,19 @@ def test_the_sender_passes_over_a_run_without_a_folder(mlflow, tmp_path):
     assert len(history(mlflow, stored(mlflow)[0])) == 1
 
 
-def test_a_damaged_run_does_not_hold_up_the_others(mlflow, tmp_path):
+def test_a_damaged_run_does_not_block_others(mlflow, tmp_path):
     said = []
     mlflow.note = said.append
     bad, good = create(tmp_path / "bad"), create(tmp_path / "good")
     (bad.path / "metrics.jsonl").write_text("?\n")
     good.append(lines(1, 1))
     assert mlflow.sync_runs([bad, good]) == [bad]
-    assert len(said) == 1 and f"does not get a damaged file: {bad.path}/metrics.jsonl: line 1: given '?'" in said[0]
+    assert len(said) == 1 and f"does not receive a damaged file: {bad.path}/metrics.jsonl: line 1: '?'" in said[0]
     found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
     assert len(history(mlflow, found[good.id])) == 1
 
 
-def test_a_folder_of_any_name_holds_a_store(tmp_path):
+def test_a_store_in_a_folder_of_any_name(tmp_path):
     """Its database, its artifacts, and nothing beside it."""
     output = tmp_path / "\xe9" / "a[b] c?d%20e#"
     run = create(output / "run")
@@ -388,7 +388,7 @@ def test_a_folder_of_any_name_holds_a_store(tmp_path):
 
 
 def test_a_run_that_was_sent_without_its_facts_is_described_again(mlflow, tmp_path):
-    """As rayfl 0.4 sent it: it is not read until its folder is sent once more."""
+    """Runs sent by rayfl 0.4 are not read until their folders are sent again."""
     run = create(tmp_path / "run")
     run.append(lines(1, 2))
     run.finish("finished")
@@ -404,7 +404,7 @@ def test_a_run_that_was_sent_without_its_facts_is_described_again(mlflow, tmp_pa
     assert len(history(mlflow, stored(mlflow)[0])) == 2
 
 
-def test_a_run_that_is_deleted_while_it_is_sent_holds_up_no_other(mlflow, tmp_path, monkeypatch):
+def test_a_run_deleted_while_it_is_sent_does_not_block_others(mlflow, tmp_path, monkeypatch):
     gone, kept = create(tmp_path / "a"), create(tmp_path / "b")
     send = Copy._send
 
@@ -420,13 +420,13 @@ def test_a_run_that_is_deleted_while_it_is_sent_holds_up_no_other(mlflow, tmp_pa
     assert len(history(mlflow, found[kept.id])) == 1
 
 
-def test_reading_what_is_not_there(mlflow, tmp_path):
-    with pytest.raises(ConfigError, match="there is no such file; run a sweep first"):
+def test_reading_without_server_or_experiment(mlflow, tmp_path):
+    with pytest.raises(ConfigError, match="the file does not exist. Hint: run a sweep first"):
         Reader(Store(default_uri(tmp_path))).read()
     assert list(tmp_path.iterdir()) == []
     mlflow.sync(create(tmp_path / "run"))
     wrong = Reader(mlflow.store, copy.experiment_of(None)[:-1])
-    with pytest.raises(ConfigError, match="no experiment is called .*; did you mean 'test_reading"):
+    with pytest.raises(ConfigError, match="there is no experiment .*. Did you mean 'test_reading"):
         wrong.read()
 
 
@@ -443,7 +443,7 @@ assert get_telemetry_client() is None
 """
 
 
-def test_ray_tune_finds_mlflow_whole_and_without_telemetry(tmp_path):
+def test_ray_tune_imports_mlflow_completely_and_without_telemetry(tmp_path):
     # of the environment nothing, for where a test or CI runs mlflow has no telemetry anyway
     subprocess.run([sys.executable, "-c", AS_RAY_TUNE], cwd=tmp_path, env={"HOME": str(tmp_path)}, check=True)
 
@@ -467,7 +467,7 @@ def test_an_experiment_is_a_study(tmp_path):
     assert [sent.experiment_of(one) for one in (sweep, trial, run)] == ["ours", "ours", "mine"]
 
 
-def test_a_sweeps_page_says_what_came_out(mlflow, tmp_path):
+def test_the_description_of_a_sweep(mlflow, tmp_path):
     scores = {"heterofl": 0.8, "fjord": 0.6}
     sweep = study(
         tmp_path / "quick",
@@ -586,6 +586,10 @@ def test_a_submodel_is_a_model_of_mlflow(mlflow, tmp_path, monkeypatch):
     [found] = [one for one in stored(mlflow) if one.data.tags["rayfl.run_id"] == run.id]
     logged = [mlflow.store.client.get_logged_model(one.model_id) for one in found.outputs.model_outputs]
     assert {one.tags["capacity"] for one in logged} == {f"{capacity:g}" for capacity in capacities}
+    for one in logged:
+        assert one.params == found.data.params and one.params["method.name"] == "heterofl"
+        assert {metric.key: metric.value for metric in one.metrics} == found.data.metrics
+    assert history(mlflow, found) == [(1, result.lines[0]["accuracy_mean"])]
 
     import mlflow as library
     from mlflow import pytorch
@@ -599,7 +603,46 @@ def test_a_submodel_is_a_model_of_mlflow(mlflow, tmp_path, monkeypatch):
     assert version.source == logged[0].model_uri
 
 
-def test_what_goes_wrong_with_a_model_is_said_and_fails_nothing(mlflow, tmp_path):
+def test_files_written_after_the_end_are_sent_too(mlflow, tmp_path):
+    """`rayfl run` writes its plots after the run has ended, `rayfl report` at any time."""
+    run = create(tmp_path / "run")
+    names = ("labels.png", "weights.png", "heterofl/submodels.png")
+
+    def sent_plots():
+        run_id, client = stored(mlflow)[0].info.run_id, mlflow.store.client
+        found = [file for folder in ("plots", "plots/heterofl") for file in client.list_artifacts(run_id, folder)]
+        return {file.path for file in found if not file.is_dir}
+
+    with Sender(mlflow, seconds=3600) as sender:
+        sender.add(run.path)
+        run.finish("finished")
+        assert mlflow.sync(run) and sent_plots() == set()
+        for name in names[:2]:
+            (run.path / "plots").mkdir(exist_ok=True)
+            (run.path / "plots" / name).write_bytes(b"png")
+    assert sent_plots() == {f"plots/{name}" for name in names[:2]} and unsent(tmp_path) == []
+    (run.path / "plots" / "heterofl").mkdir()
+    (run.path / "plots" / names[2]).write_bytes(b"png")
+    assert unsent(tmp_path) == [run.path] and mlflow.sync_all(tmp_path) == 0
+    assert sent_plots() == {f"plots/{name}" for name in names} and unsent(tmp_path) == []
+
+
+def test_an_experiment_is_described_by_the_question_of_its_first_sweep(mlflow, tmp_path):
+    for question in ("", "Is it better?", "Is it worse?"):
+        config = {"question": question, "search": {}}
+        assert mlflow.sync(RunFolder.create(tmp_path / f"s{question}", "sweep", config, {}, FACTS, kind="sweep"))
+    experiment = mlflow.store.client.get_experiment_by_name(copy.experiment_of(None))
+    assert experiment.tags["mlflow.note.content"] == "Is it better?"
+
+
+def test_own_data_are_named_by_their_function(mlflow, tmp_path):
+    run = create(tmp_path / "run", data={"name": "function", "of": "mydata:load"}, partition={"name": "iid"})
+    assert mlflow.sync(run)
+    [found] = stored(mlflow)
+    assert [one.dataset.name for one in found.inputs.dataset_inputs] == ["mydata:load", "iid"]
+
+
+def test_an_error_of_a_model_is_reported_and_fails_nothing(mlflow, tmp_path):
     sweep, said = study(tmp_path / "quick", rounds=1), []
     mlflow.note = said.append
 
@@ -607,7 +650,7 @@ def test_what_goes_wrong_with_a_model_is_said_and_fails_nothing(mlflow, tmp_path
         raise ArithmeticError("on purpose")
 
     assert models.log_models(mlflow, sweep, broken) == 0
-    assert said == [f"MLflow at {mlflow.store} gets no more models: on purpose"]
+    assert said == [f"MLflow at {mlflow.store} receives no more models: on purpose"]
 
 
 def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, capsys):
@@ -630,7 +673,12 @@ def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, 
     assert (row["method"], row["seed"]) == ("fjord", "2")
     cli.app(["compare", "slow", *where], standalone_mode=False)
     assert (
-        "Fedavg and Fjord are not told apart: they differ by 0.00 points over 3 seeds, p = 1" in capsys.readouterr().out
+        "No significant difference between Fedavg and Fjord: 0.00 points over 3 seeds, p = 1" in capsys.readouterr().out
     )
-    with pytest.raises(ConfigError, match="no sweep is called 'quik'; did you mean 'quick'"):
+    # a sweep on both servers has its rows once
+    assert Copy(Store(mlflow.store.uri), note=pytest.fail).sync_all(there) == 0
+    cli.app(["compare", "slow", *where, "--format", "csv"], standalone_mode=False)
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(row["method"], row["seed"]) for row in rows] == [(m, s) for m in ("fedavg", "fjord") for s in "012"]
+    with pytest.raises(ConfigError, match="no sweep is called 'quik'. Did you mean 'quick'"):
         cli.app(["compare", "quik", *where], standalone_mode=False)

@@ -1,10 +1,11 @@
-"""The page of a report: its numbers are those of the tables and the CSV, it loads nothing, and a browser shows it."""
+"""The HTML page of a report: numbers, escaping, no external resources, and rendering in a browser."""
 
 import csv
 import json
 import re
 import shutil
 import subprocess
+from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -16,7 +17,7 @@ from rayfl.results import published
 from rayfl.results.findings import findings, found_in
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.page import page, write_page
-from rayfl.results.page.contents import said_of
+from rayfl.results.page.contents import parsed
 from rayfl.results.page.series import COARSE
 from rayfl.results.rows import best_trials
 from rayfl.results.tables import table, write_tables
@@ -120,7 +121,7 @@ def test_its_numbers_are_those_of_the_tables(study):
         values = [100 * float(row["accuracy_mean"]) for row in own]
         assert len(own) == int(seeds) and accuracy.split(" ±")[0] == f"{np.mean(values):.2f}"
         assert lr.split(" (")[0] == own[0]["training.lr"] == "0.3"
-    [beside] = [cells for caption, cells in read.items() if caption.startswith("The paper")]
+    [beside] = [cells for caption, cells in read.items() if caption.startswith("Published")]
     assert beside[1][:4] == ["FedAvg, smallest", "60.00", "60.50 ± 0.71", "+0.50"]
     [runs] = [cells for caption, cells in read.items() if caption.startswith("Every run")]
     assert len(runs) == 1 + 8 and [row[1] for row in runs[1:]].count("–") == 8
@@ -153,8 +154,8 @@ def test_its_plots_have_what_the_runs_have(study):
     assert charts["plot-clients"]["traces"][0]["x"] == [0, 25, 50, 75] * 2
 
 
-def test_it_loads_nothing_and_believes_no_text(study):
-    """What a file says is text; the address of a paper is the only one, and a reader has to follow it."""
+def test_it_loads_nothing_and_escapes_texts(study):
+    """Texts of files are escaped; the links to papers are the only addresses."""
     text = page(found_in(study))
     tags = Tables(body_of(text)).tags
     loading = [(tag, value) for tag, given in tags for key, value in given.items() if key in ("src", "href")]
@@ -164,10 +165,10 @@ def test_it_loads_nothing_and_believes_no_text(study):
     assert policy.startswith("default-src 'none';") and "http" not in policy
 
 
-def test_it_says_what_a_method_changed_and_what_made_it(study):
+def test_it_has_departures_and_provenance(study):
     text = body_of(page(found_in(study)))
-    assert "arxiv.org/abs/2010.01264" in text and "attention heads are cut inside each head" in text
-    assert "rounds: 200 -&gt; 60" in text and "beside Table 9" in text
+    assert "arxiv.org/abs/2010.01264" in text and "attention is cut within each head" in text
+    assert "rounds: 200 -&gt; 60" in text and "Compared with Table 9" in text
     assert "commit of rayfl" in text and "torch 2" in text
 
 
@@ -184,12 +185,12 @@ Departures:
    two lines.
 2. Second, 3. not an item.
 """
-    assert said_of(document) == {
+    assert parsed(document) == {
         "what": "One thing: another.",
         "paper": 'Paper: A and B, "C", https://arxiv.org/abs/1.',
         "departures": ["First, on two lines.", "Second, 3. not an item."],
     }
-    assert said_of("") == {"what": "", "paper": "", "departures": []}
+    assert parsed("") == {"what": "", "paper": "", "departures": []}
 
 
 def test_a_single_run_and_a_folder_of_runs_have_a_page_too(study, tmp_path):
@@ -205,7 +206,7 @@ def test_a_single_run_and_a_folder_of_runs_have_a_page_too(study, tmp_path):
 
 
 def shown(path, tmp_path, width=1200):
-    """What a headless browser made of a page: its document, and what its console said."""
+    """Return the document and the console messages of a headless browser."""
     options = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking dump-dom"
     options += " disable-component-update disable-sync enable-logging=stderr virtual-time-budget=20000"
     command = [BROWSER, *(f"--{option}" for option in options.split()), f"--window-size={width},900"]
@@ -219,7 +220,7 @@ def shown(path, tmp_path, width=1200):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
-def test_a_browser_shows_it_without_a_word(study, tmp_path):
+def test_a_browser_shows_it_without_messages(study, tmp_path):
     path = write_page(found_in(study))
     document, said = shown(path, tmp_path)
     assert said == []
@@ -230,3 +231,19 @@ def test_a_browser_shows_it_without_a_word(study, tmp_path):
     broken.write_text(path.read_text().replace('"use strict";\nconst data', '"use strict";\nnothing();\nconst data'))
     document, [said] = shown(broken, tmp_path)
     assert "nothing is not defined" in said and "data-drawn" not in document.partition("<body")[0]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome is installed")
+def test_all_columns_fit_or_a_scroll_bar_is_visible(study, tmp_path):
+    path, measured = write_page(found_in(study)), {}
+    script = (
+        "const box = document.querySelector('#results .wide');const sizes = [box.scrollWidth - box.clientWidth, "
+        "box.offsetHeight - box.clientHeight];document.documentElement.dataset.box = sizes;"
+    )
+    usual = path.read_text().replace(f" {escape(EVIL)}", "")
+    path.write_text(usual.replace("</body>", f"<script>{script}</script></body>"))
+    for width in (1280, 600):
+        document, _ = shown(path, tmp_path, width)
+        measured[width] = [int(size) for size in re.findall(r'data-box="(-?\d+),(\d+)"', document)[0]]
+    hidden, bar = measured[600]
+    assert measured[1280] == [0, 0] and hidden > 0 and bar > 5

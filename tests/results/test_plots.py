@@ -1,4 +1,4 @@
-"""Plots: which lines they have, in which colours, with which numbers beside them, and where there is nothing to see."""
+"""Plots: lines, colours, numbers in CSV files, and cases without data."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.results import plots
 from rayfl.results.budgets import TRAFFIC
-from rayfl.results.drawing import COLORS, FORMATS, Plot, said, shades_of, styles_of
+from rayfl.results.drawing import COLORS, FORMATS, Plot, axis_name, shades_of, styles_of
 from rayfl.results.folder import records
 from rayfl.results.pareto import write_pareto
 from rayfl.results.plots import (
@@ -88,7 +88,7 @@ def test_a_plot_is_a_figure_in_a_notebook(comparison):
     assert all(isinstance(plot.figure, Figure) and plot._repr_png_().startswith(b"\x89PNG") for plot in found.values())
 
 
-def test_a_network_that_is_nobody_s_is_not_drawn(tmp_path, monkeypatch):
+def test_untrained_networks_are_not_drawn(tmp_path, monkeypatch):
     """Beside others only theirs, in the colours of the other plots; of such a run nothing by capacity."""
     drawn = {}
     plot = Axes.plot
@@ -158,7 +158,7 @@ def test_rows_are_drawn_by_their_titles(comparison):
     assert [len(axes.collections) for axes in plot.figure.axes] == [0, 2]
 
 
-def test_what_a_search_tried(tmp_path):
+def test_plots_of_tuned_settings(tmp_path):
     for name, scores in (("a", (0.5, 0.75, 0.25)), ("b", (0.25, None, 0.5))):
         for lr, score in zip((0.01, 0.1, 1.0), scores, strict=True):
             lines = [] if score is None else [line(1, accuracy_mean=score)]
@@ -229,7 +229,7 @@ def arrays(scores):
     return {name: [np.array(run) for run in runs] for name, runs in scores.items()}
 
 
-def test_what_clients_reach():
+def test_histograms_of_client_scores():
     styles = styles_of(["a", "b"])
     plot = client_histogram(arrays({"a": [[0.1, 1.0]], "b": [[0.52, 0.5], [0.52, 0.9]]}), "accuracy %", styles)
     assert [axes.get_title() for axes in plot.figure.axes] == ["a: mean 55.00", "b: mean 61.00"]
@@ -242,7 +242,7 @@ def test_what_clients_reach():
     assert (wide.header[1], wide.header[-1]) == ("0.00", "47.50")
 
 
-def test_who_has_which_labels(tmp_path):
+def test_labels_per_client(tmp_path):
     plot = label_distribution(np.arange(6).reshape(2, 3))
     assert table_of(plot) == [["client", "0", "1", "2"], ["0", "0", "1", "2"], ["1", "3", "4", "5"]]
     plot.write(tmp_path / "plots" / "labels.of")
@@ -255,6 +255,6 @@ def test_a_plot_without_lines_is_empty(tmp_path):
 
 
 def test_how_an_axis_names_a_score():
-    assert said("accuracy", "test") == "accuracy"
-    assert said("accuracy", "validation") == "validation accuracy"
-    assert said("top5", "clients") == "top5 of clients on their own test data"
+    assert axis_name("accuracy", "test") == "accuracy"
+    assert axis_name("accuracy", "validation") == "validation accuracy"
+    assert axis_name("top5", "clients") == "top5 of clients on their own test data"

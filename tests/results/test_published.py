@@ -1,4 +1,4 @@
-"""Published numbers beside ours: the section, the table, and what the command line changed."""
+"""Comparison with published numbers: the section, the table, and settings changed from the file."""
 
 import math
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_published_amounts_are_in_their_own_units():
     assert {"gbit", "client_macs", "local_density_at_best"} < set(summaries(["local_accuracy_mean"], FACTS["scores"]))
 
 
-def test_of_what_less_is_better_the_number_is_no_share():
+def test_numbers_of_losses_are_not_in_per_cent():
     published = Published(source="Table 3", numbers={"accuracy_mean": {"a": 60}, "loss_mean": {"a": 1.25}})
     found = table(published, [record("a", 0, loss_mean=1.5)])
     assert [row[:5] for row in found.rows] == [
@@ -86,7 +86,7 @@ def test_of_what_less_is_better_the_number_is_no_share():
 
 
 def test_it_survives_a_configuration():
-    """Which MLflow keeps flat, as text; metrics and rows with dots in their names too."""
+    """MLflow stores it flat, as text; names of metrics and rows may contain dots."""
     changed = ["rounds: 200 -> 60", "seeds: [0] -> [1, 2]", "data.root: 'a' -> \"it's\""]
     config = {"published": in_config(BOTH, changed), "search": {"metric": "accuracy_mean"}}
     params = {key: str(value) for key, value in flatten(config).items()}
@@ -94,9 +94,9 @@ def test_it_survives_a_configuration():
     assert from_config({"search.metric": "accuracy_mean"}) == (None, [])
 
 
-def test_what_stands_above_the_table():
+def test_the_caption_of_the_table():
     changed, records = ["model_a: 1 -> 2", "rounds: 200 -> 60"], [record("a-e", 0)]
-    said = ["beside Table 9 (shorter)", "changed from the file: model_a: 1 -> 2, rounds: 200 -> 60"]
+    said = ["Compared with Table 9 (shorter)", "changed from the file: model_a: 1 -> 2, rounds: 200 -> 60"]
     assert caption(BOTH, changed) == said and caption(BOTH, []) == said[:1]
     assert markdown(BOTH, changed, records).startswith(f"{said[0]}\n\n{said[1]}\n\n| method |")
     assert latex(BOTH, changed, records).startswith(f"% {said[0]}\n% {said[1]}\n\\begin{{tabular}}")
@@ -134,7 +134,7 @@ def test_settings_reach_every_row_and_are_remembered(tmp_path):
 
 
 def test_a_bare_name_is_a_section(tmp_path):
-    """Where the base, or a row, says `method: heterofl`."""
+    """In the base or in a row, as in `method: heterofl`."""
     path = write(tmp_path, rows={"own": {"method": "fedrolex"}, "base": {}}, published=NUMBERS)
     plan = load_sweep(path, ["method.scaler=false", "training.lr=0.2"])
     methods = [plan.experiment(row, {}, 0).method for row in plan.rows]
@@ -145,16 +145,16 @@ def test_a_bare_name_is_a_section(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "settings", "said"),
     [
-        ({"own": {"training": {"lr": 0.3}}}, [], "rows.own.training.lr: given 0.3; allowed: nothing"),
-        ({"own": {}}, ["training.lr=0.2"], "--set training.lr: given 0.2; allowed: nothing"),
+        ({"own": {"training": {"lr": 0.3}}}, [], "rows.own.training.lr: 0.3 is in search.space too"),
+        ({"own": {}}, ["training.lr=0.2"], "--set training.lr: the setting is in search.space, which decides it"),
         ({"own": {}}, ["seed=5"], r"--set search.seeds=\[5\]"),
         ({"own": {"data": {"samples": 90}}, "base": {}}, [], "because all trials share one data set"),
         (
             {"own": {"method": "standalone"}},
             [],
-            "search.metric: given 'validation_accuracy_mean'; allowed with rows.own",
+            "search.metric: 'validation_accuracy_mean' does not fit rows.own, whose clients have personal networks",
         ),
-        (["own"], [], "rows: given .*; allowed: a mapping"),
+        (["own"], [], "rows: .* is not valid. Allowed: a mapping"),
     ],
 )
 def test_rows_and_settings_that_would_be_ignored_are_refused(rows, settings, said, tmp_path):
@@ -168,8 +168,8 @@ def test_rows_and_settings_that_would_be_ignored_are_refused(rows, settings, sai
     ("numbers", "said"),
     [
         ({"best_accuracy_server": {"wid": 90}}, "published.numbers.best_accuracy_server: no row is called 'wid'"),
-        ({"best_accuracy": {"wide": 90}}, "published.numbers: no metric is called 'best_accuracy'; did you mean"),
-        ({"accuracy_mean": {"wide": "high"}}, "published.numbers.accuracy_mean.wide: given 'high'; allowed: "),
+        ({"best_accuracy": {"wide": 90}}, "published.numbers: no metric is called 'best_accuracy'. Did you mean"),
+        ({"accuracy_mean": {"wide": "high"}}, "published.numbers.accuracy_mean.wide: 'high' is not valid. Allowed: "),
         ({}, "published.numbers"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rows that seeds tell apart, and rows that they do not."""
+"""Significance of differences between rows."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_the_paired_test_is_scipys():
     assert p_value([a - b for a, b in zip(one, other, strict=True)]) == pytest.approx(ttest_rel(one, other).pvalue)
 
 
-def test_what_a_seed_does_to_both_rows_falls_out():
+def test_common_effects_of_a_seed_cancel():
     """Both vary by 0.2 over seeds, and one is always 0.01 better; unpaired nobody could tell."""
     one, other = {0: 0.51, 1: 0.61, 2: 0.712}, {0: 0.50, 1: 0.60, 2: 0.70}
     found = difference(one, other)
@@ -35,7 +35,7 @@ def test_what_a_seed_does_to_both_rows_falls_out():
     assert unpaired.seeds == 0 and unpaired.p is None and unpaired.is_clear is False
 
 
-def test_few_seeds_are_held_against_their_spread():
+def test_few_seeds_are_compared_with_their_spread():
     # both deviate by sqrt(0.02): a difference of two runs by 0.2
     one, other = {0: 0.9, 1: 0.7}, {0: 0.65, 1: 0.45}
     found = difference(one, other)
@@ -47,7 +47,7 @@ def test_few_seeds_are_held_against_their_spread():
     assert alone.spread is None and alone.is_clear is None
 
 
-def test_what_is_like_the_best():
+def test_rows_like_the_best():
     groups = {
         "best": rows(0.80, 0.82, 0.84),
         "as good": rows(0.81, 0.80, 0.83),

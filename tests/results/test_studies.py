@@ -1,4 +1,4 @@
-"""Studies side by side: their rows, what seeds do not tell apart, and what other machines do to bits."""
+"""Comparison of studies: rows, significance, and other types of machines."""
 
 import pytest
 from rows import FACTS, PERSONAL
@@ -39,34 +39,34 @@ def test_labels_of_several_studies_begin_with_the_studys():
     assert side_by_side([sweep("x", row("a", 0.1), facts=PERSONAL), one])[1] == "accuracy_mean"
 
 
-def test_what_seeds_do_not_tell_apart_is_said_in_points():
+def test_notes_on_significance_are_in_points():
     def seeds(label, *values):
         return [row(label, value, seed) for seed, value in enumerate(values)]
 
     rows = [*seeds("a", 0.90, 0.92, 0.94), *seeds("b", 0.91, 0.90, 0.92), *seeds("c", 0.70, 0.72, 0.73)]
     # differences -1, 2, 2 points: their mean over their deviation is 1 / sqrt(3), so t = 1
     assert differences_said(rows, "accuracy_mean") == [
-        "a and b are not told apart: they differ by 1.00 points over 3 seeds, p = 0.42 (paired t-test)"
+        "No significant difference between a and b: 1.00 points over 3 seeds, p = 0.42 (paired t-test)"
     ]
     assert differences_said([*seeds("a", 0.90, 0.94), *seeds("b", 0.91, 0.92)], "accuracy_mean") == [
-        "a and b are not told apart: they differ by 0.50 points, and runs of one row by 2.92 points"
+        "No significant difference between a and b: 0.50 points, against 2.92 points between seeds"
     ]
     [said] = differences_said([*seeds("a", 0.90), *seeds("b", 0.1)], "accuracy_mean")
-    assert said.startswith("rows of one seed each")
-    assert "differ by 0.01 over 3 seeds" in differences_said(rows, "loss_mean")[-1]
+    assert said.startswith("Differences between rows with one seed each cannot be tested")
+    assert ": 0.01 over 3 seeds" in differences_said(rows, "loss_mean")[-1]
     assert differences_said([], "accuracy_mean") == []
 
 
-def test_other_machines_are_named_and_what_they_did():
+def test_notes_on_types_of_machines():
     home, away = here(), here().model_copy(update={"cpu": "Another 9000"})
     assert machines_said([row("a", 0.9, made=[home]), row("b", 0.8, made=[home])], "accuracy_mean") == []
     runs = [row("a", 0.90, made=[home]), row("b", 0.80, made=[away]), row("c", 0.1)]
     [said] = machines_said(runs, "accuracy_mean")
-    assert said.startswith("made on 2 types of machines, where bits may differ: ") and "Another 9000" in said
+    assert said.startswith("Runs used 2 types of machines, so bits may differ: ") and "Another 9000" in said
     # the same run there, with other actors, and with other settings
     repeated = [row("a", 0.91, made=[away], **{"run.actors": "4"}), row("a", 0.5, lr=0.2, made=[away])]
     said = machines_said([*runs, *repeated], "accuracy_mean")[1]
-    assert said == "accuracy_mean of runs that were repeated on another type differs by at most 1.00 points"
+    assert said == "accuracy_mean of runs repeated on another type of machine differs by at most 1.00 points"
 
 
 @pytest.mark.parametrize("metric", ["accuracy_mean", "loss_mean"])

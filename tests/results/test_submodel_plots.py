@@ -1,4 +1,4 @@
-"""The figures of NeFL, FIARSE and SpaFL: numbers by hand from made-up parameters, and what a run's folder gets."""
+"""The figures of NeFL, FIARSE and SpaFL: numbers by hand, and files in a run's folder."""
 
 import csv
 import math
@@ -91,15 +91,15 @@ def test_mean_weights_by_hand():
     assert kept({1.0: wide}) == {} and list(of_networks({1.0: wide})) == ["weights"]
 
 
-def test_of_a_frozen_base_the_head_is_left():
+def test_a_frozen_base_is_left_out():
     net = Net(model_of("lora"))
     params = net.initial()
     [(_, found)] = weights({1.0: Deployment(1.0, net, params)}).items()
     assert found == {"head": pytest.approx(float(params["head.weight"].abs().mean()))}
 
 
-def test_of_masked_networks_what_is_left():
-    """Of the hidden layer a half, of the head nothing."""
+def test_the_remaining_part_of_masked_networks():
+    """Half of the hidden layer remains, and nothing of the head."""
     params = {
         "hidden0.weight": torch.tensor([[-2.0, -2.0], [0.0, 0.0]]),
         "hidden0.bias": torch.zeros(2),
@@ -129,7 +129,7 @@ def test_steps_and_layers_are_those_that_a_network_has():
     assert "stage2.0.projection.conv" in layers and list(layers)[-1] == "head"
 
 
-def test_what_a_network_lacks_is_blank_and_a_gap(tmp_path, drawn):
+def test_missing_modules_are_blank_and_a_gap(tmp_path, drawn):
     profile = {1.0: {"a": 1.0, "b": 0.5, "c": 2.0}, 0.25: {"a": 0.75, "c": 1.5}}
     profile_plot(profile, "branch", "step size", SHADES).write(tmp_path / "steps")
     assert (tmp_path / "steps.csv").read_text() == "branch,1,0.25\na,1.0,0.75\nb,0.5,\nc,2.0,1.5\n"
@@ -152,7 +152,7 @@ def test_curves_are_means_over_runs(drawn):
     assert lines == {"capacity 1": pytest.approx([0.3, 0.6]), "capacity 0.5": pytest.approx([0.25, 0.25])}
 
 
-def test_what_masked_networks_keep_over_rounds(drawn):
+def test_densities_over_rounds(drawn):
     dense = [{"round": 1, "accuracy_1": 0.5, "local_accuracy_mean": 0.5}]
     assert layer_curves([dense]) is share_curves([dense], [1.0], SHADES) is None
     assert submodel_curves([dense], "accuracy", [], SHADES, "accuracy %") is None
@@ -187,15 +187,15 @@ def test_a_run_without_steps(tmp_path):
         assert float(value) == params[f"{name}.weight"].abs().mean().item()
 
 
-def test_networks_of_clients_own_are_not_drawn(tmp_path):
+def test_personal_networks_are_not_drawn(tmp_path):
     simulation = simulate(tiny(method="standalone"), tmp_path / "client_states")
     run, said = folder(tmp_path / "run", "standalone", [line(1, local_accuracy_mean=0.5)], facts=PERSONAL), []
     write_submodels(run.path, records(tmp_path), lambda _: deployed(simulation), said.append)
-    assert said == [f"{run.path}: every client has a network of its own; no plots of its weights"]
+    assert said == [f"{run.path}: every client has its own network; plots of weights are skipped"]
     assert not (run.path / "plots").exists()
 
 
-def test_of_several_runs_the_best_of_each_label(tmp_path):
+def test_plots_are_of_the_best_run_of_each_label(tmp_path):
     """Its networks; a run without any is said."""
     for i, (name, seed) in enumerate((("heterofl", 0), ("heterofl", 1), ("other", 0))):
         made(tmp_path / "abc"[i], name, seed=seed)
@@ -208,7 +208,7 @@ def test_of_several_runs_the_best_of_each_label(tmp_path):
         return {0.5: Deployment("x", Net(Perceptron()), Net(Perceptron()).initial())}
 
     write_submodels(tmp_path, records(tmp_path), deployments, said.append)
-    assert asked == ["b", "c"] and said == [f"{tmp_path / 'c'}: has no checkpoint; no plots of its weights"]
+    assert asked == ["b", "c"] and said == [f"{tmp_path / 'c'}: has no checkpoint; plots of its weights are skipped"]
     assert plots_of(tmp_path / "plots") == [
         "heterofl/submodels.csv",
         "heterofl/submodels.png",
@@ -219,7 +219,7 @@ def test_of_several_runs_the_best_of_each_label(tmp_path):
     ]
 
 
-def test_of_losses_the_best_run_is_that_of_the_smallest(tmp_path):
+def test_the_best_run_by_loss_is_the_smallest(tmp_path):
     for name, loss in (("a", 1.5), ("b", 1.25)):
         made(tmp_path / name, "x", loss_mean=loss)
     asked = []

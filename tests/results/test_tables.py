@@ -1,4 +1,4 @@
-"""Tables by hand: which trial is best, how methods rank, what a cell says, what accuracy costs."""
+"""Tables by hand: best trials, ranking, cells, costs and the Pareto front."""
 
 import csv
 import io
@@ -57,7 +57,7 @@ def test_the_best_point_is_that_of_the_best_mean_over_seeds():
     assert best_trials(rows, "accuracy_mean", "min") == [rows[0], rows[1], rows[6]]
 
 
-def test_each_label_is_chosen_by_what_judges_it():
+def test_each_label_is_chosen_by_its_judge_metric():
     alone = [personal("alone", 0.5, lr=0.1), personal("alone", 0.75, lr=0.3)]
     words = FACTS | {"judge": "perplexity_mean", "scores": {"perplexity": "min"}}
     texts = [record("text", facts=words, lr=lr, perplexity_mean=p) for lr, p in ((0.1, 9.0), (0.3, 7.0), (1.0, 8.0))]
@@ -79,8 +79,8 @@ def test_labels_are_ranked_and_seeds_in_order():
     assert list(by_label([*losses, record("c")], "loss_mean")) == ["b", "a", "c"]
 
 
-def test_what_rows_are_compared_by():
-    """What all of them have a number for."""
+def test_the_metric_that_compares_rows():
+    """The first judge metric that all of them have."""
     both = record("fedavg", 0, 0.5, **{LOCAL: 0.5})
     assert judge_of([both]) == "accuracy_mean"
     assert judge_of([both, personal("alone", 0.5)]) == judge_of([personal("alone", 0.5), both]) == LOCAL
@@ -114,7 +114,7 @@ def test_table_as_markdown():
     assert table([record("a|b", 0, 0.5)]).markdown().splitlines()[2].startswith(r"| a\|b | 1 | 50.00 |")
 
 
-def test_a_method_of_clients_own_networks_has_dashes_where_the_server_has_none():
+def test_personal_networks_have_dashes_for_server_scores():
     """Beside others, and alone; LG-FedAvg's server has a network."""
     rows = [record("fedavg", 0, 0.5, **{LOCAL: 0.625}), personal("alone", 0.75)]
     lg = record("lg", 0, 0.25, facts=PERSONAL, **{LOCAL: 0.5})
@@ -135,7 +135,7 @@ def test_a_method_of_clients_own_networks_has_dashes_where_the_server_has_none()
     ]
 
 
-def test_a_score_of_which_less_is_better_is_shown_as_it_is():
+def test_losses_are_shown_as_they_are():
     facts = FACTS | {"judge": "perplexity_mean", "scores": {"perplexity": "min", "f1": "max"}}
     some = {"a": (31.25, 32.25), "b": (20.125,)}
     rows = [
@@ -180,11 +180,11 @@ def printed(given, width):
     return [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
 
 
-def test_a_narrow_terminal_gets_whole_columns_and_is_told_of_the_others():
+def test_a_narrow_terminal_lists_columns_that_do_not_fit():
     given = table([*ROWS, record("[bold]x[/bold]", 0, 0.25)]).rich()
     header, _, *rows, note = printed(given, 64)
     assert header.split() == ["method", "seeds", "accuracy", "%", "@1", "@0.125", "worst"]
-    assert note == "without down, up, FLOPs, time, which results.csv has"
+    assert note == "not shown: down, up, FLOPs, time (see results.csv)"
     assert rows[1].split() == ["fedavg", "2", "60.00", "±", "14.14", "70.00", "50.00", "50.00"]
     assert rows[2].split()[0] == "[bold]x[/bold]"
     assert max(map(len, (header, *rows, note))) <= 64
@@ -194,7 +194,7 @@ def test_a_narrow_terminal_gets_whole_columns_and_is_told_of_the_others():
     assert header.split() == ["method", "seeds"]
 
 
-def test_rows_have_the_names_that_people_read():
+def test_rows_are_shown_by_their_titles():
     rows = [ROWS[0] | {"title": "FedAvg"}, ROWS[2] | {"title": "FedAvg"}, ROWS[1] | {"title": "HeteroFL"}]
     assert titles_of(rows) == {"fedavg": "FedAvg", "heterofl": "HeteroFL"}
     assert [row[0] for row in table(rows).rows] == ["HeteroFL", "FedAvg"]
@@ -207,7 +207,7 @@ def test_rows_have_the_names_that_people_read():
     assert titles_of([*rows, record("other", 0, 0.5) | {"title": "FedAvg"}])["other"] == "FedAvg (other)"
 
 
-def test_what_stands_out():
+def test_emphasis():
     """In every column the best mean, and what the seeds cannot tell from it: here by the paired test."""
     ahead, behind, noisy = (0.75, 0.8, 0.85), (0.45, 0.5, 0.55), (0.55, 0.9, 0.74)
     rows = [
@@ -229,7 +229,7 @@ def test_what_stands_out():
     assert table(rows[:3]).marks == {}
 
 
-def test_what_a_search_chose_is_in_every_table():
+def test_tuned_settings_are_in_every_table():
     trials = [record("a", 0, value, lr=lr) for lr, value in ((0.1, 0.5), (0.3, 0.75), (1.0, 0.25))]
     trials += [record("b", 0, value, lr=lr) for lr, value in ((0.1, 0.9), (0.3, 0.8), (1.0, 0.25))]
     best = best_trials(trials)
@@ -237,7 +237,7 @@ def test_what_a_search_chose_is_in_every_table():
     found = table(best, tuned=chosen)
     assert found.header[:5] == ["method", "seeds", "accuracy %", "lr", "@1"]
     assert [row[3] for row in found.rows] == ["0.1 (1 of 3) ↓", "0.3 (2 of 3)"]
-    note = "b: the best lr, 0.1, is the lowest of 3 values tried: try lower ones"
+    note = "b: best lr 0.1 is at the edge of the values tried (0.1 to 1); try smaller values"
     assert found.notes == [note] and found.markdown().endswith(f"\n\n{note}\n")
     assert found.latex().startswith(f"% {note}\n") and r"0.1 (1 of 3) $\downarrow$" in found.latex()
     assert printed(found.rich(), 80)[-1] == note
@@ -297,7 +297,7 @@ def test_best_rounds_and_amounts_by_hand(tmp_path):
     folder(tmp_path / "2", "fedavg", [masked(1, 0.75, accuracy_mean=0.125)])
     rows = records(tmp_path)
     assert best_table(rows, LOCAL).markdown() == (
-        "| method | seeds | best local % | best % | local density % | Gbit | MACs a client |\n"
+        "| method | seeds | best local % | best % | local density % | Gbit | MACs per client |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| spafl | 1 | **87.50** | – | 50.00 | 0.0001114 | 4.5 G |\n"
         "| fedavg | 1 | 75.00 | 12.50 | – | 3.712e-05 | 1.5 G |\n"
@@ -309,7 +309,7 @@ def test_best_rounds_and_amounts_by_hand(tmp_path):
     )
     # nothing is masked, and one has failed
     dense = best_table([rows[1], record("x", status="failed")])
-    assert dense.header == ["method", "seeds", "best local %", "best %", "Gbit", "MACs a client"]
+    assert dense.header == ["method", "seeds", "best local %", "best %", "Gbit", "MACs per client"]
     assert dense.rows[1] == ["x", "1", "–", "–", "–", "–"]
 
 
@@ -327,7 +327,7 @@ def offer(macs, value, label="a", capacity=1.0):
     return Offer(label, "", capacity, 10 * macs, macs, value)
 
 
-def test_what_nothing_dominates():
+def test_the_front():
     best, cheap, rest = offer(100, 0.9), offer(10, 0.5), [offer(100, 0.8), offer(50, 0.5), offer(200, 0.9)]
     assert front([rest[0], best, cheap, *rest]) == [cheap, best]
     assert front([offer(10, 0.5, "b"), offer(10, 0.5, "c")]) == [offer(10, 0.5, "b")]
@@ -357,7 +357,7 @@ def test_offers_are_means_over_seeds_of_one_point():
 
 
 def test_points_that_only_trained_worse_are_not_offered():
-    """But other networks are: a search over networks has many."""
+    """Points with other networks are offered: a search over networks has many."""
     other = NETWORKS | {"macs_1": 800, "macs_0.125": 100}
     # half of a wider network's 2000 multiply-adds are masked: the network is the same as at another density
     masked = [NETWORKS | {"macs_1": 1000, "macs_share_1": 0.5}, NETWORKS | {"macs_1": 500, "macs_share_1": 0.25}]
@@ -372,20 +372,23 @@ def test_points_that_only_trained_worse_are_not_offered():
     assert candidates(best, trials) == [*best, trials[3]]
 
 
-def test_hopeless_networks_do_not_stretch_the_axes():
+def test_the_plot_of_a_front_has_every_network():
     found = [offer(10, 0.8), offer(100, 0.9), offer(50, 0.75, "b"), offer(60, 0.1, "b")]
     styles = {name: {"color": "#000000", "marker": "o", "linestyle": "-"} for name in ("A", "B")}
     titles = {"a": "A", "b": "B"}
     axes = pareto_front(found, front(found), "accuracy %", titles, styles).figure.axes[0]
+    drawn = {tuple(point) for points in axes.collections for point in points.get_offsets()}
+    assert drawn == {(o.macs, o.value) for o in found}
     low, high = axes.get_ylim()
-    assert 0.7 < low < 0.75 and 0.9 < high < 0.95
-    assert axes.get_xlabel() == "multiply-adds of one sample (worse ones outside: 1)"
+    assert low < 0.1 and high > 0.9
+    legend = axes.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["A", "B"]
     assert [text.get_text() for text in axes.texts] == ["100 parameters", "1 k parameters"]
     boxes = [text.get_window_extent() for text in axes.texts]
     assert not boxes[0].overlaps(boxes[1])
 
 
-def test_the_front_of_a_sweep_is_by_what_it_is_tuned_by(tmp_path, monkeypatch):
+def test_the_front_of_a_sweep_is_by_its_metric(tmp_path, monkeypatch):
     labels = []
     monkeypatch.setattr(Axis, "set_label_text", lambda self, text, *_, **look: labels.append(text))
     rows = [
@@ -412,7 +415,7 @@ def test_the_front_of_a_sweep_is_by_what_it_is_tuned_by(tmp_path, monkeypatch):
     assert labels == ["multiply-adds of one sample", "validation accuracy %"]
 
 
-def test_networks_of_one_cost_or_of_nobody_have_no_front(tmp_path):
+def test_networks_of_one_cost_or_without_scores_have_no_front(tmp_path):
     for rows, metric in (
         ([record("a", 0, 0.5, parameters_1=1, macs_1=10)], "accuracy_mean"),
         ([personal("alone", 0.5, **NETWORKS)], LOCAL),

@@ -1,4 +1,4 @@
-"""What a search chose: its place among what was tried, and when that leaves a doubt."""
+"""Search results: the place among the values tried, and reasons to continue."""
 
 from rows import FACTS
 
@@ -27,12 +27,12 @@ def test_the_place_in_a_grid():
     assert (setting.place, str(setting), best.point, best.doubts()) == ("2 of 4", "0.3 (2 of 4)", "lr 0.3", [])
 
 
-def test_the_best_at_an_end_of_the_grid_says_where_to_go_on():
+def test_a_best_value_at_the_edge_has_a_hint():
     grid = (0.1, 0.3, 1.0)
     [low] = chosen([trial(lr, -lr) for lr in grid]).values()
     [high] = chosen([trial(lr, lr) for lr in grid]).values()
-    assert low.doubts() == ["the best lr, 0.1, is the lowest of 3 values tried: try lower ones"]
-    assert high.doubts() == ["the best lr, 1, is the highest of 3 values tried: try higher ones"]
+    assert low.doubts() == ["best lr 0.1 is at the edge of the values tried (0.1 to 1); try smaller values"]
+    assert high.doubts() == ["best lr 1 is at the edge of the values tried (0.1 to 1); try larger values"]
     assert [str(best.settings[0]) for best in (low, high)] == ["0.1 (1 of 3) ↓", "1 (3 of 3) ↑"]
     # a value that failed was tried
     [best] = chosen([*(trial(lr, lr) for lr in grid), trial(3.0, None)]).values()
@@ -45,7 +45,7 @@ def test_the_best_at_an_end_of_the_grid_says_where_to_go_on():
     assert best.doubts() == [] and best.settings[0].place == "1 of 1"
 
 
-def test_values_without_an_order_have_no_ends():
+def test_unordered_values_have_no_edges():
     trials = [trial(0.1, score, **{"method.mean": mean}) for mean, score in (("samples", 0.5), ("clients", 0.75))]
     [best] = chosen(trials, ["method.mean"]).values()
     assert (str(best.settings[0]), best.doubts()) == ("clients (of 2)", [])
@@ -85,8 +85,8 @@ def test_several_settings_and_rows():
     # two settings that end alike have their whole paths
     assert found["a"].point == "training.lr 0.4, decay 1, method.lr 1"
     assert notes(found, {"a": "A", "b": "B"}) == [
-        "A; B: the best training.lr, 0.4, is the highest of 3 values tried: try higher ones",
-        "A; B: the best decay, 1, is the highest of 2 values tried: try higher ones",
+        "A; B: best training.lr 0.4 is at the edge of the values tried (0.1 to 0.4); try larger values",
+        "A; B: best decay 1 is at the edge of the values tried (0 to 1); try larger values",
     ]
     assert chosen(trials, ()) == {}
 

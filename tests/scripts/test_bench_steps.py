@@ -52,7 +52,7 @@ def test_without_a_gpu_the_bench_says_what_is_allowed(bench, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         gpu.main()
     assert str(ended.value) == (
-        "bench_gpu.py: torch finds no CUDA device; allowed: a machine with one, or --dry-run on a CPU"
+        "bench_gpu.py: torch finds no CUDA device. Allowed: a machine with one, or --dry-run on a CPU"
     )
 
 

@@ -102,9 +102,9 @@ def test_the_bench_runs_turns_and_prints_what_it_found():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--systems", "bare,flowers"], "given 'flowers'; allowed: rayfl,bare,flower,pfl"),
-        (["--workloads", "hot"], "given 'hot'; allowed: compute,overhead,noop,tiny,heterofl,cold"),
-        (["--turns", "0"], "given '0'; allowed: a whole number of at least 1"),
+        (["--systems", "bare,flowers"], "'flowers' is not valid. Allowed: rayfl,bare,flower,pfl"),
+        (["--workloads", "hot"], "'hot' is not valid. Allowed: compute,overhead,noop,tiny,heterofl,cold"),
+        (["--turns", "0"], "'0' is not valid. Allowed: a whole number of at least 1"),
     ],
 )
 def test_a_wrong_option_says_what_is_allowed(bench, monkeypatch, capsys, given, said):

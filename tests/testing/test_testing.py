@@ -192,7 +192,7 @@ class Elsewhere(OfPoints):
     ],
 )
 def test_a_model_that_breaks_a_promise(model, test, tmp_path):
-    fails(ModelContract, test, tmp_path, model=model(), data={"name": "test_own_data:Points"})
+    fails(ModelContract, test, tmp_path, model=model(), data={"name": "helpers:Points"})
 
 
 class Changing(Synthetic):

@@ -1,4 +1,4 @@
-"""Local training: the schedule, what is counted in advance, losses, the steps."""
+"""Local training: learning rate schedules, counts, losses and steps."""
 
 import math
 
@@ -17,14 +17,14 @@ from rayfl.training.steps import fit
 # --- the schedule ---
 
 
-def test_a_milestone_is_felt_in_the_first_round_after_it():
-    """Rounds are counted from 0 here, from 1 in print: 150 rounds at the first rate, the 151st at a tenth."""
+def test_a_milestone_applies_from_the_next_round():
+    """Rounds are counted from 0: 150 rounds at the first learning rate, the 151st at a tenth of it."""
     training = Training(lr=0.1, milestones=(150, 250))
     rates = [training.lr_at(round) for round in (0, 149, 150, 249, 250)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
 
 
-def test_decay_of_every_round():
+def test_round_decay():
     training = Training(lr=0.1, round_decay=0.5, milestones=(2,), decay=0.1)
     assert [training.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.05, 0.0025, 0.00125])
     floored = training.model_copy(update={"floor": 0.002})
@@ -42,14 +42,14 @@ def test_a_rate_that_is_constant_in_a_round_is_a_number():
 
 
 def test_warm_up_goes_by_a_clients_own_steps_across_rounds():
-    """7 samples in batches of 4: 2 steps a round; 1 sample: 1 step."""
+    """7 samples in batches of 4: 2 steps per round; 1 sample: 1 step."""
     training = Training(lr=0.8, warmup=4, batch_size=4)
     assert [rates(training, r) for r in range(3)] == [[0, 0.2], pytest.approx([0.4, 0.6]), [0.8, 0.8]]
     assert sum((rates(training, r, samples=1) for r in range(5)), []) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
 
 
 def test_the_cosine_begins_where_the_warm_up_ends_and_ends_at_zero():
-    """5 rounds of 2 steps, of which 4 warm up and 6 fall: cosines of 0, 30, ..., 150 degrees; then 0 for ever."""
+    """5 rounds of 2 steps, 4 of warm-up and 6 of decay: cosines of 0, 30, ..., 150 degrees; then 0."""
     training = Training(lr=2, warmup=4, cosine_rounds=5, batch_size=4)
     root = math.sqrt(3) / 2
     assert rates(training, 1) == pytest.approx([1, 1.5])
@@ -88,8 +88,8 @@ def test_batches_and_samples_are_counted_in_advance(samples, amount):
     ],
     ids=str,
 )
-def test_whether_a_step_moves_what_has_no_gradient(training, moves):
-    """A parameter whose gradient was 1 once, and then 0."""
+def test_whether_a_step_changes_parameters_with_zero_gradient(training, moves):
+    """A parameter with the gradient 1 in the first step, then 0."""
     assert Training(**training).moves_at_rest == moves
     once, _ = steps(Training(**training), [[1.0]])
     then, _ = steps(Training(**training), [[1.0], [0.0]])
@@ -108,7 +108,7 @@ def test_masked_logits():
 
 @pytest.mark.parametrize(("fill", "loss"), [("none", 10), ("zero", 10), ("neg_inf", 3)])
 def test_loss_of_equal_logits(fill, loss):
-    """ln of the number of classes that are in the softmax: all C, or those that are present."""
+    """ln of the number of classes in the softmax: all C, or the present ones."""
     logits, present = torch.zeros(2, 10), torch.arange(10) < 3
     value = F.cross_entropy(mask_logits(logits, present, fill), torch.tensor([0, 2]))
     assert value.item() == pytest.approx(math.log(loss))
@@ -126,7 +126,7 @@ def test_absent_classes_get_no_gradient(fill):
         assert torch.equal(rows > 0, present)
 
 
-def test_a_network_answers_at_its_exits_or_at_its_head():
+def test_predictions_of_exits_and_head():
     first, last = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 8.0]])
     assert every_exit(last) == (last,) and every_exit((first, last)) == (first, last)
     assert answered(last, "last") is last and answered(last, "mean") is last
@@ -174,7 +174,7 @@ def test_a_step_of_sgd():
     assert metrics == {"train_loss": pytest.approx(2 * 3), "train_samples": 2, "steps": 1}
 
 
-def test_momentum_goes_on_where_it_was():
+def test_momentum_is_resumed():
     training, xs, kept = Training(momentum=0.5), [[2.0], [4.0], [-1.0], [3.0]], {}
     straight, _ = steps(training, xs)
     halfway, _ = steps(training, xs[:2], momentum=kept)
@@ -233,7 +233,7 @@ def test_adam_by_hand(optimizer):
     assert steps(Training(optimizer=optimizer), [[1.0], [3.0]])[0] != steps(training, [[1.0], [3.0]])[0]
 
 
-def test_weight_decay_is_in_adams_gradient_and_beside_adamws():
+def test_weight_decay_of_adam_and_adamw():
     """w - 0.1, for a gradient of 2 + 0.5 w as of 2; or 0.1 * 0.5 w more."""
     assert steps(Training(optimizer="adam", weight_decay=0.5), [[2.0]])[0] == pytest.approx(0.9)
     assert steps(Training(optimizer="adamw", weight_decay=0.5), [[2.0]])[0] == pytest.approx(0.9 - 0.05)
@@ -244,9 +244,9 @@ def test_weight_decay_is_in_adams_gradient_and_beside_adamws():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum with optimizer: sgd only; adam has betas"),
-        ({"optimizer": "adamw", "momentum": 0.9}, "momentum with optimizer: sgd only; adamw has betas"),
-        ({"betas": (0.9, 0.95)}, "betas with optimizer: adam or adamw only"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum only with optimizer: sgd; adam has betas"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum only with optimizer: sgd; adamw has betas"),
+        ({"betas": (0.9, 0.95)}, "betas only with optimizer: adam or adamw"),
         ({"optimizer": "adam", "betas": (0.9, 1.0)}, "less than 1"),
     ],
     ids=str,
@@ -257,7 +257,7 @@ def test_settings_of_another_optimizer_are_refused(given, said):
 
 
 def test_projecting_comes_after_every_step():
-    """0.9, 0.8, which becomes 0.85, 0.95. The loss is that of what was bounded."""
+    """0.9, 0.8, which becomes 0.85, 0.95. The loss is that of the bounded parameters."""
 
     def bound(module):
         with torch.no_grad():
@@ -274,8 +274,8 @@ def test_no_steps_change_nothing():
     assert steps(Training(), []) == (1.0, {"train_loss": 0.0, "train_samples": 0, "steps": 0})
 
 
-def test_the_loss_gets_what_the_network_answers():
-    """A tuple of the logits of its exits, too."""
+def test_the_loss_receives_the_output_of_the_network():
+    """Also for a tuple of the logits of several exits."""
 
     class Exits(Scalar):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Steps: what a module keeps between clients, and the static ones beside those that they must equal."""
+"""Steps: the state of a module between clients, and static steps compared with eager ones."""
 
 from types import SimpleNamespace
 
@@ -34,7 +34,7 @@ ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 def network(norm: str = "static_bn") -> nn.Module:
-    """A new one, the same whenever it is asked for."""
+    """Return a new module with fixed initial values."""
     with torch_scope(5):
         return Net(MODELS["digits_cnn"](classes=4, norm=norm), 0.25).build()
 
@@ -64,7 +64,7 @@ def trained(module: nn.Module, start: dict, given, way: dict, loss: Objective, s
 # --- what a module keeps ---
 
 
-def test_sgd_in_one_addition_is_torchs_fused_one():
+def test_descend_equals_torchs_fused_sgd():
     for i, n in enumerate([1, 7, 16, 33, 1000, 53_194]):
         generator = torch_generator(i, "test:sgd")
         p, g = torch.randn(2, n, generator=generator)
@@ -78,7 +78,7 @@ def test_sgd_in_one_addition_is_torchs_fused_one():
 
 
 @ways
-def test_a_module_that_has_trained_others_trains_a_client_as_a_new_one_does(way):
+def test_a_used_module_trains_like_a_new_one(way):
     used, start = network(), params_of(network())
     trained(used, start, batches(1, 4, 4, 2), way, objective(), False)
     trained(used, start, batches(2, 4), way | {"momentum": 0.5} if not way else {}, objective(1), False)
@@ -102,7 +102,7 @@ def test_clients_share_vector_gradient_and_optimizer():
         assert p.grad.untyped_storage().data_ptr() == gradient.untyped_storage().data_ptr()
 
 
-def test_parameters_that_others_joined_anew_are_found_where_they_are_now():
+def test_parameters_that_were_joined_again_are_found():
     module, start = network(), params_of(network())
     first = Steps(module, objective(), Training())
     first.run(*batches(0, 4)[0], 0.1)
@@ -115,8 +115,8 @@ def test_parameters_that_others_joined_anew_are_found_where_they_are_now():
         assert_same(found[0], trained(network(), start, batches(1, 4, 4), {}, objective(), False)[0])
 
 
-def test_what_has_no_gradient_is_passed_over_until_it_has_one():
-    """Weight decay would move it."""
+def test_parameters_without_gradient_are_ignored_until_they_have_one():
+    """Weight decay would change it."""
 
     class Two(nn.Module):
         def __init__(self):
@@ -139,7 +139,7 @@ def test_what_has_no_gradient_is_passed_over_until_it_has_one():
     assert module.b.tolist() == pytest.approx([a] * 3)
 
 
-def test_a_payload_that_lies_end_to_end_is_loaded_as_any_other():
+def test_a_contiguous_payload_is_loaded_like_any_other():
     module, flat = network(), torch.randn(sum(p.numel() for p in network().parameters()))
     parts = flat.split([p.numel() for p in module.parameters()])
     given = {n: part.view(p.shape) for (n, p), part in zip(module.named_parameters(), parts, strict=True)}
@@ -154,7 +154,7 @@ def test_a_payload_that_lies_end_to_end_is_loaded_as_any_other():
 
 
 def test_parts_of_a_module_that_were_evaluated_train_again():
-    """A wrapper is made anew for every client; what it wraps was evaluated since."""
+    """Every client has a new wrapper around the same module, which was in evaluation mode."""
     inner = network()
     inner.eval()
     outer = nn.Sequential(inner)
@@ -168,8 +168,8 @@ def test_parts_of_a_module_that_were_evaluated_train_again():
 
 @ways
 @pytest.mark.parametrize("norm", ["static_bn", "group"])
-def test_static_steps_are_the_others_to_the_bit(way, norm):
-    """Three clients of one module, whose masks differ. With a batch norm also smaller batches, which stay alone."""
+def test_static_steps_equal_steps_bit_for_bit(way, norm):
+    """Three clients of one module with different masks; with batch norm also smaller batches, which are not padded."""
     sizes = [(4, 4), (4, 4, 4), (4,)] if norm == "group" else [(4, 4, 1), (3,), (4, 2)]
     module, other, start = network(norm), network(norm), params_of(network(norm))
     kept = set()
@@ -183,8 +183,8 @@ def test_static_steps_are_the_others_to_the_bit(way, norm):
 
 
 @ways
-def test_a_batch_that_is_filled_up_is_the_smaller_one_but_for_the_order_of_sums(way):
-    """What was in the memory before counts for nothing, even if it is not finite."""
+def test_a_padded_batch_equals_the_smaller_one_up_to_rounding(way):
+    """Old contents of the memory have no effect, even if they are not finite."""
     start = params_of(network("group"))
     module = network("group")
     trained(module, start, [(torch.full_like(x, float("inf")), y) for x, y in batches(9, 4)], way, objective(), True)
@@ -196,15 +196,15 @@ def test_a_batch_that_is_filled_up_is_the_smaller_one_but_for_the_order_of_sums(
     assert found[1]["train_samples"] == 9 and found[1]["train_loss"] == pytest.approx(expected[1]["train_loss"], 1e-2)
 
 
-def test_the_label_that_fills_up_has_no_part_in_the_mean():
+def test_the_padding_label_is_not_part_of_the_mean():
     logits = torch.randn(3, 4, generator=torch_generator(0, "test:logits"))
     mean = GOAL.loss(logits, torch.tensor([1, GOAL.padding, 2]))
     assert mean == F.cross_entropy(logits[[0, 2]], torch.tensor([1, 2]))
 
 
 @ways
-def test_static_steps_know_which_parameters_rest(way):
-    """Clients of one module who train now one part of it, now another, and now all."""
+def test_static_steps_with_frozen_parameters(way):
+    """Clients of one module that train different parts of it, or all."""
     module = network("group")
     start = {name: t.clone() for name, t in params_of(module).items()}
     first, *_, last = parameters_of(module)
@@ -219,7 +219,7 @@ def test_static_steps_know_which_parameters_rest(way):
         assert {name for name in start if torch.equal(plain[name], start[name])} == {resting} - {None}
 
 
-def test_only_what_differs_in_nothing_else_is_static(monkeypatch):
+def test_conditions_of_static_steps(monkeypatch):
     made = []
     monkeypatch.setattr("rayfl.training.steps.static_steps", lambda *given: made.append(given) or Steps(*given))
     module, training = network(), Training()
@@ -240,7 +240,7 @@ def test_only_what_differs_in_nothing_else_is_static(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "heterofl", "fedrolex", "lg_fedavg", "standalone", "fedprox", "scaffold"])
-def test_a_method_on_static_steps_answers_the_same(name, monkeypatch):
+def test_a_method_with_static_steps_gives_the_same_update(name, monkeypatch):
     method = bound(METHODS[name](), 1.0, 0.5, steps=3, batch_size=2)
     state, work = method.init(), [client_data(0, 1, 1, 2), client_data(3, 3, 0, 2)]
     eager = [updated(method, state, 0.5, data, seed=i) for i, data in enumerate(work)]
@@ -258,7 +258,7 @@ def test_a_method_on_static_steps_answers_the_same(name, monkeypatch):
         assert a.metrics == b.metrics
 
 
-def test_bf16_is_another_result():
+def test_bf16_changes_the_result():
     start = params_of(network())
     full, half = (trained(network(), start, batches(0, 4, 4), way, objective(), False) for way in ({}, WAYS["bf16"]))
     assert not all(torch.equal(t, half[0][name]) for name, t in full[0].items())
@@ -269,8 +269,8 @@ def test_bf16_is_another_result():
 # --- a recording ---
 
 
-def test_a_recording_follows_the_runs_that_warm_up(monkeypatch):
-    """Every call is one run or one replay; what is recorded is not run. The device is made up."""
+def test_a_recording_follows_warm_up_runs(monkeypatch):
+    """Every call is one run or one replay; recording does not run. The device is simulated."""
     log: list[str] = []
 
     class Stream:
@@ -312,8 +312,8 @@ def test_a_recording_follows_the_runs_that_warm_up(monkeypatch):
     assert log == ["replay"]
 
 
-def test_resident_modules_are_what_is_recorded():
-    """The steps stay with the module of a network, whoever comes."""
+def test_cached_modules_are_recorded():
+    """Static steps are cached per module."""
     net = Net(MODELS["digits_cnn"](), 0.125)
     a, b = (static_steps(cached_module(net, CPU), Objective(Classes(10), "none", None), Training()) for _ in range(2))
     assert a is b and isinstance(a, StaticSteps)

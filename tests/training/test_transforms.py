@@ -1,4 +1,4 @@
-"""What is done to updates on their way: by hand, and what is counted of it."""
+"""Transforms of updates by hand, and their bytes."""
 
 import math
 
@@ -13,7 +13,7 @@ from rayfl.training.transforms import Clip, Noise, Quantize, TopK, Transform, tr
 
 
 def changed(transforms, sent, answered, weight=2.0, rows=None):
-    """What a client of this weight sends of `answered`, and the bytes of it."""
+    """Return the update of a client of this weight with `answered`, and its bytes."""
     update = Update({"params": {"w": torch.tensor(answered) * weight}}, weight)
     if rows is not None:
         update.row_weights["w"] = torch.tensor(rows) * weight
@@ -26,7 +26,7 @@ def test_clip_bounds_the_change():
     assert changed([Clip(norm=50.0)], [1.0, 1.0], [7.0, 9.0]) == ([7.0, 9.0], 8)
 
 
-def test_topk_keeps_the_largest_changes_and_counts_what_is_left():
+def test_topk_keeps_the_largest_changes_and_counts_them():
     values, size = changed([TopK(share=0.5)], [1.0] * 4, [1.0, 4.0, -3.0, 2.0])
     assert values == [1.0, 4.0, -3.0, 1.0]
     assert size == 4 * 2 + len(encode_places(torch.tensor([1, 2]), 4))
@@ -42,8 +42,8 @@ def test_quantize_is_unbiased_and_keeps_the_ends():
     assert transform.nbytes(d, 0) == -(-2 * 1001 // 8) + 8
 
 
-def test_what_topk_left_out_stays_out_when_quantized():
-    """Of 800 elements 8 are sent: their places, a byte each, and the two ends of the tensor."""
+def test_zeros_of_topk_stay_zeros_when_quantized():
+    """8 of 800 elements are sent: their places, one byte each, and the two ends of the range."""
     answered = [0.0] * 800
     answered[::100] = range(3, 11)
     values, size = changed([TopK(share=0.01), Quantize(bits=8)], [0.0] * 800, answered)
@@ -60,27 +60,27 @@ def test_noise_has_its_deviation_and_comes_from_the_seed():
 
 
 def test_rows_that_a_client_does_not_hold_have_no_change():
-    """They are sent as zeros and count nowhere: their difference to what was received is none."""
+    """They are not part of the change, so they have no effect."""
     values, _ = changed([Clip(norm=1.0)], [5.0, 5.0], [5.5, 0.0], rows=[1.0, 0.0])
     assert values == [5.5, 0.0]
 
 
-def test_they_act_in_their_order():
+def test_transforms_apply_in_order():
     clip, largest = Clip(norm=5.0), TopK(share=0.5)
     assert changed([clip, largest], [0.0, 0.0], [6.0, 8.0])[0] == [0.0, 4.0]
     assert changed([largest, clip], [0.0, 0.0], [6.0, 8.0])[0] == [0.0, 5.0]
 
 
 class Nothing(Transform):
-    """Leaves a change as it is."""
+    """A transform without effect."""
 
     def change(self, d, generator):
         return {name: t.clone() for name, t in d.items()}
 
 
 @pytest.mark.parametrize("method", ["heterofl", "fiarse", "scaffold", "spafl", "nefl"])
-def test_a_transform_that_changes_nothing_leaves_a_run_as_it_is(method, tmp_path):
-    """But for the last bits: (y - x) + x."""
+def test_a_transform_without_effect_does_not_change_a_run(method, tmp_path):
+    """Up to rounding of (y - x) + x."""
     plain = simulate(tiny(method=method), tmp_path / "plain")
     same = simulate(tiny(method=method, updates={"transforms": [Nothing()]}), tmp_path / "same")
     a, b = run(plain), run(same)
@@ -104,4 +104,4 @@ def test_a_run_under_transforms_is_repeatable_and_cheaper(tmp_path):
 def test_a_wrong_transform_is_refused():
     with pytest.raises(ConfigError) as error:
         tiny(updates={"transforms": [{"name": "clop", "norm": 1}]})
-    assert "updates: transforms.0" in str(error.value) and "did you mean 'clip'?" in str(error.value)
+    assert "updates: transforms.0" in str(error.value) and "Did you mean 'clip'?" in str(error.value)

@@ -85,15 +85,18 @@ def test_grids_outside_the_budget_are_left_out(tmp_path):
     [
         (
             {"space": {"method.submodels.2.width": {"grid": [0.3, 0.6]}}},
-            "rows.nefl: search.budget: given 0.9 to 1 of the params; 0 points found, then none in 2. The nearest "
-            "(method.submodels.2.width=0.3) gives capacity 0.2 a network of 0.",
+            "rows.nefl: search.budget: 0.9 to 1 of the params is too small; 0 points found, then none in 2. The "
+            "nearest (method.submodels.2.width=0.3) gives capacity 0.2 a network of 0.",
         ),
-        ({"budget": {"low": 1, "high": 0.9}}, "search.budget: given {'low': 1, 'high': 0.9}; allowed: low of at most"),
-        ({"budget": {"metric": "bytes"}}, "search.budget.metric: given 'bytes'; allowed: one of params, flops"),
+        (
+            {"budget": {"low": 1, "high": 0.9}},
+            "search.budget: {'low': 1, 'high': 0.9} is not valid. Allowed: low at most",
+        ),
+        ({"budget": {"metric": "bytes"}}, "search.budget.metric: 'bytes' is not valid. Allowed: one of params, flops"),
         (
             {"space": {"method.submodels.3.width": {"grid": [1]}}},
-            "rows.nefl: search.space: method.submodels.3.width: method.submodels is a list, given its entry '3'; "
-            "allowed: 0 to 2",
+            "rows.nefl: search.space: method.submodels.3.width: method.submodels is a list without the entry '3'. "
+            "Allowed: 0 to 2",
         ),
     ],
 )
@@ -107,8 +110,8 @@ def test_draws_have_an_end(tmp_path, monkeypatch):
     assert "0 points found, then none in 5. The nearest" in said
     monkeypatch.setattr(sweeps, "MOST_TRIED", 4)
     assert refused(searched(tmp_path, budget={"low": 0.999})) == (
-        "rows.nefl: search.budget: given 0.999 to 1 of the params, which 0 of the first 4 points are within; allowed: "
-        "a search that ends by then; widen search.budget, or lower search.trials or the grids"
+        "rows.nefl: search.budget: only 0 of the first 4 points are within 0.999 to 1 of the params. "
+        "Hint: widen search.budget, or lower search.trials or the grids"
     )
 
 
@@ -116,7 +119,7 @@ def test_a_setting_reaches_into_a_list_of_a_row(tmp_path):
     path = searched(tmp_path, space={}, budget=None)
     plan = load_sweep(path, ["method.submodels.1.width=0.625"])
     assert plan.example("nefl").method.submodels[1].width == 0.625
-    with pytest.raises(ConfigError, match="method.submodels.3.width: method.submodels is a list, given its entry '3'"):
+    with pytest.raises(ConfigError, match="method.submodels.3.width: method.submodels is a list without the entry '3'"):
         load_sweep(path, ["method.submodels.3.width=1"])
 
 

@@ -148,7 +148,7 @@ def test_one_axis_moves_at_a_time(two_cpus):
         "actors": [Point(6, 4, 1, 1), Point(6, 4, 2, 1)],
         "nodes": [Point(6, 4, 2, 1), Point(6, 4, 2, 2)],
     }
-    assert len(plan.experiments) == 5 and not plan.said
+    assert len(plan.experiments) == 5 and not plan.notes
     at = plan.experiments[Point(12, 4, 2, 1)]
     assert (at.clients.count, at.clients.cohort, at.run.actors, at.run.cpus) == (12, 4, 2, 1)
     # 80 images for 6 clients are 13 for each
@@ -159,7 +159,7 @@ def test_actors_share_cpus_and_that_is_said(two_cpus):
     plan = scaling.planned(on_ray(), {"actors": [2, 3, 5]})
     cpus = [plan.experiments[point].run.cpus for point in plan.axes["actors"]]
     assert cpus == [1, 0.6666, 0.4]
-    assert plan.said == [
+    assert plan.notes == [
         "3 client actors share 2 CPUs: 0.6666 of one each",
         "5 client actors share 2 CPUs: 0.4 of one each",
     ]
@@ -174,23 +174,28 @@ def test_what_does_not_fit_is_left_out_with_a_reason(two_cpus):
         ["clients 6, cohort 4, actors 2, nodes 2"],
         ["clients 6, cohort 4, actors 2, nodes 1"],
     ]
-    small, large, wide, many = plan.said
+    small, large, wide, many = plan.notes
     assert small.startswith("left out: clients 6, cohort 50") and "a cohort of at most count = 6 clients" in small
-    assert large.endswith("given what takes 26.8 GB of memory; allowed: the 4.0 GB left")
-    assert "clients 1,797, cohort 4" in many and "training samples and at least 1 a client" in many
-    assert wide.endswith("given 3 nodes; allowed: at most one for each of 2 actors")
+    assert large.endswith("needs 26.8 GB of memory. Allowed: the 4.0 GB available")
+    assert "clients 1,797, cohort 4" in many and "training samples and at least 1 per client" in many
+    assert wide.endswith("3 nodes are more than 2 actors. Allowed: at most one node per actor")
 
 
 @pytest.mark.parametrize(
     ("sections", "axes", "options", "message"),
     [
-        ({}, {"actors": [0]}, {}, "--actors: given [0]; allowed: whole numbers of at least 1"),
-        ({}, {"cohort": []}, {}, "--cohort: given []; allowed: whole numbers of at least 1"),
-        ({}, {"colour": [1]}, {}, "given an axis 'colour'; allowed: clients, cohort, actors, nodes"),
-        ({}, {"actors": [1]}, {"rounds": 0}, "--rounds: given 0; allowed: at least 1"),
-        ({}, {"nodes": [1]}, {"address": "10.0.0.1:6379"}, "--nodes: allowed: without --address"),
+        ({}, {"actors": [0]}, {}, "--actors: [0] is not valid. Allowed: whole numbers of at least 1"),
+        ({}, {"cohort": []}, {}, "--cohort: [] is not valid. Allowed: whole numbers of at least 1"),
+        ({}, {"colour": [1]}, {}, "'colour' is not an axis. Allowed: clients, cohort, actors, nodes"),
+        ({}, {"actors": [1]}, {"rounds": 0}, "--rounds: 0 is not valid. Allowed: at least 1"),
+        ({}, {"nodes": [1]}, {"address": "10.0.0.1:6379"}, "--nodes: --address is set"),
         ({}, {"cohort": [50]}, {}, "no point is left to measure"),
-        ({"run": {"executor": "serial"}}, {"actors": [1]}, {}, "run.executor: given serial; allowed: ray"),
+        (
+            {"run": {"executor": "serial"}},
+            {"actors": [1]},
+            {},
+            "run.executor: serial has no processes to measure. Allowed: ray",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_ray_starts(two_cpus, tmp_path, sections, axes, options, message):
@@ -205,7 +210,7 @@ def test_the_command_line_names_axes(monkeypatch):
     assert scaling.axes_of(nothing, None) == scaling.AXES
     assert list(scaling.axes_of(nothing, "10.0.0.1:6379")) == ["clients", "cohort", "actors"]
     assert scaling.axes_of(nothing | {"actors": "1,2,4"}, None) == {"actors": [1, 2, 4]}
-    with pytest.raises(ConfigError, match="given {'--actors': '1,x'}; allowed: whole numbers, e.g. --actors 1,2,4"):
+    with pytest.raises(ConfigError, match="--actors 1,x is not valid. Allowed: whole numbers, such as --actors 1,2,4"):
         scaling.axes_of(nothing | {"actors": "1,x"}, None)
 
 
@@ -245,8 +250,9 @@ def test_an_idle_client_is_counted_without_its_data():
     many["server_cpu_seconds"] = 12.0  # and 10 of the cohort
     assert results.idle_bytes([row(), many]) == {"driver": 10.0, "server": 3.0, "client actor": 0.0}
     assert results.findings({"clients": [row(), many], "cohort": [row()]}) == [
-        "One more idle client takes, beyond its data, 10 B in the driver, 3 B in the server, 0 B in the client actor.",
-        "A round among 1,100 clients takes 1.05x as long as among 100, and 2.00x as much CPU.",
+        "Memory per additional idle client, without its data: "
+        "10 B in the driver, 3 B in the server, 0 B in the client actor.",
+        "With 1,100 instead of 100 clients a round takes 1.05x the time and 2.00x the CPU time.",
     ]
 
 
@@ -255,7 +261,7 @@ def test_tables_and_plots_of_every_axis_are_written(tmp_path):
     results.write_scaling(tmp_path, {"cohort": [base, large], "nodes": [base]})
     assert json.loads((tmp_path / "scale.json").read_text())["axes"] == {"cohort": [base, large], "nodes": [base]}
     assert (tmp_path / "scale.csv").read_text().count("\n") == 3  # a row stands once
-    assert "peaks of memory: server 3.00x, client actor 1.00x" in (tmp_path / "scale.md").read_text()
+    assert "instead of 10: server 3.00x, client actor 1.00x" in (tmp_path / "scale.md").read_text()
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {
         *("cohort_speed.png", "cohort_speed.csv", "cohort_memory.png", "cohort_memory.csv")
     }

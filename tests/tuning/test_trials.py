@@ -81,12 +81,13 @@ def is_serial(plan, trial, tmp_path):
 def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
     """Two of the four run side by side; then others take over their processes. When one has made half of its
     rounds, every server is killed: the trials go on from their checkpoints."""
-    rooms, killed, made = [], [], {}
+    rooms, killed, made, saved = [], [], {}, set()
 
     def then(trial, round):
         made[trial] = round
-        # a first round is saved before the second is made: until then there is nothing to go on from
-        if round >= ROUNDS / 2 and min(made.values()) > 1 and not killed:
+        if round >= ROUNDS / 2 and not killed:
+            # round 1 is saved before round 2 starts; a trial still in its first round starts again from round 1
+            saved.update(name for name, rounds in made.items() if rounds > 1)
             resources = ray.cluster_resources()
             groups = [name for name in resources if name.startswith("CPU_group_") and name.count("_") == 2]
             rooms.append([(resources[name], ray.available_resources().get(name, 0)) for name in groups])
@@ -103,8 +104,8 @@ def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
     assert len(trials) == 4
     assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
     assert [rounds[0] for rounds in progress.seen.values()] == [1] * 4
-    assert all(rounds.count(1) == 1 for rounds in progress.seen.values())
-    assert "it starts again from its last checkpoint" in progress.printed
+    assert all(progress.seen[trial].count(1) == 1 for trial in saved)
+    assert "Restarting from its last checkpoint" in progress.printed
     top = {trial.label: 0.0 for trial in trials}
     for trial in trials:
         top[trial.label] = max(top[trial.label], trial.result["validation_accuracy_mean"])
@@ -158,13 +159,14 @@ class Stopping(Listener):
 
 
 def test_a_listener_ends_a_trial(swept, tmp_path):
-    listeners = [{"name": f"{__name__}:Stopping", "after": 6, "file": str(tmp_path / "told")}]
+    """A relative path of the listener's is in the trial's folder."""
+    listeners = [{"name": f"{__name__}:Stopping", "after": 6, "file": "told"}]
     _, best, [trial], _ = swept(write(tmp_path, experiment={"listeners": listeners}))
     assert (trial.status, trial.tags["ended"]) == ("finished", "by a listener after round 6")
     assert [line["round"] for line in trial.rounds()] == list(range(1, 7))
     assert [record["rounds"] for record in best] == [6]
     assert len(trial.client_scores) == 6
-    assert (tmp_path / "told").read_text().splitlines() == ["start 0 0", "finished"]
+    assert (trial.path / "told").read_text().splitlines() == ["start 0 0", "finished"]
 
 
 class Failing(Dense):
@@ -218,9 +220,12 @@ def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(swept, tmp_p
     with pytest.raises(RuntimeError) as error:
         swept(path, progress=progress)
     bad, good = sorted(trials_of(tmp_path), key=lambda trial: trial.label)
+    lines = [line.partition("JobFailed: ")[2] for line in (bad.error or "").splitlines()]
+    reason = next(filter(None, lines))
+    assert "local_update, client " in reason and "ArithmeticError: on purpose (round 1" in reason
     assert str(error.value) == (
-        f"1 of 2 trials failed; --resume tries them again. The first: at-work ({point}, seed 0): ArithmeticError: on "
-        f"purpose; the whole error is in {bad.path / 'run.json'}"
+        "1 of 2 trials failed. Run the same command with --resume to retry them. The first: "
+        f"at-work ({point}, seed 0): {reason}. See {bad.path / 'run.json'} for the full error"
     )
     # a value with slashes is no path
     assert bad.path.parent == good.path.parent == tmp_path / "runs" / "trials"
@@ -228,11 +233,40 @@ def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(swept, tmp_p
     assert bad.error is not None and "in local_update" in bad.error and "\x1b" not in bad.error
     printed = capfd.readouterr()
     assert "Traceback" not in caplog.text + printed.out + printed.err + progress.printed
-    assert f"at-work ({point}, seed 0) failed: ArithmeticError: on purpose" in progress.printed
+    assert f"at-work ({point}, seed 0) failed: {reason}" in progress.printed
 
     (tmp_path / "mended").touch()
     plan, best, trials, _ = swept(path)
     assert {trial.id for trial in trials} == {bad.id, good.id} and len(best) == 2
+    assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
+
+
+@pytest.mark.slow
+def test_a_row_is_confirmed_once_its_search_has_ended(swept, tmp_path):
+    """In the processes of its search, and not while a trial of it has failed; then after --resume."""
+    rows = {
+        "fails": {"method": {"name": f"{__name__}:Failing", "fails": "at work", "until": str(tmp_path / "mended")}},
+        "well": {"method": "heterofl"},
+    }
+    path = write(
+        tmp_path, rows, {"rounds": 3}, space={"training.lr": {"grid": [0.02, 0.2]}}, seeds=[0, 1], max_failures=0
+    )
+    with pytest.raises(RuntimeError, match="^2 of 5 trials failed"):
+        swept(path)
+    first = {trial.id for trial in trials_of(tmp_path)}
+    assert sorted((t.label, t.config["seed"], t.status) for t in trials_of(tmp_path)) == [
+        *[("fails", 0, "failed")] * 2,
+        *[("well", 0, "finished")] * 2,
+        ("well", 1, "finished"),
+    ]
+    (tmp_path / "mended").touch()
+    plan, best, trials, _ = swept(path)
+    assert first < {trial.id for trial in trials} and len(trials) == 6
+    assert sorted((record["label"], record["seed"]) for record in best) == [(r, s) for r in rows for s in (0, 1)]
+    for row in rows:
+        tuned = [t for t in trials if (t.label, t.config["seed"]) == (row, 0)]
+        chosen = max(tuned, key=lambda t: t.result["validation_accuracy_mean"]).config["training"]["lr"]
+        assert {record["params"]["training.lr"] for record in best if record["label"] == row} == {chosen}
     assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
 
 

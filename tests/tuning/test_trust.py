@@ -41,7 +41,7 @@ def test_a_copy_is_refused_until_its_owner_says_so(tmp_path):
     with pytest.raises(ConfigError) as error:
         trust.require(copy, "abc")
     said = str(error.value)
-    assert said.startswith(f"{copy}: given Ray Tune's snapshots that this user did not make on this disk; allowed:")
+    assert said.startswith(f"{copy}: Ray Tune's snapshots were not made by this user on this disk. Allowed:")
     Path(said.partition("touch ")[2].partition("`")[0]).touch()
     trust.require(copy, "abc")
 
@@ -72,7 +72,7 @@ def test_code_in_somebody_elses_folder_does_not_run(tmp_path):
     hit = tmp_path / "hit"
     (stage / "tuner.pkl").write_bytes(pickle.dumps(Bomb(hit)))
     given = stages._Stages(plan, run, None, None)  # pyright: ignore
-    with pytest.raises(ConfigError, match="this user did not make on this disk"):
+    with pytest.raises(ConfigError, match="not made by this user on this disk"):
         given.listed("search", [])
     assert not hit.exists()
     pickle.loads((stage / "tuner.pkl").read_bytes())

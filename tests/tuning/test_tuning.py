@@ -60,20 +60,20 @@ def test_draws_for_each_combination_of_the_grids():
 @pytest.mark.parametrize(
     ("domain", "said"),
     [
-        ({"gird": [1]}, ".gird: unknown key 'gird'; did you mean 'grid'?"),
-        ({"grid": 0.1}, ".grid: given 0.1; allowed: a list"),
-        ({"grid": None}, ".grid: given None; allowed: a list"),
-        ({"grid": []}, ".grid: given []; allowed: a length of at least 1"),
-        ({"grid": [{"a": 1}]}, ".grid: given [{'a': 1}]; allowed: single values; sections that differ are rows"),
-        ({"grid": [0.1, 1, 1.0]}, ".grid: given [0.1, 1, 1.0]; allowed: every value once"),
-        ({"choice": ["a", "a"]}, ".choice: given ['a', 'a']; allowed: every value once"),
-        ({"uniform": [2, 1]}, ".uniform: given [2, 1]; allowed: [low, high] with low < high"),
-        ({"uniform": [1]}, ".uniform: given [1]; allowed: a length of at least 2"),
-        ({"uniform": [False, 1]}, ".uniform.0: given False; allowed: a number"),
-        ({"loguniform": [0, 1]}, ".loguniform: given [0, 1]; allowed: [low, high] with a low above 0"),
-        ({"randint": [0, 1.5]}, ".randint.1: given 1.5; allowed: a whole number"),
-        ({}, ": given {}; allowed: exactly one of grid, choice, uniform, loguniform, randint"),
-        ({"grid": [1], "choice": [1]}, ": given {'grid': [1], 'choice': [1]}; allowed: exactly one of grid"),
+        ({"gird": [1]}, ".gird: unknown key 'gird'. Did you mean 'grid'?"),
+        ({"grid": 0.1}, ".grid: 0.1 is not valid. Allowed: a list"),
+        ({"grid": None}, ".grid: None is not valid. Allowed: a list"),
+        ({"grid": []}, ".grid: [] is not valid. Allowed: a length of at least 1"),
+        ({"grid": [{"a": 1}]}, ".grid: [{'a': 1}] is not valid. Allowed: single values; sections that differ are rows"),
+        ({"grid": [0.1, 1, 1.0]}, ".grid: [0.1, 1, 1.0] is not valid. Allowed: every value once"),
+        ({"choice": ["a", "a"]}, ".choice: ['a', 'a'] is not valid. Allowed: every value once"),
+        ({"uniform": [2, 1]}, ".uniform: [2, 1] is not valid. Allowed: [low, high] with low < high"),
+        ({"uniform": [1]}, ".uniform: [1] is not valid. Allowed: a length of at least 2"),
+        ({"uniform": [False, 1]}, ".uniform.0: False is not valid. Allowed: a number"),
+        ({"loguniform": [0, 1]}, ".loguniform: [0, 1] is not valid. Allowed: [low, high] with a low above 0"),
+        ({"randint": [0, 1.5]}, ".randint.1: 1.5 is not valid. Allowed: a whole number"),
+        ({}, ": {} is not valid. Allowed: exactly one of grid, choice, uniform, loguniform, randint"),
+        ({"grid": [1], "choice": [1]}, ": {'grid': [1], 'choice': [1]} is not valid. Allowed: exactly one of grid"),
     ],
 )
 def test_a_domain_that_is_wrong(tmp_path, domain, said):
@@ -83,57 +83,66 @@ def test_a_domain_that_is_wrong(tmp_path, domain, said):
 def test_a_number_of_400_digits(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(f"experiment: {{}}\nsearch:\n  space: {{training.lr: {{randint: [0, {10**400}]}}}}\n")
-    assert refused(path).startswith("search.space.training.lr.randint.1 (line 3): given '1000")
+    assert refused(path).startswith("search.space.training.lr.randint.1 (line 3): '1000")
 
 
 @pytest.mark.parametrize(
     ("search", "said"),
     [
-        ({"space": {"training.lr": {"grid": [0.1, -1]}}}, "rows.heterofl: training.lr: given -1; allowed: more than 0"),
+        (
+            {"space": {"training.lr": {"grid": [0.1, -1]}}},
+            "rows.heterofl: training.lr: -1 is not valid. Allowed: more than 0",
+        ),
         (
             {"space": {"training.lr": {"grid": [True, 0.1]}}},
-            "rows.heterofl: training.lr: given True; allowed: a number",
+            "rows.heterofl: training.lr: True is not valid. Allowed: a number",
         ),
         (
             {"space": {"training.lr": {"uniform": [-1, 1]}}},
-            "rows.heterofl: training.lr: given -0.66",
+            "rows.heterofl: training.lr: -0.66",
         ),
         ({"space": {"training.rate": {"grid": [0.1]}}}, "rows.heterofl: training.rate: unknown key 'rate'"),
-        ({"space": {"seed": {"grid": [1, 2]}}}, "search.space: given {'seed'"),
-        ({"seeds": []}, "search.seeds: given []; allowed: a length of at least 1"),
-        ({"seeds": [1, 1]}, "search.seeds: given [1, 1]; allowed: every seed once"),
-        ({"trails": 3}, "search.trails: unknown key 'trails'; did you mean 'trials'?"),
-        ({"trials": 0}, "search.trials: given 0; allowed: at least 1"),
-        ({"trials": 10**9}, "search.trials: given 1000000000; allowed: at most 10000"),
-        ({"trials": True}, "search.trials: given True; allowed: a whole number"),
+        ({"space": {"seed": {"grid": [1, 2]}}}, "search.space: {'seed': {'grid': [1, 2]}} is not valid"),
+        ({"seeds": []}, "search.seeds: [] is not valid. Allowed: a length of at least 1"),
+        ({"seeds": [1, 1]}, "search.seeds: [1, 1] is not valid. Allowed: every seed once"),
+        ({"trails": 3}, "search.trails: unknown key 'trails'. Did you mean 'trials'?"),
+        ({"trials": 0}, "search.trials: 0 is not valid. Allowed: at least 1"),
+        ({"trials": 10**9}, "search.trials: 1000000000 is not valid. Allowed: at most 10000"),
+        ({"trials": True}, "search.trials: True is not valid. Allowed: a whole number"),
         (
             {"space": LR, "trials": 6000},
-            "search: space: given 12000 points a row, as the grids and `trials` have it; allowed: at most 10000",
+            "search: space: the grids and `trials` give 12000 points per row. Allowed: at most 10000",
         ),
         (
             {"options": {"grace_period": 3}},
-            "search: options: given {'grace_period': 3}; allowed: nothing with scheduler fifo, which stops no trials",
+            "search: options: {'grace_period': 3} are not used by scheduler fifo, which stops no trials",
         ),
-        ({"scheduler": "asha", "options": {"grace": 3}}, "search.options.grace: unknown key 'grace'; did you mean"),
+        ({"scheduler": "asha", "options": {"grace": 3}}, "search.options.grace: unknown key 'grace'. Did you mean"),
         (
             {"scheduler": "asha", "options": {"brackets": 10**9}},
-            "search.options.brackets: given 1000000000; allowed: at",
+            "search.options.brackets: 1000000000 is not valid. Allowed: at",
         ),
         (
             {"scheduler": "asha", "options": {"reduction_factor": 1}},
-            "search.options.reduction_factor: given 1; allowed",
+            "search.options.reduction_factor: 1 is not valid. Allowed",
         ),
         (
             {"scheduler": "asha", "options": {"grace_period": 13}},
-            "search.options.grace_period: given 13; allowed: at most the run's 12 rounds",
+            "search.options.grace_period: 13 is not valid. Allowed: at most the run's 12 rounds",
         ),
         ({"scheduler": "hyperband", "options": {"brackets": 2}}, "search.options.brackets: unknown key 'brackets'"),
-        ({"scheduler": "ahsa"}, "search.scheduler: given 'ahsa'; allowed: one of fifo, asha, hyperband, median"),
-        ({"searcher": "optnua"}, "search.searcher: no searcher is called 'optnua'; did you mean 'optuna'?"),
+        ({"scheduler": "ahsa"}, "search.scheduler: 'ahsa' is not valid. Allowed: one of fifo, asha, hyperband, median"),
+        ({"searcher": "optnua"}, "search.searcher: no searcher is called 'optnua'. Did you mean 'optuna'?"),
         ({"searcher": "variant_generator"}, "search.searcher: no searcher is called 'variant_generator'"),
-        ({"searcher": "zoopt"}, "search.searcher: given 'zoopt', which Ray Tune cannot make (ZOOpt not found"),
-        ({"space": {"data.samples": {"grid": [80, 60]}}}, "rows.heterofl (data.samples=60): data: given"),
-        ({"space": {"run.threads": {"grid": [1, 2]}}}, "rows.heterofl (run.threads=2): run: given"),
+        ({"searcher": "zoopt"}, "search.searcher: Ray Tune cannot make 'zoopt' (ZOOpt not found"),
+        (
+            {"space": {"data.samples": {"grid": [80, 60]}}},
+            "rows.heterofl (data.samples=60): data: {",
+        ),
+        (
+            {"space": {"run.threads": {"grid": [1, 2]}}},
+            "rows.heterofl (run.threads=2): run: {",
+        ),
     ],
 )
 def test_a_search_that_is_wrong(tmp_path, search, said):
@@ -150,35 +159,46 @@ def test_every_known_scheduler_and_searcher_can_be_made(tmp_path):
 
 def test_rows_that_are_wrong(tmp_path):
     said = refused(write(tmp_path), rows="heterfl")
-    assert said == "--rows: no row is called 'heterfl'; did you mean 'heterofl'? known: heterofl"
+    assert said == "--rows: no row is called 'heterfl'. Did you mean 'heterofl'? Allowed: heterofl"
     assert refused(write(tmp_path, rows=["hetrofl"])).startswith("rows.hetrofl: method.name: no method is called")
-    assert refused(write(tmp_path, rows={"../up": {}})).startswith("rows: given '../up'; allowed: the name of a folder")
-    assert refused(write(tmp_path, rows={"..": {}})).startswith("rows: given '..'; allowed: the name of a folder")
-    assert refused(write(tmp_path, rows={"a b": {}})).startswith("rows: given 'a b'; allowed: letters, digits")
-    assert refused(write(tmp_path, rows={"a": [1]})) == "rows.a: given [1]; allowed: sections of the experiment"
-    assert refused(write(tmp_path, rows={"a": {"seed": 1}})) == "rows.a.seed: given 1; allowed: search.seeds instead"
+    assert refused(write(tmp_path, rows={"../up": {}})).startswith(
+        "rows: '../up' is not valid. Allowed: the name of a folder"
+    )
+    assert refused(write(tmp_path, rows={"..": {}})).startswith(
+        "rows: '..' is not valid. Allowed: the name of a folder"
+    )
+    assert refused(write(tmp_path, rows={"a b": {}})).startswith("rows: 'a b' is not valid. Allowed: letters, digits")
+    assert refused(write(tmp_path, rows={"a": [1]})) == "rows.a: [1] is not valid. Allowed: sections of the experiment"
+    assert (
+        refused(write(tmp_path, rows={"a": {"seed": 1}}))
+        == "rows.a.seed: 1 is not valid. Allowed: search.seeds instead"
+    )
     serial = refused(write(tmp_path, experiment={"run": {"executor": "serial"}}))
-    assert serial == "rows.heterofl: run.executor: given 'serial'; allowed: 'ray' in a sweep, whose trials are Ray's"
+    assert (
+        serial
+        == "rows.heterofl: run.executor: 'serial' is not valid. Allowed: 'ray', because trials of a sweep run on Ray"
+    )
     path = tmp_path / "small.yaml"
     for key in ("5", "~", "true"):
         path.write_text(f"experiment: {{}}\nrows:\n  {key}: {{}}\n")
-        assert refused(path) == f'rows (line 3): given the key {key}; allowed: text, as is "{key}" in quotes'
+        assert refused(path) == f'rows (line 3): the key {key} is not text. Allowed: text, e.g. "{key}" in quotes'
 
 
 def test_a_row_decides_nothing_that_is_searched(tmp_path):
     rows = {"slow": {"training": {"lr": 0.1}}}
-    said = "rows.slow.training.lr: given 0.1; allowed: nothing, because search.space decides it"
+    said = "rows.slow.training.lr: 0.1 is in search.space too. Allowed: one of both"
     assert refused(write(tmp_path, rows, space=LR)) == said
     whole = {"training": {"choice": ["slow", "fast"]}}
     assert refused(write(tmp_path, rows, space=whole)) == said
     assert refused(write(tmp_path, space=LR), ["training.lr=1"]) == (
-        "--set training.lr: given 1; allowed: nothing, because search.space decides it; --set search.space={} searches "
+        "--set training.lr: the setting is in search.space, which decides it. Hint: --set search.space={} "
+        "searches "
         "nothing"
     )
 
 
 def test_the_setting_of_a_seed_is_search_seeds(tmp_path):
-    said = "--set seed: given 3; allowed: search.seeds, as in --set search.seeds=[3]"
+    said = "--set seed: 3 is not valid. Allowed: search.seeds, as in --set search.seeds=[3]"
     assert refused(write(tmp_path), ["seed=3"]) == said
     assert load_sweep(write(tmp_path), ["search.seeds=[3]"]).search.seeds == (3,)
 
@@ -212,28 +232,28 @@ LOCAL = {"standalone": {"method": "standalone"}}
         (
             ["heterofl"],
             {"metric": "accuracy_worst"},
-            "given 'accuracy_worst', which is of test data; allowed to tune by: validation_accuracy_worst (with "
-            "evaluation.holdout), so that the test data only judge; search.allow_test: true tunes by it nevertheless",
+            "'accuracy_worst' uses test data. Allowed for tuning: validation_accuracy_worst (with "
+            "evaluation.holdout), or any metric with search.allow_test: true",
         ),
         (
             ["heterofl"],
             {"metric": "local_loss_mean"},
-            "given 'local_loss_mean', which is of test data; allowed to tune by: local_validation_loss_mean (with "
+            "'local_loss_mean' uses test data. Allowed for tuning: local_validation_loss_mean (with "
             "evaluation.local_holdout)",
         ),
-        (["heterofl"], {"metric": "accuracy"}, "no metric is called 'accuracy'; did you mean 'accuracy_mean'?"),
+        (["heterofl"], {"metric": "accuracy"}, "no metric is called 'accuracy'. Did you mean 'accuracy_mean'?"),
         (
             LOCAL,
             {},
-            "given 'validation_accuracy_mean'; allowed with rows.standalone, whose clients keep networks of their own: "
+            "'validation_accuracy_mean' does not fit rows.standalone, whose clients have personal networks. Allowed: "
             "local_validation_accuracy_mean (with evaluation.local_holdout) or another of local_*",
         ),
-        (LOCAL, {"metric": "local_accuracy_mean"}, "given 'local_accuracy_mean', which is of test data"),
+        (LOCAL, {"metric": "local_accuracy_mean"}, "'local_accuracy_mean' uses test data"),
         (
             LOCAL,
             {"metric": "local_validation_accuracy_mean"},
-            "given 'local_validation_accuracy_mean'; allowed with rows.standalone: it, if evaluation.local_holdout is "
-            "over 0",
+            "'local_validation_accuracy_mean' needs validation data with rows.standalone. Allowed: "
+            "evaluation.local_holdout above 0",
         ),
     ],
 )
@@ -277,7 +297,7 @@ def test_what_is_for_people_is_no_part_of_the_experiment(tmp_path):
         "titles": {"few": "Few clients"},
     }
     assert load_sweep(path, rows="many").titles == {}
-    assert refused(write(tmp_path, {"few": {"title": 3}})) == "rows.few: title: given 3; allowed: text"
+    assert refused(write(tmp_path, {"few": {"title": 3}})) == "rows.few: title: 3 is not valid. Allowed: text"
 
 
 # trials
@@ -327,7 +347,9 @@ def test_a_trial_goes_on_only_if_it_has_a_line_for_every_round_before(tmp_path):
     assert told(4, 5, 6) == [1, 2, 3, 4, 5, 6]
     file = record.path / "metrics.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
-    with pytest.raises(ConfigError, match="line 1: given round 2; allowed: round 1; the run goes on after round 6;"):
+    with pytest.raises(
+        ConfigError, match="the line is of round 2. Allowed: round 1, but the run resumes after round 6"
+    ):
         told(7)
     assert recorder.refusal is not None
 

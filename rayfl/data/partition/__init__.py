@@ -1,4 +1,4 @@
-"""One partition rule a file. To add one: its file, and its line here; a rule of your own package needs neither."""
+"""Partition rules, one file each. Register a new rule here; rules of other packages need no registration."""
 
 from rayfl.config import Kind
 from rayfl.data.partition.base import NOBODY as NOBODY

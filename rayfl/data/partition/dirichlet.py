@@ -6,51 +6,42 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.config import ConfigError
-from rayfl.data.partition.base import (
-    NOBODY,
-    Labels,
-    Owners,
-    Partition,
-    apportion,
-    rank,
-    require,
-    shuffled_by_class,
-)
+from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, apportion, rank, require, shuffled_by_class
 
 REDRAWS = 1000
-"""Draws of a whole Dirichlet split before it is given up."""
+"""Maximum number of draws of a whole split."""
 TINY = 1e-300
-"""Smallest share: where a small alpha leaves nothing but zeros, the draw becomes uniform."""
+"""Smallest share. If a small alpha gives only zeros, the draw becomes uniform."""
 
 
 class Dirichlet(Partition):
-    """Label skew of strength alpha: the smaller, the fewer classes a client sees. The test split has the proportions of
-    the training split."""
+    """Label skew by Dirichlet(alpha): the smaller alpha, the fewer classes per client. The test split has the label
+    proportions of the training split."""
 
     name: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(default=0.3, gt=0)
     """Concentration: 0.1 is strong skew, 100 nearly none."""
     balance: Literal["none", "cap", "equal"] = "none"
-    """How sizes come out.
+    """Balance of client sizes.
 
-    none: each class goes out in proportions Dir(alpha, ..., alpha) over the clients.
-    cap: the same, class after class, but a client that already holds N / clients samples gets nothing of
-    the next classes (NeFL, FIARSE's AG News, SpaFL's CIFAR-100).
-    equal: each client has label proportions Dir(alpha, ..., alpha) and, in random turns, draws one sample at
-    a time, until all hold floor(N / clients) (FIARSE's CIFAR).
+    none: each class is distributed in proportions Dir(alpha, ..., alpha) over the clients.
+    cap: as none, one class after another, but a client with N / clients samples gets none of the next classes (NeFL,
+    FIARSE's AG News, SpaFL's CIFAR-100).
+    equal: each client has label proportions Dir(alpha, ..., alpha). Clients in random order draw one sample at a time
+    until all have floor(N / clients) (FIARSE's CIFAR).
 
-    `none` and `cap` use every sample and are drawn again until no client is too small; `equal` leaves out
-    the remainder.
+    `none` and `cap` use all samples and are redrawn until no client is below `min_samples`; `equal` drops the
+    remainder.
     """
     min_samples: int = Field(default=2, ge=1)
-    """Training samples of the smallest client, at least (NeFL: 10; FIARSE's AG News: 4, the number of classes)."""
+    """Minimum number of training samples per client (NeFL: 10; FIARSE's AG News: 4, the number of classes)."""
     samples: int | None = Field(default=None, ge=1)
-    """With `balance: equal`, training samples of each client instead of floor(N / clients) (FedRoRA: 1000)."""
+    """Number of training samples per client, for `balance: equal` (FedRoRA: 1000). Default: floor(N / clients)."""
 
     @model_validator(mode="after")
     def _samples_of_equal_clients(self) -> Self:
         if self.samples is not None and self.balance != "equal":
-            raise ValueError("samples with balance: equal only")
+            raise ConfigError(f"samples: not supported with balance: {self.balance}. Allowed: balance: equal")
         return self
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
@@ -65,7 +56,7 @@ class Dirichlet(Partition):
         return train, test
 
     def _shares(self, labels: Labels, clients: int, generator: np.random.Generator) -> np.ndarray:
-        """Proportions of each class over the clients [classes, clients]."""
+        """Return the proportions of each class over the clients [classes, clients]."""
         totals = np.bincount(labels.train, minlength=labels.classes)
         smallest = 0
         for _ in range(REDRAWS):
@@ -77,31 +68,30 @@ class Dirichlet(Partition):
                 return shares
             smallest = max(smallest, int(least))
         raise ConfigError(
-            f"partition.min_samples: given {self.min_samples}, but in {REDRAWS} draws of alpha = "
-            f"{self.alpha:g} over {clients} clients the smallest client never had more than {smallest} "
-            f"of {len(labels.train)} training samples; lower min_samples or clients.count, raise alpha, "
-            "or set balance to cap or equal"
+            f"partition.min_samples: {self.min_samples} was not reached in {REDRAWS} draws of alpha = {self.alpha:g} "
+            f"over {clients} clients and {len(labels.train)} training samples. Allowed: at most {smallest}, the "
+            "largest minimum found. Hint: lower clients.count, raise alpha, or set balance to cap or equal"
         )
 
 
 def _dirichlet(alpha: float, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
-    """Independent rows of Dir(alpha, ..., alpha), none of them exactly 0."""
+    """Draw independent rows of Dir(alpha, ..., alpha), at least TINY."""
     rows, columns = shape
     return np.maximum(generator.dirichlet(np.full(columns, alpha), rows), TINY)
 
 
 def _cap(shares: np.ndarray, totals: np.ndarray) -> None:
-    """Sets the shares [classes, clients] of clients that are full to 0, class by class, in place."""
+    """Set the shares [classes, clients] of full clients to 0 in place, one class after another."""
     limit = totals.sum() / shares.shape[1]
-    held = np.zeros(shares.shape[1], np.int64)
+    sizes = np.zeros(shares.shape[1], np.int64)
     for share, total in zip(shares, totals, strict=True):
-        share[held >= limit] = 0
+        share[sizes >= limit] = 0
         if total:
-            held += apportion(share, total)
+            sizes += apportion(share, total)
 
 
 def _hand_out(y: np.ndarray, shares: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Owners [N]: each class in the proportions shares [classes, clients]."""
+    """Return owners [N] with each class in the proportions shares [classes, clients]."""
     classes, clients = shares.shape
     counts = apportion(shares, np.bincount(y, minlength=classes))
     owner = np.empty(len(y), np.int64)
@@ -110,10 +100,9 @@ def _hand_out(y: np.ndarray, shares: np.ndarray, generator: np.random.Generator)
 
 
 def _draw_in_turn(y: np.ndarray, prior: np.ndarray, room: int, generator: np.random.Generator) -> np.ndarray:
-    """Owners [N] by FIARSE's balanced rule, `room` samples each; prior [clients, classes].
+    """Return owners [N] by FIARSE's balanced rule with `room` samples per client and prior [clients, classes].
 
-    Between two classes that run out the draws are independent, so they are made all at once: the same
-    distribution as sample by sample.
+    Draws are independent until a class runs out, so they are made together, with the same distribution.
     """
     clients, classes = prior.shape
     turns = _turns(clients, room, generator)
@@ -131,19 +120,19 @@ def _draw_in_turn(y: np.ndarray, prior: np.ndarray, room: int, generator: np.ran
 
 
 def _turns(clients: int, room: int, generator: np.random.Generator) -> np.ndarray:
-    """Clients in the order in which they draw [clients * room]: each time uniformly one that has room."""
-    turns, held = [np.empty(0, np.int64)], np.zeros(clients, np.int64)
-    while (left := clients * room - held.sum()) > 0:
-        able = np.flatnonzero(held < room)
+    """Draw the order of clients [clients * room]: in each turn uniformly one of the clients that are not full."""
+    turns, sizes = [np.empty(0, np.int64)], np.zeros(clients, np.int64)
+    while (left := clients * room - sizes.sum()) > 0:
+        able = np.flatnonzero(sizes < room)
         drawn = able[generator.integers(len(able), size=left)]
-        kept = drawn[held[drawn] + rank(drawn) < room]
-        held += np.bincount(kept, minlength=clients)
-        turns.append(kept)
+        valid = drawn[sizes[drawn] + rank(drawn) < room]
+        sizes += np.bincount(valid, minlength=clients)
+        turns.append(valid)
     return np.concatenate(turns)
 
 
 def _categorical(weights: np.ndarray, rows: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """One column for each of `rows` [n], drawn by the weights [clients, classes] of that row."""
+    """Draw one column for each of `rows` [n] by the weights [clients, classes] of that row."""
     cumulated = np.cumsum(weights, 1)
     cumulated /= cumulated[:, -1:]
     ticket, column = generator.random(len(rows)), np.zeros(len(rows), np.int64)

@@ -8,7 +8,7 @@ from rayfl.data.partition.base import Labels, Owners, Partition, deal
 
 
 class IID(Partition):
-    """Disjoint random subsets of floor(N / clients) samples; the remainder is left out (HeteroFL)."""
+    """Disjoint random subsets of floor(N / clients) samples. The remainder is dropped (HeteroFL)."""
 
     name: Literal["iid"] = "iid"
 

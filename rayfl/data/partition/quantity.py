@@ -9,16 +9,16 @@ from rayfl.data.partition.base import Labels, Owners, Partition, apportion, deal
 
 
 class Quantity(Partition):
-    """Every client gets `min_samples`; the other samples go out in proportion to lognormal shares.
+    """Every client gets `min_samples`; the other samples are distributed in proportion to lognormal shares.
 
-    Labels are IID. All training samples are used; test samples go out in proportion to training samples.
+    Labels are IID. All samples are used; test samples are distributed in proportion to training samples.
     """
 
     name: Literal["quantity"] = "quantity"
-    sigma: float = Field(default=1.0, ge=0)
-    """Standard deviation of the logarithm of a share; 0 gives equal sizes."""
+    sigma: float = Field(default=1.0, ge=0, le=50)
+    """Standard deviation of the logarithm of a share. 0 gives equal sizes. Larger values than 50 could overflow."""
     min_samples: int = Field(default=2, ge=1)
-    """Training samples of the smallest client, at least."""
+    """Minimum number of training samples per client."""
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         require(len(labels.train), clients, self.min_samples)

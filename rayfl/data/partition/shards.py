@@ -1,4 +1,4 @@
-"""A few labels a client."""
+"""A fixed number of labels per client."""
 
 from typing import Literal
 
@@ -10,29 +10,30 @@ from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, rank
 
 
 class LabelShards(Partition):
-    """`labels` classes a client, HeteroFL's non-iid-n (section 4 there, FedRolex too).
+    """`labels` classes per client, as HeteroFL's non-iid-n (section 4 there; also FedRolex).
 
-    Each class is cut, in stored order, into labels * clients / classes shards (the remainder goes one by one
-    to the first shards); every client is dealt `labels` labels and takes a random shard of each.
+    Each class is divided, in stored order, into labels * clients / classes shards; the first shards get one sample of
+    the remainder each. Every client is dealt `labels` labels and gets a random shard of each.
     """
 
     name: Literal["shards"] = "shards"
     labels: int = Field(default=2, ge=1)
-    """Classes a client: HeteroFL 2; FedRolex 2 or 5 of CIFAR-10's, 20 or 50 of CIFAR-100's."""
+    """Classes per client (HeteroFL: 2; FedRolex: 2 or 5 of CIFAR-10, 20 or 50 of CIFAR-100)."""
     duplicates: Literal["merge", "keep", "resample"] = "merge"
-    """If a client is dealt a label twice. merge: it gets one shard of it and the other is lost, as in the
-    authors' code (of 100 clients with 2 of 10 labels, 9.5 on average). keep: it gets both (LG-FedAvg).
-    resample: labels are dealt so that nobody gets one twice, from the classes with most shards left."""
+    """Handling of a label that a client is dealt twice. merge: it gets one shard, the other is dropped, as in the
+    authors' code (on average 9.5 of 100 clients with 2 of 10 labels). keep: it gets both (LG-FedAvg). resample:
+    no label is dealt twice to a client; labels are dealt from the classes with most shards left."""
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         if self.labels > labels.classes:
-            raise ConfigError(f"partition.labels: given {self.labels}; allowed: at most the {labels.classes} classes")
+            raise ConfigError(
+                f"partition.labels: {self.labels} is not valid. Allowed: at most {labels.classes} classes"
+            )
         shards, rest = divmod(self.labels * clients, labels.classes)
         if rest:
             raise ConfigError(
-                f"partition.labels: given {self.labels} labels for {clients} clients; allowed: labels * "
-                f"clients a multiple of the {labels.classes} classes, so that each is cut into equally many "
-                "shards"
+                f"partition.labels: {self.labels} labels for {clients} clients do not divide the {labels.classes} "
+                f"classes equally. Allowed: labels * clients a multiple of {labels.classes}"
             )
         dealt = np.sort(self._deal_labels(clients, labels.classes, shards, generator))
         repeated = np.diff(dealt, prepend=NOBODY) == 0
@@ -44,7 +45,7 @@ class LabelShards(Partition):
         return train, test
 
     def _deal_labels(self, clients: int, classes: int, shards: int, generator: np.random.Generator) -> np.ndarray:
-        """The labels of every client [clients, labels], each class `shards` times in all."""
+        """Return the labels of every client [clients, labels], each class `shards` times in total."""
         if self.duplicates != "resample":
             deck = np.repeat(np.arange(classes), shards)
             return generator.permutation(deck).reshape(clients, self.labels)
@@ -56,13 +57,9 @@ class LabelShards(Partition):
 
 
 def _take_shards(
-    y: np.ndarray,
-    holder: np.ndarray,
-    label: np.ndarray,
-    cut: tuple[int, int],
-    generator: np.random.Generator,
+    y: np.ndarray, holder: np.ndarray, label: np.ndarray, cut: tuple[int, int], generator: np.random.Generator
 ) -> np.ndarray:
-    """Owners [N]: client holder[i] gets a random shard of class label[i]; cut = (classes, shards of each)."""
+    """Return owners [N]: client holder[i] gets a random shard of class label[i]; cut = (classes, shards per class)."""
     classes, shards = cut
     totals, place = np.bincount(y, minlength=classes), rank(y)
     size = totals[y] // shards

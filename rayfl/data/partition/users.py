@@ -1,4 +1,4 @@
-"""One client a natural user."""
+"""One client per natural user."""
 
 from typing import ClassVar, Literal
 
@@ -10,19 +10,19 @@ from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, rank
 
 
 class Users(Partition):
-    """One client for each natural user of the data set: those with most samples, in order of user id.
+    """One client per natural user of the data set: the users with most samples, in order of user id.
 
-    A user's test split is what the test set has of it. Where the test set is of other people, the last samples of each
-    user, in stored order, are held out of its training split and are its test split. Nothing is random.
+    A user's test split are its samples in the test set. If the test set is by other users, the last samples of each
+    user's training split, in stored order, are its test split. Nothing is random.
     """
 
     name: Literal["users"] = "users"
     test_source: ClassVar = "train"
     test_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Share of a user's samples that become its test split, rounded down (LEAF: 0.1); of no account where the test set
-    has samples of the users."""
+    """Fraction of a user's samples that become its test split, rounded down (LEAF: 0.1). Ignored if the test set has
+    samples of the users."""
     min_samples: int = Field(default=2, ge=1)
-    """Users with fewer samples are no clients."""
+    """Minimum number of samples per user. Other users are not used."""
 
     def tested_on(self, labels: Labels) -> Literal["test", "train"]:
         return "train" if labels.test_users is None else "test"
@@ -30,16 +30,16 @@ class Users(Partition):
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         if labels.users is None:
             raise ConfigError(
-                "partition.name: given users, but the data set has no user ids; allowed: a data set that has them, "
+                "partition.name: users needs user ids, and the data set has none. Allowed: a data set with user ids, "
                 "such as mnist with the file QMNIST/raw/qmnist-train-labels-idx2-int.gz in its folder, or your own "
-                "with `users`. Choose another partition otherwise"
+                "with `users`. Hint: choose another partition"
             )
         names, user, counts = np.unique(labels.users, return_inverse=True, return_counts=True)
         able = np.flatnonzero(counts >= self.min_samples)
         if clients > len(able):
             raise ConfigError(
-                f"clients.count: given {clients}; allowed: at most {len(able)}, the users with "
-                f"{self.min_samples} or more samples; lower it or partition.min_samples"
+                f"clients.count: {clients} is not valid. Allowed: at most {len(able)}, the number of users with at "
+                f"least {self.min_samples} samples. Hint: lower clients.count or partition.min_samples"
             )
         most = able[np.argsort(-counts[able], kind="stable")[:clients]]
         client = np.full(len(counts), NOBODY)

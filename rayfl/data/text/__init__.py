@@ -1,4 +1,4 @@
-"""Texts: one data set a file; what turns files into tokens, and keeps them, in the others."""
+"""Text data sets, one file each, with their readers, tokenizers and token cache."""
 
 from rayfl.data.text.ag_news import AGNews as AGNews
 from rayfl.data.text.own import OwnText as OwnText

@@ -1,4 +1,4 @@
-"""AG News (Zhang, Zhao and LeCun 2015): news of four topics."""
+"""AG News (Zhang, Zhao and LeCun 2015): news on four topics."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -16,29 +16,21 @@ from rayfl.data.tokens import TokenTask
 
 
 class AGNews(InFolder, LabelledText):
-    """120,000 + 7,600 titles and descriptions, which are one text. Classes: world, sports, business, science and
-    technology."""
+    """120,000 + 7,600 texts (title and description). Classes: world, sports, business, science and technology."""
 
     name: Literal["ag_news"] = "ag_news"
     file: Literal["train.csv", "train_subset.csv"] = "train.csv"
-    """Which training set: the official file, or a part of it with 17,179 texts."""
+    """Training file: the official file, or a subset of 17,179 texts."""
     rows: int | None = Field(default=None, ge=1)
-    """So many texts from the begin of the training file; unless given all. The first 13,638 of train_subset.csv are
-    about as many of each class; behind them are two classes only."""
+    """Number of texts from the start of the training file. Default: all. The first 13,638 texts of train_subset.csv are
+    balanced; the others have only two of the classes."""
     classes: ClassVar = 4
-
-    @property
-    def base(self) -> Path:
-        return self.folder
 
     def sources(self) -> Sequence[Path]:
         files = [f"ag_news_csv/{name}" for name in (self.file, "test.csv")]
-        found = [self.folder / file for file in files]
-        if not all(path.is_file() for path in found):
-            other = "train_subset.csv" if self.file == "train.csv" else "train.csv"
-            there = (self.folder / "ag_news_csv" / other).is_file()
-            raise self.missing(files, f" ({other} is: data.file says which of the two is read)" if there else "")
-        return found
+        other = "train_subset.csv" if self.file == "train.csv" else "train.csv"
+        has_other = (self.folder / "ag_news_csv" / other).is_file()
+        return self.all_of(files, f" (but {other} is; select it by data.file)" if has_other else "")
 
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
         train, test = self.sources()
@@ -48,13 +40,13 @@ class AGNews(InFolder, LabelledText):
         with path.open(encoding="utf-8", newline="") as file:
             found = list(csv.reader(file))
         if rows is not None and rows > len(found):
-            raise ConfigError(f"data.rows: given {rows}; allowed: at most {len(found)}, the texts in {path}")
+            raise ConfigError(f"data.rows: {rows} is not valid. Allowed: at most {len(found)}, the texts in {path}")
         found = found[:rows]
         wrong = [i for i, row in enumerate(found, 1) if len(row) != 3 or row[0] not in ("1", "2", "3", "4")]
         if wrong:
             raise ConfigError(
-                f"data: given {path}, whose row {wrong[0]} is {shown(found[wrong[0] - 1])}; allowed: a class from 1 to "
-                "4, a title and a description"
+                f"data: row {wrong[0]} of {path} is {shown(found[wrong[0] - 1])}. Allowed: a class from 1 to 4, a "
+                "title and a description"
             )
         texts = [f"{title} {description}" for _, title, description in found]
         return Texts(texts, y=np.array([int(label) - 1 for label, _, _ in found], np.int64))

@@ -1,4 +1,4 @@
-"""What data sets of text have in common: texts become tokens once, and tokens become samples of one length."""
+"""Base classes of text data sets: texts are tokenised once, and tokens become samples of one length."""
 
 import json
 import warnings
@@ -13,31 +13,29 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.config import ConfigError
-from rayfl.data.arrays import Arrays, Column
-from rayfl.data.base import DataSet
-from rayfl.data.goal import Goal
-from rayfl.data.samples import Prepare
+from rayfl.data.arrays import Arrays
+from rayfl.data.files import InFolder
 from rayfl.data.text.cache import cached, digest
 from rayfl.data.text.encoders import Encoder, FromFiles, Tokens, Vocabulary, find_tokenizer
-from rayfl.data.tokens import PAD, Order, TokenTask
+from rayfl.data.tokens import PAD, Order, TokenData, TokenTask
 
 VERSION = 1
-"""Of what this package makes of files: another one is tokenised anew."""
+"""Version of the cached tokens. Another version is tokenised again."""
 DRAWN = ("order", "mask_rate", "mask_rule", "loss_on", "padding")
-"""Fields that change nothing in tokens."""
+"""Fields that do not affect tokens."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A split before it is tokenised."""
+    """A split before tokenisation."""
 
     texts: Sequence[str]
     pairs: Sequence[str] | None = None
-    """The second part of each text, of tasks on two."""
+    """Second part of each text, for tasks on two texts."""
     y: np.ndarray | None = None
-    """The class of each text [texts] int64."""
+    """Class of each text [texts] int64."""
     users: np.ndarray | None = None
-    """The natural user of each text [texts] int64."""
+    """Natural user of each text [texts] int64."""
 
 
 @dataclass(frozen=True)
@@ -57,88 +55,76 @@ class Corpus:
     test: Part
     vocabulary: Vocabulary
     cut: int
-    """Texts that were longer than a sample may be."""
+    """Number of truncated texts."""
     known: Mapping[str, Any]
-    """What else its reader knows, as plain JSON."""
+    """Other results of reading, as plain JSON."""
 
 
-class TextData(DataSet, ABC):
-    """Texts, which are read and made into tokens once, and kept on disk by content (rayfl/data/text/cache.py)."""
+class TextData(TokenData, ABC):
+    """Texts, tokenised once and cached on disk by content (rayfl/data/text/cache.py)."""
 
     tokenizer: str | None = None
-    """Folder with tokenizer.json, with vocab.json and merges.txt, or with vocab.txt. Unless given tokens are the words
-    of the training texts."""
+    """Folder with tokenizer.json, with vocab.json and merges.txt, or with vocab.txt. Default: none (words)."""
     order: Order = "lengths"
-    """How a client's epoch is ordered. lengths: batches of sequences of about one length, in random order. shuffled: at
-    random. stored: as the text has them."""
+    """Order of samples in a client's epoch. lengths: batches of sequences of similar length, in random order. shuffled:
+    random. stored: the stored order."""
     not_in_tokens: ClassVar[tuple[str, ...]] = ()
-    """More fields that change nothing in tokens."""
-
-    # what a data set says
+    """Further fields that do not affect tokens."""
 
     @abstractmethod
     def sources(self) -> Sequence[Path]:
-        """What texts are read from. A ConfigError if one of them is missing."""
+        """Return the source files. Raise ConfigError if one is missing."""
 
     @abstractmethod
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
-        """Training and test set, and what else the reader knows, as plain JSON."""
+        """Return training set, test set and other results of reading, as plain JSON."""
 
     @abstractmethod
     def encoder(self, train: Texts) -> Encoder:
-        """How texts become tokens where no tokenizer is given."""
-
-    @property
-    @abstractmethod
-    def token_task(self) -> TokenTask:
-        """What is learned."""
+        """Return the encoder used without a tokenizer."""
 
     @property
     def is_marked(self) -> bool:
-        """Whether a tokenizer puts its special tokens around each text."""
+        """True if a tokenizer adds its special tokens around each text."""
         return False
 
     @property
     def longest(self) -> int | None:
-        """Tokens that a text is cut to; None: it is not."""
+        """Maximum number of tokens per text. None: no limit."""
         return None
 
     @property
     def base(self) -> Path | None:
-        """The folder below which a tokenizer may lie, besides the working folder."""
-        return None
-
-    # what follows from it
+        """Folder for relative paths of tokenizers, besides the working folder."""
+        return self.folder if isinstance(self, InFolder) else None
 
     def corpus(self) -> Corpus:
-        """As tokens: from disk, or made now."""
+        """Return the tokens, from the cache if possible."""
         excluded = {"tokenizer", "public", *DRAWN, *self.not_in_tokens, *self.not_in_result}
-        made_of = {
+        key = {
             "version": VERSION,
             "settings": self.model_dump(mode="json", exclude=excluded),
             "files": [[path.suffix, digest(path)] for path in self.sources()],
             "tokenizer": [[path.name, digest(path)] for path in self._tokenizer()],
         }
-        kept = cached(made_of, lambda: _packed(self._made()))
-        return _unpacked(kept)
+        return _unpacked(cached(key, lambda: _packed(self._tokenised())))
 
-    def _made(self) -> Corpus:
+    def _tokenised(self) -> Corpus:
         train, test, known = self.read()
         files = self._tokenizer()
         encoder = FromFiles(files, self.is_marked) if files else self.encoder(train)
-        (of_train, cut), (of_test, test_cut) = (
+        (train_tokens, cut), (test_tokens, test_cut) = (
             encoder.encode(part.texts, part.pairs, self.longest) for part in (train, test)
         )
         return Corpus(
-            Part(of_train, train.y, train.users),
-            Part(of_test, test.y, test.users),
+            Part(train_tokens, train.y, train.users),
+            Part(test_tokens, test.y, test.users),
             encoder.vocabulary,
             cut + test_cut,
             known,
         )
 
     def _tokenizer(self) -> tuple[Path, ...]:
-        """Its files; none where none is given."""
         return () if self.tokenizer is None else find_tokenizer(self.tokenizer, self.base)
 
     @property
@@ -146,34 +132,18 @@ class TextData(DataSet, ABC):
         return self._tokenizer()
 
     def vocabulary_or(self, words: Vocabulary) -> Vocabulary:
-        """The tokenizer's; where none is given, that of words."""
+        """Return the vocabulary of the tokenizer, or `words` without one."""
         files = self._tokenizer()
         return vocabulary_of(files, tuple(map(digest, files))) if files else words
 
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return self.token_task.columns
-
-    @property
-    def prepare(self) -> Prepare:
-        return self.token_task.prepare
-
-    @property
-    def goal(self) -> Goal:
-        return self.token_task.goal
-
-    @property
-    def offers(self) -> Mapping[str, Any]:
-        return self.token_task.offers
-
 
 class LabelledText(TextData, ABC):
-    """Texts of one class each."""
+    """Texts with one class each."""
 
     vocabulary: int = Field(default=10_000, ge=1)
-    """Without a tokenizer, so many words: the most frequent ones of the training texts."""
+    """Number of words without a tokenizer: the most frequent ones of the training texts."""
     max_length: int = Field(default=128, ge=3)
-    """Tokens of a text, special ones included. Longer texts are cut."""
+    """Maximum number of tokens per text, including special ones. Longer texts are truncated."""
 
     @property
     def is_marked(self) -> bool:
@@ -184,7 +154,6 @@ class LabelledText(TextData, ABC):
         return self.max_length
 
     def labelled_task(self, vocabulary: Vocabulary, classes: int) -> TokenTask:
-        """Telling so many classes apart, as the fields say."""
         return TokenTask(
             "classes",
             vocabulary.ids,
@@ -201,7 +170,7 @@ class LabelledText(TextData, ABC):
             texts = len(corpus.train.tokens.lengths) + len(corpus.test.tokens.lengths)
             warnings.warn(
                 f"data.max_length: {corpus.cut} of {texts} texts of {self.name} are longer than {self.max_length} "
-                "tokens, and were cut",
+                "tokens and were truncated",
                 stacklevel=2,
             )
         train, test = (
@@ -211,25 +180,21 @@ class LabelledText(TextData, ABC):
 
 
 class LanguageText(TextData, ABC):
-    """Texts whose tokens are to be predicted."""
+    """Texts for the prediction of tokens."""
 
     mask_rate: float = Field(default=0.15, gt=0, lt=1)
-    """masked_lm: the probability that a token is hidden, each by itself."""
+    """masked_lm: probability of hiding a token."""
     mask_rule: Literal["mask", "bert"] = "mask"
-    """masked_lm: what hides a token in training. mask: the mask (HeteroFL). bert: with probability 0.8 the mask, 0.1
-    any token, 0.1 nothing. In an evaluation it is the mask, and the same tokens are hidden every time."""
+    """masked_lm: replacement of a hidden token in training. mask: the mask (HeteroFL). bert: with probability 0.8 the
+    mask, 0.1 a random token, 0.1 the token itself. Evaluations use the mask and always hide the same tokens."""
     loss_on: Literal["all", "masked"] = "all"
-    """masked_lm: positions that the loss is over. all: HeteroFL, masked: BERT."""
+    """masked_lm: positions in the loss (HeteroFL: all, BERT: masked)."""
     padding: Literal["ignored", "token"] = "ignored"
-    """Behind the end of a sequence. token: it is filled up with a token of its own, which counts as any other
-    (FedRolex)."""
+    """Padding of sequences. ignored: padding does not count. token: padding is a token like any other (FedRolex)."""
 
     def language_task(self, name: Literal["next_token", "masked_lm"], vocabulary: Vocabulary, length: int) -> TokenTask:
-        """Predicting tokens, as the fields say."""
         if self.padding == "token" and vocabulary.padding is None:
-            raise ConfigError(
-                "data.padding: given 'token'; allowed: ignored, because the tokenizer has none for padding"
-            )
+            raise ConfigError("data.padding: the tokenizer has no padding token. Allowed: ignored")
         return TokenTask(
             name,
             vocabulary.ids,
@@ -244,26 +209,26 @@ class LanguageText(TextData, ABC):
         )
 
     def filled(self, x: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-        """Sequences [N, T] with their padding as `padding` says."""
+        """Return sequences x [N, T] with the padding selected by `padding`."""
         return np.where(x == PAD, np.int32(vocabulary.padding or 0), x) if self.padding == "token" else x
 
 
 @lru_cache(maxsize=8)
 def vocabulary_of(files: tuple[Path, ...], digests: tuple[str, ...]) -> Vocabulary:
-    """That of a tokenizer; it is read again if its files have changed."""
+    """Return the vocabulary of a tokenizer from a cache. Changed digests of its files invalidate the entry."""
     return FromFiles(files, special=False).vocabulary
 
 
 def padded(tokens: Tokens, width: int) -> np.ndarray:
-    """Every text a row [texts, width] int32; none is longer."""
+    """Return padded texts [texts, width] int32. No text may be longer than `width`."""
     x = np.full((len(tokens.lengths), width), PAD, np.int32)
     x[np.arange(width) < tokens.lengths[:, None]] = tokens.ids
     return x
 
 
 def chunked(tokens: Tokens, length: int, overlap: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every text cut in pieces of length + overlap tokens; a piece begins with the `overlap` last ones of the piece
-    before. Pieces [pieces, length + overlap] int32, the last one of a text padded, and the text of each [pieces]."""
+    """Divide every text into pieces of length + overlap tokens; a piece starts with the last `overlap` tokens of the
+    previous one. Return padded pieces [pieces, length + overlap] int32 and the text of each piece [pieces]."""
     pieces = np.maximum(-(-(tokens.lengths - overlap) // length), 0)
     text = np.repeat(np.arange(len(pieces)), pieces)
     place = np.arange(len(text)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -282,10 +247,10 @@ def _packed(corpus: Corpus) -> dict[str, np.ndarray]:
     return found
 
 
-def _unpacked(kept: Mapping[str, np.ndarray]) -> Corpus:
-    facts = json.loads(str(kept["facts"]))
+def _unpacked(arrays: Mapping[str, np.ndarray]) -> Corpus:
+    facts = json.loads(str(arrays["facts"]))
     train, test = (
-        Part(Tokens(kept[f"{name}.ids"], kept[f"{name}.ptr"]), kept.get(f"{name}.y"), kept.get(f"{name}.users"))
+        Part(Tokens(arrays[f"{name}.ids"], arrays[f"{name}.ptr"]), arrays.get(f"{name}.y"), arrays.get(f"{name}.users"))
         for name in ("train", "test")
     )
     vocabulary = facts["vocabulary"] | {"special": tuple(facts["vocabulary"]["special"])}

@@ -1,4 +1,4 @@
-"""From text to tokens: by a vocabulary of its words or characters, or by a tokenizer's files."""
+"""Encoders from text to tokens: vocabularies of words or characters, and tokenizer files."""
 
 import re
 from abc import ABC, abstractmethod
@@ -16,18 +16,18 @@ from rayfl.config import ConfigError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-AT_ONCE = 10_000
-"""Texts whose tokens a tokenizer's library holds at a time."""
+BATCH = 10_000
+"""Number of texts per call of a tokenizer."""
 MASKS, PADDINGS = ("<mask>", "[MASK]"), ("<pad>", "[PAD]")
 SPECIAL = (*MASKS, *PADDINGS, "<s>", "</s>", "<unk>", "<|endoftext|>", "[UNK]", "[CLS]", "[SEP]")
-"""What tokenizers call tokens that are no words."""
+"""Names of special tokens."""
 LAYOUTS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
-"""The files of a tokenizer; the first layout that a folder has is taken."""
+"""Files of a tokenizer. The first layout found in a folder is used."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Texts as tokens, one after another: text i has ids[ptr[i]:ptr[i + 1]]."""
+    """Concatenated tokens of texts: text i has ids[ptr[i]:ptr[i + 1]]."""
 
     ids: np.ndarray
     """[tokens] int32."""
@@ -36,7 +36,7 @@ class Tokens:
 
     @staticmethod
     def of(ids: Iterable[int], lengths: Sequence[int]) -> "Tokens":
-        """Of all texts' tokens in a row. `lengths` may still grow while they come."""
+        """Build from the concatenated tokens. `lengths` may grow while `ids` is consumed."""
         found = np.fromiter(ids, np.int32)
         return Tokens(found, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
@@ -48,42 +48,42 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which tokens there are."""
+    """The set of tokens."""
 
     ids: int
-    """Their number."""
+    """Number of tokens."""
     special: tuple[int, ...] = ()
-    """Those that are no words."""
+    """Tokens that are not words."""
     mask: int | None = None
-    """The one that hides others, where it is one of them."""
+    """Mask token, if it is in the vocabulary."""
     padding: int | None = None
-    """The one that stands for padding where this counts."""
+    """Padding token, if there is one."""
 
 
 class Encoder(ABC):
-    """From texts to tokens."""
+    """Conversion of texts to tokens."""
 
     vocabulary: Vocabulary
 
     @abstractmethod
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, longest: int | None) -> tuple[Tokens, int]:
-        """Texts, each with its second part if there are `pairs`; and how many were cut to the `longest` tokens."""
+        """Return the tokens of texts, joined with `pairs` if given, and the number of texts truncated to `longest`."""
 
 
 @dataclass(frozen=True)
 class Lookup(Encoder):
-    """A table of words, or of characters."""
+    """Encoder by a table of words or characters."""
 
     vocabulary: Vocabulary
     index: Mapping[str, int]
     split: Callable[[str], Sequence[str]]
-    """A text's words."""
+    """Function that splits a text into words."""
     unknown: int
-    """The token of what the table does not have."""
+    """Token of unknown words."""
     before: tuple[int, ...] = ()
-    """Tokens in front of every text."""
+    """Tokens before every text."""
     after: tuple[int, ...] = ()
-    """Tokens behind every text."""
+    """Tokens after every text."""
     between: tuple[int, ...] = ()
     """Tokens between a text and its second part."""
 
@@ -107,18 +107,18 @@ class Lookup(Encoder):
 
 
 def words_and_marks(text: str) -> list[str]:
-    """In lower case, and every other sign by itself."""
+    """Split a text into words in lower case and punctuation characters."""
     return re.findall(r"\w+(?:'\w+)*|[^\w\s]", text.lower())
 
 
 def of_words(number: int) -> Vocabulary:
-    """TFF's Stack Overflow: 0 is padding, 1 ... number the words, then unknown words, begin and end of a text."""
+    """Return TFF's numbering for Stack Overflow: 0 padding, 1 ... number words, then unknown, begin, end of text."""
     return Vocabulary(number + 4, (0, number + 1, number + 2, number + 3), padding=0)
 
 
 def frequent_words(texts: Iterable[str], split: Callable[[str], Sequence[str]], most: int, ends: bool) -> Lookup:
-    """The words that the texts have most often, in this order, the earlier of two equal ones first; ids of which there
-    are no words are left over. `ends`: every text is put between a begin and an end."""
+    """Return an encoder for the `most` most frequent words, in order of frequency, then of appearance. With `ends`
+    every text is enclosed in begin and end tokens."""
     words = [word for word, _ in Counter(chain.from_iterable(map(split, texts))).most_common(most)]
     vocabulary = of_words(most)
     _, unknown, begin, end = vocabulary.special
@@ -127,12 +127,12 @@ def frequent_words(texts: Iterable[str], split: Callable[[str], Sequence[str]], 
 
 
 def of_characters(number: int) -> Vocabulary:
-    """0 is unknown characters and padding, 1 ... number the characters."""
+    """Return the numbering of characters: 0 unknown and padding, 1 ... number characters."""
     return Vocabulary(number + 1, (0,), padding=0)
 
 
 def characters(texts: Iterable[str], number: int | None) -> Lookup:
-    """The characters of the texts, sorted; with a `number` the most frequent ones."""
+    """Return an encoder for the sorted characters of the texts, or for the `number` most frequent ones."""
     counted = Counter(chain.from_iterable(texts))
     alphabet = sorted(c for c, _ in counted.most_common(number))
     return Lookup(of_characters(number or len(alphabet)), _numbered(alphabet), list, 0, between=(0,))
@@ -143,30 +143,30 @@ def _numbered(words: Iterable[str]) -> dict[str, int]:
 
 
 def find_tokenizer(given: str, root: Path | None) -> tuple[Path, ...]:
-    """The files of a tokenizer. A relative folder is below the working folder or, unless it is there, below `root`."""
+    """Return the files of a tokenizer. A relative folder is searched below the working folder, then below `root`."""
     places = [Path(given).expanduser(), *([root / given] if root is not None else [])]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         below = f", or a folder below {root}" if root is not None else ""
-        raise ConfigError(f"data.tokenizer: given {given!r}; allowed: an existing folder{below}")
+        raise ConfigError(f"data.tokenizer: the folder {given!r} does not exist. Allowed: an existing folder{below}")
     for layout in LAYOUTS:
         if all((folder / name).is_file() for name in layout):
             return tuple(folder / name for name in (*layout, "tokenizer_config.json") if (folder / name).is_file())
     raise ConfigError(
-        f"data.tokenizer: given {given!r}, which has none of the files; allowed: a folder with tokenizer.json, with "
+        f"data.tokenizer: the folder {given!r} has no tokenizer. Allowed: a folder with tokenizer.json, with "
         "vocab.json and merges.txt, or with vocab.txt"
     )
 
 
 class FromFiles(Encoder):
-    """The tokenizer that files say (`LAYOUTS`), as the `tokenizers` library reads them: nothing in them is executed.
+    """Tokenizer from files (`LAYOUTS`), read by the `tokenizers` library without executing code.
 
-    vocab.txt is BERT's, in lower case unless tokenizer_config.json says otherwise. vocab.json and merges.txt are
-    GPT-2's; if they have <s> and </s>, RoBERTa's, which stand around every text.
+    vocab.txt is BERT's, in lower case unless disabled in tokenizer_config.json. vocab.json and merges.txt are GPT-2's,
+    or RoBERTa's if they contain <s> and </s>, which enclose every text.
     """
 
     def __init__(self, files: Sequence[Path], special: bool):
-        """`special`: texts get the special tokens around them that the tokenizer knows."""
+        """Read the files. `special`: enclose texts in the tokenizer's special tokens."""
         try:
             self.tokenizer, self.special = _tokenizer(files), special
             ids = self.tokenizer.get_vocab()
@@ -174,8 +174,8 @@ class FromFiles(Encoder):
         except Exception as error:  # the library raises Exception itself
             reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             raise ConfigError(
-                f"data.tokenizer: given {str(files[0])!r}, which cannot be read ({reason}); allowed: files that the "
-                "library `tokenizers` has written, or GPT-2's, RoBERTa's or BERT's own"
+                f"data.tokenizer: {str(files[0])!r} cannot be read ({reason}). Allowed: files of the library "
+                "`tokenizers`, or of GPT-2, RoBERTa or BERT"
             ) from None
         named = [ids[name] for name in SPECIAL if name in ids]
         mask, padding = (next((ids[n] for n in names if n in ids), None) for names in (MASKS, PADDINGS))
@@ -190,10 +190,10 @@ class FromFiles(Encoder):
         lengths, cut = [], []
 
         def ids() -> Iterator[int]:
-            for start in range(0, len(texts), AT_ONCE):
-                some = texts[start : start + AT_ONCE]
+            for start in range(0, len(texts), BATCH):
+                some = texts[start : start + BATCH]
                 if pairs is not None:
-                    some = list(zip(some, pairs[start : start + AT_ONCE], strict=True))
+                    some = list(zip(some, pairs[start : start + BATCH], strict=True))
                 for found in self.tokenizer.encode_batch(some, add_special_tokens=self.special):
                     lengths.append(len(found))
                     cut.append(bool(found.overflowing))

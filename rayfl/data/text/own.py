@@ -1,4 +1,4 @@
-"""A user's own texts."""
+"""Data set of the user's own texts."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -20,32 +20,32 @@ from rayfl.data.tokens import TaskName, TokenTask
 
 
 class OwnText(LabelledText, LanguageText):
-    """Texts of files: .csv and .tsv with a line of names, .jsonl with an object a line, .json as LEAF writes it.
+    """Texts from files: .csv and .tsv with a header line, .jsonl with one object per line, .json as written by LEAF.
 
-    To be classified, or to learn the next or hidden tokens of; then a text is cut in chunks of `max_length` tokens.
-    LEAF's files have the columns text, label and user; where its samples are lists, 0, 1, ... instead of text.
+    Texts are classified, or divided into chunks of `max_length` tokens for the prediction of next or hidden tokens.
+    LEAF's files have the columns text, label and user; samples that are lists have the columns 0, 1, ... for text.
     """
 
     name: Literal["text"] = "text"
     train: str
-    """File of the training set. A relative one is below the working folder."""
+    """File of the training set. A relative path starts at the working folder."""
     test: str | None = None
-    """File of the test set. Unless given a part of the training set is held out."""
+    """File of the test set. Default: a held-out part of the training set."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share that is held out where there is no `test`: with a `user` column the last texts of every user, else of every
-    class, at random, from a fixed seed."""
+    """Fraction held out if there is no `test`: the last texts of every user with a `user` column, otherwise random
+    texts of every class with a fixed seed."""
     task: TaskName = "classes"
-    """What is learned: the class of a text, the next token, or hidden tokens."""
+    """Task: predict the class of a text, the next token, or hidden tokens."""
     text: str = "text"
     """Column of the texts."""
     text_pair: str | None = None
-    """Column of their second parts, of tasks on two texts."""
+    """Column of the second texts, for tasks on two texts."""
     label: str = "label"
-    """Column of the classes: any words, or whole numbers from 0 or 1 on."""
+    """Column of the classes: words, or integers starting at 0 or 1."""
     user: str | None = None
     """Column of the natural users, for `partition: users`."""
     units: Literal["words", "characters"] = "words"
-    """Tokens, unless a tokenizer is given: words in lower case and every other sign, or characters."""
+    """Tokens without a tokenizer: words in lower case and punctuation, or characters."""
     not_in_tokens: ClassVar = ("train", "test")
 
     @property
@@ -60,7 +60,7 @@ class OwnText(LabelledText, LanguageText):
         files = [("train", self.train), *([("test", self.test)] if self.test is not None else [])]
         for field, given in files:
             if not Path(given).expanduser().is_file():
-                raise ConfigError(f"data.{field}: given {given!r}; allowed: an existing file")
+                raise ConfigError(f"data.{field}: the file {given!r} does not exist. Allowed: an existing file")
         return [Path(given).expanduser() for _, given in files]
 
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
@@ -73,7 +73,7 @@ class OwnText(LabelledText, LanguageText):
         return train, test, {"classes": classes}
 
     def _columns(self, path: Path, field: str) -> Table:
-        """The columns that count, by the fields that name them."""
+        """Return the configured columns by their field."""
         table = read_table(path, field)
         asked = {"text": self.text, "text_pair": self.text_pair, "user": self.user}
         asked["label"] = self.label if self.task == "classes" else None
@@ -86,28 +86,27 @@ class OwnText(LabelledText, LanguageText):
             number = {name: i for i, name in enumerate(classes)}
             if unknown := sorted(set(found["label"]) - set(number)):
                 raise ConfigError(
-                    f"data.test: given the class {unknown[0]!r}, which no training text has; allowed: "
-                    f"{', '.join(classes)}"
+                    f"data.test: the class {unknown[0]!r} is not in the training set. Allowed: {', '.join(classes)}"
                 )
             y = np.array([number[name] for name in found["label"]], np.int64)
-        whose = np.array([users[user] for user in found["user"]], np.int64) if "user" in found else None
-        return Texts(found["text"], found.get("text_pair"), y, whose)
+        user = np.array([users[name] for name in found["user"]], np.int64) if "user" in found else None
+        return Texts(found["text"], found.get("text_pair"), y, user)
 
     def _held_out(self, texts: Texts) -> tuple[Texts, Texts]:
         count = len(texts.texts)
         if texts.users is not None:
             totals = np.bincount(texts.users)[texts.users]
             last = rank(texts.users) >= totals - np.rint(totals * self.test_fraction)
-            kept, held = np.flatnonzero(~last), np.flatnonzero(last)
+            kept, held_out = np.flatnonzero(~last), np.flatnonzero(last)
         else:
             y = np.zeros(count, np.int64) if texts.y is None else texts.y
-            kept, held = hold_out(y, self.test_fraction, numpy_generator(0, "hold_out", "test"))
-        if not len(kept) or not len(held):
+            kept, held_out = hold_out(y, self.test_fraction, numpy_generator(0, "hold_out", "test"))
+        if not len(kept) or not len(held_out):
             raise ConfigError(
-                f"data.test_fraction: given {self.test_fraction:g} of {count} texts, which leaves {len(kept)} for "
-                f"training and {len(held)} for testing; allowed: a share that leaves some for both, or a file data.test"
+                f"data.test_fraction: {self.test_fraction:g} of {count} texts gives {len(kept)} for training and "
+                f"{len(held_out)} for testing. Allowed: at least one for each, or a file data.test"
             )
-        return _picked(texts, kept), _picked(texts, held)
+        return _picked(texts, kept), _picked(texts, held_out)
 
     def encoder(self, train: Texts) -> Encoder:
         texts = chain(train.texts, train.pairs or ())
@@ -117,7 +116,7 @@ class OwnText(LabelledText, LanguageText):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each class, in its order."""
+        """Names of the classes in their order."""
         return tuple(self.corpus().known["classes"])
 
     @property
@@ -135,13 +134,11 @@ class OwnText(LabelledText, LanguageText):
         if self.task == "classes":
             return super().load()
         corpus = self.corpus()
-        (train, users), (test, test_users) = (
-            self._split(part, name) for part, name in ((corpus.train, "train"), (corpus.test, "test"))
-        )
+        (train, users), (test, test_users) = self._split(corpus.train, "train"), self._split(corpus.test, "test")
         return Arrays(train, test, users, test_users)
 
     def _split(self, part: Part, name: str) -> tuple[Split, np.ndarray | None]:
-        """Samples, and whose they are."""
+        """Return samples and their users."""
         task = self.token_task
         x, text = chunked(part.tokens, self.max_length, task.stored - self.max_length)
         x = self.filled(x, self.corpus().vocabulary)
@@ -149,15 +146,15 @@ class OwnText(LabelledText, LanguageText):
 
 
 def _classes(labels: Sequence[str]) -> list[str]:
-    """The names of the classes, in order: numbers by value, other names as Python sorts them."""
+    """Return the sorted names of the classes, numbers by value."""
     names = sorted(set(labels))
     if not all(name.isdecimal() and str(int(name)) == name for name in names):
         return names
     numbers = sorted(map(int, names))
     if missing := set(range(numbers[0], numbers[-1])) - set(numbers) | set(range(1, numbers[0])):
         raise ConfigError(
-            f"data.label: given the classes {shown(numbers)}, but no text of class {min(missing)}; allowed: whole "
-            "numbers from 0 or 1 on, each with a training text, or words"
+            f"data.label: the classes are {shown(numbers)}, but there is no text of class {min(missing)}. Allowed: "
+            "words, or integers starting at 0 or 1 without gaps"
         )
     return list(map(str, numbers))
 

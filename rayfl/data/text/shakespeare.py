@@ -1,4 +1,4 @@
-"""Shakespeare's plays by role: next words, or next characters, of people who speak unlike each other."""
+"""Shakespeare's plays by role: prediction of words or characters, with one user per role."""
 
 import json
 import lzma
@@ -17,43 +17,38 @@ from rayfl.data.text.encoders import Encoder, Tokens, Vocabulary, characters, fr
 from rayfl.data.tokens import TokenTask
 
 FILES = ("shakespeare/by_speaker.jsonl.xz", "shakespeare/by_speaker.jsonl")
-"""One of them: a line of JSON a role, {"user": "play|ROLE", "speeches": [text, ...]}."""
+"""Alternative files with one line of JSON per role, {"user": "play|ROLE", "speeches": [text, ...]}."""
 CHARACTERS = 80
-"""Different ones in the text."""
+"""Number of different characters in the text."""
 
 
 class Shakespeare(InFolder, LanguageText):
-    """The speeches of 1,313 roles; each role is a user. The last fifth of its speeches, one at least, are its test
-    split.
+    """Speeches of 1,313 roles; each role is a user. The last fifth of its speeches, at least one, is its test split.
 
-    With `units: words`, `length: 20` and `padding: token` it stands in for Stack Overflow, on which FedRolex's Table 2
-    has its next-word prediction: 20 words that each predict the next one, of a vocabulary of 10,000, in TFF's numbering
-    (0 padding, 1 ... 10,000 the words from the most frequent one on, then unknown words, begin and end of a speech).
-    Accuracies on it do not compare with those on Stack Overflow.
+    With `units: words`, `length: 20` and `padding: token` it replaces Stack Overflow in the next-word prediction of
+    FedRolex's Table 2: 20 words, each predicting the next one, from a vocabulary of 10,000 in TFF's numbering (0
+    padding, 1 ... 10,000 words by frequency, then unknown words, begin and end of a speech). Accuracies are not
+    comparable with those on Stack Overflow.
 
-    A role's speeches are one text, which is cut in chunks of `length` tokens, each predicted once. A LEAF sample is
-    another thing: `stride`.
+    The speeches of a role are one text, divided into chunks of `length` tokens. Each token is predicted once. See
+    `stride` for LEAF's samples.
     """
 
     name: Literal["shakespeare"] = "shakespeare"
     task: Literal["next_token", "masked_lm"] = "next_token"
-    """What is learned: the next token, or hidden ones."""
+    """Task: predict the next token, or hidden tokens."""
     units: Literal["words", "characters"] = "words"
-    """Tokens, unless a tokenizer is given: words in lower case and the marks .,;:?! or characters."""
+    """Tokens without a tokenizer: words in lower case and the punctuation .,;:?! or characters."""
     vocabulary: int = Field(default=10_000, ge=1)
-    """With `units: words` so many of them, the most frequent ones of the training text."""
+    """Number of words for `units: words`: the most frequent ones of the training text."""
     length: int = Field(default=20, ge=1)
-    """Tokens of a chunk that a network sees (FedRolex: 20 words, LEAF: 80 characters)."""
+    """Tokens per network input (FedRolex: 20 words, LEAF: 80 characters)."""
     stride: int | None = Field(default=None, ge=1)
-    """Given, a sample is `length` tokens and its class is the token that follows; the samples of a role begin so many
-    tokens apart. LEAF: 1, which with characters is 4 million samples and 1.4 GB."""
+    """Distance of the starts of samples, which are `length` tokens with the next token as class (LEAF: 1, which gives 4
+    million samples of characters and 1.4 GB). Default: none; samples are chunks."""
     min_speeches: int = Field(default=2, ge=1)
-    """Roles with fewer speeches are left out. A role with a single one has no test split."""
+    """Minimum number of speeches per role. A role with one speech has no test split."""
     not_in_tokens: ClassVar = ("task", "length", "stride")
-
-    @property
-    def base(self) -> Path:
-        return self.folder
 
     def sources(self) -> Sequence[Path]:
         found = [self.folder / file for file in FILES if (self.folder / file).is_file()]
@@ -66,12 +61,12 @@ class Shakespeare(InFolder, LanguageText):
         text = lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
         with text as lines:
             roles = [json.loads(line)["speeches"] for line in lines]
-        # words have a begin and an end of their own
+        # words have begin and end tokens
         mark = "" if self.units == "words" and self.tokenizer is None else "\n"
         kept = {role: speeches for role, speeches in enumerate(roles) if len(speeches) >= self.min_speeches}
-        held = {role: max(1, len(speeches) // 5) if len(speeches) > 1 else 0 for role, speeches in kept.items()}
-        train = {role: speeches[: len(speeches) - held[role]] for role, speeches in kept.items()}
-        test = {role: speeches[len(speeches) - held[role] :] for role, speeches in kept.items()}
+        first = {role: max(1, len(speeches) - max(1, len(speeches) // 5)) for role, speeches in kept.items()}
+        train = {role: speeches[: first[role]] for role, speeches in kept.items()}
+        test = {role: speeches[first[role] :] for role, speeches in kept.items()}
         return _texts(train, mark), _texts(test, mark), {}
 
     def encoder(self, train: Texts) -> Encoder:
@@ -88,16 +83,14 @@ class Shakespeare(InFolder, LanguageText):
 
     def load(self) -> Arrays:
         corpus = self.corpus()
-        (train, users), (test, test_users) = (
-            self._split(part, name) for part, name in ((corpus.train, "train"), (corpus.test, "test"))
-        )
+        (train, users), (test, test_users) = self._split(corpus.train, "train"), self._split(corpus.test, "test")
         return Arrays(train, test, users, test_users)
 
     def _split(self, part: Part, name: str) -> tuple[Split, np.ndarray]:
-        """Samples, and whose they are."""
+        """Return samples and their users."""
         assert part.users is not None
         roles, first = np.unique(part.users, return_index=True)
-        # all speeches of a role in a row
+        # concatenate the speeches of each role
         tokens = Tokens(part.tokens.ids, np.append(part.tokens.ptr[first], part.tokens.ptr[-1]))
         task = self.token_task
         if self.stride is None:
@@ -112,19 +105,19 @@ class Shakespeare(InFolder, LanguageText):
 
 
 def _texts(speeches: Mapping[int, Sequence[str]], mark: str) -> Texts:
-    """The speeches of all roles, each with a mark behind it."""
+    """Return the speeches of all roles, each followed by `mark`."""
     users = np.repeat([*speeches], [len(some) for some in speeches.values()])
     return Texts([speech + mark for some in speeches.values() for speech in some], users=users)
 
 
 def words_of(text: str) -> list[str]:
-    """Words in lower case, and marks."""
+    """Split a text into words in lower case and punctuation."""
     return re.findall(r"[a-z']+|[.,;:?!]", text.lower())
 
 
 def windows(tokens: Tokens, width: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of every text the stretches of `width` tokens that begin a multiple of `stride` behind its begin, [windows,
-    width] int32, and the text of each [windows]."""
+    """Return the windows of every text at multiples of `stride`, [windows, width] int32, and the text of each window
+    [windows]."""
     able = np.flatnonzero(tokens.lengths >= width)
     found = [
         np.lib.stride_tricks.sliding_window_view(tokens.ids[tokens.ptr[i] : tokens.ptr[i + 1]], width)[::stride]

@@ -1,4 +1,4 @@
-"""SST-2 (Socher et al. 2013, as GLUE has it): phrases and sentences of film reviews, for or against."""
+"""SST-2 (Socher et al. 2013, in GLUE's version): sentiment of phrases and sentences of film reviews."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,15 +17,11 @@ FILES = ("SST-2/train.tsv", "SST-2/dev.tsv")
 
 
 class SST2(InFolder, LabelledText):
-    """67,349 training texts; the 872 of dev.tsv are the test set, because GLUE keeps the labels of its own. Classes:
-    negative, positive. The columns are label and sentence, in either order, or label and content."""
+    """67,349 training texts. The 872 texts of dev.tsv are the test set, because GLUE's test labels are not public.
+    Classes: negative, positive. Columns: label, and sentence or content, in any order."""
 
     name: Literal["sst2"] = "sst2"
     classes: ClassVar = 2
-
-    @property
-    def base(self) -> Path:
-        return self.folder
 
     def sources(self) -> Sequence[Path]:
         return self.all_of(FILES)
@@ -35,7 +31,7 @@ class SST2(InFolder, LabelledText):
         return train, test, {}
 
     def encoder(self, train: Texts) -> Encoder:
-        # the texts are tokenised already
+        # words are already separated by spaces
         return frequent_words(train.texts, str.split, self.vocabulary, ends=False)
 
     @property
@@ -47,6 +43,6 @@ def _texts(path: Path) -> Texts:
     table = read_table(path, "root")
     labels = column(table, "label", "root", path)
     if set(labels) - {"0", "1"}:
-        raise ConfigError(f"data.root: given the label {max(set(labels) - {'0', '1'})!r} in {path}; allowed: 0 and 1")
+        raise ConfigError(f"data.root: {path} has the label {max(set(labels) - {'0', '1'})!r}. Allowed: 0 and 1")
     name = next((name for name in ("sentence", "content") if name in table), "sentence")
     return Texts(not_empty(column(table, name, "root", path), "root", path), y=np.array(labels, np.int64))

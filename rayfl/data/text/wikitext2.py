@@ -19,37 +19,33 @@ from rayfl.data.tokens import Order, TokenTask
 FILES = ("wikitext-2/train.txt", "wikitext-2/test.txt")
 UNKNOWN, END = "<ukn>", "<eos>"
 WORDS = 33_279
-"""Tokens of the training text, `UNKNOWN` and `END` included."""
+"""Number of tokens of the training text, including `UNKNOWN` and `END`."""
 
 
 class WikiText2(InFolder, LanguageText):
-    """HeteroFL's cut of the text: the training text is `rows` equal rows, and each row is a client's.
+    """WikiText-2 as in HeteroFL: the training text is divided into `rows` equal rows, one per client.
 
-    A row is walked in chunks of `length` tokens, one chunk a sample, in stored order: batches of one sample are
-    HeteroFL's. The test text has rows too. It is stored chunk by chunk: evaluation batches of `test_rows` samples are
-    HeteroFL's. What is left over of a text is dropped; the validation text is not used.
+    A row is divided into samples of `length` tokens in stored order: batches of one sample are HeteroFL's. The test
+    text has rows too. It is stored chunk by chunk: evaluation batches of `test_rows` samples are HeteroFL's.
+    Remainders are dropped. The validation text is not used.
 
-    Token 0 is for unknown words and 1 the end of a line. Then come the words of the training text in the order in which
-    they first occur. The text's own <unk> is one of them. Sizes: 2,088,628 and 245,569 tokens, 33,279 different ones.
+    Token 0 is for unknown words, 1 is the end of a line. The words of the training text follow in the order of their
+    first occurrence, including its <unk>. Sizes: 2,088,628 and 245,569 tokens, 33,279 different ones.
     """
 
     name: Literal["wikitext2"] = "wikitext2"
     task: Literal["masked_lm", "next_token"] = "masked_lm"
-    """What is learned: hidden tokens (HeteroFL), or the next one."""
+    """Task: predict hidden tokens (HeteroFL), or the next token."""
     rows: int = Field(default=100, ge=1)
-    """Rows of the training text, and users."""
+    """Number of rows of the training text, and of users."""
     test_rows: int = Field(default=10, ge=1)
-    """Rows of the test text."""
+    """Number of rows of the test text."""
     length: int = Field(default=64, ge=1)
-    """Tokens of a chunk."""
+    """Tokens per sample."""
     vocabulary: int | None = Field(default=None, ge=1, le=WORDS - 2)
-    """So many words, the most frequent ones, still in order of appearance; unless given all."""
+    """Number of words: the most frequent ones, in order of appearance. Default: all."""
     order: Order = "stored"
     not_in_tokens: ClassVar = ("task", "rows", "test_rows", "length")
-
-    @property
-    def base(self) -> Path:
-        return self.folder
 
     def sources(self) -> Sequence[Path]:
         return self.all_of(FILES)
@@ -64,8 +60,8 @@ class WikiText2(InFolder, LanguageText):
         asked = WORDS - 2 if self.vocabulary is None else self.vocabulary
         if len(words) < asked or (self.vocabulary is None and len(words) > asked):
             raise ConfigError(
-                f"data: given {len(words)} different words in {self.sources()[0]}; allowed: the {WORDS - 2} of "
-                "WikiText-2, or fewer by data.vocabulary"
+                f"data: {self.sources()[0]} has {len(words)} different words. Allowed: the {WORDS - 2} of WikiText-2. "
+                "Hint: reduce them by data.vocabulary"
             )
         kept = set(sorted(words, key=counts.__getitem__, reverse=True)[:asked])
         tokens = [UNKNOWN, END, *(word for word in words if word in kept)]
@@ -85,18 +81,18 @@ class WikiText2(InFolder, LanguageText):
         train, _ = self._rows(corpus.train, self.rows, "rows")
         test, chunks = self._rows(corpus.test, self.test_rows, "test_rows")
         users = np.repeat(np.arange(self.rows), len(train) // self.rows)
-        # from rows of chunks to chunks of rows
+        # order by chunk, then by row
         test = test.reshape(self.test_rows, chunks, -1).swapaxes(0, 1).reshape(test.shape)
         return Arrays(self._split(train, "train"), self._split(test, "test"), users)
 
     def _rows(self, part: Part, rows: int, field: str) -> tuple[np.ndarray, int]:
-        """The chunks of a text, row after row, and how many a row has."""
+        """Return the chunks of a text, row after row, and their number per row."""
         overlap = self.token_task.stored - self.length
         each = len(part.tokens.ids) // rows
         if each <= overlap:
             raise ConfigError(
-                f"data.{field}: given {rows}; allowed: at most {len(part.tokens.ids) // (overlap + 1)}, so that each "
-                "row has something to predict"
+                f"data.{field}: {rows} is not valid. Allowed: at most {len(part.tokens.ids) // (overlap + 1)}, one "
+                "prediction per row"
             )
         tokens = Tokens(part.tokens.ids, np.arange(rows + 1) * each)
         x, _ = chunked(tokens, self.length, overlap)

@@ -1,4 +1,4 @@
-"""Partial sums of updates, made on the nodes that hold the updates, so that one sum per branch crosses the network.
+"""Partial sums of updates, computed on the nodes that hold them, so that one sum per branch crosses the network.
 
 `rayfl.core.fold.PairwiseSum` gives an aligned part of a sum the same bits wherever it is computed, so no result depends
 on this.
@@ -14,19 +14,19 @@ from rayfl.engine.jobs import Job, Trained
 
 @dataclass(frozen=True)
 class Sum:
-    """What adds up to the update of a branch."""
+    """Parts of the update of a branch."""
 
     branch: Hashable
     sizes: Sequence[int]
-    """How many clients each part stands for."""
+    """Clients in each part."""
     parts: Sequence[Any]
     """References to packed updates, in order."""
     node: str
-    """Where most of them are."""
+    """Node that has most of them."""
 
 
 class Branches:
-    """The jobs of a batch of training, by branch: where they run, and what they answered until all of a branch have."""
+    """Training jobs by branch: the node of each branch, and answers of incomplete branches."""
 
     def __init__(self, jobs: Sequence[Job]):
         self.branch_of = [job.branch for job in jobs]
@@ -38,7 +38,7 @@ class Branches:
         self._answers: dict[int, tuple[Trained, Any, str]] = {}
 
     def choose(self, waiting: Iterable[int], node: str) -> int | None:
-        """The first job of a branch that the node has begun, or nobody has; else the first."""
+        """Return the first job whose branch has started on this node or nowhere, otherwise the first job."""
         first = None
         for index in waiting:
             first = index if first is None else first
@@ -47,8 +47,8 @@ class Branches:
         return first
 
     def answered(self, index: int, answer: Trained, update: Any, node: str) -> Sum | None:
-        """What there is to add up, if that was the last answer of its branch. `update`: a reference, to what is on the
-        node."""
+        """Record an answer. Return the sum to compute if it was the last of its branch. `update`: a reference to an
+        object on `node`."""
         self._answers[index] = answer, update, node
         members = self._members[self.branch_of[index]]
         if not all(member in self._answers for member in members):
@@ -58,7 +58,7 @@ class Branches:
         return Sum(self.branch_of[index], [answer.size for answer in answers], parts, most)
 
     def close(self, sum_: Sum, updates: Sequence[Any]) -> dict[int, Trained]:
-        """The answers of a branch's jobs, with their updates, or with one that stands for all of them."""
+        """Return the answers of a branch's jobs, with one update each, or one for all of them."""
         found = {member: self._answers.pop(member)[0] for member in self._members[sum_.branch]}
         if len(updates) == len(found):
             return {i: replace(found[i], update=update) for i, update in zip(found, updates, strict=True)}
@@ -67,7 +67,7 @@ class Branches:
         return found | {last: replace(found[last], update=updates[0], size=sum(sum_.sizes))}
 
     def forget(self, branch: Hashable) -> list[int]:
-        """The jobs of a branch whose parts are lost."""
+        """Forget a branch whose parts are lost; return its jobs."""
         self._homes.pop(branch, None)
         for member in self._members[branch]:
             self._answers.pop(member, None)

@@ -1,4 +1,4 @@
-"""Ray for a driver: a local cluster or a running one, and the room that a run takes in it."""
+"""Ray for a driver: a local or a running cluster, and the resources of a run in it."""
 
 import logging
 import os
@@ -22,38 +22,39 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfl.config import ConfigError
 from rayfl.core.tensors import unpack
 from rayfl.data.base import Arrays
+from rayfl.engine.checked import RunFailed
 from rayfl.engine.locks import TEMPORARY, clear, take
 from rayfl.engine.on_ray.actors import Crew
 from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import packed
 from rayfl.engine.simulation import STEP_SECONDS
-from rayfl.engine.termination import deaf, kept
+from rayfl.engine.termination import blocked, kept
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line
 
 ROOM_SECONDS = 120.0
 GROWTH_SECONDS = 1800.0
-"""How long an autoscaled cluster may take to grow."""
+"""Seconds that an autoscaled cluster may take to grow."""
 LOOK_SECONDS = 2.0
-"""How often a waiting driver looks whether its Ray lives."""
+"""Seconds between two checks of a waiting driver that its Ray is alive."""
 VITAL = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
-"""What no Ray of one's own goes on without, and what it is called."""
-GOES_ON = "the same command with --resume goes on from the last checkpoint"
+"""Processes that a local cluster needs -> their names in messages."""
+GOES_ON = "Run the same command with --resume to continue from the last checkpoint"
 STARTS = 3
-"""How often a Ray of one's own is started: Ray gives its node 30 seconds, which no setting changes."""
+"""Attempts to start a local cluster: Ray gives its node 30 seconds, which no setting changes."""
 PORT_SECONDS = "120"
-"""How long Ray waits for its GCS to say its port; 30 unless it is set."""
+"""Seconds that Ray waits for the port of its GCS. Ray's default: 30."""
 _print_of_ray = ray._private.worker.print_to_stdstream  # pyright: ignore
 
 
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[None]:
-    """Ray in this process: as it runs here already, or the cluster at `address` (or RAY_ADDRESS), else one of its own
-    that ends with it.
+    """Connect this process to Ray: to the cluster that it is connected to, otherwise to that at `address` or
+    RAY_ADDRESS, otherwise to a new local one that ends with the block.
 
-    A plain `ray.init()` would join whatever cluster it finds on the machine.
+    A plain `ray.init()` would join any cluster that it finds on the machine.
     """
     if ray.is_initialized():
         yield
@@ -61,24 +62,28 @@ def cluster(address: str | None = None) -> Iterator[None]:
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     _require_answer(address)
     try:
-        # after Ray's own handlers a SIGTERM would abort this process
+        # with Ray's own handlers a SIGTERM would abort this process
         with kept():
             context = _started() if address == "local" else _init(address=address)
     except ConnectionError as error:
+        if address == "auto":
+            raise ConfigError(
+                "no Ray cluster runs on this machine. Hint: give the address of a cluster, --address HOST:PORT"
+            ) from None
         raise ConfigError(
-            f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]}); "
-            "if it uses token authentication, set RAY_AUTH_MODE=token here too, with its token in ~/.ray/auth_token"
+            f"--address {address}: no Ray cluster answers at this address ({str(error).splitlines()[0]}). Hint: if it "
+            "uses token authentication, set RAY_AUTH_MODE=token here too, with its token in ~/.ray/auth_token"
         ) from None
     except AuthenticationError:
         raise ConfigError(
-            f"--address {address}: RAY_AUTH_MODE is set, and no token is there; put the cluster's into "
+            f"--address {address}: RAY_AUTH_MODE is set, but no token is found. Hint: put the cluster's token into "
             "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
     session = Path(context.address_info["session_dir"]) if address == "local" else None  # pyright: ignore
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             if session is not None:
-                held.callback(os.close, _own_session(session))
+                stack.callback(os.close, _own_session(session))
             yield
         finally:
             ray.shutdown() if session is None else _end(session)
@@ -86,43 +91,43 @@ def cluster(address: str | None = None) -> Iterator[None]:
 
 def _init(**options: Any) -> Any:
     driver: Any = ray._private.worker  # pyright: ignore
-    driver.print_to_stdstream = _said_by_ray
+    driver.print_to_stdstream = _print_message
     return ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
-def _said_by_ray(data: dict[str, Any], ignore_prefix: bool) -> None:
-    """What Ray tells a driver of its nodes, as of one that died: a sentence on stderr. Ray itself prints it with twenty
-    lines of a log on stdout, where results are, whatever `log_to_driver` says."""
+def _print_message(data: dict[str, Any], ignore_prefix: bool) -> None:
+    """Print a message of Ray about its nodes as one sentence on stderr. Ray itself prints it with twenty lines of a log
+    on stdout, where results are, even without `log_to_driver`."""
     if data.get("pid") != "raylet":
         _print_of_ray(data, ignore_prefix)
         return
     for text in data["lines"]:
         first = text.strip().partition("\n")[0].partition(". ")[0]
-        print(f"Ray says: {first}", file=sys.stderr)
+        print(f"Ray reports: {first}", file=sys.stderr)
 
 
 def _started() -> Any:
-    """A Ray of this machine alone; a busy machine takes several attempts."""
+    """Start a local cluster, in several attempts if the machine is busy."""
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", PORT_SECONDS)
-    said = ""
+    reason = ""
     for _ in range(STARTS):
         try:
-            with deaf():
+            with blocked():
                 return _init(address="local", include_dashboard=False)
         except Exception as error:
             if "timed out" not in str(error).lower():
                 raise
             _end_half_started(error)
-            said = str(error).partition(". ")[0]
+            reason = str(error).partition(". ")[0]
     raise RuntimeError(
-        f"Ray did not start on this machine in {STARTS} attempts ({said}): it is too busy. Try again when it is less "
-        "so; or start Ray once, with `ray start --head`, and give --address auto; a run alone needs no Ray with "
-        "--set run.executor=serial"
+        f"Ray did not start in {STARTS} attempts ({reason}): the machine is too busy. Hint: try again later; or start "
+        "Ray once, with `ray start --head`, and give --address auto; a single run needs no Ray with --set "
+        "run.executor=serial"
     )
 
 
 def _end_half_started(error: Exception) -> None:
-    """Ray has no handle on a node that did not start in time, and its processes would run on."""
+    """End the processes of a node that did not start in time; Ray keeps no handle on them."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, Node):
@@ -130,13 +135,13 @@ def _end_half_started(error: Exception) -> None:
 
 
 def _own_session(folder: Path) -> int:
-    """Holds the folder of an own cluster's session, which Ray leaves, and removes those that dead processes held."""
+    """Lock the session folder of a local cluster, which Ray does not remove, and remove those of dead processes."""
     clear(folder.parent, "session_*", _end_those_of)
     return take(folder, TEMPORARY)
 
 
 def _end(session: Path) -> None:
-    """Ends one's own Ray. Its processes are deaf to SIGTERM, and Ray would give each of them a second to hear it."""
+    """End a local cluster. Its processes ignore SIGTERM, and Ray would wait a second for each of them."""
     worker: Any = ray._private.worker  # pyright: ignore
     node, worker._global_node = worker._global_node, None
     ray.shutdown()
@@ -146,7 +151,7 @@ def _end(session: Path) -> None:
 
 
 def _end_those_of(session: Path) -> None:
-    """Ends Ray's processes of a session that is over: two agents would notice that after a minute."""
+    """Kill the processes of a session that has ended: two agents would notice that only after a minute."""
     for process in Path("/proc").glob("[0-9]*"):
         # another user's, or ended meanwhile
         with suppress(OSError):
@@ -158,28 +163,26 @@ def _end_those_of(session: Path) -> None:
 
 
 def _has_open(process: Path, folder: Path) -> bool:
-    """Whether a process, by its folder in /proc, has a file open that lies below a folder."""
+    """Return whether a process (its folder in /proc) has an open file in a folder."""
     return any(os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir())
 
 
 def _require_answer(address: str) -> None:
-    """Ray would ask for minutes."""
+    """Raise a ConfigError if nothing answers at an address; Ray would try for minutes."""
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"--address: given {address!r}; allowed: HOST:PORT of a Ray head, auto, or local")
+        raise ConfigError(f"--address: {address!r} is not valid. Allowed: HOST:PORT of a Ray head, auto, or local")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        raise ConfigError(f"--address {address}: no Ray head answers there ({error})") from None
+        raise ConfigError(f"--address {address}: no Ray head answers at this address ({error})") from None
 
 
 def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float]], list[int]]:
-    """The client bundles of a placement group, and the bundle of every actor.
-
-    Actors that share a GPU share its bundle: {GPU: 1} for four actors of 0.25.
-    """
+    """Return the client bundles of a placement group, and the bundle of every actor. Actors that share a GPU share its
+    bundle: {GPU: 1} for four actors of 0.25."""
     each = int(1 / gpus) if 0 < gpus < 1 else 1
     places = [actor // each for actor in range(actors)]
     groups = [places.count(place) for place in range(places[-1] + 1)]
@@ -193,34 +196,35 @@ def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float
 
 
 def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
-    """How many client actors fit into the cluster as it is now, beside a server."""
+    """Return the number of client actors that fit into the present cluster beside a server."""
     total = _resources()
     fit = int((total.get("CPU", 0) - server_cpus) / cpus + 1e-9)
     return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
 
 
 def require_room(actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0) -> None:
-    """Refuses a server that this node can never hold, and client actors that a cluster which does not grow cannot.
+    """Raise a ConfigError if the server can never fit on this node, or the client actors into a local cluster.
 
-    Before Ray starts it knows a cluster of one's own, and refuses nothing of another.
+    Before Ray starts only a local cluster is checked.
     """
     if not ray.is_initialized() and not is_own(address):
         return
     if server_cpus > (here := _cpus_here()):
         raise ConfigError(
-            f"run.server_cpus: given {server_cpus:g}; allowed: at most {here:g}, the CPUs of the node that this runs on"
+            f"run.server_cpus: {server_cpus:g} is not valid. Allowed: at most {here:g}, the CPUs of this node"
         )
     if is_own(address) and actors > room(cpus, gpus, server_cpus):
         total = _resources()
         server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
         raise ConfigError(
             f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server} do not fit: this machine has "
-            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs; lower run.actors, run.cpus or run.gpus"
+            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs. Hint: lower run.actors, run.cpus or "
+            "run.gpus"
         )
 
 
 def _resources() -> Mapping[str, float]:
-    """What the cluster has; before Ray starts, what it will count on this machine."""
+    """Return the cluster's resources; before Ray starts, those that it will count on this machine."""
     if ray.is_initialized():
         return ray.cluster_resources()
     machine = ResourceAndLabelSpec()
@@ -240,38 +244,38 @@ def is_own(address: str | None) -> bool:
 
 
 def require_ray() -> None:
-    """An error where one's own cluster has died: within a minute Ray's core would end this process, and nobody could
-    say why."""
+    """Raise a RunFailed if the local cluster has died: within a minute Ray's core would end this process without a
+    message."""
     for name in _dead():
-        raise RuntimeError(f"Ray's {name} died; {GOES_ON}")
+        raise RunFailed(f"Ray's {name} died. {GOES_ON}")
 
 
 def _dead() -> list[str]:
-    """Which vital processes of one's own cluster died."""
+    """Return the names of vital processes of the local cluster that died."""
     node = ray._private.worker._global_node  # pyright: ignore
     return [] if node is None else [VITAL[kind] for kind, _ in node.dead_processes() if kind in VITAL]
 
 
 def get(ref: Any) -> Any:
-    """What a call answers. What a user did wrong is raised as the one sentence that it is, without Ray's traceback."""
+    """Return the answer of a remote call. Errors that are meant for users are raised without Ray's traceback."""
     try:
         while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
             require_ray()
         return ray.get(ref)
     except RayTaskError as error:
-        if isinstance(error.cause, ConfigError):
-            raise ConfigError(str(error.cause)) from None
+        if isinstance(error.cause, ConfigError | RunFailed):
+            raise type(error.cause)(str(error.cause)) from None
         raise
     except RayError as error:
         # its actors end with it, and may be noticed first
         require_ray()
         if isinstance(error, RayActorError):
-            raise RuntimeError(f"the run's server actor died; {GOES_ON}. Ray says: {error}") from None
+            raise RunFailed(f"the run's server actor died. {GOES_ON}\nRay reports: {error}") from None
         raise
 
 
 class Remote:
-    """A server actor with the verbs of a `Simulation`, as plain calls."""
+    """A server actor with the methods of a `Simulation`, as plain calls."""
 
     def __init__(self, server: Any):
         self.server = server
@@ -296,7 +300,7 @@ class Remote:
 
 @contextmanager
 def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None) -> Iterator[Remote]:
-    """The experiment on Ray: a server actor on this node, its client actors in a placement group."""
+    """Run an experiment's simulation on Ray: its server actor on this node, its client actors in a placement group."""
     experiment = experiment.described()
     packages = packed(experiment)
     _actors(experiment, address)
@@ -311,31 +315,31 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             yield Remote(server)
             ray.get(server.close.remote())
         finally:
-            # a notebook keeps its last exception, and with it this handle
+            # a notebook keeps its last exception and thereby this handle
             if not _dead():
                 ray.kill(server)
 
 
 @contextmanager
 def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[PlacementGroup, list[int]]]:
-    """A placement group for the run's client actors, and the bundle of each."""
+    """Reserve a placement group for the run's client actors; yield it and the bundle of each actor."""
     run = experiment.run
     resources, places = bundles(_actors(experiment, address), run.cpus, run.gpus)
     group = placement_group(resources)
     seconds = ROOM_SECONDS if is_own(address) else GROWTH_SECONDS
     try:
         if not group.wait(seconds):
-            raise ConfigError(f"run: no room for {resources} within {seconds:.0f} s: other jobs hold the cluster")
+            raise ConfigError(f"run: the cluster had no room for {resources} within {seconds:.0f} s: other jobs use it")
         yield group, places
     finally:
-        # that would wait for it
+        # removing it from a dead cluster would block
         if not _dead():
             with suppress(Exception):
                 remove_placement_group(group)
 
 
 def _actors(experiment: Experiment, address: str | None) -> int:
-    """How many client actors the run gets. A ConfigError if they do not fit."""
+    """Return the number of the run's client actors. Raises a ConfigError if they do not fit."""
     run = experiment.run
     actors = run.actors
     if actors == "auto":

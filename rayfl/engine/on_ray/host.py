@@ -1,4 +1,4 @@
-"""What a client actor does: the worker of a process, and the messages that it gets and sends."""
+"""Content of a client actor: the worker of a process, with packed messages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from rayfl.engine.worker import Recipe, Worker
 
 
 class Host:
-    """Runs jobs one after another, over the run that was loaded last."""
+    """Runs jobs one after another, on the run loaded last."""
 
     def __init__(self, threads: int, has_gpu: bool):
         torch.set_num_threads(threads)
@@ -24,7 +24,7 @@ class Host:
         self.device = "cuda" if has_gpu and torch.cuda.is_available() else "cpu"
 
     def load(self, arrays: Arrays, recipe: Recipe, tensors: Packed | None = None) -> None:
-        """Takes up a run. `tensors`: what `frozen.keep` is given, where networks have parts that nobody trains."""
+        """Load a run. `tensors`: frozen parts of the networks, for `frozen.keep`."""
         if tensors is not None:
             frozen.keep(unpack(tensors))
         self.worker = Worker(recipe, arrays, self.device)
@@ -34,13 +34,13 @@ class Host:
         return pack(getattr(self.worker, verb)(unpack(shared), unpack(job)))
 
     def train(self, shared: Packed, job: Packed) -> tuple[Packed, Packed]:
-        """What `run` answers, and the update apart, which may stay on the node until it is added up."""
+        """Return the answer of `run` and, separately, the update, which can stay on the node until it is summed."""
         torch.set_num_threads(self.threads)
         trained = self.worker.train(unpack(shared), unpack(job))
         return pack(replace(trained, update=None)), pack(trained.update)
 
     def add(self, sizes: Sequence[int], *parts: Packed) -> Packed:
-        """The sum of neighbours' updates, which stand for so many clients each."""
+        """Return the sum of consecutive updates, which stand for `sizes` clients each."""
         total = PairwiseSum(add_updates)
         for size, part in zip(sizes, parts, strict=True):
             total.add(unpack(part), size)

@@ -1,4 +1,4 @@
-"""Several Ray nodes on one machine, and what a run's processes hold: for scale studies. Linux only."""
+"""For scale studies: several Ray nodes on one machine, and the memory and CPU time of a run's processes. Linux only."""
 
 import time
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from rayfl.engine.on_ray.cluster import Remote, cluster
 from rayfl.engine.on_ray.status import RunStatus
 
 STORE_SHARE = 0.3
-"""Of the machine's memory: what all nodes' object stores may take, as Ray itself has it of one node's."""
+"""Fraction of the machine's memory for all object stores together, Ray's default for one node."""
 KILOBYTE = 1024
 
 
 @contextmanager
 def local_nodes(count: int, cpus: float) -> Iterator[None]:
-    """Ray in this process on so many nodes of this machine, each with so many CPUs; one node has what Ray counts."""
+    """Start Ray with `count` nodes on this machine, each with `cpus` CPUs. A single node has the machine's CPUs."""
     if count == 1:
         with cluster("local"):
             yield
@@ -39,51 +39,51 @@ def local_nodes(count: int, cpus: float) -> Iterator[None]:
 
 
 def connected() -> bool:
-    """Whether this process is connected to a cluster."""
+    """Return whether this process is connected to a cluster."""
     return ray.is_initialized()
 
 
 def alive() -> int:
-    """The nodes of the cluster that this process is connected to."""
+    """Return the number of living nodes of the connected cluster."""
     return sum(node["Alive"] for node in ray.nodes())
 
 
-# what is held
+# memory and CPU time
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one process holds, and has worked."""
+    """Memory and CPU time of one process."""
 
     own: int
-    """Bytes in memory that are nobody else's."""
+    """Bytes of private memory."""
     peak: int
-    """Bytes that it has had in memory at most, those of libraries and of the object store included."""
+    """Peak bytes in memory, including libraries and the object store."""
     cpu: float
-    """Seconds of its CPUs."""
+    """CPU seconds."""
 
 
 def usage() -> Usage:
-    """Of this process."""
+    """Return the usage of this process."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     held = {words[0]: int(words[1]) * KILOBYTE for words in lines if words[0] in ("RssAnon:", "VmHWM:")}
     return Usage(held["RssAnon:"], held["VmHWM:"], time.process_time())
 
 
 def forget_peak() -> None:
-    """This process's peak counts from now on."""
+    """Reset the peak of this process."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def starting(run: Remote) -> int:
-    """A run's client actors that have not taken it up yet."""
+    """Return the number of client actors that have not loaded the run yet."""
     status: RunStatus = ray.get(run.server.status.remote())
     return status.starting
 
 
 def usage_of(run: Remote) -> tuple[Usage, list[Usage]]:
-    """Of a run's server, and of each of its client actors."""
+    """Return the usage of a run's server and of each client actor."""
     return ray.get(run.server.__ray_call__.remote(_on_server))
 
 
@@ -97,14 +97,14 @@ def _on_actor(actor: Any) -> Usage:
 
 
 def store_bytes() -> int:
-    """Bytes of the objects in all nodes' object stores."""
+    """Return the bytes of objects in all object stores."""
     places = [(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in ray.nodes() if node["Alive"]]
     found = [node_stats(address, port, include_memory_info=False) for address, port in places]
     return sum(stats.store_stats.object_store_bytes_used for stats in found)
 
 
 def memory() -> tuple[int, int]:
-    """Bytes that this machine has, and those of them that are free or can be made free."""
+    """Return the bytes of memory of this machine: total, and available."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     found = {words[0]: int(words[1]) * KILOBYTE for words in lines}
     return found["MemTotal:"], found["MemAvailable:"]

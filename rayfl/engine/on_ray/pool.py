@@ -1,16 +1,18 @@
 """The Ray executor: client actors in a placement group, and the supervisor that outlives them.
 
-Jobs go out longest expected first, two in flight an actor; what they share is put into the object store once a
-key. An actor that dies, or does not answer in time, is taken out at once; its jobs go to the front of the queue
-and run again on the others, and a replacement is admitted when it has loaded the run. Answers come back in the order
-of the jobs, so the result is the same to the bit however many actors there are and whatever happened to them.
+Jobs are sent in the order of falling cost, two in flight per actor. A message that jobs share is put into the object
+store once per key. An actor that dies, or does not answer in time, is removed; its jobs return to the front of the
+queue and run on the other actors, and a replacement joins when it has loaded the run. Answers are returned in the order
+of the jobs, so results are equal bit for bit for any number of actors and after any fault.
 """
 
 import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,56 +28,69 @@ from ray.exceptions import (
 
 from rayfl.config import ConfigError
 from rayfl.core.tensors import pack, unpack
+from rayfl.engine.checked import RunFailed
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.engine.on_ray.actors import Crew, Place
 from rayfl.engine.on_ray.branches import Branches, Sum
 
 LOST = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError, ObjectLostError, GetTimeoutError)
-"""The worker is at fault, not the job. OutOfMemoryError is not a RayActorError, and a dead node shows first
-as ActorUnavailableError."""
+"""Errors of a worker, not of its job. OutOfMemoryError is not a RayActorError, and a dead node first appears as an
+ActorUnavailableError."""
 
 IN_FLIGHT = 2
 ATTEMPTS = 3
+LOOK_SECONDS = 5.0
+"""Seconds between two looks at the deadlines of silent actors."""
 START_FAILURES = 3
 START_SECONDS = 300.0
 PATIENCE = 10
-"""How many times longer than any of its kind before a job may take."""
+"""Limit of a job's time, as a multiple of the slowest job of its kind so far."""
 FIRST_SECONDS = 3600.0
 FIRST_SPEED = 1e8
-"""What a job may take while no answer of its kind is known: an hour, or its cost at so many multiply-adds a second,
-which is a tenth of what one slow core does."""
+"""Limit of a job's time before the first answer of its kind: an hour, or its cost at this many multiply-adds per
+second, a tenth of the speed of one slow core."""
+BEAT_SECONDS = 15.0
+"""Seconds of silence after which an actor's process is asked for a sign of life."""
+SILENT_SECONDS = 30.0
+"""Seconds that the process may take to answer that."""
+LOG_LINES = 15
+"""Last lines of a dead actor's log in an error."""
 
 
-class JobFailed(RuntimeError):
-    """A job kept failing: says which clients, how much data, and the original traceback."""
+class JobFailed(RunFailed):
+    """A job kept failing. The message names its clients, their data's size, and the reason."""
 
 
 @dataclass
 class _Slot:
-    """A place for one actor; a dead actor's place is taken by its replacement."""
+    """A place for one actor, or for its replacement."""
 
     bundle: int
     actor: Any
     """The handle; None once the pool is closed."""
     loading: Any = None
-    """The call that takes up a run, until it is answered."""
+    """The call that loads a run, until it is answered."""
     ready: bool = False
     place: Place = Place()
-    """Where the actor is, once it is ready."""
+    """Location of the actor, once it is ready."""
     running: deque[int] = field(default_factory=deque)
     """Its jobs; it works on the first."""
     since: float = 0.0
-    """When it began with that one."""
+    """Start of that job."""
+    beat: Any = None
+    """The call that asks for a sign of life, until it is answered."""
+    heard: float = 0.0
+    """Time of the last sign of life, or of the request for the next one."""
     failures: int = 0
 
 
 class RayPool(Executor):
     def __init__(self, refs: list[ray.ObjectRef], crew: Crew, actors: Sequence[Any], *, deadline: float = 120.0):
-        """`actors`: the crew's, already started. `deadline`: seconds that every job may take (`limit`)."""
+        """`actors`: the crew's, already started. `deadline`: least limit of a job's time, in seconds."""
         self.refs, self.crew, self.deadline = refs, crew, deadline
         self.slots = [_Slot(bundle, actor) for bundle, actor in zip(crew.bundles, actors, strict=True)]
         self.slowest: dict[str, tuple[float, float]] = {}
-        """Of the run's answers: the longest time, and the highest cost."""
+        """Verb -> the longest time and the highest cost of the run's jobs so far."""
         self.here = ray.get_runtime_context().get_node_id()
         self.deaths = 0
         self.idle_since = time.monotonic()
@@ -96,24 +111,24 @@ class RayPool(Executor):
 
     @property
     def is_spread(self) -> bool:
-        """Whether an actor is on another node than this process."""
+        """True if an actor is on another node than this process."""
         return any(slot.place.node != self.here for slot in self.slots if slot.ready)
 
     def close(self) -> None:
-        """Ends the actors."""
+        """End the actors."""
         for slot in self.slots:
             if slot.actor is not None:
                 ray.kill(slot.actor)
                 slot.actor = None
 
     def load(self, refs: list[ray.ObjectRef]) -> None:
-        """Another run for the same actors: what they imported and built stays."""
+        """Load another run into the same actors."""
         self.refs, self.slowest = refs, {}
         for slot in self.slots:
             self._load(slot)
 
     def limit(self, verb: str, cost: float) -> float:
-        """Seconds after which a job is given to somebody else."""
+        """Return the seconds after which a job is given to another actor."""
         if verb not in self.slowest:
             return max(self.deadline, FIRST_SECONDS, cost / FIRST_SPEED)
         seconds, known = self.slowest[verb]
@@ -128,18 +143,17 @@ class RayPool(Executor):
         self._load(slot)
 
     def _load(self, slot: _Slot) -> None:
-        """The actor is admitted when it has loaded the run."""
+        """Load the run; the actor gets jobs once it has done so."""
         slot.loading, slot.ready = slot.actor.load.remote(self.refs), False
 
     def _replace(self, slot: _Slot, error: Exception) -> None:
-        """Takes a slot's actor out and starts another."""
+        """Replace a slot's actor."""
         self.deaths += 1
         slot.failures += not slot.ready
         if slot.failures >= START_FAILURES:
-            raise JobFailed(
-                f"a client actor failed to start {START_FAILURES} times in a row; the last time: {_said(error)}"
-            )
+            raise JobFailed(f"a client actor failed to start {START_FAILURES} times. The last error: {_message(error)}")
         ray.kill(slot.actor)
+        slot.beat = None
         self._start(slot)
 
 
@@ -157,10 +171,10 @@ class _Batch:
         self.attempts: Counter[Hashable] = Counter()
         self.raised_in: dict[int, Any] = {}
         self.updates: dict[int, ray.ObjectRef] = {}
-        """Where those of training jobs are."""
+        """Training job -> reference to its update."""
         self.branches = Branches(jobs) if verb == "train" and pool.is_spread else None
         self.sums: dict[int, Sum] = {}
-        """Those that actors make, numbered behind the jobs."""
+        """Partial sums that actors compute, numbered after the jobs."""
         self.numbers = itertools.count(len(jobs))
 
     def answers(self) -> Iterator[Any]:
@@ -172,7 +186,7 @@ class _Batch:
             yield self.done.pop(index)
 
     def _dispatch(self) -> None:
-        """Keeps every ready actor at `IN_FLIGHT` jobs, the emptiest first. A job that raised goes to another."""
+        """Keep every ready actor at `IN_FLIGHT` jobs. A job that raised an error is sent to another actor."""
         while (found := self._next()) is not None:
             index, slot = found
             self.queue.remove(index)
@@ -199,17 +213,21 @@ class _Batch:
     def _flies(self, ref: ray.ObjectRef, index: int, slot: _Slot) -> None:
         self.flying[ref] = (index, slot)
         if not slot.running:
-            slot.since = time.monotonic()
+            slot.since = slot.heard = time.monotonic()
         slot.running.append(index)
 
     def _wait(self) -> None:
         loading = {slot.loading: slot for slot in self.pool.slots if slot.loading is not None}
-        ready, _ = ray.wait([*loading, *self.flying], timeout=5.0)
+        beats = {slot.beat: slot for slot in self.pool.slots if slot.beat is not None}
+        ready, _ = ray.wait([*loading, *beats, *self.flying], timeout=LOOK_SECONDS)
         if not ready:
             self._check_deadlines()
         for ref in ready:
             if ref in loading:
                 self._admit(loading[ref])
+            elif ref in beats:
+                # an actor that has died is noticed by its job
+                beats[ref].beat, beats[ref].heard = None, time.monotonic()
             elif ref in self.flying:
                 self._receive(ref)
 
@@ -254,21 +272,22 @@ class _Batch:
             self.shared.pop(key, None)
 
     def _kind(self, index: int) -> tuple[str, float]:
-        """The verb, and the expected cost."""
+        """Return the verb and the expected cost of a job."""
         return ("add", 0.0) if index in self.sums else (self.verb, self.jobs[index].cost)
 
     def _landed(self, ref: ray.ObjectRef) -> float:
-        """A job is no longer in flight: how long it took. Its actor has begun with its next one."""
+        """Remove a job from those in flight, and return the seconds it took. Its actor has begun the next one."""
         index, slot = self.flying.pop(ref)
         slot.running.remove(index)
-        began, slot.since = slot.since, time.monotonic()
+        began = slot.since
+        slot.since = slot.heard = time.monotonic()
         self.pool.idle_since = slot.since
         return slot.since - began
 
     # sums
 
     def _add_up(self, parts: Sum) -> None:
-        """On the node where most parts are, unless that is this one."""
+        """Add parts on the node that has most of them, unless that is this one."""
         slots = [slot for slot in self.pool.slots if slot.ready and slot.place.node == parts.node]
         if len(parts.parts) > 1 and parts.node != self.pool.here and slots:
             slot = min(slots, key=lambda slot: len(slot.running))
@@ -279,7 +298,7 @@ class _Batch:
         try:
             updates = [unpack(ray.get(part)) for part in parts.parts]
         except LOST as error:
-            self._work_again(parts, _said(error))
+            self._work_again(parts, _message(error))
             return
         self._close(parts, updates)
 
@@ -288,7 +307,7 @@ class _Batch:
         self.done |= self.branches.close(parts, updates)
 
     def _work_again(self, parts: Sum, reason: str) -> None:
-        """A node took answers with it: the jobs of the branch run again."""
+        """Run the jobs of a branch again whose answers were lost with a node."""
         assert self.branches is not None
         members = self.branches.forget(parts.branch)
         self._count(("sum", parts.branch), f"{self.jobs[members[0]].about} and its branch", reason, ATTEMPTS)
@@ -296,11 +315,11 @@ class _Batch:
             self.left[self.jobs[index].key] += 1
         self.queue.extendleft(reversed(members))
 
-    # what goes wrong
+    # faults
 
     def _lose(self, slot: _Slot, error: Exception) -> None:
-        """Everything that the slot's actor had runs again; only what it was working on counts as failed."""
-        lost = list(slot.running)
+        """Replace a slot's actor and run its jobs again; only the job that it worked on counts as failed."""
+        lost, reason = list(slot.running), _death(slot.place, error)
         self.flying = {ref: flight for ref, flight in self.flying.items() if flight[1] is not slot}
         slot.running.clear()
         self.pool._replace(slot, error)
@@ -308,9 +327,9 @@ class _Batch:
         jobs = [index for index in lost if index < len(self.jobs)]
         self.queue.extendleft(reversed(jobs[1:]))
         if jobs:
-            self._retry(jobs[0], _said(error), attempts=ATTEMPTS)
+            self._retry(jobs[0], reason, attempts=ATTEMPTS)
         for parts in sums:
-            self._work_again(parts, _said(error))
+            self._work_again(parts, reason)
 
     def _retry(self, index: int, reason: str, attempts: int) -> None:
         self._count(index, self.jobs[index].about, reason, attempts)
@@ -319,19 +338,39 @@ class _Batch:
     def _count(self, what: Hashable, about: str, reason: str, attempts: int) -> None:
         self.attempts[what] += 1
         if self.attempts[what] >= attempts:
-            raise JobFailed(f"{self.verb}: {about}: failed {attempts} times; the last time:\n{reason}")
+            first, _, more = reason.partition("\n")
+            raise JobFailed(f"{first} (in all {attempts} attempts at: {self.verb}, {about})\n{more}".rstrip())
 
     def _check_deadlines(self) -> None:
-        if not self.flying and time.monotonic() - self.pool.idle_since > START_SECONDS:
-            raise JobFailed(f"no client actor could be started within {START_SECONDS:.0f} s")
+        now = time.monotonic()
+        if not self.flying and now - self.pool.idle_since > START_SECONDS:
+            raise JobFailed(f"no client actor started within {START_SECONDS:.0f} s")
         for slot in self.pool.slots:
-            if slot.running:
-                limit = self.pool.limit(*self._kind(slot.running[0]))
-                if time.monotonic() - slot.since > limit:
-                    self._lose(slot, GetTimeoutError(f"no answer within {limit:.0f} s"))
+            if not slot.running:
+                continue
+            limit = self.pool.limit(*self._kind(slot.running[0]))
+            if now - slot.since > limit:
+                self._lose(slot, GetTimeoutError(f"no answer to a job within {limit:.0f} s"))
+            elif slot.beat is not None and now - slot.heard > SILENT_SECONDS:
+                self._lose(slot, GetTimeoutError(f"no sign of life within {SILENT_SECONDS:.0f} s"))
+            elif slot.beat is None and now - slot.heard > BEAT_SECONDS:
+                slot.beat, slot.heard = slot.actor.beat.remote(), now
 
 
-def _said(error: Exception) -> str:
-    """What happened, without Ray's traceback."""
+def _death(place: Place, error: Exception) -> str:
+    """Describe the loss of an actor: a sentence, the end of its log, and Ray's words."""
+    if isinstance(error, GetTimeoutError):
+        return f"a client actor gave {error}"
+    lines = [
+        f"a client actor died; its log is {place.log} on node {place.node[:8]}" if place.log else "a client actor died"
+    ]
+    with suppress(OSError):
+        end = Path(place.log).read_text(errors="replace").splitlines()[-LOG_LINES:]
+        lines += ["The log ends with:", *(f"  {line}" for line in end)] if end else []
+    return "\n".join([*lines, f"Ray reports: {_message(error)}"])
+
+
+def _message(error: Exception) -> str:
+    """Return an error's message without Ray's traceback."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return f"{type(cause).__name__}: {cause}"

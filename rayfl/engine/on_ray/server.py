@@ -1,6 +1,6 @@
-"""ServerActor: holds the state of one run, selects, extracts, and folds the answers of its client actors.
+"""ServerActor: owns the state of one run, selects and extracts submodels, and folds the answers of its client actors.
 
-Its process starts the client actors before it imports torch (`rayfl.engine.on_ray.actors`).
+It starts the client actors before it imports torch (`rayfl.engine.on_ray.actors`).
 """
 
 from collections import deque
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 PACE = 10
-"""Rounds, the last ones, whose mean seconds say how long the others will take."""
+"""Number of last rounds whose mean duration predicts the time left."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"io": 1})  # pyright: ignore
 class ServerActor:
-    """A `Simulation` in a process of its own, with its verbs. `status()` answers while a step runs."""
+    """A `Simulation` in its own process. `status()` answers while a step runs."""
 
     def __init__(self, crew: Crew):
         self.crew = replace(crew, packages=ray.put(crew.packages))
@@ -48,8 +48,8 @@ class ServerActor:
         install(crew.packages)
 
     def load(self, experiment: "Experiment", refs: list[ray.ObjectRef], folder: str, about: About) -> None:
-        """Takes up a run, in the same client actors as the last one. `refs` holds the data set's arrays, `folder` is
-        for what clients keep, `about` is for `status`."""
+        """Load a run, with the client actors of the last one. `refs`: the data set's arrays. `folder`: for client
+        states. `about`: for `status`."""
         from rayfl.core import frozen
         from rayfl.core.tensors import pack
         from rayfl.engine.memory import give_back_freed_memory
@@ -66,7 +66,7 @@ class ServerActor:
             return self.pool
 
         self.simulation = Simulation(experiment, ray.get(refs[0]), Path(folder), executor)
-        # a partition of many clients takes far more memory than what is left of it
+        # partitioning many clients needs far more memory than its result
         give_back_freed_memory()
         self.about, self.pace = about, deque[float](maxlen=PACE)
 
@@ -79,7 +79,7 @@ class ServerActor:
 
     @ray.method(concurrency_group="io")
     def status(self) -> RunStatus | None:
-        """Where the run is, at once; None before there is one."""
+        """Return the run's status; None before `load`."""
         return self._status()
 
     def _status(self) -> RunStatus | None:
@@ -113,6 +113,6 @@ class ServerActor:
         return self.simulation.restore(Path(folder))
 
     def close(self) -> None:
-        """Stops the client actors."""
+        """Stop the client actors."""
         if self.pool is not None:
             self.pool.close()

@@ -1,5 +1,5 @@
-"""Whether all nodes of a cluster see one folder. Ray Tune keeps the checkpoints of trials there, and a node with a disk
-of its own would write them where nobody looks."""
+"""Check that all nodes of a cluster share a folder. Ray Tune stores trials' checkpoints there; a node with its own disk
+would write them to a place that no other node reads."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def _read(file: str) -> str | None:
 
 
 def require_shared(folder: Path) -> None:
-    """A ConfigError that names the nodes which do not see a folder that this process holds (`locks.locked`)."""
+    """Raise ConfigError with the nodes that do not see a folder locked by this process (`locks.locked`)."""
     file = folder / LOCK
     here, held = ray.get_runtime_context().get_node_id(), file.read_text()
     others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
@@ -33,7 +33,7 @@ def require_shared(folder: Path) -> None:
 
 
 def require_seen(file: Path) -> None:
-    """The same of this node alone, which may have joined later: it has to see a file of that folder."""
+    """Raise ConfigError if this node, which may have joined later, does not see a file of the folder."""
     if not file.exists():
         raise _unseen(file.parent, ray.util.get_node_ip_address())
 
@@ -42,12 +42,12 @@ def _sees(ref: ray.ObjectRef, held: str) -> bool:
     try:
         return ray.get(ref) == held
     except RayError:
-        # it left the cluster meanwhile
+        # the node left the cluster
         return True
 
 
 def _unseen(folder: Path, nodes: str) -> ConfigError:
     return ConfigError(
-        f"--output: given {folder}, which these nodes do not see as the node of this command does: {nodes}; allowed: a "
-        "folder that all nodes share (clusters/README.md), or --storage s3://BUCKET/FOLDER for what trials leave"
+        f"--output: {folder} is not shared with these nodes: {nodes}. Allowed: a folder that all nodes share "
+        "(clusters/README.md), or --storage s3://BUCKET/FOLDER for the files of trials"
     )

@@ -1,8 +1,7 @@
-"""What a cluster does now: its nodes, and every run on it with its client actors.
+"""Status of a cluster: its nodes, and its runs with their client actors.
 
-A run's server actor has a name, and answers for its run while a round goes on. So anybody who is connected to the
-cluster can ask, and nothing has to be kept for it. The same numbers are gauges of `ray.util.metrics`, for Prometheus
-and for Ray's dashboard.
+A run's server actor has a name and answers during a round, so every process connected to the cluster can ask it. The
+same numbers are gauges of `ray.util.metrics`, for Prometheus and for Ray's dashboard.
 """
 
 import uuid
@@ -19,50 +18,50 @@ from ray.util.metrics import Gauge
 from rayfl.engine.on_ray.actors import Place
 
 PREFIX = "rayfl-"
-"""What the names of server actors begin with."""
+"""Prefix of the names of server actors."""
 ANSWER_SECONDS = 10.0
-"""How long a server actor is waited for that loads a run, or is about to die."""
+"""Time limit for the answer of a server actor, which may be loading a run or dying."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a run is called where several are looked at."""
+    """Name of a run among several."""
 
     label: str
-    """The method, or the sweep's row with its point and seed."""
+    """Method, or the sweep's row with its point and seed."""
     study: str
-    """The folder of the run, or of its sweep."""
+    """Folder of the run or of its sweep."""
     trials: int = 1
-    """How many the study has."""
+    """Trials of the study."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run is."""
+    """Progress of a run."""
 
     about: About
     round: int
     rounds: int
     pace: float | None
-    """Seconds of a round, as the last ones took; None before the first."""
+    """Mean seconds per round of the last rounds; None before the first."""
     places: Sequence[Place]
-    """Of the client actors that are ready."""
+    """Places of the client actors that are ready."""
     gpus: float
-    """What each of them has of a GPU, or how many GPUs."""
+    """GPUs of each client actor, possibly a fraction."""
     starting: int
-    """Client actors that have not taken up the run yet."""
+    """Client actors that have not loaded the run yet."""
     deaths: int
     """Client actors that died, in all runs of these processes."""
 
     @property
     def left(self) -> float | None:
-        """Seconds to the end at this pace."""
+        """Seconds left at this pace."""
         return None if self.pace is None else self.pace * (self.rounds - self.round)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster, with what it has and what is taken of it."""
+    """Node of the cluster, with its total and used resources."""
 
     id: str
     address: str
@@ -74,7 +73,7 @@ class Node:
 
 
 def nodes() -> list[Node]:
-    """Those that live and those that died, the head first."""
+    """Return living and dead nodes, the head first."""
     free = available_resources_per_node()
     found = []
     for node in ray.nodes():
@@ -87,12 +86,12 @@ def nodes() -> list[Node]:
 
 
 def running() -> list[RunStatus]:
-    """The runs of the cluster, of all drivers. One that answers nothing in time, as it loads its data, is left out."""
+    """Return the runs of the cluster, of all drivers, without those that do not answer in time."""
     # pairs of name and namespace, whatever Ray's annotation says
     named: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     servers = []
     for actor in named:
-        # it may end meanwhile
+        # the actor may have ended
         with suppress(ValueError):
             if actor["name"].startswith(PREFIX):
                 servers.append(ray.get_actor(actor["name"], actor["namespace"]))
@@ -105,21 +104,21 @@ def running() -> list[RunStatus]:
 
 
 def server_name() -> str:
-    """A name by which `running` finds a server actor."""
+    """Return a name that `running` recognises as a server actor's."""
     return f"{PREFIX}{uuid.uuid4().hex[:12]}"
 
 
 class Gauges:
-    """A run's numbers for Prometheus, with the study and the run as tags."""
+    """Gauges of a run for Prometheus, tagged with study and run."""
 
     def __init__(self) -> None:
         self.gauges = {
             name: Gauge(f"rayfl_{name}", description=text, tag_keys=("study", "run"))
             for name, text in {
-                "round": "Rounds that are done",
+                "round": "Finished rounds",
                 "rounds": "Rounds of the run",
-                "round_seconds": "Seconds of a round, mean of the last ones",
-                "seconds_left": "Seconds to the run's end at this pace",
+                "round_seconds": "Mean seconds per round, last rounds",
+                "seconds_left": "Seconds left at this pace",
                 "client_actors": "Client actors that are ready",
                 "client_actor_deaths": "Client actors that died",
             }.items()

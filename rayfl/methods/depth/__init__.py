@@ -1,4 +1,4 @@
-"""Submodels of fewer blocks, or of early exits: one published method a file, on `Dense`."""
+"""Methods with submodels of fewer blocks or with early exits, one published method per file, based on `Dense`."""
 
 from rayfl.methods.base import Method
 from rayfl.methods.depth.depthfl import DepthFL

@@ -1,11 +1,11 @@
-"""DepthFL: clients train networks of several depths, whose exits teach each other.
+"""DepthFL: clients train networks of different depths, with mutual distillation between their exits.
 
 Paper: Kim, Yu, Kim, Moon, "DepthFL: Depthwise Federated Learning for Heterogeneous Clients", ICLR 2023,
 https://openreview.net/forum?id=pf8RIZTMU58; with FedDyn: Acar et al., "Federated Learning Based on Dynamic
 Regularization", ICLR 2021, https://arxiv.org/abs/2111.04263.
 
 Symbols: n the exits of a client's network, z_i the logits of its i-th, p_i their softmax, x_t the global parameters
-in round t, N the number of clients, g_k client k's FedDyn gradient and h the server's, both zero at first.
+in round t, N the number of clients, g_k client k's FedDyn gradient and h the server's, both initially zero.
 
     S_n            the network up to the n-th exit with exits 1 .. n, at full width
     lambda_t       exp(-5 (1 - min(t, 300) / 300)^2)
@@ -16,25 +16,25 @@ in round t, N the number of clients, g_k client k's FedDyn gradient and h the se
     h        <-    h - alpha |A| / N (m - x_t)
     x_{t+1}   =    m - h / alpha, where |A| > 0; elsewhere unchanged
 
-h is the mean of all clients' g_k; clients without a tensor count as zero. The norms keep running statistics, as torch
-does, which are averaged as the parameters are, without h: `evaluation.statistics` has no effect. The global model
-answers by the mean of all its exits' logits.
+h is the mean of all clients' g_k, where missing tensors count as zero. Norms keep running statistics, as in torch,
+which are averaged like the parameters, without h: `evaluation.statistics` is ignored. The output of the global model is
+the mean over the logits of all its exits.
 
     >>> from rayfl.methods import METHODS
     >>> [round(METHODS["depthfl"]().ramp(t), 3) for t in (0, 150, 300, 999)]
     [0.007, 0.287, 1.0, 1.0]
 
 Departures:
-1. N is the population, as in FedDyn and in the authors' Flower baseline, also for tensors that only large clients
-   have: there h is smaller than the mean over the clients that could train them.
+1. N is the population, as in FedDyn and in the authors' Flower baseline, even for tensors that only large clients
+   have: there h is smaller than the mean over the clients that can train them.
 2. The divergence is exact; the baseline adds 1e-7 to the target's probabilities.
 3. `alpha: 0` is plain averaging, without g_k and h; with `distill: false` it is "DepthFL (FedAvg)".
-4. `exits_trained: last` stands for InclusiveFL (Liu et al., KDD 2022, https://arxiv.org/abs/2202.08036) without its
-   momentum distillation: a client's earlier exits are neither trained nor sent, but they run, and `train_flops`
-   counts them. The baseline averages them in as they were sent out.
-5. Absent classes are masked in the cross-entropies alone; `training.clip` bounds the gradient with FedDyn's terms.
+4. `exits_trained: last` is InclusiveFL (Liu et al., KDD 2022, https://arxiv.org/abs/2202.08036) without its momentum
+   distillation: a client's earlier exits are neither trained nor sent, but they run, and `train_flops` counts them. The
+   baseline averages them as they were received.
+5. Absent classes are masked in the cross-entropies only; `training.clip` bounds the gradient including FedDyn's terms.
    `train_loss` is L_k, the sum over the client's exits.
-6. A client that makes no step keeps its g_k.
+6. A client that makes no steps does not change its g_k.
 """
 
 import math
@@ -63,28 +63,30 @@ class DepthFL(Dense):
 
     name: Literal["depthfl"] = "depthfl"
     scaler: Literal[False] = False
-    """No Scaler: the norms' running statistics would be those of divided activations."""
+    """Not supported: the Scaler divides activations, and norms keep running statistics of them."""
     exits: Exits = ()
-    """The last exit of every capacity, smallest capacity first, counted from 1. By default 1, 2, ... if there is a
-    capacity for every exit of the model, and the model's last exit for a single capacity."""
+    """Last exit of every capacity, smallest capacity first, counted from 1. Default: 1, 2, ... if there are as many
+    capacities as exits; the last exit for a single capacity."""
     distill: bool = True
-    """The exits of a client's network teach each other."""
+    """Mutual distillation between the exits of a client's network."""
     ramp_rounds: int = Field(default=300, ge=0)
-    """With `distill`: rounds until lambda_t is 1."""
+    """With `distill`: number of rounds until lambda_t is 1."""
     alpha: float = Field(default=0.1, ge=0)
-    """FedDyn's regularisation. 0: none, plain averaging."""
+    """Strength of FedDyn's regularisation. 0: plain averaging."""
     exits_trained: Literal["all", "last"] = "all"
-    """all exits of a client's network, and a device answers by their mean; or its last alone, which then answers
+    """Trained exits of a client's network, which also give a device's output: all exits (their mean), or only the last
     (InclusiveFL)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.distill and self.ramp_rounds != 300:
-            raise ValueError("ramp_rounds with distill: true only")
+            raise ValueError("ramp_rounds only with distill: true")
         if self.distill and self.exits_trained == "last":
-            raise ValueError("distill: false with exits_trained: last, because no other exit is trained")
+            raise ValueError("exits_trained: last only with distill: false, because no other exit is trained")
         if self.alpha and (self.weight, self.label_rows) != ("uniform", "all"):
-            raise ValueError("weight: uniform and label_rows: all, or alpha: 0, because FedDyn counts whole clients")
+            raise ValueError(
+                "weight: uniform with label_rows: all, or alpha: 0, because FedDyn weights clients equally"
+            )
         return self
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
@@ -116,7 +118,7 @@ class DepthFL(Dense):
         return of_all_exits
 
     def ramp(self, round: int) -> float:
-        """lambda_t."""
+        """Return lambda_t."""
         left = max(self.ramp_rounds - round, 0) / (self.ramp_rounds or 1)
         return math.exp(-5 * left**2)
 
@@ -138,8 +140,8 @@ class DepthFL(Dense):
         return update
 
     def trained_by(self, net: Net) -> set[str]:
-        """The parameters and statistics that a client with this network trains. With `exits_trained: last` all but the
-        earlier exits' own, which are what a network of one exit fewer has and one without early exits has not."""
+        """Return the names of the parameters and statistics trained with this network. `exits_trained: last` excludes
+        those of earlier exits, which a network with one exit fewer has and one without early exits has not."""
         names = set(net.full_layout.dims)
         if self.exits_trained == "all" or net.exits < 2:
             return names
@@ -147,14 +149,14 @@ class DepthFL(Dense):
         return names - (before - trunk)
 
     def _pull(self, x: Params, g: Params, device: torch.device) -> Callable[[nn.Module], None]:
-        """Adds FedDyn's alpha (y - x_t) - g_k to the gradients."""
+        """Return a function that adds FedDyn's alpha (y - x_t) - g_k to the gradients."""
         fixed = {name: (x[name].to(device), g[name].to(device)) for name in x}
 
         def pull(module: nn.Module) -> None:
             for name, y in module.named_parameters():
                 if name in fixed and y.grad is not None:
-                    start, kept = fixed[name]
-                    y.grad.add_(y.detach() - start, alpha=self.alpha).sub_(kept)
+                    start, gradient = fixed[name]
+                    y.grad.add_(y.detach() - start, alpha=self.alpha).sub_(gradient)
 
         return pull
 
@@ -174,8 +176,8 @@ class DepthFL(Dense):
 
 
 def _divergences(logits: torch.Tensor) -> torch.Tensor:
-    """The sum over all pairs of exits of KL(p_j || p_i), p_j held constant, of logits [E, n, C]: the mean over rows. A
-    pair of an exit with itself adds nothing."""
+    """Return the sum over all pairs of exits of KL(p_j || p_i), p_j held constant, averaged over rows. logits: [E, n,
+    C]. Pairs of an exit with itself add 0."""
     students = F.log_softmax(logits, 2)
     teachers = students.detach().unsqueeze(1)
     return F.kl_div(students.unsqueeze(0), teachers, reduction="sum", log_target=True) / logits.shape[1]

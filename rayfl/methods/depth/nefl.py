@@ -1,4 +1,4 @@
-"""NeFL: submodels cut in width and depth, which keep their norms and step sizes for themselves.
+"""NeFL: submodels cut in width and depth, with their own norms and step sizes.
 
 Paper: Kang, Cha, Shin, Lee, Kang, "NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous
 Clients", IEEE Transactions on Mobile Computing 2025, https://arxiv.org/abs/2308.07761.
@@ -7,35 +7,35 @@ Symbols: K the width of an axis in the widest network, r_k the channel ratio of 
 block j, s_j its step size, M_k the participants of a round that trained submodel k, c the consistent parameters
 (convolutions, linear layers, embeddings), ic_k the inconsistent ones of submodel k (its batch norms and its s_j).
 
-    S_k            positions 0 .. ceil(r_k K) - 1 of every axis, of the blocks that submodel k has; an omitted block
-                   leaves its skip, with its projection
+    S_k            positions 0 .. ceil(r_k K) - 1 of every axis, in the blocks of submodel k; the skip of an
+                   omitted block stays, with its projection
     block j        x <- skip(x) + s_j F_j(x), before the ReLU of a post-activation block (section IV-A)
     y_k            SGD from (S_k c, ic_k) on cross-entropy; s_j and the norms are trained with the rest (Algorithm 1)
     c    <-  sum over k of sum over M_k of S_k^T y_k / sum_k |M_k| S_k^T 1, elsewhere unchanged: NeFedAvg
-    ic_k <-  mean over M_k, unchanged if nobody trained submodel k (Algorithm 2)
+    ic_k <-  mean over M_k, unchanged if M_k is empty (Algorithm 2)
 
-W cuts widths only, D depths only, WD both; all start from s_j = 1. DO is D with `skipping_steps`: s_j starts at
-1 + the number of omitted blocks right after block j, because a solver of differential equations would step over
-them. N/L is `learn_steps: false`. The paper calls W (N/L) FjORD.
+W cuts only widths, D only depths, WD both; all start from s_j = 1. DO is D with `skipping_steps`: s_j starts at 1 + the
+number of omitted blocks right after block j, like a larger step of a differential equation solver. N/L is
+`learn_steps: false`. The paper calls W (N/L) FjORD.
 
     >>> from rayfl.methods.depth.nefl import initial_steps
     >>> initial_steps((("1.0", "1.1"), ("2.0", "2.1"), ("3.0", "3.1")), without=("1.1", "2.0", "2.1"))
     {'1.0': 4, '3.0': 1, '3.1': 1}
 
-A submodel's batch norms have running statistics, as torch keeps them: `evaluation.statistics` has no effect.
+A submodel's batch norms have running statistics, as in torch: `evaluation.statistics` is ignored.
 
 Departures:
-1. Coordinates that nobody trained in a round keep their values. The authors' code sets blocks to zero that no
-   participant has; in 18 % of their rounds nobody trains the largest submodel.
-2. The printed pseudocode adds a client to its own band of channels only, and cuts at the parameter ratio in place of
-   its root; here as in the text, its example and the code.
-3. The projection of an omitted block is trained by the submodel and counts as held; the code counts it with the
-   block (`projections: with_block`).
-4. Running statistics count no batches: their momentum is constant.
-5. A transformer's block has a step size for the attention and one for the MLP, which start equal under
+1. Coordinates without a holder in a round are unchanged. The authors' code sets blocks that no participant has to
+   zero; in 18 % of their rounds no client trains the largest submodel.
+2. The printed pseudocode adds a client only to its own band of channels, and cuts at the parameter ratio instead of its
+   root; here as in the text, its example and the code.
+3. The submodel trains the projection of an omitted block, and counts as its holder; the code counts the projection with
+   the block (`projections: with_block`).
+4. The momentum of running statistics is constant: batches are not counted.
+5. A transformer block has one step size for the attention and one for the MLP, which start equal under
    `skipping_steps`.
 6. `submodels: auto` is ours; the paper chooses by hand (`submodels: published`).
-7. Momentum dies with the round; the code for ViT and Wide ResNet carries each client's over.
+7. Optimizer momentum is reset in every round; the code for ViT and Wide ResNet keeps each client's.
 """
 
 import itertools
@@ -57,7 +57,7 @@ from rayfl.methods.sizes import Submodels, Variant, nested
 from rayfl.models.layers import Step
 
 FRESH = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
-"""The tensors of a norm before training."""
+"""Initial values of the tensors of a norm."""
 
 
 class NeFL(Dense):
@@ -65,34 +65,34 @@ class NeFL(Dense):
 
     name: Literal["nefl"] = "nefl"
     scaler: Literal[False] = False
-    """No Scaler: the norms' running statistics would be those of divided activations."""
+    """Not supported: the Scaler divides activations, and norms keep running statistics of them."""
     submodels: Submodels = "auto"
-    """The network of every capacity: cut to what it costs by `clients.metric`; those of the paper, in the order of the
-    capacities; or a list of {capacity, width, blocks}."""
+    """Submodels of all capacities. auto: cut to their cost by `clients.metric`. published: those of the paper, in the
+    order of the capacities. Or a list of {capacity, width, blocks}."""
     variant: Variant = "W"
-    """What is cut: width, depth or both. A list of `submodels` says it itself."""
+    """Cut of the submodels: width, depth or both. Ignored for a list of `submodels`."""
     learn_steps: bool = True
-    """Whether the step sizes are trained."""
+    """Train the step sizes."""
     skipping_steps: bool = False
-    """Whether a step size starts with those of the omitted blocks after its own; at 1 otherwise."""
+    """Start step sizes at 1 + the number of omitted blocks after their own. Default: start at 1."""
     layer_norms: Literal["shared", "own"] = "shared"
-    """LayerNorm and GroupNorm: consistent as in the paper, or of every submodel as in its code."""
+    """LayerNorm and GroupNorm: shared as in the paper, or one per submodel as in its code."""
     norms_init: Literal["sliced", "fresh"] = "sliced"
-    """How a submodel's own norms start. sliced: as the model's, a prefix, with its running statistics if it is
-    pre-trained. fresh: weight 1, bias 0, mean 0, variance 1, as in the authors' last code."""
+    """Initial values of a submodel's norms. sliced: a prefix of the model's, including running statistics if it is
+    pre-trained. fresh: weight 1, bias 0, mean 0, variance 1, as in the authors' latest code."""
     projections: Literal["held", "with_block"] = "held"
-    """Whether the projection of an omitted block counts in the average."""
+    """Projection of an omitted block: averaged, or left out of the average like its block."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return nested(task, self.submodels, (self.variant,), steps=self.learn_steps or self.skipping_steps)
 
     @property
     def nets(self) -> list[Net]:
-        """Its networks, each once, largest capacity first."""
+        """Distinct networks, largest capacity first."""
         return list(dict.fromkeys(self.task.nets.values()))
 
     def own(self, net: Net) -> str:
-        """ "submodel 1" is the smallest."""
+        """Return the group of a submodel; "submodel 1" is the smallest."""
         return f"submodel {len(self.nets) - self.nets.index(net)}"
 
     def init(self) -> State:
@@ -103,8 +103,8 @@ class NeFL(Dense):
         return {"params": {name: t for name, t in params.items() if name not in inconsistent}} | groups
 
     def _inconsistent(self, whole: Params, net: Net) -> Params:
-        """The inconsistent parameters of a submodel at first, with the statistics of its norms; `whole`: the server's
-        parameters and statistics."""
+        """Return the initial inconsistent parameters of a submodel, with the statistics of its norms. `whole`: the
+        server's parameters and statistics."""
         cut = prefix(self.task.server, net).take(whole)
         steps = initial_steps(net.model.blocks, net.without if self.skipping_steps else ())
         norms = (StaticBatchNorm, nn.LayerNorm, nn.GroupNorm) if self.layer_norms == "own" else StaticBatchNorm
@@ -127,7 +127,7 @@ class NeFL(Dense):
         try:
             update = self.trained(payload, visit)
         finally:
-            # the module is shared
+            # the cached module is shared
             steps.requires_grad_(True)
         if self.projections == "with_block":
             omitted = tuple(f"{block}.projection." for block in visit.net.without)
@@ -137,7 +137,7 @@ class NeFL(Dense):
 
 
 def initial_steps(blocks: Iterable[Iterable[str]], without: Collection[str]) -> dict[str, int]:
-    """Kept block -> 1 + the number of omitted blocks right after it, across stages."""
+    """Return kept block -> 1 + the number of omitted blocks right after it, across stages."""
     steps: dict[str, int] = {}
     for block in itertools.chain(*blocks):
         if block not in without:

@@ -1,4 +1,4 @@
-"""ScaleFL: clients train networks that are cut in width and in depth, whose last exit teaches those before it.
+"""ScaleFL: clients train networks cut in width and depth, with distillation from the last exit to earlier ones.
 
 Paper: Ilhan, Su, Liu, "ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients", CVPR 2023,
 https://openaccess.thecvf.com/content/CVPR2023/html/Ilhan_ScaleFL_Resource-Adaptive_Federated_Learning_With_Heterogeneous_Clients_CVPR_2023_paper.html
@@ -6,34 +6,28 @@ https://openaccess.thecvf.com/content/CVPR2023/html/Ilhan_ScaleFL_Resource-Adapt
 Symbols: s the width and K the exits of a client's network, z_j the logits of its j-th exit, C a layer's channels in
 the widest network, n classes, B a batch.
 
-    S              the network up to the K-th exit with exits 1 .. K, of every layer the first floor(s C) channels;
-                   what a convolution gives is divided by s
+    S              the network up to the K-th exit with exits 1 .. K, with the first floor(s C) channels of every layer;
+                   outputs of convolutions are divided by s
     D_j       =    KL(softmax(z_K / T) || softmax(z_j / T)), the first held constant
     l_j       =    CE(z_j, y) + gamma T^2 D_j from round `distill_from` on, for j < K;    l_K = CE(z_K, y)
     L         =    2 / (K (K + 1)) sum_j j l_j
     x        <-    sum_k S_k^T y_k / sum_k S_k^T 1, uniform weights, elsewhere unchanged
 
-A device answers by its last exit. The authors' ResNet110 for CIFAR has exits behind 30, 38 and 46 of 54 blocks; its
-four networks have these numbers of parameters:
-
-    >>> from rayfl.models import MODELS
-    >>> from rayfl.core.net import Net
-    >>> model, widths = MODELS["scalefl_resnet110"](), (0.7, 0.7, 0.75, 1)
-    >>> [Net(model, width, exits=k, rounding="down").parameters for k, width in enumerate(widths, start=1)]
-    [157453, 325631, 783402, 1982136]
+The output of a device is its last exit. The authors' ResNet110 for CIFAR has exits after 30, 38 and 46 of 54 blocks;
+at widths 0.7, 0.7, 0.75 and 1 its four networks have 157,453, 325,631, 783,402 and 1,982,136 parameters.
 
 Departures:
-1. `gamma: 0`, no distillation, is the default of the authors' code. Its README takes 0.05 for text, from round
+1. `gamma: 0`, no distillation, is the default of the authors' code. Its README uses 0.05 for text, from round
    floor(rounds / 4) + 1 on, counted from 0.
-2. The divergence is the mean over the batch, and its teacher is held constant. The code means over B n elements
-   (`reduction: mean`) and trains the teacher by it too (`detach: false`).
-3. The cross-entropy is not scaled by 1 - gamma, as in the code, which has that line commented out.
-4. The division by s is HeteroFL's Scaler, relative to the server's width and in training alone; the code divides in
-   evaluation too. A norm by the batch undoes it, up to its eps.
-5. Norms are static: statistics are collected before an evaluation, as for HeteroFL. The code normalises by the test
+2. The divergence is the mean over the batch, with a constant teacher. The code averages over B n elements (`reduction:
+   mean`) and also trains the teacher by it (`detach: false`).
+3. The cross-entropy is not scaled by 1 - gamma, as in the code, where that line is commented out.
+4. The division by s is HeteroFL's Scaler, relative to the server's width and in training only; the code also divides in
+   evaluation. Batch normalisation undoes it, up to its eps.
+5. Norms are static: statistics are collected before an evaluation, as in HeteroFL. The code normalises by the test
    batch.
-6. Without `widths` a capacity by parameters or multiply-adds decides how wide its network is. That is ours.
-7. Absent classes are masked in the cross-entropies alone. `train_loss` is L.
+6. Without `widths`, the capacity by parameters or multiply-adds determines the width. That is ours.
+7. Absent classes are masked in the cross-entropies only. `train_loss` is L.
 """
 
 from collections.abc import Mapping
@@ -60,41 +54,43 @@ class ScaleFL(Dense):
     name: Literal["scalefl"] = "scalefl"
     scaler: bool = True
     exits: Exits = ()
-    """The last exit of every capacity, smallest capacity first, counted from 1. By default 1, 2, ... if there is a
-    capacity for every exit of the model, and the model's last exit for a single capacity."""
+    """Last exit of every capacity, smallest capacity first, counted from 1. Default: 1, 2, ... if there are as many
+    capacities as exits; the last exit for a single capacity."""
     widths: tuple[float, ...] = ()
-    """The width of every capacity, smallest capacity first. By default the largest at which its network, with its
-    exits, costs at most its share of the full one; where capacities are widths, the capacity itself."""
+    """Width of every capacity, smallest capacity first. Default: the capacity itself if `clients.metric` is width,
+    otherwise the largest width at which the network with its exits costs at most that share of the full one."""
     gamma: float = Field(default=0.0, ge=0)
-    """How much the exits learn from the last. 0: no distillation."""
+    """Weight of the distillation from the last exit. 0: no distillation."""
     temperature: float = Field(default=3.0, gt=0)
-    """With `gamma`: T, which divides the logits in the divergence."""
+    """With `gamma`: temperature T of the divergence."""
     distill_from: int = Field(default=0, ge=0)
-    """With `gamma`: the first round with distillation, counted from 0."""
+    """With `gamma`: first round with distillation, counted from 0."""
     detach: bool = True
-    """With `gamma`: hold the last exit's answer constant in the divergence."""
+    """With `gamma`: hold the last exit's output constant in the divergence."""
     reduction: Literal["batchmean", "mean"] = "batchmean"
-    """With `gamma`: the divergence is a mean over samples, or over samples and classes."""
+    """With `gamma`: mean of the divergence over samples (batchmean), or over samples and classes (mean)."""
 
     @field_validator("widths")
     @classmethod
     def _ascending_widths(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if list(value) != sorted(value) or not all(0 < width <= 1 for width in value):
-            raise ValueError("ascending widths in (0, 1], because a larger capacity has all channels of a smaller one")
+            raise ValueError(
+                "ascending widths in (0, 1], because larger capacities include the channels of smaller ones"
+            )
         return value
 
     @model_validator(mode="after")
     def _a_teacher(self) -> Self:
         distillation = self.temperature, self.distill_from, self.detach, self.reduction
         if not self.gamma and distillation != (3, 0, True, "batchmean"):
-            raise ValueError("temperature, distill_from, detach and reduction with gamma > 0 only")
+            raise ValueError("temperature, distill_from, detach and reduction only with gamma > 0")
         return self
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         nets = {capacity: replace(net, rounding="down") for capacity, net in by_exits(task, self.exits).items()}
         if self.widths and len(self.widths) != len(nets):
             raise ConfigError(
-                f"method.widths: given {list(self.widths)}; allowed: {len(nets)} widths, one for every capacity, "
+                f"method.widths: {list(self.widths)} is not valid. Allowed: {len(nets)} widths, one per capacity, "
                 "smallest capacity first"
             )
         if self.widths:
@@ -107,7 +103,7 @@ class ScaleFL(Dense):
     def check(self, rounds: int, clients: Population) -> None:
         if self.distill_from >= rounds:
             raise ConfigError(
-                f"method.distill_from: given {self.distill_from}; allowed: less than the run's {rounds} rounds"
+                f"method.distill_from: {self.distill_from} is not valid. Allowed: less than the run's {rounds} rounds"
             )
 
     def loss(self, visit: Visit) -> Loss:

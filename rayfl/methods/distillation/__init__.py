@@ -1,4 +1,4 @@
-"""Unequal architectures that exchange what they know: one published method a file, on `base.py: Unequal`."""
+"""Methods for unequal architectures that exchange knowledge: one published method per file, on `base.py: Unequal`."""
 
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL

@@ -1,10 +1,10 @@
-"""What the methods share whose clients run different networks and exchange what these know.
+"""Base of the methods whose clients run different networks and exchange knowledge.
 
-A capacity stands for a network of any model (`models/mix.py`). What the server holds of one is a group of the state,
-"net CAPACITY": its parameters and its norms' running statistics; capacities of equal networks share a group. A method
-says what a client does and answers, what targets the server makes of the answers, and which of its networks learn from
-them. The server's students are in the state too ("student CAPACITY", `rayfl.training.distillation`), beside their
-"targets", as long as they learn.
+A capacity stands for a network of any model (`models/mix.py`). The server's network of a capacity is the group "net
+CAPACITY" of the state: parameters and running statistics of norms. Capacities of equal networks share a group. A method
+defines the client's work and answer, the targets that the server computes from the answers, and the networks that learn
+from them. During their training the server's students ("student CAPACITY", `rayfl.training.distillation`) and their
+"targets" are part of the state.
 """
 
 import functools
@@ -44,14 +44,14 @@ STUDENT = "student "
 
 
 class Unequal(Method):
-    """Clients run different networks; the server has at most one of each."""
+    """Base class of methods whose clients run different networks; the server has at most one of each."""
 
     mixes: ClassVar = True
 
     @model_validator(mode="before")
     @classmethod
     def _lay_over(cls, given: Any) -> Any:
-        """What a section says of a student is laid over the paper's settings."""
+        """Merge the user's settings of a student into the paper's."""
         if not isinstance(given, Mapping):
             return given
         papers = {name: field.default for name, field in cls.model_fields.items() if name in given}
@@ -64,18 +64,18 @@ class Unequal(Method):
     # networks
 
     def group(self, capacity: float) -> str:
-        """The group of the state with the network of a capacity."""
+        """Return the state's group with the network of a capacity."""
         nets = self.task.nets
         return f"net {label(next(c for c in nets if nets[c] == nets[capacity]))}"
 
     @property
     def groups(self) -> dict[str, Net]:
-        """Group -> network, of all capacities, largest first."""
+        """Networks of all capacities by group, largest first."""
         return {self.group(capacity): net for capacity, net in self.task.nets.items()}
 
     def initial(self, capacity: float) -> Params:
-        """What the network of a capacity starts from, its statistics included. A client can draw it itself, from the
-        run's seed."""
+        """Return the initial parameters and statistics of a capacity's network. A client draws them from the run's
+        seed."""
         net = self.task.nets[capacity]
         if net == self.task.server:
             return self.task.initial() | net.statistics()
@@ -83,28 +83,27 @@ class Unequal(Method):
             return net.initial() | net.statistics()
 
     def own(self, client_state: ClientState | None, capacity: float) -> Params:
-        """The network that a client of the capacity keeps as its "own"; before its first visit, where it starts."""
+        """Return the client's personal network, or the initial one before its first visit."""
         return cast(Params, (client_state or {}).get("own")) or self.initial(capacity)
 
     def init(self) -> State:
         return {self.group(capacity): self.initial(capacity) for capacity in self.task.nets}
 
     def select(self, state: State, client: Client) -> Selection:
-        """The whole network of the client's capacity."""
         net = self.task.nets[client.capacity]
         return prefix(net, net)
 
     def extract(self, state: State, selection: Selection) -> Payload:
         return {group: state[group] for group, net in self.groups.items() if net == selection.net}
 
-    # a client's work
+    # clients
 
     def trained(
         self, given: Params, visit: Visit, *, loss: Loss | None = None, training: Training | None = None
     ) -> tuple[Params, dict[str, float]]:
-        """Steps from parameters and statistics: these afterwards, which share the memory of the resident module, and
-        the metrics of `fit`. `loss` in place of the client's; `training` in place of the task's, at one rate for all
-        steps, because the task's warm-up and cosine are of its own steps."""
+        """Train from the given parameters and statistics. Return the new ones, which share the cached module's memory,
+        and the metrics of `fit`. `loss` replaces the client's. `training` replaces the task's, at a constant rate,
+        because the task's warm-up and cosine refer to its own steps."""
         names, device = visit.net.layout.shapes, visit.data.device
         module = cached_module(visit.net, device)
         load(module, given)
@@ -118,23 +117,22 @@ class Unequal(Method):
         return params_of(module) | statistics, metrics
 
     def answer(self, trained: Params, visit: Visit, metrics: dict[str, float]) -> Update:
-        """The client's whole network, weighted."""
         weight = self.weight_of(visit.data)
         group = self.group(visit.client.capacity)
         return Update({group: copied(trained, weight)}, weight, metrics=metrics)
 
     def known(self, trained: Params, visit: Visit) -> tuple[torch.Tensor, float]:
-        """The logits [N, C] of a trained network on all public samples, and the floating point operations of that."""
+        """Return a trained network's logits [N, C] on all public samples, and the FLOPs."""
         return self.asked(trained, visit.net, public_of(visit))
 
     def asked(self, params: Params, net: Net, data: ClientData) -> tuple[torch.Tensor, float]:
-        """The logits [N, C] of a network on samples, and the floating point operations of that."""
+        """Return a network's logits [N, C] on samples, and the FLOPs."""
         return predicted(cached_module(net, data.device), net, params, data), costs.forward_flops(net, len(data))
 
-    # what a device runs
+    # deployment
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
-        """The server's network of the capacity; with what a client keeps as its "own" in place of it."""
+        """Return the client's personal network if there is one, otherwise the server's of this capacity."""
         group, net = self.group(capacity), self.task.nets[capacity]
         given = cast(Params, (client_state or {}).get("own", {})) or state.get(group) or self.initial(capacity)
         names = net.layout.shapes
@@ -144,20 +142,20 @@ class Unequal(Method):
 
 
 class Distilling(Unequal):
-    """The server's networks are students."""
+    """Base class of methods whose server networks are students."""
 
     distillation: Distillation
-    """How a student of the server is trained."""
+    """Training of the server's students."""
 
     # the server's students
 
     @abstractmethod
     def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """(logits [B, C], targets [B, ...]) -> the mean over the batch."""
+        """Return the mean loss [] over a batch of logits [B, C] and targets [B, ...]."""
 
     def taught(self, state: State, students: Sequence[str], targets: Params) -> State:
-        """The state in which the networks of some groups begin to learn. `targets`: "targets", a row a sample of
-        `refine`."""
+        """Return the state in which the networks of these groups start training. `targets`: "targets", one row per
+        sample of `refine`."""
         return {**state, TARGETS: targets} | {f"{STUDENT}{group}": beginning(state[group]) for group in students}
 
     def plan(self, state: State, round: int) -> Sequence[ServerTask]:
@@ -173,7 +171,6 @@ class Distilling(Unequal):
         ]
 
     def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
-        """The next steps of a student."""
         data = public_of(context).labeled(server_task.payload[TARGETS][TARGETS])
         student, metrics = go_on(
             server_task.payload["student"],
@@ -201,39 +198,36 @@ class Distilling(Unequal):
 
 
 def public_of(work: Visit | ServerTaskContext) -> ClientData:
-    """The public samples. Whoever asks has checked that there are some (`check_public`)."""
+    """Return the public samples, which `check_public` has required."""
     assert work.public is not None
     return work.public
 
 
 def opened(public: ClientData, samples: int, seed: int, round: int) -> torch.Tensor:
-    """Rows [n] of the public samples that are open in a round, in random order: so many, all where there are fewer.
+    """Return the rows [n] of a round's open public samples, in random order: `samples`, or all if there are fewer.
     `seed`: the run's."""
     return torch.randperm(len(public), generator=torch_generator(seed, "open", round))[:samples]
 
 
 def check_public(method: Method, labeled: bool = False) -> None:
-    """A ConfigError if there are no public samples, or if their labels are wanted and may not be used."""
+    """Raise a ConfigError if there are no public samples, or if labels are needed and must not be used."""
     if not all(map(_answers_samples, method.task.nets.values())):
         raise ConfigError(
-            f"method: given {method.name}, with networks that answer every token; allowed: networks that give samples "
-            "classes, because targets are a row a sample"
+            f"method: {method.name} does not support networks with outputs per token. Allowed: networks with one row "
+            "of class logits per sample"
         )
     public = method.task.public
     if public is None:
         raise ConfigError(
-            f"data.public: missing; allowed: a share of the training set, e.g. {{share: 0.1}}, another data set or "
-            f"noise, because method {method.name} learns from public data"
+            f"data.public: method {method.name} needs public data. Allowed: a share of the training set, e.g. "
+            "{share: 0.1}, another data set, or noise"
         )
     if labeled and not public.labeled:
-        raise ConfigError(
-            f"data.public.labeled: given false; allowed: true, because method {method.name} learns from the labels of "
-            "public data"
-        )
+        raise ConfigError(f"data.public.labeled: method {method.name} needs the labels of public data. Allowed: true")
 
 
 @functools.lru_cache(maxsize=512)
 def _answers_samples(net: Net) -> bool:
-    """Whether it has logits [B, C], and not [B, T, C] of tokens."""
+    """Return whether the logits are [B, C], not [B, T, C] per token."""
     with torch.no_grad():
         return answered(net.blank().eval()(net.model.example(1, "meta")), "last").dim() == 2

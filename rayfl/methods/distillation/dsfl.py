@@ -1,13 +1,13 @@
-"""DS-FL: clients exchange what they say of open samples; their mean, sharpened, is everybody's target.
+"""DS-FL: clients exchange predictions on open samples; the sharpened mean is the target of all networks.
 
 Paper: Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient Collaborative
-Training with Non-IID Private Data", IEEE TMC 2021, https://arxiv.org/abs/2008.06180 (Algorithm 1; there is no code of
-the authors; kitsuyaazuma/SCARLET, of which one of them is an author too, has it as a baseline).
+Training with Non-IID Private Data", IEEE TMC 2021, https://arxiv.org/abs/2008.06180 (Algorithm 1; no code by the
+authors; one of them co-authored kitsuyaazuma/SCARLET, which includes it as a baseline).
 
-Symbols: w_k client k's network, for ever its own; w_g the server's; f(.; w) logits; o_r the open set of round r, a
+Symbols: w_k client k's personal network; w_g the server's; f(.; w) logits; o_r the open set of round r, a
 draw of the public samples, without labels; p, t rows of probabilities.
 
-    a client    w_k  <-  SGD on  CE(t(x), softmax(f(x; w_k))),  x in o_{r-1}      `distill_epochs`, the targets before
+    a client    w_k  <-  SGD on  CE(t(x), softmax(f(x; w_k))),  x in o_{r-1}      `distill_epochs`, previous targets
                 w_k  <-  SGD on its own data
                 p_k(x)  =  softmax(f(x; w_k)),  x in o_r                           sent
     the server  p(x)  =  mean_k p_k(x)
@@ -15,9 +15,8 @@ draw of the public samples, without labels; p, t rows of probabilities.
                 t(x)  =  p(x)                     SA, simple aggregation
                 w_g  <-  SGD on  CE(t(x), softmax(f(x; w_g))),  x in o_r           `distillation`
 
-No parameters travel. Up go |o| C numbers, down t, the rows of o_{r-1} and those of o_r. w_g is of the server's
-capacity, the largest unless it was set apart, and is what the test set judges; clients' networks are judged on their
-own splits.
+No parameters are exchanged. Sent up: |o| C numbers. Sent down: t and the row numbers of o_{r-1} and o_r. w_g has the
+server's capacity, by default the largest, and is evaluated on the test set; clients' networks on their own splits.
 
     >>> from rayfl.methods import METHODS
     >>> METHODS["dsfl"]().targets(torch.tensor([[0.4, 0.4, 0.2]]))
@@ -25,11 +24,11 @@ own splits.
 
 Departures:
 1. In the paper a client distils at the end of a round, when the targets are sent; here at the start of its next visit.
-   The order of its work is the same, but a client that is not drawn misses the targets of the rounds before its last
-   one, and the last targets of a run reach w_g alone.
-2. A client that has not been drawn yet starts from its capacity's initial network, and distils the latest targets, if
-   there are some, before its first own steps.
-3. Rows are not sent: whoever has the public samples draws them from the run's seed. They are counted, 4 bytes each.
+   The order of its work is the same, but a client skips the targets of rounds between its visits, except the latest
+   ones, and only w_g learns from the last targets of a run.
+2. A new client starts from its capacity's initial network, and distils the latest targets, if any, before its own
+   steps.
+3. Row numbers are not sent, because clients draw them from the run's seed. They are counted, 4 bytes each.
 """
 
 from dataclasses import replace
@@ -52,7 +51,7 @@ from rayfl.methods.sizes import fixed_capacities
 from rayfl.training.distillation import Distillation
 
 OPEN = "open"
-SAID = "probabilities"
+PROBABILITIES = "probabilities"
 
 
 class DSFL(Distilling):
@@ -60,15 +59,15 @@ class DSFL(Distilling):
 
     name: Literal["dsfl"] = "dsfl"
     open: int = Field(default=1000, ge=1)
-    """|o|: public samples that are drawn anew for every round; all where there are fewer."""
+    """|o|, public samples drawn for each round; all if there are fewer."""
     aggregation: Literal["era", "mean"] = "era"
-    """What targets are made of the mean: era sharpens it, mean leaves it (the paper's SA)."""
+    """Targets. era: the sharpened mean. mean: the mean itself (the paper's SA)."""
     temperature: float = Field(default=0.1, gt=0)
-    """T of ERA: 1 and more makes targets flatter than the mean was, towards uniform."""
+    """T of ERA. At 1 and above, targets are flatter than the mean."""
     distill_epochs: int = Field(default=5, ge=0)
-    """A client's passes over the open set; in batches and at the rate of `training`."""
+    """A client's epochs on the open set, with the batch size and rate of `training`."""
     distillation: Distillation = Distillation(epochs=5, batch_size=50, lr=0.1)
-    """How the server's network is trained on the open set."""
+    """Training of the server's network on the open set."""
 
     def check(self, rounds: int, clients: Population) -> None:
         check_public(self)
@@ -76,14 +75,14 @@ class DSFL(Distilling):
 
     @property
     def student(self) -> str:
-        """The group of the server's network, the only one that it has."""
+        """Group of the server's only network."""
         return self.group(self.task.server_capacity)
 
     def init(self) -> State:
         return {self.student: self.initial(self.task.server_capacity)}
 
     def extract(self, state: State, selection: Selection) -> Payload:
-        """The latest targets [n, C], and the round in whose open set they are."""
+        """Return the latest targets [n, C] and the round of their open set."""
         return {OPEN: state[OPEN]} if OPEN in state else {}
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -106,21 +105,21 @@ class DSFL(Distilling):
         return Update(
             {},
             weight,
-            whole={SAID: {"sum": logits.softmax(1) * weight}},
+            whole={PROBABILITIES: {"sum": logits.softmax(1) * weight}},
             metrics=metrics,
             client_states={visit.client.id: {"own": copied(network)}},
         )
 
     def targets(self, mean: torch.Tensor) -> torch.Tensor:
-        """Targets [n, C] of mean probabilities [n, C]."""
+        """Return the targets [n, C] of mean probabilities [n, C]."""
         return (mean / self.temperature).softmax(1) if self.aggregation == "era" else mean
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        if not (said := fold.sum(SAID)):
+        if not (sums := fold.sum(PROBABILITIES)):
             return state
-        targets = self.targets(said["sum"] / fold.weights(SAID)["sum"])
+        targets = self.targets(sums["sum"] / fold.weights(PROBABILITIES)["sum"])
         new = {**state, OPEN: {TARGETS: targets, "round": torch.tensor(round)}}
-        # no two names of a checkpoint share memory
+        # names of a checkpoint must not share memory
         return self.taught(new, [self.student], {TARGETS: targets.clone()})
 
     def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

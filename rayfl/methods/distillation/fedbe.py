@@ -1,4 +1,4 @@
-"""FedBE: the server's networks learn what networks drawn from a distribution over the clients' say of public data.
+"""FedBE: the server's networks learn the predictions of networks sampled from a distribution over the clients'.
 
 Paper: Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021,
 https://arxiv.org/abs/2009.01974 (Algorithm 1; code: hongyouc/FedBE).
@@ -12,31 +12,26 @@ the softmax of a network's logits, M samples, T the temperature of targets, U th
     dirichlet  v_pj  =  sum_{S_p} g_jk y_k / sum_{S_p} g_jk,   g_jk ~ Gamma(alpha, 1)
     targets    q(x)  =  the mean of p(x; .) over all m_p, all v_pj and all y_k;  t_c  =  q_c^(1/T) / sum_i q_i^(1/T)
     a student  w_p  <-  SGD from m_p on  KL(t(x) || p(x; w_p)) / C,  x in batches of U; the mean of every 25th step;
-               then its running statistics anew, on U
+               then its running statistics are recomputed on U
 
-An architecture that nobody ran in a round keeps its network. Networks go down and up, and nothing else. The clients'
-networks are never together in memory: they are added up, beside the sums that samples are drawn from. These are
-sum n_k (y_k - w_p) and sum n_k (y_k - w_p)^2, so that the variance does not cancel, or the M sums of the Dirichlet
-averages. Every mean and every sample is asked by a worker of its own; Gaussian ones are drawn there.
-
-    >>> from rayfl.methods import METHODS
-    >>> method = METHODS["fedbe"]()
-    >>> method.sampling, method.samples, method.distillation.epochs
-    ('gaussian', 10, 20)
+An architecture without clients in a round keeps its network. Only networks are exchanged. The clients' networks are
+never in memory together: they are summed, in addition to the sums for the samples. These are sum n_k (y_k - w_p) and
+sum n_k (y_k - w_p)^2, to avoid cancellation in the variance, or the M sums of the Dirichlet averages. Every mean and
+sample is evaluated in its own server task, where Gaussian samples are also drawn.
 
 Departures:
-1. The paper has one architecture. Here every architecture of the round has its own mean, samples and student; teachers
-   are those of all.
-2. The code's Gaussian is one of the directions (y_k - w) / |y_k - w| of every tensor, running statistics included, with
-   0.1 of their deviation, and with their mean length. Here it is the paper's. Samples have the running statistics of
-   the mean.
-3. The g of clients do not depend on their data, as in the code.
-4. The rate is constant, as in the code; the paper's is cyclical where it averages. The code's first average is that of
-   step 525. With fewer steps the last network is kept.
-5. Running statistics are found in batches of 500, for every network with norms that has some; in the code of 1,024, and
-   for ResNets that were averaged.
-6. With `updates.transforms` samples and teachers are of the networks as they were trained; with a server optimizer the
-   mean, and the centre of the Gaussian, is where that goes.
+1. The paper has one architecture. Here every architecture of the round has its own mean, samples and student; the
+   teachers of all architectures are averaged.
+2. The code's Gaussian is over the directions (y_k - w) / |y_k - w| of every tensor, running statistics included, with
+   0.1 of their deviation and their mean length. Here it is the paper's. Samples have the running statistics of the
+   mean.
+3. g_jk does not depend on the client's data, as in the code.
+4. The rate is constant, as in the code; the paper's is cyclical during averaging. The code's first average is at step
+   525. With fewer steps the last network is kept.
+5. Running statistics are computed in batches of 500, for every network with norms that track them; in the code in
+   batches of 1,024, for averaged ResNets.
+6. With `updates.transforms` samples and teachers are of the networks before the transforms; with a server optimizer the
+   mean, and the centre of the Gaussian, is its result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,11 +56,11 @@ from rayfl.training.distillation import AT_ONCE, Distillation, is_done, result
 
 TEACHERS = "teachers"
 ENSEMBLE = "ensemble "
-"""Of a group: the variance of its Gaussian, or its Dirichlet averages."""
+"""Prefix of a group's sampling state: variance of the Gaussian, or Dirichlet averages."""
 STATISTICS = "statistics"
 
 LEAST = 1e-30
-"""Of what a client weighs in a Dirichlet average: products with it are still float32."""
+"""Smallest weight in a Dirichlet average, so that products are still representable in float32."""
 
 
 class FedBE(Distilling):
@@ -73,20 +68,19 @@ class FedBE(Distilling):
 
     name: Literal["fedbe"] = "fedbe"
     weight: Literal["samples", "uniform"] = "samples"
-    """A client's weight in the mean, and in the variance: its number of training samples, or 1."""
+    """Weight of a client in the mean and the variance: its number of training samples, or 1."""
     distillation: Distillation = Distillation(
         epochs=20, batch_size=128, momentum=0.9, lr=1e-3, weight_decay=1e-5, average_from=525, average_every=25
     )
-    """How a student is trained."""
+    """Training of students."""
     sampling: Literal["gaussian", "dirichlet"] = "gaussian"
-    """What networks are drawn from: a normal distribution of every parameter, or the clients' averages at random
-    weights."""
+    """Distribution of sampled networks: a normal distribution per parameter, or randomly weighted means of clients."""
     samples: int = Field(default=10, ge=1)
-    """M, networks that are drawn of every architecture of a round."""
+    """M, sampled networks per architecture of a round."""
     alpha: float = Field(default=1.0, gt=0)
-    """Of the Dirichlet distribution: small, and one client has nearly all the weight."""
+    """Concentration of the Dirichlet distribution. At small values one client has nearly all the weight."""
     sharpen: float = Field(default=0.5, gt=0)
-    """T, the temperature of targets; below 1 they are surer than their teachers."""
+    """T, the temperature of targets. Below 1, targets are sharper than the mean of the teachers."""
 
     def check(self, rounds: int, clients: Population) -> None:
         check_public(self)
@@ -106,39 +100,39 @@ class FedBE(Distilling):
         return update
 
     def _weights(self, seed: int) -> list[float]:
-        """g_jk of a client, for all samples."""
+        """Return g_jk of a client for all j."""
         draws = (numpy_generator(seed, "ensemble", j).gamma(self.alpha) for j in range(self.samples))
         return [max(float(g), LEAST) for g in draws]
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         new = {group: fold.mean(group) for group in state}
-        if not (said := fold.sum(TEACHERS)):
+        if not (answers := fold.sum(TEACHERS)):
             return new
         for group in state:
             name = f"{ENSEMBLE}{group}"
             if sums := fold.sum(name):
                 weight = next(iter(fold.weights(name).values()))
                 new[name] = variance(sums, weight) if self.sampling == "gaussian" else averages(sums)
-        return new | {TEACHERS: said}
+        return new | {TEACHERS: answers}
 
     def plan(self, state: State, round: int) -> Sequence[ServerTask]:
-        """First every mean and every sample is asked; then students learn."""
+        """Evaluate every mean and every sample, then train the students."""
         if TEACHERS not in state:
             return super().plan(state, round)
         # a forward pass costs a third of a training step
-        asked = -(-len(state[TEACHERS]["sum"]) // 3)
+        cost = -(-len(state[TEACHERS]["sum"]) // 3)
         return [
-            ServerTask(f"{which} {group}", self.groups[group], asked, payload)
+            ServerTask(f"{which} {group}", self.groups[group], cost, payload)
             for group in self._ran(state)
             for which, payload in {"mean": {"net": state[group]}, **self._drawn(state, group)}.items()
         ]
 
     def _ran(self, state: State) -> list[str]:
-        """The groups of the round, before its students begin."""
+        """Return the groups with clients in the round, before its students start."""
         return [group for group in self.groups if f"{ENSEMBLE}{group}" in state]
 
     def _drawn(self, state: State, group: str) -> dict[str, Payload]:
-        """What the samples of a group are made of."""
+        """Return the payloads from which a group's samples are drawn, by name."""
         net, ensemble = state[group], state[f"{ENSEMBLE}{group}"]
         if self.sampling == "gaussian":
             return {f"sample {j}": {"net": net, "variance": ensemble} for j in range(self.samples)}
@@ -164,8 +158,8 @@ class FedBE(Distilling):
 
     def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         if TEACHERS in state:
-            said = [found.groups[TEACHERS]["sum"] for found in refined.values()]
-            total = torch.stack([state[TEACHERS]["sum"], *said]).sum(0) / (state[TEACHERS]["count"] + len(said))
+            answers = [found.groups[TEACHERS]["sum"] for found in refined.values()]
+            total = torch.stack([state[TEACHERS]["sum"], *answers]).sum(0) / (state[TEACHERS]["count"] + len(answers))
             new = {group: t for group, t in state.items() if group != TEACHERS and not group.startswith(ENSEMBLE)}
             return self.taught(new, self._ran(state), {"targets": sharpened(total, self.sharpen)})
         new = super().absorb(state, round, refined)
@@ -183,20 +177,20 @@ class FedBE(Distilling):
 
 
 def moments(found: Params, given: Params, weight: float) -> Params:
-    """What a client adds to the sums of a Gaussian: n (y - w) as "first.NAME", n (y - w)^2 as "second.NAME"."""
+    """Return a client's terms in the sums of a Gaussian: n (y - w) as "first.NAME", n (y - w)^2 as "second.NAME"."""
     apart = {name: t - given[name] for name, t in found.items()}
     first = {f"first.{name}": t * weight for name, t in apart.items()}
     return first | {f"second.{name}": t.square() * weight for name, t in apart.items()}
 
 
 def variance(sums: Params, weight: float) -> Params:
-    """By name, from the sums of `moments`; `weight`: sum n_k."""
+    """Return the variances by name from the sums of `moments`. `weight`: sum n_k."""
     names = [name.removeprefix("first.") for name in sums if name.startswith("first.")]
     return {n: (sums[f"second.{n}"] / weight - (sums[f"first.{n}"] / weight).square()).clamp_min(0.0) for n in names}
 
 
 def gaussian(mean: Params, variance: Params, generator: torch.Generator) -> Params:
-    """A network around the mean, of the names that have a variance."""
+    """Draw a network around the mean, for the names with a variance."""
     return {
         name: mean[name] + t.sqrt() * torch.randn(t.shape, generator=generator, dtype=t.dtype)
         for name, t in variance.items()
@@ -204,27 +198,27 @@ def gaussian(mean: Params, variance: Params, generator: torch.Generator) -> Para
 
 
 def shares(found: Params, weights: Sequence[float]) -> Params:
-    """What a client adds to the sums of Dirichlet averages: g_j y as "j.NAME", and g_j as "j"."""
+    """Return a client's terms in the sums of Dirichlet averages: g_j y as "j.NAME", and g_j as "j"."""
     return {f"{j}": torch.tensor(g) for j, g in enumerate(weights)} | {
         f"{j}.{name}": t * g for j, g in enumerate(weights) for name, t in found.items()
     }
 
 
 def averages(sums: Params) -> Params:
-    """ "j.NAME", from the sums of `shares`."""
+    """Return the averages "j.NAME" from the sums of `shares`."""
     return {name: t / sums[name.partition(".")[0]] for name, t in sums.items() if "." in name}
 
 
-# what is learned
+# targets and statistics
 
 
 def sharpened(probabilities: torch.Tensor, temperature: float) -> torch.Tensor:
-    """q^(1/T), of sum 1 in every row [N, C]."""
+    """Return q^(1/T), normalised in every row [N, C]."""
     return (probabilities.log() / temperature).softmax(1)
 
 
 def statistics(net: Net, params: Params, data: ClientData) -> Params:
-    """The running statistics of a network's norms on samples."""
+    """Return the running statistics of a network's norms on samples."""
     module = cached_module(net, data.device)
     load(module, params)
     found = norms.finish(norms.collect(module, (x for x, _ in data.plain(AT_ONCE))), "exact")

@@ -1,4 +1,4 @@
-"""FedDF: the server's networks learn what the clients' networks say together of public data.
+"""FedDF: the server's networks learn the mean predictions of the clients' networks on public data.
 
 Paper: Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.07242 (Algorithms 1 and 3; code: epfml/federated-learning-public-code).
@@ -10,24 +10,21 @@ U the public samples, without labels.
     a start    w_p  <-  sum_{S_p} n_k y_k / sum_{S_p} n_k, running statistics too, for every p of the round
     targets    z(x)  =  mean_S f(x; y_k), of all architectures
     a student  w_p  <-  Adam from w_p on  KL(softmax(z(x) / T) || softmax(f(x; w_p) / T)),  x in batches of U;
-               the best on validation data of every 100th step is kept, and it stops after so many without a better one
+               keep the best of every 100th step on validation data; stop early after `patience` steps without a
+               better one
 
-An architecture that nobody ran in a round keeps its network. Networks go down and up, and nothing else: the server asks
-the ensemble. Its forward passes are the server's operations, and are done where clients were trained, one network after
-another, so that the ensemble is never in memory.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["feddf"]().distillation.steps
-    10000
+An architecture without clients in a round keeps its network. Only networks are exchanged. The ensemble's forward passes
+count as the server's operations. They run where clients are trained, one network at a time, so that the ensemble is
+never in memory.
 
 Departures:
-1. Targets are found once a round, on U as it stands; the code asks the teachers anew for every batch, which is the same
-   without augmentation.
+1. Targets are computed once per round, on U without augmentation; the code computes them for every batch, which is
+   equivalent without augmentation.
 2. The code's `avg_losses`, its removal of bad teachers (`drop_worst`) and its weights by validation accuracy are not
-   here. Its README runs `avg_logits`, which is the default, without the other two.
+   implemented. Its README runs `avg_logits`, the default here, without the other two.
 3. The code averages starts uniformly (`weight: uniform`), the paper by data (`samples`, the default).
-4. The code waits 2,000 steps, its README 1,000 (the default).
-5. With `updates.transforms` teachers are the networks as they were trained, students start from what was sent.
+4. The code's patience is 2,000 steps, its README's 1,000 (the default).
+5. With `updates.transforms` teachers are the networks before the transforms, and students start from the sent ones.
 """
 
 from typing import ClassVar, Literal
@@ -52,17 +49,17 @@ class FedDF(Distilling):
 
     name: Literal["feddf"] = "feddf"
     weight: Literal["samples", "uniform"] = "samples"
-    """A client's weight in the mean that students start from: its number of training samples, or 1."""
+    """Weight of a client in the mean that students start from: its number of training samples, or 1."""
     distillation: Distillation = Distillation(
         steps=10_000, batch_size=64, optimizer="adam", lr=1e-3, cosine=True, clip=5.0, patience=1_000
     )
-    """How a student is trained."""
+    """Training of students."""
     targets: Literal["logits", "probabilities"] = "logits"
-    """What is averaged over the teachers."""
+    """Teachers' outputs to average."""
     temperature: float = Field(default=1.0, gt=0)
-    """T, of targets and students."""
+    """T, the temperature of targets and students."""
     start: Literal["mean", "previous"] = "mean"
-    """Where students start: at the mean of the clients' networks, or where they were."""
+    """Start of students. mean: the mean of the clients' networks. previous: the previous student."""
 
     def check(self, rounds: int, clients: Population) -> None:
         check_public(self)
@@ -72,17 +69,17 @@ class FedDF(Distilling):
         trained, metrics = self.trained(given, visit)
         update = self.answer(trained, visit, metrics)
         logits, flops = self.known(trained, visit)
-        said = logits if self.targets == "logits" else logits.div(self.temperature).softmax(1)
-        update.derived[TEACHERS] = {"sum": said, "count": torch.ones(())}
+        answers = logits if self.targets == "logits" else logits.div(self.temperature).softmax(1)
+        update.derived[TEACHERS] = {"sum": answers, "count": torch.ones(())}
         update.metrics["server_flops"] = flops
         return update
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         means = {group: fold.mean(group) for group in state}
-        if not (said := fold.sum(TEACHERS)):
+        if not (sums := fold.sum(TEACHERS)):
             return means
-        mean = said["sum"] / said["count"]
-        # a probability that is 0 in float32 has no logit, and a target of minus infinity no divergence
+        mean = sums["sum"] / sums["count"]
+        # a probability of 0 has logit minus infinity, for which the divergence is not defined
         logits = mean if self.targets == "logits" else mean.clamp_min(TINY).log() * self.temperature
         starts = means if self.start == "mean" else state
         return self.taught(means | starts, [group for group in state if fold.sum(group)], {"targets": logits})

@@ -1,7 +1,7 @@
-"""Fed-ET: clients train small networks, and a large one that no client has learns from them on public data.
+"""Fed-ET: clients train small networks, and the server's large network learns from them on public data.
 
 Paper: Cho et al., "Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated Learning",
-IJCAI 2022, https://arxiv.org/abs/2204.12703 (Algorithm 1; there is no code of the authors).
+IJCAI 2022, https://arxiv.org/abs/2204.12703 (Algorithm 1; no code by the authors).
 
 Symbols: i an architecture, w_i its network, S_i the clients of the round that run it, S all of the round, n_k the
 weight of a client, w_0 the server's network, u the representation layer, s_k(x) in R^C a client's logits, z(x) the
@@ -16,25 +16,21 @@ server's, P the public samples, without labels.
     the server   w_0  <-  SGD from w_0 on  CE(z(x), y(x)) + lambda KL(softmax t(x) || softmax z(x)),  x in batches of P
     back         w_i  <-  sum_{S_i} n_k y_k / sum_{S_i} n_k, running statistics too;  u of w_i  <-  u of w_0
 
-The largest capacity's network is the server's; with weight 0 in `clients.weights` nobody has it, and it is never sent.
-u is the classifier. It must have one shape in all networks, as with `features` of model mix. An architecture that
-nobody ran keeps its network but for u.
+The largest capacity's network is the server's; with weight 0 in `clients.weights` no client has it, and it is never
+sent. u is the classifier. It must have one shape in all networks, as with `features` of model mix. An architecture
+without clients in a round keeps its network, except u.
 
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedet"]().distillation.steps
-    128
-
-Where all clients agree on a sample D is empty, and its second term is 0. Where none does D is S, and t is s: y may be a
-class that nobody says. Where the logits of all are constant, all count alike.
+If all clients agree on a sample, D is empty and the second term is 0. If no client predicts y, D is S and t is s. If
+all logits are constant, clients have equal weights.
 
 Departures:
-1. The paper draws clients in proportion to their data and averages them uniformly. Here they are drawn uniformly, and
-   averaged uniformly too, or by their data (`weight: samples`).
-2. If clients have the server's capacity as well, their architecture is one like the others, and its network is the
-   server's: it is sent to them, w_0 starts from the mean of theirs, and learns on.
+1. The paper draws clients in proportion to their data and averages them uniformly. Here they are drawn uniformly and
+   averaged uniformly, or by their data (`weight: samples`).
+2. Clients may have the server's capacity. Then the server's network is also their architecture's: it is sent to them,
+   and w_0 starts from the mean of their networks.
 3. The steps, batches and rates of the server's training are those of the FedProphet authors' implementation.
-4. With `updates.transforms` logits are those of the networks as they were trained; with a server optimizer u of w_0
-   still starts from the mean itself.
+4. With `updates.transforms` logits are of the networks before the transforms; with a server optimizer u of w_0 still
+   starts from the mean itself.
 """
 
 from collections.abc import Mapping
@@ -64,18 +60,18 @@ class FedET(Distilling):
 
     name: Literal["fedet"] = "fedet"
     distillation: Distillation = Distillation(steps=128, batch_size=64, momentum=0.9, lr=5e-3)
-    """How the server's network is trained."""
+    """Training of the server's network."""
     diversity: float = Field(default=0.05, ge=0)
-    """lambda, the weight of what the clients say who disagree with the consensus."""
+    """lambda, the weight of the clients that disagree with the consensus."""
 
     def check(self, rounds: int, clients: Population) -> None:
         check_public(self)
         shapes = {c: _shapes(net) for c, net in self.task.nets.items()}
         if len({tuple(shape.items()) for shape in shapes.values()}) > 1:
-            given = "; ".join(f"capacity {label(c)}: {_said(shape)}" for c, shape in shapes.items())
+            given = "; ".join(f"capacity {label(c)}: {_text(shape)}" for c, shape in shapes.items())
             raise ConfigError(
-                f"model: given classifiers of different shapes ({given}); allowed: one shape, because method "
-                f"{self.name} exchanges it between all networks; model.features of model mix gives them one"
+                f"model: the classifiers have different shapes ({given}). Allowed with method {self.name}: one shape. "
+                "Hint: set model.features of model mix"
             )
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -94,15 +90,15 @@ class FedET(Distilling):
         # before the means use up the sums
         shared = {name: torch.stack([u[name] for u in received]).sum(0) / fold.weight for name in received[0]}
         new = {group: fold.mean(group) for group in state}
-        server, said = self.group(self.task.server_capacity), fold.sum(LOGITS)
+        server, answers = self.group(self.task.server_capacity), fold.sum(LOGITS)
         new[server] = with_representation(new[server], self.task.server, shared)
-        logits = torch.stack([said[id] for id in sorted(said, key=int)])
+        logits = torch.stack([answers[id] for id in sorted(answers, key=int)])
         return self.taught(new, [server], {"targets": targets(logits)})
 
     def loss_of_student(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        log_q, (told, diverse) = F.log_softmax(logits, 1), targets.unbind(1)
+        log_q, (labels, diverse) = F.log_softmax(logits, 1), targets.unbind(1)
         entropy = torch.xlogy(diverse, diverse).sum(1)
-        return (-(told * log_q).sum(1) + self.diversity * (entropy - (diverse * log_q).sum(1))).mean()
+        return (-(labels * log_q).sum(1) + self.diversity * (entropy - (diverse * log_q).sum(1))).mean()
 
     def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         new = super().absorb(state, round, refined)
@@ -117,56 +113,53 @@ class FedET(Distilling):
 
 
 def representation(params: Params, net: Net) -> Params:
-    """u of a network: "weight" [C, D], and "bias" [C] if it has one."""
+    """Return u of a network: "weight" [C, D], and "bias" [C] if it has one."""
     path = classifier_path(net)
     return {name.removeprefix(f"{path}."): params[name] for name in net.layout.classifier}
 
 
 def with_representation(params: Params, net: Net, shared: Params) -> Params:
-    """The network with another u."""
     path = classifier_path(net)
     return params | {f"{path}.{name}": t.clone() for name, t in shared.items()}
 
 
 def _shapes(net: Net) -> dict[str, tuple[int, ...]]:
-    """The shapes of u."""
     path = classifier_path(net)
     return {name.removeprefix(f"{path}."): net.layout.shapes[name] for name in net.layout.classifier}
 
 
-def _said(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _text(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
-# what clients say
+# targets
 
 
 def confidence(logits: torch.Tensor, among: torch.Tensor | None = None) -> torch.Tensor:
-    """a_k(x) [K, N] of logits [K, N, C]: shares of the variance over classes, `among` [K, N] those who count; 0 for the
-    others, and where nobody counts."""
+    """Return a_k(x) [K, N] of logits [K, N, C], the shares of the variance over classes among the clients in `among`
+    [K, N] bool (default: all). 0 for other clients."""
     counted = torch.ones(logits.shape[:2], dtype=torch.bool) if among is None else among
     variance = logits.var(2, correction=0)
-    # constant logits count only where those of all who count are constant
+    # constant logits count only if all counted clients have constant logits
     some = (variance * counted).sum(0) > 0
     weight = torch.where(some, variance, 1.0) * counted
     return weight / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
 
 
 def consensus(logits: torch.Tensor) -> torch.Tensor:
-    """s(x) [N, C] of logits [K, N, C]."""
+    """Return s(x) [N, C] of logits [K, N, C]."""
     return (confidence(logits)[:, :, None] * logits).sum(0)
 
 
-def dissent(logits: torch.Tensor, said: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """t(x) [N, C] of logits [K, N, C], 0 where D is empty, and D [K, N] as bool. `said`: y(x) [N]."""
-    among = logits.argmax(2) != said
+def dissent(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return t(x) [N, C] of logits [K, N, C] and labels y(x) [N], 0 if D is empty, and D [K, N] bool."""
+    among = logits.argmax(2) != labels
     return (confidence(logits, among)[:, :, None] * logits).sum(0), among
 
 
 def targets(logits: torch.Tensor) -> torch.Tensor:
-    """What the server's network learns from logits [K, N, C]: y(x) as 1 of C, and softmax(t(x)), 0 where D is empty;
-    [N, 2, C]."""
-    said = consensus(logits).argmax(1)
-    diverse, among = dissent(logits, said)
+    """Return the targets [N, 2, C] of logits [K, N, C]: y(x) one-hot, and softmax(t(x)), 0 if D is empty."""
+    labels = consensus(logits).argmax(1)
+    diverse, among = dissent(logits, labels)
     probabilities = torch.where(among.any(0)[:, None], diverse.softmax(1), 0.0)
-    return torch.stack([F.one_hot(said, logits.shape[2]).to(logits.dtype), probabilities], 1)
+    return torch.stack([F.one_hot(labels, logits.shape[2]).to(logits.dtype), probabilities], 1)

@@ -1,51 +1,46 @@
-"""FedGKT: clients train small networks, the server a large trunk on their features, and each learns from the other.
+"""FedGKT: clients train small networks, the server trains a large trunk on their features, with mutual distillation.
 
 Paper: He et al., "Group Knowledge Transfer: Federated Learning of Large CNNs at the Edge", NeurIPS 2020,
 https://arxiv.org/abs/2007.14513 (Algorithm 1; code: FedML-AI/FedML, fedml_api/distributed/fedgkt).
 
-Symbols: f_e client k's extractor and f_c its head, for ever its own; f_s the server's trunk, behind an extractor of the
+Symbols: f_e client k's personal extractor and f_c its personal head; f_s the server's trunk, behind an extractor of the
 same features; H = f_e(x); z_c and z_s logits; KD(t -> z) = T^2 KL(softmax(t / T) || softmax(z / T)), the mean over a
 batch.
 
-    a client    f_e, f_c  <-  E_c epochs of  CE(f_c(f_e(x)), y) + a KD(z_s -> f_c(f_e(x)))   no KD before it has a z_s
+    a client    f_e, f_c  <-  E_c epochs of  CE(f_c(f_e(x)), y) + a KD(z_s -> f_c(f_e(x)))   no KD without a z_s
                 H, z_c of all its samples, in evaluation mode; sent with y
-    the server  E_s epochs, in each all clients of the round one after another:
+    the server  E_s epochs, in each all clients of the round in turn:
                 f_s  <-  Adam on  KD(z_c -> f_s(H)) + a CE(f_s(H), y)
                 z_s  =  f_s(H) of all their samples, in evaluation mode; sent to client k
 
-What a client is judged by, and can export, is f_s(f_e(x)) with its own f_e. A sample's z_s is found by the row that the
-sample has in its client's data, never by its batch.
+Clients are evaluated, and can be exported, as f_s(f_e(x)) with their own f_e. z_s is matched to samples by their rows
+in the client's data, not by batches.
 
-The largest capacity is the server's, and no client has it:
+The largest capacity is the server's, and no client may have it:
 
     model: {name: mix, networks: {"1": resnet55_gkt, "0.5": resnet8_gkt}}
     clients: {capacities: [1, 0.5], weights: [0, 1], ...}
 
-A network has an extractor if it is an nn.Sequential whose first part is called "extractor". Clients may have several
-networks; all extractors, the server's too, are built alike.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedgkt"]().server.epochs
-    20
+A network has an extractor if it is an nn.Sequential whose first part is named "extractor". Clients may have several
+networks; all extractors, including the server's, must have the same architecture.
 
 Departures:
-1. All clients take part in a round of the paper. Here a cohort may be a part of them: the server then trains on its
+1. In the paper all clients take part in every round. Here a cohort may be smaller: the server trains on the cohort's
    features, and a client learns from the z_s of its last visit.
-2. H is not sent but counted: f_e stands while the server works, so it is computed anew there from what the client
-   keeps, in place of storing 64 KiB an image. Traffic is that of FedGKT: H, z_c and y up, z_s down, 4 bytes a number,
-   without the features of test images, which the code sends to measure accuracy. `updates.transforms` meet z_c alone,
-   and the bytes up are then those of z_c.
-3. H, z_c and z_s are of images as they stand, a client's steps augment them. In the code all are of augmented ones.
-4. The code finds z_s by the number of a batch while its loader shuffles, so that they are other images'. Its z_s are
-   those of the last epoch's steps, in training mode, before each step. Here they are a pass of their own.
-5. The code distils on the server only where it is told to (`whether_distill_on_the_server`, 0 by default); there and
-   here the server's loss is CE alone otherwise, without a.
-6. A client's optimizer is new in every visit (`training`); the code's remembers. The server's does here too: Adam with
-   AMSGrad. The code lowers its rate when test accuracy stands still, which is not here.
-7. Batches of the server are drawn anew in every epoch; the code repeats those of the client.
-8. The code's experiments start all extractors from one network that was trained on all data; here they start from one
-   that is random.
-9. Accuracy is that of every client's own test split; the paper's is on the whole test set.
+2. H is counted but not sent: f_e does not change while the server works, so H is recomputed there from the client
+   state, in place of storing 64 KiB per image. Traffic is that of FedGKT, H, z_c and y up and z_s down at 4 bytes per
+   number, without the features of test images, which the code sends to measure accuracy. `updates.transforms` apply to
+   z_c alone, and the bytes up are then those of z_c.
+3. H, z_c and z_s are of images without augmentation; only a client's steps augment them. In the code all are augmented.
+4. The code matches z_s by batch numbers although its loader shuffles, so they belong to other images. Its z_s are
+   computed in the last epoch's steps, in training mode, before each step. Here they are computed in a separate pass.
+5. The code distils on the server only with `whether_distill_on_the_server` (default 0). Without it, the server's loss
+   is CE without a, there and here.
+6. A client's optimizer is new in every visit (`training`); the code's keeps its state. The server's keeps it here too:
+   Adam with AMSGrad. The code's reduction of the rate on a plateau of test accuracy is not implemented.
+7. Batches of the server are drawn in every epoch; the code repeats those of the client.
+8. In the code's experiments all extractors start from one network trained on all data; here from one random network.
+9. Accuracy is on every client's own test split; in the paper on the whole test set.
 """
 
 import functools
@@ -81,18 +76,18 @@ CLIENTS = "client logits"
 SERVER = "server logits"
 """The latest z_s, by client id."""
 MEMORY = "memory"
-"""What the trunk's optimizer remembers."""
+"""State of the trunk's optimizer."""
 PLACE = "place"
-"""How many (epoch, client) are behind the server in this round."""
+"""Number of (epoch, client) pairs that the server has completed in this round."""
 
 
 class ServerTraining(Config):
-    """How the trunk is trained: by Adam with AMSGrad, which remembers for the whole run."""
+    """Training of the trunk by Adam with AMSGrad. The optimizer's state is kept for the whole run."""
 
     epochs: int = Field(default=20, ge=1)
-    """E_s: passes over the features of a round's clients."""
+    """E_s, epochs on the features of a round's clients."""
     batch_size: int = Field(default=256, ge=1)
-    """Samples a step, of one client; its last batch may be smaller."""
+    """Samples per step, of one client. Its last batch may be smaller."""
     lr: float = Field(default=1e-3, gt=0)
     """Learning rate."""
     weight_decay: float = Field(default=1e-4, ge=0)
@@ -110,62 +105,61 @@ class FedGKT(Unequal):
 
     name: Literal["fedgkt"] = "fedgkt"
     weight: Literal["uniform"] = "uniform"
-    """Nothing is averaged."""
+    """Not used: nothing is averaged."""
     temperature: float = Field(default=3.0, gt=0)
-    """T, of both sides."""
+    """T, the temperature of clients and server."""
     alpha: float = Field(default=1.0, ge=0)
-    """a: of KD on a client, of CE on the server."""
+    """a, the weight of KD on clients and of CE on the server."""
     distill_on_server: bool = True
-    """Whether the server learns from z_c; otherwise from labels alone."""
+    """Train the server on z_c and labels. false: on labels alone."""
     server: ServerTraining = ServerTraining()
-    """How the trunk is trained."""
+    """Training of the trunk."""
 
     def check(self, rounds: int, clients: Population) -> None:
         nets, server = self.task.nets, self.task.server_capacity
-        held = {capacity for capacity, weight in clients.levels if weight}
+        used = {capacity for capacity, weight in clients.levels if weight}
         if clients.assignment == "fixed":
-            # ids that are left over have the last capacity, whatever its weight
-            held.add(clients.capacity(clients.count - 1, self.task.seed, 0))
-        for capacity in sorted(held, reverse=True):
+            # remaining ids have the last capacity, whatever its weight
+            used.add(clients.capacity(clients.count - 1, self.task.seed, 0))
+        for capacity in sorted(used, reverse=True):
             if nets[capacity] == nets[server]:
                 raise ConfigError(
-                    f"clients: given clients of capacity {label(capacity)}, whose network is the server's; "
-                    f"allowed with method {self.name}: a largest capacity that no client has, such as capacities: "
-                    "[1, 0.5], weights: [0, 1]"
+                    f"clients: clients of capacity {label(capacity)} have the server's network. Allowed with method "
+                    f"{self.name}: a largest capacity without clients, such as capacities: [1, 0.5], weights: [0, 1]"
                 )
         ours, ours_text = self._extractor(server)
-        for capacity in sorted(held, reverse=True):
+        for capacity in sorted(used, reverse=True):
             theirs, theirs_text = self._extractor(capacity)
-            where = f"model: given {nets[capacity].model.name} for capacity {label(capacity)}, whose extractor"
+            where = f"model: the extractor of {nets[capacity].model.name}, capacity {label(capacity)},"
             if theirs != ours:
                 raise ConfigError(
-                    f"{where} gives features {list(theirs)}; allowed: {list(ours)}, which the server's "
-                    f"{nets[server].model.name} reads"
+                    f"{where} has features {list(theirs)}. Allowed: {list(ours)}, as in the server's "
+                    f"{nets[server].model.name}"
                 )
             if theirs_text != ours_text:
                 raise ConfigError(
-                    f"{where} is {theirs_text}; allowed: that of the server's {nets[server].model.name}, {ours_text}"
+                    f"{where} is {theirs_text}. Allowed: that of the server's {nets[server].model.name}, {ours_text}"
                 )
-        fixed_capacities(self.name, {c: nets[c] for c in held}, clients, "one network for all clients")
+        fixed_capacities(self.name, {c: nets[c] for c in used}, clients, "one network for all clients")
 
     def _extractor(self, capacity: float) -> tuple[tuple[int, ...], str]:
-        """Shape of the features of one sample, and how the extractor is built. A ConfigError if there is none."""
+        """Return the shape of one sample's features and the extractor's architecture as text. Raise a ConfigError if
+        there is no extractor."""
         net = self.task.nets[capacity]
         if (found := _extractor_of(net)) is None:
             raise ConfigError(
-                f"model: given {net.model.name} for capacity {label(capacity)}, which has no extractor; allowed with "
-                f"method {self.name}: networks whose first part is one, such as resnet55_gkt for the server and "
-                "resnet8_gkt for clients"
+                f"model: {net.model.name}, capacity {label(capacity)}, has no extractor. Allowed with method "
+                f"{self.name}: networks with one, such as resnet55_gkt for the server and resnet8_gkt for clients"
             )
         return found
 
     @property
     def composed(self) -> str:
-        """The group of the server's network: f_s behind an extractor that nobody trains."""
+        """Group of the server's network: f_s behind an extractor that is not trained."""
         return self.group(self.task.server_capacity)
 
     def initial(self, capacity: float) -> Params:
-        """All networks start with one extractor, the server's: the trunk reads features of one kind."""
+        """Return the capacity's initial network with the server's initial extractor, which all networks start from."""
         return super().initial(capacity) | extractor(super().initial(self.task.server_capacity))
 
     def init(self) -> State:
@@ -174,11 +168,11 @@ class FedGKT(Unequal):
     # the losses
 
     def distilled(self, teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-        """KD(teacher -> student) of logits [B, C]."""
+        """Return KD(teacher -> student) of logits [B, C]."""
         return self.temperature**2 * divergence(teacher, student, self.temperature)
 
     def client_loss(self, own: Loss) -> Loss:
-        """(logits [B, C], targets [B, 1 + C] as of `packed`) -> the mean over the batch. `own`: the one without KD."""
+        """Return the client's loss: mean over logits [B, C] and targets [B, 1 + C] (`packed`). `own`: without KD."""
 
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             y, teacher = unpacked(targets)
@@ -187,7 +181,7 @@ class FedGKT(Unequal):
         return loss
 
     def server_loss(self, own: Loss) -> Loss:
-        """As `client_loss`, of the server."""
+        """Return the server's loss, otherwise as `client_loss`."""
 
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             y, teacher = unpacked(targets)
@@ -197,10 +191,10 @@ class FedGKT(Unequal):
 
         return loss
 
-    # a client
+    # clients
 
     def extract(self, state: State, selection: Selection) -> Payload:
-        """All clients' z_s: who is sent this finds its own by its id."""
+        """Return z_s of all clients, from which a client takes its own by id."""
         return {SERVER: state[SERVER]} if SERVER in state else {}
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -224,19 +218,19 @@ class FedGKT(Unequal):
     # the server
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        if not (said := fold.sum(CLIENTS)):
+        if not (logits := fold.sum(CLIENTS)):
             return state
-        return {**state, CLIENTS: said, PLACE: {"behind": torch.tensor(0)}}
+        return {**state, CLIENTS: logits, PLACE: {"behind": torch.tensor(0)}}
 
     def plan(self, state: State, round: int) -> Sequence[ServerTask]:
-        """One client's part of an epoch after another; behind the last epoch all clients' z_s at the same time."""
+        """Plan one client's part of an epoch at a time and, after the last epoch, z_s of all clients at once."""
         if CLIENTS not in state:
             return ()
         ids, net, payload = sorted(state[CLIENTS], key=int), self.task.server, {self.composed: state[self.composed]}
         sizes = {id: len(logits) for id, logits in state[CLIENTS].items()}
         epoch, turn = divmod(int(state[PLACE]["behind"]), len(ids))
         if epoch == self.server.epochs:
-            # a third of what training on them costs
+            # a third of the cost of training on them
             return [ServerTask(f"logits of client {id}", net, -(-sizes[id] // 3), payload, int(id)) for id in ids]
         id = ids[turn]
         payload |= {CLIENTS: {id: state[CLIENTS][id]}, MEMORY: state.get(MEMORY, {})}
@@ -285,11 +279,10 @@ class FedGKT(Unequal):
             new[PLACE] = {"behind": state[PLACE]["behind"] + 1}
         return new
 
-    # what a device runs
+    # deployment
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
-        """The server's network, with the client's extractor in place of its own, or with the one that a client of this
-        capacity starts from."""
+        """Return the server's network with the client's extractor, or with the initial one of this capacity."""
         given = state[self.composed] | extractor(self.own(client_state, capacity))
         names = self.task.server.layout.shapes
         statistics = {name: t for name, t in given.items() if name not in names}
@@ -300,29 +293,29 @@ class FedGKT(Unequal):
 
 
 def packed(y: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Targets [n, 1 + C] in place of labels: these [n], and logits [n, C] of the same samples."""
+    """Return targets [n, 1 + C]: labels [n] and logits [n, C] of the same samples."""
     logits = logits.to(y.device)
     return torch.cat([y.unsqueeze(1).to(logits.dtype), logits], 1)
 
 
 def unpacked(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The labels [n] and logits [n, C] of targets."""
+    """Return the labels [n] and logits [n, C] of targets."""
     return targets[:, 0].long(), targets[:, 1:]
 
 
 def extractor(params: Params) -> Params:
-    """Of a network's parameters and statistics those of its extractor."""
+    """Return the extractor's parameters and statistics."""
     return {name: t for name, t in params.items() if name.startswith(f"{EXTRACTOR}.")}
 
 
 def trunk_macs(net: Net) -> int:
-    """Multiply-adds of a sample behind the extractor."""
+    """Return the multiply-adds of one sample after the extractor."""
     return sum(macs for path, macs in net.layer_macs.items() if not path.startswith(f"{EXTRACTOR}."))
 
 
 @functools.lru_cache(maxsize=64)
 def _extractor_of(net: Net) -> tuple[tuple[int, ...], str] | None:
-    """Shape of the features of one sample, and how the extractor is built; None if there is none."""
+    """Return the shape of one sample's features and the extractor's architecture as text, or None."""
     module = net.blank()
     if not isinstance(module, nn.Sequential) or next(iter(module.named_children()), ("",))[0] != EXTRACTOR:
         return None

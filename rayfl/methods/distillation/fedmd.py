@@ -1,43 +1,38 @@
-"""FedMD: clients keep their networks, and approach what all say together of labelled public data.
+"""FedMD: clients keep their networks and learn the mean class scores of all clients on labelled public data.
 
 Paper: Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", NeurIPS 2019 workshop on federated
 learning, https://arxiv.org/abs/1910.03581 (Algorithm 1; code: diogenes0319/FedMD_clean).
 
 Symbols: D_0 the public samples, with labels; D_k client k's own; w_k its network; f(.; w) class scores, that is logits
-before any softmax; d_r a random subset of D_0, drawn anew for every round.
+before any softmax; d_r a random subset of D_0, drawn in every round.
 
-    transfer     w_k  <-  training on D_0 (`warmup_epochs`), then on D_k (`private_warmup_epochs`)    once, at first
+    transfer     w_k  <-  training on D_0 (`warmup_epochs`), then on D_k (`private_warmup_epochs`)    first visit
     communicate  f(x; w_k),  x in d_r                                                                  sent
     aggregate    g_r(x)  =  mean_k f(x; w_k)
     distribute   g_r                                                                                   sent
     digest       w_k  <-  Adam on  mean |f(x; w_k) - g_r(x)|,  x in d_r                                `digest`
     revisit      w_k  <-  training on D_k
 
-A visit in round r is digest and revisit, of g_{r-1}, then communicate, of d_r. Up go |d| C numbers, down g_{r-1} and
-the rows of d_{r-1} and d_r. The server has no network, so clients' own splits judge.
+A visit in round r is digest and revisit with g_{r-1}, then communicate with d_r. Sent up: |d| C numbers. Sent down:
+g_{r-1} and the row numbers of d_{r-1} and d_r. The server has no network; clients are evaluated on their own splits.
 
-The code's settings; its optimizer is Adam (1e-3) everywhere, its `training.batch_size` 5:
+The code's settings, with Adam (1e-3) throughout and `training.batch_size` 5:
 
     data             | rounds | d_r  | digest                | revisit (`training.epochs`)
     CIFAR-100        | 20     | 5000 | 1 epoch, batch of 256 | 4
     Federated EMNIST | 20     | 5000 | 1 epoch, batch of 256 | 2
 
-    >>> from rayfl.methods import METHODS
-    >>> fedmd = METHODS["fedmd"]()
-    >>> fedmd.subset, fedmd.digest.epochs, fedmd.digest.batch_size
-    (5000, 1, 256)
-
 Departures:
-1. A round of the paper ends with digest and revisit; here they are the start of a client's next visit. The order of
-   its work is the same, so R rounds here are R - 1 of the paper's and the communication of one more. A client that is
-   not drawn misses what the rounds before its last one agreed on, as it does not in the paper, where all take part.
-2. A client that is drawn for the first time behind the first round transfers first, and then digests and revisits.
-3. The code stops the transfer early, by the accuracy on its test sets: at most 20 epochs on D_0, in batches of 128, and
-   25 on D_k, in batches of 32. Here it has that many epochs, in batches and with the optimizer of `training`.
-4. In the code D_0 and D_k have classes of their own, and networks answer both. Here there is one set of classes, which
+1. A round of the paper ends with digest and revisit; here they start a client's next visit. The order of its work is
+   the same, so R rounds here are R - 1 of the paper's and the communication of one more. In the paper all clients take
+   part; here a client skips the consensus of rounds between its visits, except the latest.
+2. A new client after the first round transfers first, and then digests and revisits.
+3. The code stops the transfer early by accuracy on its test sets: at most 20 epochs on D_0 in batches of 128, and 25 on
+   D_k in batches of 32. Here it has exactly these epochs, with the batch size and optimizer of `training`.
+4. In the code D_0 and D_k have different classes, and networks predict both. Here there is one set of classes, which
    may be larger than any client's.
-5. The code's d_r has as many samples of every class as their share of D_0 says; here rows are drawn alike.
-6. Rows are not sent: whoever has the public samples draws them from the run's seed. They are counted, 4 bytes each.
+5. The code's d_r is stratified by the class shares of D_0; here rows are drawn uniformly.
+6. Row numbers are not sent, because clients draw them from the run's seed. They are counted, 4 bytes each.
 """
 
 from dataclasses import replace
@@ -72,25 +67,23 @@ class FedMD(Unequal):
 
     name: Literal["fedmd"] = "fedmd"
     subset: int = Field(default=5000, ge=1)
-    """|d|: public samples that are drawn anew for every round; all where there are fewer."""
+    """|d|, public samples drawn for each round; all if there are fewer."""
     warmup_epochs: int = Field(default=20, ge=0)
-    """A client's passes over the public samples and their labels, before its first round. 0: the labels are not
-    wanted."""
+    """A client's epochs on the labelled public samples before its first round. 0: no labels needed."""
     private_warmup_epochs: int = Field(default=25, ge=1)
-    """Its passes over its own data after that."""
+    """A client's epochs on its own data after these."""
     digest: Distillation = Distillation(epochs=1, batch_size=256, optimizer="adam", lr=1e-3)
-    """How a client approaches the consensus on the subset."""
+    """Training of clients on the consensus."""
 
     def check(self, rounds: int, clients: Population) -> None:
         check_public(self, labeled=self.warmup_epochs > 0)
         fixed_capacities(self.name, self.task.nets, clients, "one network for all capacities")
 
     def init(self) -> State:
-        """Nothing: the server has no network."""
-        return {}
+        return {}  # the server has no network
 
     def extract(self, state: State, selection: Selection) -> Payload:
-        """The latest consensus [n, C], and the round in whose subset it is."""
+        """Return the latest consensus [n, C] and the round of its subset."""
         return state
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -121,8 +114,7 @@ class FedMD(Unequal):
         )
 
     def transferred(self, visit: Visit) -> tuple[Params, dict[str, float], float]:
-        """A client's network before its first round, the metrics of its training on own data, and the floating point
-        operations of all."""
+        """Return a client's network before its first round, the metrics of training on its own data, and the FLOPs."""
         network, flops, metrics = self.initial(visit.client.capacity), 0.0, {}
         for name, data, epochs in (
             ("public", public_of(visit), self.warmup_epochs),
@@ -135,13 +127,13 @@ class FedMD(Unequal):
         return network, metrics, flops
 
     def digested(self, network: Params, data: ClientData, visit: Visit) -> tuple[Params, float]:
-        """A network that came nearer to the consensus, and the floating point operations of that."""
+        """Return the network trained on the consensus, and the FLOPs."""
         steps, seed = self.digest.steps_of(len(data)), stream(visit.seed, "open")
         student, metrics = go_on(beginning(network), visit.net, data, F.l1_loss, self.digest, seed, most=steps)
         return result(student), metrics["server_flops"]
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        if not (said := fold.sum(SCORES)):
+        if not (sums := fold.sum(SCORES)):
             return state
-        consensus = said["sum"] / fold.weights(SCORES)["sum"]
+        consensus = sums["sum"] / fold.weights(SCORES)["sum"]
         return {CONSENSUS: {SCORES: consensus, "round": torch.tensor(round)}}

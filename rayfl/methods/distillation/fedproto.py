@@ -1,41 +1,36 @@
-"""FedProto: clients keep their networks, and share the mean features of every class.
+"""FedProto: clients keep their networks and share the mean features of every class.
 
 Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022,
-https://arxiv.org/abs/2105.00243 (Algorithm 1; code: yuetan031/FedProto). There are no public data, and the server has
-no network.
+https://arxiv.org/abs/2105.00243 (Algorithm 1; code: yuetan031/FedProto). No public data are needed, and the server
+has no network.
 
 Symbols: h_k(x) [D] the features of client k's network, which its classifier reads; D the same for all networks;
-n_kj client k's training samples of class j; C_j [D] the global prototype of class j, of the classes that somebody had.
+n_kj client k's training samples of class j; C_j [D] the global prototype of class j, if any client has had the class.
 
-    a client     w_k   <-  SGD on  CE + `attraction` * mean_D (h_k(x) - C_y)^2      no second term without a C_y
+    a client     w_k   <-  SGD on  CE + `attraction` * mean_D (h_k(x) - C_y)^2      no second term without C_y
                  c_kj  =   mean of h_k(x) over its training samples of class j       all, after training; sent with n_kj
     the server   C_j   <-  sum_k n_kj c_kj / sum_k n_kj     over the round's clients with class j (`weight: samples`)
                  C_j   <-  the mean of c_kj over them                                             (`weight: uniform`)
     a device     argmax of its own classifier, or of -|h_k(x) - C_j|^2               `predict`
 
-A class that nobody of the round has keeps its prototype. The nearest prototype is a linear classifier too, of
-2 C_j h - |C_j|^2, with which a client's network is then deployed. Up go D + 1 numbers for every class that the client
-has, down D for every known one. Clients' own splits judge.
+A class without clients in a round keeps its prototype. The nearest prototype equals the linear classifier
+2 C_j h - |C_j|^2, with which a client's network is then deployed. Sent up: D + 1 numbers per class of the client. Sent
+down: D per known class. Clients are evaluated on their own splits.
 
-The features of a mixture have one size where the model says so: {name: mix, features: 64, networks: ...}.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedproto"]().attraction
-    1.0
+Networks of a mixture get features of one size by {name: mix, features: 64, networks: ...}.
 
 Departures:
-1. Eq. 6 divides the sum, whose weights n_kj / N_j add up to 1, by the number of clients with the class once more. That
-   would shrink prototypes, and the code does not do it: it is left out. The code's mean is `weight: uniform`.
-2. The code's c_kj is the mean over all training steps of what the network gave while it changed, dropout included. Here
-   it is that of the trained network, in evaluation mode, on samples that are not augmented.
-3. The paper sums distances over classes, between prototypes of a batch and global ones. Here, as in the code, it is the
-   mean squared error over all features and samples of a batch, in which a sample without a global prototype counts
-   as 0.
-4. The code's features are those before the last dropout. Here they are what the classifier reads.
-5. The paper predicts by the nearest prototype. The code prints that and the classifier's accuracy, both as running
-   means over clients, and searches the classes of the client's task alone: as `evaluation.label_mask: neg_inf` does.
-6. In the code all clients take part in every round. Here one that is not drawn keeps its network, and a class may live
-   on in the prototype of an earlier round.
+1. Eq. 6 divides the sum, whose weights n_kj / N_j add up to 1, by the number of clients with the class once more. This
+   would shrink prototypes, and neither the code nor rayfl does it. The code's mean is `weight: uniform`.
+2. The code's c_kj is the mean of the features over all training steps, with changing weights and dropout. Here it is
+   that of the trained network, in evaluation mode, on samples that are not augmented.
+3. The paper sums distances over classes, between a batch's prototypes and the global ones. Here, as in the code, it is
+   the mean squared error over all features and samples of a batch; a sample without a global prototype counts as 0.
+4. The code's features are those before the last dropout. Here they are the classifier's inputs.
+5. The paper predicts by the nearest prototype. The code prints both that and the classifier's accuracy, as running
+   means over clients, among the classes of the client's task only (`evaluation.label_mask: neg_inf`).
+6. In the code all clients take part in every round. Here a client outside the cohort keeps its network, and a class may
+   keep the prototype of an earlier round.
 """
 
 from dataclasses import replace
@@ -63,9 +58,9 @@ from rayfl.models.features import classifier_path, feature_size, tapped
 from rayfl.training.distillation import AT_ONCE
 
 PROTOTYPES = "prototypes"
-"""Class -> C_j [D]: in the state, and what a client is sent."""
+"""Group of the state and the payload: class -> C_j [D]."""
 FEATURES = "features"
-"""Class -> the weighted prototype that a client sends, and below "counts" its weight []."""
+"""Group of an update: class -> weighted prototype [D]. The weights [] are in "counts"."""
 COUNTS = "counts"
 NEVER = -1e30
 """The logit of a class without a prototype."""
@@ -77,11 +72,11 @@ class FedProto(Unequal):
 
     name: Literal["fedproto"] = "fedproto"
     weight: Literal["samples", "uniform"] = "samples"
-    """A client's weight in the mean of a class: its training samples of the class, or 1."""
+    """Weight of a client in the mean of a class: its training samples of the class, or 1."""
     attraction: float = Field(default=1.0, ge=0)
-    """lambda: how much a sample's distance to its class's prototype counts in the loss."""
+    """lambda, the weight in the loss of a sample's distance to the prototype of its class."""
     predict: Literal["classifier", "prototypes"] = "classifier"
-    """What a device answers by: its own classifier, or the nearest global prototype."""
+    """Prediction of devices: by their own classifier, or by the nearest global prototype."""
 
     def check(self, rounds: int, clients: Population) -> None:
         nets = self.task.nets
@@ -90,22 +85,20 @@ class FedProto(Unequal):
         if len(set(sizes.values())) > 1:
             given = ", ".join(f"{size} of capacity {label(capacity)}" for capacity, size in sizes.items())
             raise ConfigError(
-                f"model: given classifiers that read different numbers of features: {given}; allowed with method "
-                f"{self.name}: one number, because prototypes of all clients are averaged; set model.features of mix"
+                f"model: the classifiers read different numbers of features: {given}. Allowed with method "
+                f"{self.name}: one number. Hint: set model.features of model mix"
             )
         for capacity, net in nets.items():
             if self.predict == "prototypes" and f"{classifier_path(net)}.bias" not in net.layout.shapes:
                 raise ConfigError(
-                    f"method.predict: given prototypes, with a network of capacity {label(capacity)} whose classifier "
-                    "has no bias; allowed: classifier, because distances need a bias"
+                    "method.predict: prototypes need a classifier with bias, and that of capacity "
+                    f"{label(capacity)} has none. Allowed: classifier"
                 )
 
     def init(self) -> State:
-        """Nothing: no class has a prototype yet."""
-        return {}
+        return {}  # no prototypes yet
 
     def extract(self, state: State, selection: Selection) -> Payload:
-        """All known prototypes."""
         return state
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -133,7 +126,7 @@ class FedProto(Unequal):
 
     @torch.no_grad()
     def prototypes(self, network: Params, net: Net, data: ClientData) -> tuple[Params, Params]:
-        """Of every class that the data have, the mean features [D] of a network, and the number of samples []."""
+        """Return the mean features [D] and the number of samples [] of every class in the data."""
         module = cached_module(net, data.device)
         load(module, network)
         norms.load(module, {name: t for name, t in network.items() if name not in net.layout.shapes})
@@ -144,19 +137,19 @@ class FedProto(Unequal):
         with tapped(module, classifier_path(net)) as tap:
             for x, y in data.plain(AT_ONCE):
                 module(x)
-                # a product, because sums by index have no order on a GPU
+                # a matrix product, because sums by index are not deterministic on a GPU
                 of_class = F.one_hot(y, classes).to(tap.features.dtype)
                 sums += of_class.T @ tap.features
                 counts += of_class.sum(0)
-        had = counts.nonzero().flatten().tolist()
+        present = counts.nonzero().flatten().tolist()
         means = (sums / counts.clamp(min=1)[:, None]).cpu()
-        return {str(j): means[j].clone() for j in had}, {str(j): counts[j].to("cpu", copy=True) for j in had}
+        return {str(j): means[j].clone() for j in present}, {str(j): counts[j].to("cpu", copy=True) for j in present}
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         sums, counts = fold.sum(FEATURES), fold.sum(COUNTS)
         if not sums:
             return state
-        # noise on updates is on counts too
+        # update transforms can add noise to counts
         new = {**state.get(PROTOTYPES, {}), **{j: sums[j] / n for j, n in counts.items() if n > 0}}
         return {PROTOTYPES: {j: new[j] for j in sorted(new, key=int)}}
 
@@ -171,13 +164,13 @@ class FedProto(Unequal):
 
 
 def distance(features: torch.Tensor, y: torch.Tensor, prototypes: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """The mean squared error [] between features [B, D] and the prototypes [C, D] of their classes y [B]; a sample
-    whose class is not known ([C] bool) counts as 0."""
+    """Return the mean squared error [] between features [B, D] and the prototypes [C, D] of their classes y [B], with 0
+    for samples of classes that are not `known` ([C] bool)."""
     return ((features - prototypes[y]) * known[y][:, None]).square().mean()
 
 
 def _stacked(prototypes: Params, net: Net, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prototypes of all classes [C, D], 0 where there is none, and of which there is one [C] bool."""
+    """Return the prototypes [C, D] of all classes, 0 if missing, and the classes that have one [C] bool."""
     classes, size = net.layout.shapes[f"{classifier_path(net)}.weight"]
     found, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     for j, prototype in prototypes.items():

@@ -1,4 +1,4 @@
-"""Low-rank adapters over a frozen base: one published method a file, on `base.py: LowRank`."""
+"""Low-rank adapters over a frozen base: one method per file, on `base.py: LowRank`."""
 
 from rayfl.methods.lowrank.base import LowRank
 from rayfl.methods.lowrank.fed_plora import FedPLoRA

@@ -1,8 +1,8 @@
-"""What the methods share whose clients train some components of every adapter, which need not be the first.
+"""Base of the methods whose clients train a subset of every adapter's components, not necessarily the first ones.
 
-What a client does not train it folds into its frozen base, W = s sum of b_j a_j over the others: then nothing is cut
-off the function that it trains, and any device runs the server's. Or it has none of the others, and trains, as a device
-runs, the part.
+With `others: folded` a client folds the other components into its frozen base, W = s sum of b_j a_j over the others, so
+that it trains within the server's full function, and every device runs that function. With `others: left_out` clients
+and devices run the subset alone.
 """
 
 from abc import abstractmethod
@@ -21,11 +21,10 @@ from rayfl.methods.lowrank.base import LowRank, adapters, part_of
 
 class Components(LowRank):
     others: Literal["folded", "left_out"] = "folded"
-    """The components that a client does not train: part of its frozen base, which it is sent for that, or not there."""
+    """Components that a client does not train. folded: sent, and part of its frozen base. left_out: absent."""
 
     @abstractmethod
-    def submodel(self, state: State, round: int, capacity: float) -> Slice:
-        """What a device of this capacity holds after so many rounds."""
+    def submodel(self, state: State, round: int, capacity: float) -> Slice: ...
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return adapters(task, merged=True) if self.others == "folded" else adapters(task)
@@ -55,7 +54,7 @@ class Components(LowRank):
         return self.folded(part, state["params"], selection) if self.others == "folded" else part
 
     def folded(self, part: Params, whole: Params, selection: Selection) -> Params:
-        """The parameters of a client's network, with the components that it does not hold in W."""
+        """Return the client's parameters with the components that it does not train folded into W."""
         assert isinstance(selection, Slice)
         found = dict(part)
         for path in self.layers:

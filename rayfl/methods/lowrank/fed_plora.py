@@ -1,24 +1,20 @@
-"""Fed-PLoRA: an adapter is parallel modules of rank one, of which a client trains a random few.
+"""Fed-PLoRA: adapters are parallel modules of rank one, and clients train a random subset of them.
 
 Paper: Zhang et al., "Fed-PLoRA", ICLR 2026, https://arxiv.org/abs/2602.16936.
 
 Symbols: as in `base`.
 
-    J_k            r_k of the R components, drawn uniformly, anew for every layer, client and round
+    J_k            r_k of the R components, drawn uniformly for every layer, client and round
     A_k, B_k       steps from A[J_k], B[:, J_k] on the base W0 + s sum over j not in J_k of b_j a_j
-    A[j], B[:, j]  <-  the mean over those who trained j, weighted by w_k
-    down           R (in + out) a layer: what is folded has to be known
-    up             r_k (in + out) a layer
+    A[j], B[:, j]  <-  the mean over the clients that trained j, weighted by w_k
+    down           R (in + out) per layer, because the folded components are needed too
+    up             r_k (in + out) per layer
 
-No client ever sees a truncated function.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fed_plora"]().others
-    'folded'
+Every client trains within the full function.
 
 Departures:
-1. Read in notes of others. A component that nobody drew keeps its value.
-2. Every device runs the server's function, whatever its rank: what it does not train is merged into its base.
+1. Implemented from secondary sources. A component that no client drew keeps its value.
+2. Every device runs the server's function, whatever its rank: untrained components are merged into its base.
 """
 
 from typing import ClassVar, Literal

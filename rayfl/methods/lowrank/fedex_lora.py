@@ -1,29 +1,25 @@
-"""FedEx-LoRA: the server averages factors, and merges into the base what their product lacks.
+"""FedEx-LoRA: the server averages factors, and merges the residual of their product into the base.
 
 Paper: Singhal, Ponkshe, Vepakomma, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Large
 Language Models", ACL 2025, https://arxiv.org/abs/2410.09432 (code: CERT-Lab/fedex-lora).
 
-Symbols: as in `base`; W what has been merged into the base so far.
+Symbols: as in `base`; W the update merged into the base so far.
 
     A_k, B_k       steps from A, B on the base W0 + W
     A  <-  sum_k w_k A_k,   B  <-  sum_k w_k B_k
-    W  <-  W + P* - s B A: with it the round is exact
-    up             r (in + out) a layer
-    down           r (in + out) a layer, and the residual, of a rank of at most sum_k r_k: so many (in + out), or
-                   in out if that is less
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedex_lora"]().changed(4)
-    ('A', 'B')
+    W  <-  W + P* - s B A, which makes the round exact
+    up             r (in + out) per layer
+    down           r (in + out) per layer, and the residual of rank p <= sum_k r_k: p (in + out), or in out if that
+                   is less
 
 Departures:
-1. The paper has one rank. Of unequal ones factors, and the products in P*, are averaged over those who hold a
-   component, as by raFLoRA. With the plain P* a round without any training would take from W what narrow clients do not
-   have, and the next round again.
-2. The code adds the residual transposed, which is right for GPT-2's layers and wrong for linear ones.
-3. The residual is worked out in float64 and kept in float32 beside the base.
-4. A client who was not there in a round lacks its residual, which is sent and not counted.
-5. `server:` optimizers step on the factors; the residual makes up for that too.
+1. The paper has one rank. With several ranks, factors and the products in P* are averaged over the holders of a
+   component, as by raFLoRA. With the plain P*, every round, even without training, would subtract from W the components
+   that clients of low rank lack.
+2. The code adds the residual transposed, which is correct for GPT-2's layers but not for linear layers.
+3. The residual is computed in float64 and stored in float32 beside the base.
+4. A client that missed a round also receives its residual; these bytes are not counted.
+5. `server:` optimizers step on the factors; the residual compensates for that too.
 """
 
 from collections.abc import Mapping
@@ -48,7 +44,7 @@ class FedExLoRA(LowRank):
         return adapters(task, merged=True)
 
     def init(self) -> State:
-        """`merged`: by layer the rank of what the last round merged."""
+        """Return the initial state. `merged`: rank of the last round's merged update, by layer."""
         return super().init() | {"merged": {path: torch.tensor(0) for path in self.layers}}
 
     def extract(self, state: State, selection: Selection) -> Payload:

@@ -1,26 +1,22 @@
-"""FedRoRA: clients share singular directions, and each has coefficients of its own, by which it chooses among them.
+"""FedRoRA: clients share singular directions, and select among them by personal coefficients.
 
 Paper: Wang, Bian et al., "FedRoRA", 2026.
 
 Symbols: as in `base`; u_j, v_j the singular directions of P*, j < R; c_kj client k's coefficient of direction j.
 
-    A_k, B_k       steps from where the client starts
+    A_k, B_k       steps from the start of k
     U S V^T        the singular value decomposition of P* = sum_k w_k P_k
-    c_kj   =   u_j^T P_k v_j, of what client k trained when it was there last
+    c_kj   =   u_j^T P_k v_j, with P_k of client k's last visit
     J_k            the r_k directions with the largest |c_kj|, of every layer
-    start of k     B = [u_j c_kj / s], A = [v_j^T] for j in J_k: its own part of what all have found
-    down and up    r_k (in + out) a layer
+    start of k     B = [u_j c_kj / s], A = [v_j^T] for j in J_k
+    down and up    r_k (in + out) per layer
 
-Who never trained starts from the first directions with the server's coefficients S_j. Judged on clients' own data.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedrora"]().judged_on
-    'clients'
+A new client starts from the first directions with the server's coefficients S_j. Evaluated on the clients' own data.
 
 Departures:
-1. The paper's adapter is P_k = B S A with unit columns and rows, and its server works out the coefficients. Here the
-   client keeps P_k, is sent all R directions by the simulation, and finds its own; counted are the r_k that it uses.
-2. |u_j^T P_k v_j| orders a client's directions: "top" is not said of what else.
+1. The paper's adapter is P_k = B S A with unit columns and rows, and its server computes the coefficients. Here the
+   client keeps P_k, receives all R directions and computes its coefficients; only the r_k used directions are counted.
+2. The paper does not define its "top" directions. Here they have the largest |u_j^T P_k v_j|.
 3. Signs, missing directions and the decomposition are as for FlexLoRA; a trained head is averaged.
 """
 
@@ -71,7 +67,7 @@ class FedRoRA(LowRank):
             kept, rank = cast(Params, client_state["own"]), rank_of(net, path)  # type: ignore[index]
             a, b = f"{path}.lora.A", f"{path}.lora.B"
             v, u = directions[a], unit(directions[b])
-            # s is in neither of them
+            # neither factor includes s
             coefficients = ((u.T @ kept[b]) * (v @ kept[a].T)).sum(1)
             largest = torch.sort(coefficients.abs(), descending=True, stable=True).indices[:rank].sort().values
             found |= {a: v[largest], b: u[:, largest] * coefficients[largest]}
@@ -81,13 +77,13 @@ class FedRoRA(LowRank):
         return {"params": decomposed(self, fold.mean("params"), self.mean_products(fold))}
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
-        """The client's own, if it keeps something."""
+        """Return the client's personal adapters if it has a client state, otherwise the server's."""
         deployed = super().deploy(state, round, capacity)
         own = self.chosen(state["params"], deployed.net, client_state)
         return Deployment(deployed.key, deployed.net, deployed.params | own)
 
 
 def unit(b: torch.Tensor) -> torch.Tensor:
-    """Columns of length 1; those that are 0 stay."""
+    """Normalise the columns to length 1, except those that are 0."""
     lengths = b.norm(dim=0)
     return b / torch.where(lengths > 0, lengths, 1.0)

@@ -1,33 +1,30 @@
-"""Fed-SB: between two frozen factors a client trains a square core, whose mean is exact.
+"""Fed-SB: clients train a square core between two frozen factors, so that the mean is exact.
 
 Paper: Singhal, Ponkshe, Vepakomma, "Fed-SB: A Silver Bullet for Extreme Communication Efficiency and Performance in
 (Private) Federated LoRA Fine-Tuning", 2025, https://arxiv.org/abs/2502.15436.
 
 Symbols: as in `base`; a layer is W0 x + s B M A x, with M [r, r].
 
-    A, B           frozen; their rows and columns are orthonormal
+    A, B           frozen, with orthonormal rows and columns
     M_k            steps from M
-    M  <-  sum_k w_k M_k;   P* = s B M A, exactly, where all ranks are equal
-    down and up    r_k^2 a layer, whatever in and out are
+    M  <-  sum_k w_k M_k;   P* = s B M A, exactly, if all ranks are equal
+    down and up    r_k^2 per layer, independent of in and out
 
 `start: gradient`: round 0 trains nothing. Every client of the cohort sends G_k, the mean gradient of its loss by W0
-over the batches of a round, cut to its first R singular directions; the server takes U S V^T of sum_k w_k G_k, and
+over the batches of a round, truncated to its first R singular directions; with U S V^T the singular value decomposition
+of sum_k w_k G_k the server sets
 
     A  <-  V[:, :R]^T,   B  <-  U[:, :R],   M  <-  - eta S[:R] / s
 
-which is the first step of full fine-tuning at the rate eta, as far as rank R reaches.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedsb"]().trains(1)
-    ('M',)
+which is the first step of full fine-tuning at the rate eta, truncated to rank R.
 
 Departures:
-1. In the code the gradient is of 50 samples, before the first round, and M = S. Here it is the cohort's, and costs a
-   round in which R (in + out) a layer comes up, and goes down in the next; -eta / s makes M a step downhill.
-2. `start: seed`: A and B are random with orthonormal rows and columns, and M is 0. The paper says that the gradient is
-   better.
-3. The paper has one rank. A client of rank r trains the first r rows and columns of M; every entry is averaged over
-   those who hold it.
+1. In the code the gradient is of 50 samples, before the first round, and M = S. Here it is the cohort's and costs a
+   round with R (in + out) per layer up, and down in the next round; the factor -eta / s makes M a descent step.
+2. `start: seed`: A and B are random with orthonormal rows and columns, and M is 0. The paper reports better results
+   with the gradient.
+3. The paper has one rank. Here a client of rank r trains the first r rows and columns of M; every entry is averaged
+   over its holders.
 """
 
 from collections.abc import Mapping
@@ -52,13 +49,13 @@ class FedSB(LowRank):
 
     name: Literal["fedsb"] = "fedsb"
     start: Literal["gradient", "seed"] = "gradient"
-    """Where A and B come from: the first cohort's gradient, for a round, or the run's seed."""
+    """Origin of A and B: the first cohort's gradient, which takes one round, or the run's seed."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return adapters(task, core=True)
 
     def init(self) -> State:
-        """A and B have orthonormal rows and columns, and M is 0."""
+        """Return the initial state: orthonormal A and B, and M = 0."""
         params = dict(super().init()["params"])
         for path in self.layers:
             a, b = f"{path}.lora.A", f"{path}.lora.B"
@@ -70,14 +67,14 @@ class FedSB(LowRank):
         return ("M",)
 
     def changed(self, round: int) -> tuple[Part, ...]:
-        return ("A", "B", "M") if self._looks(round - 1) else ("M",)
+        return ("A", "B", "M") if self._is_gradient_round(round - 1) else ("M",)
 
-    def _looks(self, round: int) -> bool:
-        """Whether the round takes gradients and trains nothing."""
+    def _is_gradient_round(self, round: int) -> bool:
+        """Return whether clients send gradients in the round instead of training."""
         return round == 0 and self.start == "gradient"
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        if not self._looks(visit.round):
+        if not self._is_gradient_round(visit.round):
             return super().local_update(payload, visit)
         module = cached_module(visit.net, visit.data.device)
         load(module, payload["params"])
@@ -91,7 +88,7 @@ class FedSB(LowRank):
         return Update({"params": {}}, weight, products=products, metrics=metrics)
 
     def gradients(self, module: nn.Module, visit: Visit) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """The mean gradient [out, in] of the client's loss by every adapted layer's W0 over the batches of a round, and
+        """Return the mean gradient [out, in] of the client's loss by every layer's W0 over the batches of a round, and
         metrics."""
         training, data, loss = self.task.training, visit.data, self.loss(visit)
         steps, generator = training.batches_of(len(data)), torch_generator(visit.seed, "batches")
@@ -110,7 +107,7 @@ class FedSB(LowRank):
                 metrics["train_samples"] += len(y)
                 metrics["steps"] += 1
         whole = {path: torch.zeros_like(t) if t.grad is None else t.grad for path, t in weights.items()}
-        # transformers' Conv1D keeps its weight as [in, out]
+        # transformers' Conv1D stores its weight as [in, out]
         return {path: t if isinstance(layers[path], nn.Linear) else t.T for path, t in whole.items()}, metrics
 
     def step(self, state: State, round: int, fold: Fold) -> State:

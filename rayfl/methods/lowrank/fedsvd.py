@@ -1,26 +1,22 @@
-"""FedSVD: clients train B alone, and the server turns B A so that A has orthonormal rows in every round.
+"""FedSVD: clients train B alone, and the server refactors B A in every round so that A has orthonormal rows.
 
 Paper: Lee, Ko, Lee, Lee, Hwang, "FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA", NeurIPS
 2025, https://arxiv.org/abs/2505.12805.
 
 Symbols: as in `base`.
 
-    B_k            steps from B, with A at rest
+    B_k            steps from B, with A frozen
     Bm     =   sum_k w_k B_k
     U S V^T        the singular value decomposition of Bm A
-    B  <-  U S,   A  <-  V^T: the same function, and the next round trains along other directions
-    down           r (in + out) a layer
-    up             r out a layer
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedsvd"]().trains(1), METHODS["fedsvd"]().changed(1)
-    (('B',), ('A', 'B'))
+    B  <-  U S,   A  <-  V^T: the function is unchanged, and the next round trains other directions
+    down           r (in + out) per layer
+    up             r out per layer
 
 Departures:
-1. The paper has one rank. Of unequal ones column j of B is averaged over those who hold it, and a client of rank r gets
+1. The paper has one rank. With several ranks, column j of B is averaged over its holders, and a client of rank r gets
    the best approximation of rank r.
-2. Where B A has fewer than R directions, as at the start, where B is 0, the other rows of A stay as they are.
-3. There is no noise of differential privacy; see `updates.transforms`.
+2. If B A has fewer than R directions, as at the start with B = 0, the other rows of A are unchanged.
+3. Noise of differential privacy is not included; see `updates.transforms`.
 """
 
 from typing import ClassVar, Literal

@@ -1,23 +1,19 @@
-"""FFA-LoRA: A stays as it was drawn, clients train B alone, and so the mean of factors is the mean of products.
+"""FFA-LoRA: A is frozen and clients train B alone, so that the mean of factors is the mean of products.
 
 Paper: Sun, Li, Li, Ding, "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024,
 https://arxiv.org/abs/2403.12313.
 
-Symbols: as in `base`; A0 the A that everybody draws from the run's seed.
+Symbols: as in `base`; A0 the A that server and clients draw from the run's seed.
 
-    B_k            steps from B, with A0 at rest
-    B  <-  sum_k w_k B_k;   P* = s B A0, exactly, where all ranks are equal
-    down and up    r_k out a layer: half
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["ffa_lora"]().trains(3)
-    ('B',)
+    B_k            steps from B, with A0 frozen
+    B  <-  sum_k w_k B_k;   P* = s B A0, exactly, if all ranks are equal
+    down and up    r_k out per layer: half
 
 Departures:
-1. The paper has one rank. Of unequal ones column j of B is averaged over those who hold it.
-2. The paper freezes the head as it was drawn: `model.head: frozen`.
-3. There is no noise of differential privacy; see `updates.transforms`.
-4. It wants a larger rate than methods that train both factors.
+1. The paper has one rank. With several ranks, column j of B is averaged over its holders.
+2. The paper freezes the random head: `model.head: frozen`.
+3. Noise of differential privacy is not included; see `updates.transforms`.
+4. The method needs a larger learning rate than methods that train both factors.
 """
 
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""FlexLoRA: the mean of the products is decomposed, and every client gets its first singular directions.
+"""FlexLoRA: the server decomposes the mean of the products, and clients get its first singular directions.
 
 Paper: Bai, Chen, Qian, Yao, Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
 Resources", NeurIPS 2024, https://arxiv.org/abs/2402.11505 (code: alibaba/FederatedScope, branch FlexLoRA).
@@ -8,21 +8,17 @@ Symbols: as in `base`.
     A_k, B_k       steps from the first r_k directions
     U S V^T        the singular value decomposition of P* = sum_k w_k s_k B_k A_k
     B  <-  U[:, :R] S[:R] / s,   A  <-  V[:, :R]^T: a client of rank r gets the best approximation of rank r
-    down and up    r_k (in + out) a layer
+    down and up    r_k (in + out) per layer
 
-The rank collapses: a round without any training multiplies what lies beyond a client's rank by the share of the others,
-though those who cannot train it have not said that it should go (`raflora`).
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["flexlora"]().over
-    'holders'
+The rank collapses: clients of low rank count as 0 in the other directions, so that every round, even without training,
+shrinks these directions by the weight share of the other clients (`raflora` avoids this).
 
 Departures:
 1. The published branch never changes a rank, because of an empty list of layers. This is the paper's method.
-2. Signs of singular vectors are fixed, and the decomposition is exact, by QR of the stacked factors in float64; others
-   report that the decomposition of the dense product fails.
-3. Where P* has fewer than R directions, as at the start, where it is 0, the other rows of A stay as they are.
-4. A trained head is averaged over all clients. `server:` optimizers step on it alone.
+2. Signs of singular vectors are fixed, and the decomposition is exact, by QR of the stacked factors in float64. The
+   decomposition of the dense product is reported to fail.
+3. If P* has fewer than R directions, as at the start with P* = 0, the other rows of A are unchanged.
+4. A trained head is averaged over all clients. `server:` optimizers step on the head alone.
 """
 
 from typing import ClassVar, Literal

@@ -1,26 +1,22 @@
-"""FLoRIST: FLoRA whose stack is cut to the singular directions that have most of its energy.
+"""FLoRIST: FLoRA with the stack truncated to the singular directions with most of its energy.
 
 Paper: Ramesh, Dass, "FLoRIST: Singular Value Thresholding for Efficient and Accurate Federated Fine-Tuning of Large
 Language Models", 2025, https://arxiv.org/abs/2506.09199.
 
-Symbols: as in `base`; W what has been merged into the base so far, tau the threshold.
+Symbols: as in `base`; W the update merged into the base so far, tau the threshold.
 
     A_k, B_k       steps from new adapters on the base W0 + W, as FLoRA
-    U S V^T        the singular value decomposition of P*, found from the stacked factors
-    p              the smallest rank with S_1^2 + ... + S_p^2 >= tau (S_1^2 + S_2^2 + ...), of every layer
+    U S V^T        the singular value decomposition of P*, computed from the stacked factors
+    p              the smallest rank with S_1^2 + ... + S_p^2 >= tau (S_1^2 + S_2^2 + ...), per layer
     W      <-  W + U[:, :p] S[:p] V[:, :p]^T
-    up             r_k (in + out) a layer
-    down           p (in + out) a layer, or in out if that is less
+    up             r_k (in + out) per layer
+    down           p (in + out) per layer, or in out if that is less
 
-With tau = 1 it is FLoRA.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["florist"]().tau
-    0.9
+tau = 1 is FLoRA.
 
 Departures:
-1. The paper takes the best tau from 0.8 to 0.99 for every cell of its tables.
-2. The decomposition is by QR of both stacks, in float64; the paper's, by the singular values of both, is the same.
+1. The paper selects the best tau from 0.8 to 0.99 for every cell of its tables.
+2. The decomposition is by QR of both stacks, in float64; the paper's, by singular values of both, is equivalent.
 3. Merging, absent clients, the head and server optimizers are as for FLoRA.
 """
 
@@ -41,7 +37,7 @@ class FLoRIST(Restarting):
 
     name: Literal["florist"] = "florist"
     tau: float = Field(default=0.9, gt=0, le=1)
-    """Share of the energy that is kept of every layer."""
+    """Share of the energy to keep in every layer."""
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         added, ranks = {}, {path: torch.tensor(0) for path in self.layers}

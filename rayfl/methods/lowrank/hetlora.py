@@ -1,4 +1,4 @@
-"""HetLoRA: ranks that clients prune themselves, and a mean weighted by the norms of the products.
+"""HetLoRA: clients prune their ranks, and the mean is weighted by the norms of the products.
 
 Paper: Cho, Liu, Xu, Fahrezi, Joshi, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models",
 EMNLP 2024, https://arxiv.org/abs/2401.06432.
@@ -7,23 +7,19 @@ Symbols: as in `base`; g the pruning factor, lambda the weight of the tail, T(B,
 ||B[:, g r_k:]||_F ||A[g r_k:]||_F.
 
     A_k, B_k       steps from the first r_k rows of A and columns of B on loss + lambda T(B, A)
-    r_k    <-  max(r_min, floor(g r_k)) if T(B_k, A_k) < T(B, A) of what the client received, for good
-    p_k    =   ||P_k||_F / sum over the cohort, all layers together
-    A  <-  sum_k p_k A_k,   B  <-  sum_k p_k B_k, where what a client lacks counts as 0
-    down and up    r_k (in + out) a layer
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["hetlora"]().tail_of(64)
-    63
+    r_k    <-  max(r_min, floor(g r_k)) if T(B_k, A_k) < T(B, A) of the received factors, permanently
+    p_k    =   ||P_k||_F / sum over the cohort, over all layers
+    A  <-  sum_k p_k A_k,   B  <-  sum_k p_k B_k, missing components count as 0
+    down and up    r_k (in + out) per layer
 
 Departures:
 1. No code is published. One norm over all layers, and g = 0.99, are as in two re-implementations.
-2. The published branch of FlexLoRA compares with a regulariser that has no gradient, without pruning and weights; this
-   is not that.
-3. Which rank a client has left is known to the client alone, who keeps it: it is sent the components of its capacity,
-   sets those above its rank to 0, and trains the rest. Its traffic is counted by the rank that it has.
-4. Products that are all 0 weigh alike. The head has the weights p_k too. Components that nobody of a cohort holds
-   become 0, as the formula says.
+2. The HetLoRA in FlexLoRA's published branch has a regulariser without gradient, no pruning and no weights. It is not
+   reproduced here.
+3. Only the client knows its pruned rank. It receives the components of its capacity, sets those above its rank to 0 and
+   trains the rest. Traffic is counted at the pruned rank.
+4. Clients with zero products get equal weights. The head has the weights p_k too. Components without a holder in the
+   cohort become 0, as in the formula.
 """
 
 import math
@@ -50,20 +46,20 @@ class HetLoRA(LowRank):
 
     name: Literal["hetlora"] = "hetlora"
     gamma: float = Field(default=0.99, gt=0, le=1)
-    """g: what is left of a rank that is pruned."""
+    """g, the fraction of a rank that remains after pruning."""
     tail_weight: float = Field(default=1e-3, ge=0)
-    """lambda."""
+    """lambda, the weight of the tail in the loss."""
     rank_min: int = Field(default=1, ge=1)
-    """r_min: no rank is pruned below it."""
+    """r_min, the smallest rank after pruning."""
     by_norm: bool = True
-    """A client's weight is the norm of its product; false: what `weight` says."""
+    """Weight clients by the norms of their products. false: by `weight`."""
 
     def check(self, rounds: int, clients: Population) -> None:
         super().check(rounds, clients)
         fixed_capacities(self.name, self.task.nets, clients, "one capacity for all clients")
 
     def tail_of(self, rank: int) -> int:
-        """Where the tail of a rank begins, without the component that binary noise would take."""
+        """Return the first component of the tail, floor(g r) with a tolerance for rounding errors."""
         return math.floor(self.gamma * rank + 1e-9)
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -83,13 +79,12 @@ class HetLoRA(LowRank):
         return update
 
     def _rank(self, params: Params, visit: Visit) -> int:
-        """What pruning has left to the client."""
         if visit.client_state is not None:
             return int(visit.client_state["rank"]["rank"])  # pyright: ignore[reportArgumentType]
         return max((len(t) for name, t in params.items() if part_of(name) == "A"), default=0)
 
     def _adjust(self, start: int):
-        """Adds the gradient of lambda T: that of ||b|| ||a|| is (||a|| / ||b||) b, and 0 at b = 0."""
+        """Return a hook that adds the gradient of lambda T; by b it is (||a|| / ||b||) b, and 0 at b = 0."""
 
         def adjust(module: nn.Module) -> None:
             params = parameters_of(module)
@@ -103,7 +98,7 @@ class HetLoRA(LowRank):
         return adjust
 
     def _norm(self, params: Params) -> float:
-        """||P_k||_F of all layers together, and something where it is 0."""
+        """Return ||P_k||_F over all layers, or `TINY` if it is 0."""
         total = 0.0
         for name, b in params.items():
             if part_of(name) == "B":
@@ -112,18 +107,18 @@ class HetLoRA(LowRank):
 
 
 TINY = 1e-12
-"""The weight of a client whose product is 0, which counts where all are."""
+"""Weight of a client with product 0, so that clients have equal weights if all products are 0."""
 
 
 @torch.no_grad()
 def pull(x: torch.Tensor, gradient: torch.Tensor, other: torch.Tensor, weight: float) -> None:
-    """Adds the gradient of weight ||x|| ||other|| by x, in place."""
+    """Add the gradient of weight ||x|| ||other|| by x to `gradient`, in place."""
     length = x.norm()
     gradient.add_(torch.where(length > 0, x / length, 0.0), alpha=weight * float(other.norm()))
 
 
 def tails(params: Params, start: int) -> dict[str, float]:
-    """||B[:, start:]||_F ||A[start:]||_F of every layer."""
+    """Return ||B[:, start:]||_F ||A[start:]||_F of every layer."""
     return {
         name: float(b[:, start:].norm() * params[f"{name[:-1]}A"][start:].norm())
         for name, b in params.items()
@@ -132,13 +127,13 @@ def tails(params: Params, start: int) -> dict[str, float]:
 
 
 def kept(name: str, t: torch.Tensor, rank: int) -> torch.Tensor:
-    """The first components of a factor; another parameter whole."""
+    """Return the first components of a factor, or another parameter whole."""
     part = part_of(name)
     return t[:rank] if part == "A" else t[:, :rank] if part == "B" else t
 
 
 def cut(params: Params, rank: int) -> Params:
-    """With 0 in the components from `rank` on; fresh factors."""
+    """Return a copy with the components from `rank` on set to 0."""
     found = dict(params)
     for name, t in params.items():
         if part_of(name):

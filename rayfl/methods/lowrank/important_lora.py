@@ -1,4 +1,4 @@
-"""Important LoRA: every client trains the components that matter most. Ours, after FIARSE.
+"""Important LoRA: clients train the most important components. A method of rayfl, after FIARSE.
 
 After: Wu et al., "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction", NeurIPS
 2024, https://arxiv.org/abs/2407.19389, on the rank axis.
@@ -6,22 +6,18 @@ After: Wu et al., "FIARSE: Model-Heterogeneous Federated Learning via Importance
 Symbols: as in `base`.
 
     i_j    =   ||b_j a_j||_F = ||b_j|| ||a_j||, of the server's factors
-    J_k            the r_k components of every layer with the largest i_j; of equal ones the first
+    J_k            the r_k components of every layer with the largest i_j; ties go to the first
     A_k, B_k       steps from A[J_k], B[:, J_k]; with `others: folded` on the base W0 + s sum over the others of b_j a_j
-    A[j], B[:, j]  <-  the mean over those who trained j, weighted by w_k
-    down           R (in + out) a layer; with `others: left_out` r_k (in + out)
-    up             r_k (in + out) a layer
+    A[j], B[:, j]  <-  the mean over the clients that trained j, weighted by w_k
+    down           R (in + out) per layer; with `others: left_out` r_k (in + out)
+    up             r_k (in + out) per layer
 
-At the start B is 0, all components are equal, and J_k are the first.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["important_lora"](others="left_out").others
-    'left_out'
+In round 0, B is 0, all components are equal, and J_k is the first ones.
 
 Departures:
-1. FIARSE takes single elements by one threshold, and its gradient pushes them away from it. Components are taken whole,
-   so many of every layer, and trained as they are.
-2. FIARSE leaves out what is below the threshold: `others: left_out`.
+1. FIARSE selects single elements by one threshold, and its gradient moves them away from the threshold. Here whole
+   components are selected, r_k per layer, with plain gradients.
+2. FIARSE leaves out the elements below the threshold: `others: left_out`.
 """
 
 from typing import Literal

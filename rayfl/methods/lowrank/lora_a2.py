@@ -1,31 +1,27 @@
-"""LoRA-A2: one factor at rest in turn, and every client trains the components of all layers that matter to it.
+"""LoRA-A2: rounds alternate between the factors, and clients train the components most important to them.
 
 Paper: Koo, Jang, Ok, "LoRA-A2: Towards Robust and Efficient LoRA-based Federated Fine-Tuning of Large Language Models",
 ACL 2025, https://arxiv.org/abs/2410.22815.
 
 Symbols: as in `base`; N the number of layers with adapters, t the round, D_k the change of a factor.
 
-    t even         B is trained and A at rest; t odd: A is trained and B at rest; B has 5 times the rate of A
-    probing        an epoch; D_k[i] of component i of a layer, i < R
+    t even         B is trained and A frozen; t odd: A is trained and B frozen; B has 5 times the rate of A
+    probing        one epoch gives D_k[i] of component i of each layer, i < R
     S_k[i] =   ||D_k[i]|| ||the other factor's i-th||, of all R components of all N layers
-    J_k            the r_k N largest S_k, of all layers together
-    B_k            the client's steps from B, where columns not in J_k stay as they are; A_k likewise
-    B  <-  B + sum_k w_k (B_k - B), over all clients: who did not choose a column did not change it
-    down           R out or R in a layer, what the last round changed
-    up             what was chosen: r_k N columns, and a number of 4 bytes each
+    J_k            the r_k N largest S_k over all layers
+    B_k            the client's steps from B, with columns not in J_k unchanged; A_k likewise
+    B  <-  B + sum_k w_k (B_k - B), over all clients; columns that a client did not select count as unchanged
+    down           R out or R in per layer, the factor changed in the last round
+    up             the r_k N selected columns, and an index of 4 bytes each
 
 Ranks differ between clients, and between the layers of a client.
 
-    >>> from rayfl.methods import METHODS
-    >>> [METHODS["lora_a2"]().trains(t) for t in range(2)]
-    [('B',), ('A',)]
-
 Departures:
-1. The steps of a round start from what the client received, not from where probing ended; the paper does not say.
-2. Whoever holds a capacity c has r_k = ceil(c R), and runs all R components: the paper's budget is what comes up.
-3. The paper freezes the head as it was drawn: `model.head: frozen`. A trained head has the rate of the round.
-4. A trained head comes up whole.
-5. Where a round is counted in steps, so is probing: as many, in place of an epoch.
+1. The steps of a round start from the received parameters, not from the result of probing; the paper does not specify.
+2. A client of capacity c has r_k = ceil(c R) and runs all R components: the paper's budget is for uploads.
+3. The paper freezes the random head: `model.head: frozen`. A trained head has the rate of the round.
+4. A trained head is sent up whole.
+5. If rounds are counted in steps, probing takes the same number of steps in place of one epoch.
 """
 
 from collections.abc import Mapping
@@ -52,10 +48,10 @@ class LoRAA2(LowRank):
 
     name: Literal["lora_a2"] = "lora_a2"
     rate_of_b: float = Field(default=5.0, gt=0)
-    """The rate of a round that trains B, as a multiple of `training.lr`."""
+    """Learning rate of rounds that train B, as a multiple of `training.lr`."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
-        """Everybody runs all components."""
+        """Return the server's network for every capacity: clients run all components."""
         return dict.fromkeys(adapters(task), task.server)
 
     def trains(self, round: int) -> tuple[Part, ...]:
@@ -68,13 +64,13 @@ class LoRAA2(LowRank):
         probed, spent = at_rate.train(received, there, training=probe)
         chosen = self.chosen(received, probed, visit)
 
-        def hold(module: nn.Module) -> None:
+        def restore(module: nn.Module) -> None:
             for name, parameter in parameters_of(module).items():
                 if name in chosen:
                     t = parameter.detach()
                     t.copy_(torch.where(chosen[name].to(t.device), t, received[name].to(t.device)))
 
-        trained, metrics = at_rate.train(received, visit, project=hold)
+        trained, metrics = at_rate.train(received, visit, project=restore)
         update = self.answer(trained, payload, visit, metrics)
         seen = int(metrics["train_samples"] + spent["train_samples"])
         update.metrics["train_flops"] = costs.training_flops(visit.net, seen)
@@ -85,7 +81,7 @@ class LoRAA2(LowRank):
         return update
 
     def chosen(self, received: Params, probed: Params, visit: Visit) -> dict[str, torch.Tensor]:
-        """Of every factor that is trained the components J_k, as [1, r] or [r, 1] bool."""
+        """Return J_k of every trained factor, as [1, r] or [r, 1] bool."""
         part, scores = self.trains(visit.round)[0], {}
         for path in self.layers:
             change = {n: probed[n].cpu() - received[n] for n in [f"{path}.lora.{part}"]}
@@ -99,8 +95,7 @@ class LoRAA2(LowRank):
         return {name: t[:, None] if part == "A" else t[None] for name, t in parts}
 
     def _at_rate(self, round: int) -> "LoRAA2":
-        """The method with the rate of the round."""
         training = self.task.training
         factor = self.rate_of_b if self.trains(round) == ("B",) else 1.0
-        slower = training.model_copy(update={"lr": training.lr * factor})
-        return self.model_copy(update={"task": replace(self.task, training=slower)})
+        training = training.model_copy(update={"lr": training.lr * factor})
+        return self.model_copy(update={"task": replace(self.task, training=training)})

@@ -11,19 +11,15 @@ Symbols: as in `base`; lambda the strength of the correction's regulariser.
                argmin of ||P* / s - (Bm + D) A||_F^2 + lambda ||D||_F^2 = (P* / s - Bm A) A^T (A A^T + lambda I)^-1
                (`by: ridge`)
     B  <-  Bm + D
-    down and up    r (in + out) a layer
+    down and up    r (in + out) per layer
 
-It takes away a part of the error alone: what lies outside of the rows of A stays.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["lora_fair"]().strength
-    0.01
+The correction removes only the part of the error within the row space of A.
 
 Departures:
-1. `by: ridge` is ours. The cosine sees no length, and least squares do.
-2. The paper descends at 0.01 and does not say for how many steps: `steps`. A norm has no gradient at 0, where the
-   descent starts, and so its steps are proximal ones: they shorten D, and keep it 0 where the cosine is 1.
-3. The paper has one rank. Of unequal ones factors, and the products in P*, are averaged over those who hold a
+1. `by: ridge` is an extension. Unlike the cosine, least squares depend on the length.
+2. The paper descends at rate 0.01 and does not state the number of steps (`steps`). The norm has no gradient at D = 0,
+   the start, so the steps are proximal: they shrink D, and keep it 0 if the cosine is 1.
+3. The paper has one rank. With several ranks, factors and the products in P* are averaged over the holders of a
    component.
 4. `server:` optimizers step on the factors before the correction.
 """
@@ -44,13 +40,13 @@ class LoRAFAIR(LowRank):
 
     name: Literal["lora_fair"] = "lora_fair"
     by: Literal["cosine", "ridge"] = "cosine"
-    """What the correction makes small: one minus the cosine, by descent, or the squared distance, in closed form."""
+    """Objective of the correction. cosine: 1 - cosine, by gradient descent. ridge: squared distance, in closed form."""
     strength: float = Field(default=0.01, gt=0)
-    """lambda."""
+    """lambda, the weight of the regulariser."""
     lr: float = Field(default=0.01, gt=0)
-    """Rate of the server's descent; by cosine."""
+    """Learning rate of the server's descent (`by: cosine`)."""
     steps: int = Field(default=100, ge=1)
-    """Steps of the server's descent; by cosine."""
+    """Steps of the server's descent (`by: cosine`)."""
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)

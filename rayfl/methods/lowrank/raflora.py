@@ -1,4 +1,4 @@
-"""raFLoRA: FlexLoRA whose components are averaged over those who train them, so that high ranks do not collapse.
+"""raFLoRA: FlexLoRA with every component averaged over its holders, so that high ranks do not collapse.
 
 Paper: Wu et al., "raFLoRA: rank-partitioned aggregation", 2026, https://arxiv.org/abs/2602.13486.
 
@@ -8,17 +8,13 @@ r_(h); H_h the weights of all clients with r_k >= r_(h).
     A_k, B_k       steps from the first r_k directions
     P*     =   sum_h sum over k with r_k >= r_(h) of (w_k / H_h) s_k B_k[:, h] A_k[h]
     A, B           from the singular value decomposition of P*, as FlexLoRA
-    down and up    r_k (in + out) a layer
+    down and up    r_k (in + out) per layer
 
-A round without any training changes no function.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["raflora"]().over
-    'holders'
+A round without training does not change the function.
 
 Departures:
-1. The formula follows the abstract, which was all that was at hand.
-2. A segment that nobody of a cohort holds keeps the server's product. The formula would lose it.
+1. The formula follows the paper's abstract, the only part available.
+2. A segment without a holder in the cohort keeps the server's product. The formula would set it to 0.
 3. Signs, missing directions, head and server optimizers are as for FlexLoRA.
 """
 

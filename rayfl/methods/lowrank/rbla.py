@@ -1,4 +1,4 @@
-"""RBLA: clients train the first components, and the server averages every component over those who hold it.
+"""RBLA: clients train the first components, and the server averages every component over its holders.
 
 Paper: Chen, Tian, Narayan-Chen, et al., "RBLA: Rank-Based-LoRA-Aggregation for Fine-Tuning Heterogeneous Models in
 FLaaS", 2024, https://arxiv.org/abs/2408.08699.
@@ -7,20 +7,16 @@ Symbols: as in `base`.
 
     A_k, B_k       steps from the first r_k rows of A and columns of B
     A[j]  <-  sum over k with r_k > j of w_k A_k[j]  /  sum over k with r_k > j of w_k;   B[:, j] likewise
-    down and up    r_k (in + out) a layer
+    down and up    r_k (in + out) per layer
 
-A round without any training changes nothing. It is also *replication padding* (Byun, Lee, "Towards Federated Low-Rank
+A round without training changes nothing. The rule equals *replication padding* (Byun, Lee, "Towards Federated Low-Rank
 Adaptation of Language Models with Rank Heterogeneity", NAACL 2025, https://arxiv.org/abs/2406.17477), where the server
-fills what a client lacks with the mean m of those who hold it, and then averages over everybody: with h the share of
-the weights of those who hold it, h m + (1 - h) m = m.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["rbla"]().over
-    'holders'
+fills a client's missing components with their holders' mean m, and then averages over the cohort: with h the weight
+share of the holders, h m + (1 - h) m = m.
 
 Departures:
-1. Of RBLA only the title and this rule were at hand; it is the holder mean on the rank axis.
-2. Replication from a single client of high rank, and the allocation of ranks by loss, are not here.
+1. Only the title and this rule of RBLA were available: the holder mean on the rank axis.
+2. Replication from a single client of high rank and the allocation of ranks by loss are not implemented.
 """
 
 from typing import Literal

@@ -1,6 +1,6 @@
-"""What the methods share that merge into the base what clients have trained, who start every round with new adapters.
+"""Base of the methods that merge trained adapters into the base; every round starts with new adapters.
 
-W is what has been merged so far. A client draws its A_k itself, and B_k is 0, so nothing of them travels down.
+W is the update merged so far. Clients draw A_k themselves, and B_k = 0, so neither is sent down.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Restarting(LowRank):
         return adapters(task, merged=True)
 
     def init(self) -> State:
-        """Adapters that the model starts with are merged. `merged`: by layer the rank of what the last round merged."""
+        """Return the state with the initial adapters merged. `merged`: rank of the last merged update, by layer."""
         params, nothing = super().init()["params"], {path: torch.tensor(0) for path in self.layers}
         scale, b = self.scale(self.rank), {path: params[f"{path}.lora.B"] for path in self.layers}
         params = merged(params, {path: scale * t @ params[f"{path}.lora.A"] for path, t in b.items()})

@@ -1,26 +1,22 @@
-"""Rolling LoRA: every client trains a window of components that rolls over the server's rank. Ours, after FedRolex.
+"""Rolling LoRA: clients train a window that rolls over the components. A method of rayfl, after FedRolex.
 
 After: Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
 https://arxiv.org/abs/2212.01548, on the rank axis.
 
 Symbols: as in `base`; t the round.
 
-    J_k            components (t + u) mod R for u = 0 .. r_k - 1, of every layer, the same for all clients of a round up
-                   to their r_k
+    J_k            components (t + u) mod R for u = 0 .. r_k - 1, of every layer, the same for all clients of a
+                   round up to their r_k
     A_k, B_k       steps from A[J_k], B[:, J_k]; with `others: folded` on the base W0 + s sum over the others of b_j a_j
-    A[j], B[:, j]  <-  the mean over those who trained j, weighted by w_k
-    down           R (in + out) a layer; with `others: left_out` r_k (in + out)
-    up             r_k (in + out) a layer
+    A[j], B[:, j]  <-  the mean over the clients that trained j, weighted by w_k
+    down           R (in + out) per layer; with `others: left_out` r_k (in + out)
+    up             r_k (in + out) per layer
 
-It is Fed-PLoRA without the draw: in R rounds every client trains every component r_k times.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["rolling_lora"]().others
-    'folded'
+It is Fed-PLoRA with a deterministic window: in R rounds every client trains every component r_k times.
 
 Departures:
-1. FedRolex leaves out what a window does not hold: `others: left_out`. Components of an adapter are a sum, and so the
-   others can be folded into the base.
+1. FedRolex leaves out everything outside the window: `others: left_out`. An adapter is the sum of its components, so
+   the others can be folded into the base.
 """
 
 from typing import Literal
@@ -38,8 +34,7 @@ class RollingLoRA(Components):
         return self._window(client.round, client.capacity)
 
     def submodel(self, state: State, round: int, capacity: float) -> Slice:
-        """The window of the last round."""
-        return self._window(max(round - 1, 0), capacity)
+        return self._window(max(round - 1, 0), capacity)  # of the last round
 
     def _window(self, round: int, capacity: float) -> Slice:
         return rolling(self.task.server, self.task.nets[capacity], round)

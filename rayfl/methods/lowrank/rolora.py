@@ -5,20 +5,16 @@ Paper: Chen, Zhou, Zhang, et al., "Robust Federated Finetuning of LLMs via Alter
 
 Symbols: as in `base`; t the round, counted from 0.
 
-    t even         B_k: steps from B, with A at rest;   B  <-  sum_k w_k B_k
-    t odd          A_k: steps from A, with B at rest;   A  <-  sum_k w_k A_k
-    down and up    r_k out or r_k in a layer: half. P* is exact, where all ranks are equal
+    t even         B_k: steps from B, with A frozen;   B  <-  sum_k w_k B_k
+    t odd          A_k: steps from A, with B frozen;   A  <-  sum_k w_k A_k
+    down and up    r_k out or r_k in per layer: half. P* is exact if all ranks are equal
 
-It begins with B, because A has no gradient as long as B is 0.
-
-    >>> from rayfl.methods import METHODS
-    >>> [METHODS["rolora"]().trains(t) for t in range(3)]
-    [('B',), ('A',), ('B',)]
+It starts with B, because A has no gradient while B is 0.
 
 Departures:
-1. The paper has one rank. Of unequal ones every component is averaged over those who hold it.
-2. Down goes what the round before has trained, as the paper counts; a client who was not there lacks the other factor,
-   which is sent too and not counted.
+1. The paper has one rank. With several ranks, every component is averaged over its holders.
+2. The factor trained in the previous round is counted as sent down, as in the paper. A client that missed a round also
+   receives the other factor; these bytes are not counted.
 3. A trained head is trained in all rounds.
 """
 

@@ -1,4 +1,4 @@
-"""Submodels of single parameters, kept or dropped by masks: one published method a file."""
+"""Methods whose submodels are masks over single parameters: one published method per file."""
 
 from rayfl.methods.base import Method
 from rayfl.methods.masks.fedpm import FedPM

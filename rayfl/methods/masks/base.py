@@ -1,7 +1,7 @@
-"""What the methods share whose clients hold the largest elements of the global parameters.
+"""Base of the methods whose clients hold the largest elements of the global parameters.
 
-The defaults are Pruning-greedy's: a client holds the elements that reach a threshold, trains them, and the server
-averages over holders. A method says what differs.
+The defaults are Pruning-greedy's: a client trains the elements that reach a threshold, and the server averages each
+element over its holders. A method overrides what differs.
 """
 
 import functools
@@ -28,34 +28,36 @@ from rayfl.methods.masks.thresholds import Maskable, Shards, Threshold, groups, 
 
 
 class Masked(Method):
-    """A client holds the elements of convolutions' and linear layers' weights and biases that reach a threshold, and
-    all other parameters (norms, positions) whole. Elements that equal the threshold are held, so equal elements may be
-    more than a capacity's share (`threshold_for`)."""
+    """Base class of masked methods.
+
+    A client holds the elements of weights and biases of convolutions and linear layers that reach a threshold, and all
+    other parameters (norms, positions) whole. Elements equal to the threshold are held, so ties can exceed a capacity's
+    share (`threshold_for`)."""
 
     threshold: Threshold = "model"
-    """What has one threshold: all maskable elements, each layer (weight and bias), or each shard."""
+    """Scope of a threshold: all maskable elements, each layer (weight and bias), or each shard."""
     shards: Shards = ()
-    """With `threshold: shard`: lists of module paths, each with all that is below it; together they name every
-    maskable layer once. Unless given: the model's stages, what stands before them, and what stands behind them."""
+    """Shards of `threshold: shard`: lists of module paths, each including everything below it. Together they name every
+    maskable layer once. Default: the model's stages, the layers before them, and the layers after them."""
     embeddings: bool = False
-    """Embeddings are maskable too."""
+    """Mask embeddings too."""
     whole: tuple[str, ...] = ()
-    """Module paths: what is below them is held whole."""
+    """Module paths that are never masked, including everything below them."""
 
     @model_validator(mode="after")
     def _shards_with_shard(self) -> Self:
         if self.shards and self.threshold != "shard":
-            raise ValueError("shards with threshold: shard only")
+            raise ValueError("shards requires threshold: shard")
         return self
 
-    # which elements
+    # selection
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
-        """Every device runs the server's network, in part."""
+        """Return the server's network for every capacity: devices run it in part."""
         return dict.fromkeys(task.nets, task.server)
 
     def check(self, rounds: int, clients: Population) -> None:
-        """A ConfigError if the shards do not fit the model, or if a capacity does not buy one element."""
+        """Raise a ConfigError if the shards do not fit the model, or if a capacity does not buy one element."""
         server = self.task.server
         shapes, names = server.layout.shapes, [*itertools.chain(*self.groups)]
         units = self.units or dict.fromkeys(names, 1)
@@ -63,23 +65,23 @@ class Masked(Method):
         for capacity in self.task.nets:
             if self.budget(capacity) < least:
                 raise ConfigError(
-                    f"clients.capacities: given {capacity:g} by {self.task.metric}; allowed with method {self.name}: "
-                    f"what buys an element of model {server.model.name}, {least:.3g} of it"
+                    f"clients.capacities: {capacity:g} by {self.task.metric} does not buy one element of model "
+                    f"{server.model.name}. Allowed with method {self.name}: at least {least:.3g}"
                 )
 
     @property
     def groups(self) -> Sequence[tuple[str, ...]]:
-        """The maskable tensors by their threshold."""
+        """Names of the maskable tensors, grouped by threshold."""
         return groups(self.task.server, self.threshold, self.shards, Maskable(self.embeddings, self.whole))
 
     @property
     def units(self) -> dict[str, int] | None:
-        """What an element of each maskable tensor costs, where that is not 1."""
+        """Cost of one element of each maskable tensor. None: 1 each."""
         return unit_costs(self.task.server) if self.task.metric == "flops" else None
 
     def budget(self, capacity: float) -> float:
-        """The share of every group that a capacity buys: of its multiply-adds if they are the task's metric, else of
-        its elements. By width: the share of the server's parameters that the dense network of this width has."""
+        """Return the share of every group that a capacity buys: of its multiply-adds if the task's metric is `flops`,
+        otherwise of its elements. By width: the dense network's parameters at this width over the server's."""
         model, server, metric = self.task.model, self.task.server, self.task.metric
         if metric == "width":
             return Net(model, capacity).parameters / server.parameters
@@ -87,7 +89,7 @@ class Masked(Method):
         return capacity * (cost(Net(model)) / cost(server))
 
     def thresholds(self, params: Params, capacity: float) -> Params:
-        """Name of a maskable parameter -> the threshold [] of a capacity."""
+        """Return the threshold [] of each maskable parameter at a capacity, by name."""
         share, units = self.budget(capacity), self.units
         found: Params = {}
         for names in self.groups:
@@ -96,7 +98,7 @@ class Masked(Method):
         return found
 
     def submodel(self, state: State, round: int, capacity: float) -> Mask:
-        """What a device of this capacity holds, whether or not a client has that capacity."""
+        """Return the mask of a device of this capacity, which need not be the capacity of any client."""
         net, params = self.task.server, state["params"]
         if self.budget(capacity) >= 1:
             return Mask(net, "whole", {})
@@ -109,40 +111,41 @@ class Masked(Method):
     def extract(self, state: State, selection: Selection) -> Payload:
         return {"params": selection.take(state["params"])}
 
-    # how it trains
+    # training
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         part = self.part(payload, visit)
         return self.answer(part, visit, self.fit(part, visit))
 
     def part(self, payload: Payload, visit: Visit) -> "Part":
-        """What the client holds, ready for training. Its network is shared: used until the answer."""
+        """Return the client's held elements as a trainable module. It is built on a cached module: use it only until
+        the client answers."""
         module = cached_module(visit.net, visit.data.device).train()
         return Part(module, payload["params"], cast(Mask, visit.selection))
 
     def answer(self, part: "Part", visit: Visit, metrics: dict[str, float]) -> Update:
-        """What the client holds, weighted.
+        """Return the client's weighted elements.
 
-        Masks are nested, so the least covered element is held by exactly the clients that hold everything:
-        `full_clients` of a round is the minimum coverage index (Pruning-greedy).
+        Masks are nested, so exactly the clients that hold everything hold the least covered element: `full_clients` of
+        a round is the minimum coverage index (Pruning-greedy).
         """
         weight, samples = self.weight_of(visit.data), int(metrics["train_samples"])
         metrics["train_flops"] = costs.training_flops(visit.net, samples, part.densities)
         metrics["full_clients"] = int(all(map(visit.selection.covers, part.mask.places)))
         return Update({"params": copied(part.params, weight)}, weight, metrics=metrics)
 
-    # what a device runs
+    # deployment
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         mask, params = self.submodel(state, round, capacity), state["params"]
-        held = {name: torch.zeros_like(params[name]) for name in mask.places}
-        mask.put(mask.take({name: params[name] for name in held}), held)
-        return Deployment(mask.key, mask.net, params | held, masked=tuple(held))
+        masked = {name: torch.zeros_like(params[name]) for name in mask.places}
+        mask.put(mask.take({name: params[name] for name in masked}), masked)
+        return Deployment(mask.key, mask.net, params | masked, masked=tuple(masked))
 
 
 class Largest(Mapping[str, torch.Tensor]):
-    """Name -> where |x| >= threshold: positions [k] int64 of the flattened tensor, ascending. Thresholds and positions
-    are computed on first use, once."""
+    """Positions where |x| >= threshold: name -> [k] int64 in the flattened tensor, ascending. Thresholds and positions
+    are computed once, on first use."""
 
     def __init__(self, params: Params, names: Iterable[str], thresholds: Callable[[], Params]):
         self._names, self._thresholds = dict.fromkeys(names), thresholds
@@ -150,7 +153,7 @@ class Largest(Mapping[str, torch.Tensor]):
 
     @functools.cached_property
     def thresholds(self) -> Params:
-        """Name -> its threshold []."""
+        """Threshold [] of each tensor, by name."""
         return self._thresholds()
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -167,11 +170,11 @@ class Largest(Mapping[str, torch.Tensor]):
 
 
 PIECE = 1 << 15
-"""Elements that are compared at once: they stay in the cache."""
+"""Elements compared at once, so that they stay in the CPU cache."""
 
 
 def _at_least(t: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    # numpy is many times as fast here as torch, and in pieces three times as fast again
+    # numpy is much faster than torch here, and pieces make it three times faster again
     x, level = t.reshape(-1).numpy(), theta.item()
     found, magnitudes = np.empty(len(x), bool), np.empty(PIECE, np.float32)
     for start in range(0, len(x), PIECE):
@@ -181,11 +184,11 @@ def _at_least(t: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
 
 
 class Part(nn.Module):
-    """A network with only the elements that a client holds: [B, ...] -> logits. Its parameter is the vector [k] of all
-    of them, tensor by tensor; everything else is 0 and stays 0."""
+    """Network with only the client's held elements: [B, ...] -> logits. Its only parameter is the vector [k] of these
+    elements, tensor by tensor; all others are and stay 0."""
 
     def __init__(self, module: nn.Module, held: Params, mask: Mask):
-        """`module` runs it; its own parameters mean nothing."""
+        """Build on `module`, whose own parameter values are not used."""
         super().__init__()
         device = next(module.parameters()).device
         self.mask, self.held = mask, held
@@ -204,7 +207,7 @@ class Part(nn.Module):
         return self.run_with(self.vector, x)
 
     def run_with(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The logits, with `vector` [k] in place of its parameter."""
+        """Return the logits with `vector` [k] in place of the parameter."""
         if self.mask.places:
             size = sum(t.numel() for t in self.blank)
             vector = vector.new_zeros(size).index_copy_(0, self.places, vector)
@@ -212,17 +215,17 @@ class Part(nn.Module):
 
     @property
     def params(self) -> Params:
-        """What the client holds, detached; it shares the parameter's memory."""
+        """Held elements, detached; they share the parameter's memory."""
         return self.by_name(self.vector.detach())
 
     def by_name(self, vector: torch.Tensor) -> Params:
-        """Views of a vector [k], in the shapes of what the client was sent."""
+        """Return views of a vector [k] in the shapes of the received tensors, by name."""
         names = list(self.mask.net.layout.shapes)
         return dict(zip(names, split_as(vector, [self.held[name] for name in names]), strict=True))
 
     @property
     def densities(self) -> dict[str, float]:
-        """Share of the weight of every masked layer that the client holds, by path."""
+        """Held share of the weight of each masked layer, by path."""
         weights = {name: len(t) for name, t in self.mask.places.items() if name.endswith(".weight")}
         shapes = self.mask.net.layout.shapes
         return {name.removesuffix(".weight"): n / math.prod(shapes[name]) for name, n in weights.items()}

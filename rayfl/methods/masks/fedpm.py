@@ -1,4 +1,4 @@
-"""FedPM: clients learn which of a network's random weights to keep, and send one bit a weight.
+"""FedPM: clients learn which of a network's random weights to keep, and send one bit per weight.
 
 Paper: Isik, Pase, Gunduz, Weissman, Zorzi, "Sparse Random Networks for Communication-Efficient Federated Learning",
 ICLR 2023, https://arxiv.org/abs/2209.15328 (code: BerivanIsik/sparse-random-networks).
@@ -6,8 +6,8 @@ ICLR 2023, https://arxiv.org/abs/2209.15328 (code: BerivanIsik/sparse-random-net
 Symbols: w the n frozen weights, theta the global probabilities, s_k the scores of client k, m ~ Bern(theta) a mask of
 0 and 1, K the clients that answer, N the population, eps = 0.01.
 
-    w          -c or c, each with probability 1/2, of every convolution and linear layer and its bias; drawn once
-               from the run's seed by everybody, never sent; c = sqrt(2 / fan_in) of the layer
+    w          -c or c, each with probability 1/2, for every convolution and linear layer and its bias; drawn once
+               from the run's seed by server and clients, never sent; c = sqrt(2 / fan_in) of the layer
     theta      sigmoid(N(0, 1)) at first
     s_k    =   logit(theta); every step draws m ~ Bern(sigmoid(s_k)) anew, runs the network with m w, and takes
                dL/ds = dL/dm sigmoid(s) (1 - sigmoid(s)), dL/dm = w dL/d(m w)
@@ -15,8 +15,8 @@ Symbols: w the n frozen weights, theta the global probabilities, s_k the scores 
     alpha <-   alpha + sum_k m_k;   beta <- beta + sum_k (1 - m_k);   both 1 wherever the prior is reset
     theta  =   (alpha - 1) / (alpha + beta - 2), kept within [eps, 1 - eps]
 
-With a reset in every round theta is the mean of the masks that came. Down go n float32 probabilities. A device runs
-m w with one draw m ~ Bern(theta), the same for all devices.
+With a reset in every round theta is the mean of the received masks. Clients are sent n float32 probabilities. Devices
+run m w with one draw m ~ Bern(theta), the same for all.
 
     >>> from rayfl.methods import METHODS
     >>> alpha, beta = torch.tensor([3.0, 4.0]), torch.tensor([2.0, 1.0])  # masks (1, 1), (0, 1), (1, 1)
@@ -26,16 +26,16 @@ m w with one draw m ~ Bern(theta), the same for all devices.
     tensor([0.6633, 0.9900])
 
 Departures:
-1. `ste: identity` is the derivative of the paper; the authors' code multiplies by theta once more (`official_p`). Its
+1. `ste: identity` is the paper's derivative; the authors' code multiplies by theta once more (`official_p`). The code's
    constant is e / sqrt(fan_in) (`init_c: official`).
-2. The authors' server takes a bit for .01 or .99, so that no score is infinite, and so does `soften`. Here bits are
-   bits, and eps bounds theta; the share of ones that is coded is the true one in both.
-3. What is neither weight nor bias of a convolution or linear layer (norms, tokens, positions) stays as the model starts
-   with it, unmasked; the paper's networks have none of it. Norms collect statistics as for other methods.
-4. Optimisers are new in every round; in the code a client's Adam keeps its moments, while its scores are replaced.
-5. All clients have the server's network, and count the same.
-6. In the code the prior is reset in every round. The paper keeps it for about N / K rounds where few take part.
-7. A client's forward passes cost the multiply-adds of its last mask, layer by layer (SpaFL's count), in training too.
+2. The authors' server reads a bit as .01 or .99, so that no score is infinite (`soften: true`). By default bits stay 0
+   or 1, and eps bounds theta. The coded share of ones is the true one in both cases.
+3. Parameters other than weights and biases of convolutions and linear layers (norms, tokens, positions) keep their
+   initial values, unmasked; the paper's networks have none. Norms collect statistics as for other methods.
+4. Optimisers are new in every round; in the code a client's Adam keeps its moments although its scores are replaced.
+5. All clients have the server's network and equal weights.
+6. The code resets the prior in every round. The paper keeps it for about N / K rounds if few clients take part.
+7. A client's forward passes cost the multiply-adds of its last mask, layer by layer (SpaFL's count), also in training.
 """
 
 import functools
@@ -65,7 +65,7 @@ from rayfl.methods.sizes import rows_are_neurons
 Constant = Literal["kaiming", "official"]
 
 EPSILON = 0.01
-"""The smallest probability, of a 0 as of a 1, so that no score is infinite."""
+"""Smallest probability of a 0 or a 1, so that no score is infinite."""
 
 
 class FedPM(Method):
@@ -73,33 +73,34 @@ class FedPM(Method):
 
     name: Literal["fedpm"] = "fedpm"
     weight: Literal["uniform"] = "uniform"
-    """A mask is one observation, whatever it was learnt from."""
+    """Weight of a client. A mask is one observation, however many samples it was trained on."""
     init_c: Constant = "kaiming"
-    """The size of a frozen weight. kaiming: sqrt(2 / fan_in). official: e / sqrt(fan_in)."""
+    """Magnitude of the frozen weights. kaiming: sqrt(2 / fan_in). official: e / sqrt(fan_in)."""
     ste: Literal["identity", "official_p"] = "identity"
-    """The derivative of a drawn mask by its probability. identity: 1. official_p: the probability."""
+    """Derivative of a drawn mask by its probability. identity: 1. official_p: the probability."""
     prior_reset: Annotated[int, Field(ge=1)] | Literal["ceil_inv_participation"] = 1
-    """Rounds between resets of the prior, from round 0 on; 1: every round has a new one. ceil_inv_participation: N / K
-    rounds, rounded up, because it is reset as soon as it has seen as many masks as there are clients."""
+    """Rounds between resets of the prior, from round 0 on; 1: in every round. ceil_inv_participation: N / K rounds,
+    rounded up (a reset as soon as the prior has seen as many masks as there are clients)."""
     soften: bool = False
-    """The server takes 0 for 0.01, and 1 for 0.99."""
+    """Count a 0 as 0.01 and a 1 as 0.99 on the server."""
     deployed: Literal["sample", "mean", "threshold"] = "sample"
-    """What a device runs: one draw of the mask, the expected weights theta w, or the weights with theta > 1/2."""
+    """Deployed network: one draw of the mask, the expected weights theta w, or the weights with theta > 1/2."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
-        """All clients run the server's network."""
+        """Return the server's network for every capacity."""
         return dict.fromkeys(task.nets, task.server)
 
     def check(self, rounds: int, clients: Population) -> None:
-        """A ConfigError if the model brings weights, or has layers without a weight of their own."""
+        """Raise a ConfigError if the model is pretrained, or has layers without a weight of their own."""
         rows_are_neurons(self.name, self.task.server, self.task.server.layers)
         if self.task.model.blank != self.task.model:
             raise ConfigError(
-                f"model.pretrained: given with method {self.name}, which draws its own weights; allowed: leave it out"
+                f"model.pretrained: not supported with method {self.name}, which draws its own weights. Allowed: leave "
+                "it out"
             )
 
     def init(self) -> State:
-        """`params`, the frozen weights; `probabilities`; `alpha` and `beta` where a prior lives for several rounds."""
+        """Return `params`, the frozen weights; `probabilities`; `alpha` and `beta` if a prior lasts several rounds."""
         frozen = self.frozen("cpu")
         scores = torch.randn(len(frozen.weights), generator=torch_generator(self.task.seed, "scores"))
         theta = {name: _bounded(t.sigmoid()) for name, t in frozen.split(scores).items()}
@@ -140,7 +141,7 @@ class FedPM(Method):
         return {"params": state["params"], "probabilities": theta} | prior
 
     def mode(self, alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-        """The likeliest probabilities under Beta(alpha, beta), within the bounds."""
+        """Return the mode of Beta(alpha, beta), within the bounds."""
         theta = (alpha - 1) / (alpha + beta - 2)
         return _bounded(0.01 + 0.98 * theta if self.soften else theta)
 
@@ -156,11 +157,11 @@ class FedPM(Method):
         return Deployment((self.deployed, round), self.task.server, params, masked=tuple(theta))
 
     def frozen(self, device: torch.device | str) -> "Frozen":
-        """The weights that everybody draws."""
+        """Return the frozen weights, the same on server and clients."""
         return _frozen(self.task.server, self.init_c, self.task.seed, torch.device(device))
 
     def _resets(self, state: State, round: int) -> bool:
-        """Whether the prior of this round is a new one."""
+        """Return whether this round starts a new prior."""
         if isinstance(self.prior_reset, int):
             return round % self.prior_reset == 0
         alpha, beta = (next(iter(state[name].values())).reshape(-1)[0] for name in ("alpha", "beta"))
@@ -173,22 +174,22 @@ def _bounded(theta: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Frozen:
-    """What is never trained and never sent."""
+    """Parameters that are never trained and never sent."""
 
     weights: torch.Tensor
-    """w [n], one masked tensor after the other."""
+    """w [n], the masked tensors concatenated."""
     shapes: Mapping[str, torch.Size]
-    """Of the masked parameters."""
+    """Shapes of the masked parameters."""
     rest: Params
-    """The parameters that have no mask."""
+    """Parameters without a mask."""
 
     def split(self, flat: torch.Tensor) -> Params:
-        """[n] as the masked parameters: views."""
+        """Return views of [n] in the shapes of the masked parameters, by name."""
         parts = flat.split([shape.numel() for shape in self.shapes.values()])
         return {name: t.view(shape) for (name, shape), t in zip(self.shapes.items(), parts, strict=True)}
 
     def params(self, flat: torch.Tensor) -> Params:
-        """All of the network's parameters, the masked ones from [n]."""
+        """Return all of the network's parameters, the masked ones from [n]."""
         return self.split(flat) | self.rest
 
 
@@ -208,15 +209,15 @@ def _frozen(net: Net, constant: Constant, seed: int, device: torch.device) -> Fr
 
 
 class Drawn(nn.Module):
-    """The network under a new mask at every forward pass: [B, ...] -> logits. What trains is the scores [n]."""
+    """Network with a new mask in every forward pass: [B, ...] -> logits. Its parameters are the scores [n]."""
 
     mask: torch.Tensor
-    """[n] bool, of the last pass; before the first one all 0."""
+    """Mask [n] bool of the last pass, all False before the first."""
 
     def __init__(
         self, module: nn.Module, frozen: Frozen, scores: torch.Tensor, generator: torch.Generator, twice: bool
     ):
-        """`module` runs it; its own parameters mean nothing. `twice`: as for `Keep`."""
+        """Build on `module`, whose own parameter values are not used. `twice`: see `Keep`."""
         super().__init__()
         self.scores = nn.Parameter(scores)
         # not a submodule, whose own parameters would be trained
@@ -231,7 +232,7 @@ class Drawn(nn.Module):
         return self.run(self.frozen.params(weights), (x,))
 
     def draw(self) -> torch.Tensor:
-        """A mask [n] of the scores as they are now."""
+        """Return a mask [n] drawn from the current scores."""
         return self._drawn(self.scores.detach().sigmoid())
 
     def _drawn(self, theta: torch.Tensor) -> torch.Tensor:
@@ -239,7 +240,7 @@ class Drawn(nn.Module):
 
 
 class Keep(torch.autograd.Function):
-    """m w, whose gradient goes to the scores as if m were sigmoid(s); with `twice`, sigmoid(s) times that."""
+    """Product m w with the gradient to the scores as if m were sigmoid(s); with `twice`, times sigmoid(s) again."""
 
     @staticmethod
     def forward(ctx, scores, theta, mask, weights, twice):

@@ -1,4 +1,4 @@
-"""Pruning-greedy: a client trains the largest elements of the global parameters.
+"""Pruning-greedy: clients train the largest elements of the global parameters.
 
 Paper: Zhou, Lan, Venkataramani, Ding, "Every Parameter Matters: Ensuring the Convergence of Federated Learning with
 Dynamic Heterogeneous Models Reduction", NeurIPS 2023, https://arxiv.org/abs/2310.08670; as a baseline: Wu et al.,
@@ -8,11 +8,11 @@ https://arxiv.org/abs/2407.19389 (Tables 6, 7).
 Symbols: x the global parameters, g_k a client's capacity, d the number of maskable elements.
 
     theta_k  =  the floor(g_k d)-th largest |x|
-    S_k         the elements of |x| >= theta_k, and whatever is not maskable
+    S_k         the elements of |x| >= theta_k, and everything that is not maskable
     y_k         SGD from S_k x, with 0 elsewhere
     x  <-    sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged
 
-The minimum coverage index is the number of clients that hold the least covered element: the metric `full_clients`.
+The minimum coverage index, the number of clients that hold the least covered element, is the metric `full_clients`.
 
     >>> import torch
     >>> from rayfl.methods.masks.thresholds import threshold_for
@@ -20,13 +20,13 @@ The minimum coverage index is the number of clients that hold the least covered 
     3.0
 
 Departures:
-1. The authors' proof of concept prunes one layer of an MLP by quartiles of rank; here the rule is over the whole model,
-   as in FIARSE's comparison, or by layer or shard.
-2. Its clients step with unmasked gradients, and what nobody holds becomes 0; here the paper's text is followed.
-3. A client is sent, trains and answers the elements that it holds. It is also sent their places, tensor by tensor in
-   the shorter of two codes: a bit an element, or a byte a held one (`rayfl.core.bitcodes`).
-4. With `clients.metric: flops` theta_k is of the largest elements that cost g_k of the maskable layers' multiply-adds;
-   with `width`, g_k is the share of parameters that the dense network of this width has.
+1. The authors' proof of concept prunes one layer of an MLP by quartiles of rank. Here a threshold is over the whole
+   model, as in FIARSE's comparison, or per layer or shard.
+2. Its clients step with unmasked gradients, and elements without a holder become 0. Here the paper's text is followed.
+3. A client receives, trains and sends only its elements. It also receives their positions, per tensor in the shorter of
+   two codes: a bit per element, or a byte per held one (`rayfl.core.bitcodes`).
+4. With `clients.metric: flops`, S_k is the largest elements that cost g_k of the maskable layers' multiply-adds; with
+   `width`, g_k is the share of parameters that the dense network of this width has.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""SpaFL: clients train thresholds that prune whole filters and neurons, and exchange nothing but these.
+"""SpaFL: clients train thresholds that prune whole filters and neurons, and exchange only these thresholds.
 
 Paper: Kim, Saad, Debbah, Hong, "SpaFL: Communication-Efficient Federated Learning with Sparse Models and Low
 Computational Overhead", NeurIPS 2024, https://arxiv.org/abs/2406.00431 (Algorithm 1; code:
@@ -15,8 +15,8 @@ step, g_i the gradient of the loss by the pruned weights, t the round, eta the l
     tau_i   <-   tau_i + eta (sum_j g_ij w_ij + alpha exp(-tau_i)) (Eqs. 4 to 6, 8, 9), the sum over pruned rows too
     tau(t+1) =   the mean of the cohort's tau (Eq. 7)
 
-The weights never leave their client, all clients start from the same ones, and thresholds start at 0. A client is
-evaluated with the thresholds that it ended its own training with.
+Weights never leave their client. All clients start from the same weights and from thresholds 0. A client is evaluated
+with the thresholds of the end of its own training.
 
     >>> from rayfl.methods import METHODS
     >>> METHODS["spafl"]().ramp(0), METHODS["spafl"](alpha_ramp=1).ramp(1)
@@ -26,25 +26,24 @@ Departures:
 1. mu_i - tau_i = 0 prunes, as in the code.
 2. The paper keeps weights and thresholds within bounds, the code does not. Here they have no bounds unless
    `clamp_weights` and `clamp_thresholds` are given.
-3. The thresholds of a layer with at most 1 % of its rows left become 0 before the forward pass that would run through
-   it. The code looks at the pass before, so one of its passes runs through the empty layer. What a client sends is not
-   reset.
-4. The optimiser is new every round, as in the code for CIFAR. The code for Fashion-MNIST keeps one for ever
-   (`persistent_momentum`), with the momentum of thresholds that the server's have replaced since.
-5. A bias belongs to its row: it is pruned and it counts in sum_j g_ij w_ij, but not in mu, n and Eq. 13. The paper's
+3. The thresholds of a layer with at most 1 % of its rows left are reset to 0 before the forward pass. The code checks
+   the previous pass, so one of its passes runs through the empty layer. Sent thresholds are not reset.
+4. The optimiser is new in every round, as in the code for CIFAR. The code for Fashion-MNIST keeps it over all rounds
+   (`persistent_momentum`), including the momentum of thresholds that the server has replaced.
+5. A bias belongs to its row: it is pruned and counts in sum_j g_ij w_ij, but not in mu, n and Eq. 13. The paper's
    masked layers have no biases.
-6. To form tau(t) - tau(t - 1) a client has to know both, and one that did not take part in the round before does not.
-   So the difference is sent, and counted apart as `bytes_delta`; `bytes_down` is tau(t) alone, as in the paper.
-7. Eq. 13 is for the cohort alone, as in Algorithm 1. The code for CIFAR-10 does it for all clients, who otherwise never
-   hear of the thresholds.
-8. `train_flops` are of the whole network, every masked layer's by its density at the last forward pass of the client's
-   round, and 2 a multiply-add. The paper counts a multiply-add once, and masked layers alone.
-9. `train_loss` is without the regularisation. Gradient clipping is of weights and thresholds together, as in the code.
-10. The norms' running statistics are a client's own, as in the code: `evaluation.statistics` has no effect.
-11. `target_density` is ours, because the paper leaves it to alpha what density comes out. With rho(t) the density of
-    the cohort after its round, alpha(t+1) = alpha(t) + alpha (5 (rho(t) - target) + 20 (rho(t) - rho(t - 1))), from
-    alpha(0) = alpha and rho(-1) = 1; below 0 it lowers thresholds. A client is sent alpha and sends its density, which
-    `bytes_down` and `bytes_up` count.
+6. A client that missed the previous round does not know tau(t - 1), so tau(t) - tau(t - 1) is sent. It is counted
+   separately as `bytes_delta`; `bytes_down` is tau(t) alone, as in the paper.
+7. Eq. 13 applies to the cohort only, as in Algorithm 1. The code for CIFAR-10 applies it to all clients, although those
+   outside the cohort do not receive the thresholds.
+8. `train_flops` counts the whole network, each masked layer by its density in the last forward pass of the client's
+   round, and 2 per multiply-add. The paper counts a multiply-add once, and masked layers only.
+9. `train_loss` excludes the regularisation. Gradients of weights and thresholds are clipped together, as in the code.
+10. Running statistics of norms are personal, as in the code: `evaluation.statistics` is ignored.
+11. `target_density` is an extension; in the paper the density follows from alpha. With rho(t) the density of the cohort
+    after its round, alpha(t+1) = alpha(t) + alpha (5 (rho(t) - target) + 20 (rho(t) - rho(t - 1))), from
+    alpha(0) = alpha and rho(-1) = 1; a negative alpha lowers thresholds. A client receives alpha and sends its density;
+    `bytes_down` and `bytes_up` count both.
 """
 
 import functools
@@ -74,17 +73,16 @@ from rayfl.methods.sizes import rows_are_neurons
 RESET = 0.01
 """Share of a layer's rows at or below which the layer is empty (departure 3)."""
 GAIN, DAMPING = 5, 20
-"""By how many times the initial alpha it grows for each 1 that the density is above its target, and for each 1 that the
-density grew in the last round (departure 11)."""
+"""Factors of the density's excess over its target and of its last growth in the change of alpha (departure 11)."""
 
 Kept = dict[str, Params]
-"""What a client keeps: "own" weights and "thresholds"; "statistics" of norms and "momentum", if it has these."""
+"""Client state: "own" weights and "thresholds", and "statistics" of norms and "momentum" if there are any."""
 
 
 def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
     low, high = bounds
     if low >= high:
-        raise ValueError("the lower bound first")
+        raise ValueError("the lower bound must come first and be less than the upper bound")
     return bounds
 
 
@@ -100,67 +98,66 @@ class SpaFL(Method):
     """Weight of the regularisation sum exp(-tau), which raises thresholds. Published: 0.002 (Fashion-MNIST), 0.00015
     (CIFAR-10), 0.0007 (CIFAR-100)."""
     alpha_ramp: float = Field(default=0.0, ge=0)
-    """Rounds P over which alpha rises to its value, as 1 / (1 + exp(5 - 10 t / P)); 1 in the code for Fashion-MNIST
-    and CIFAR-100. 0: alpha has its value from round 0 on."""
+    """Rounds P over which alpha rises, as 1 / (1 + exp(5 - 10 t / P)); 1 in the code for Fashion-MNIST and CIFAR-100.
+    0: alpha is constant."""
     exchange: bool = True
-    """Whether thresholds travel. false: the baseline "Local", in which every client is alone with its own."""
+    """Exchange thresholds. false: the baseline "Local", in which clients train alone."""
     eq13: bool = True
-    """Whether clients move their weights by the change of the shared thresholds; false: the row "w.o. (13)"."""
+    """Move weights by the change of the shared thresholds (Eq. 13). false: the row "w.o. (13)"."""
     eq13_divisor: Literal["n_in", "official"] = "n_in"
-    """n of Eq. 13: a row's number of weights, or for a filter its height times its width alone, as in the code."""
+    """n of Eq. 13. n_in: number of weights in a row. official: for a filter, its height times its width."""
     train_weights: bool = True
-    """false: thresholds alone are trained, and weights stay where everybody started (Table 2). With eq13: false."""
+    """Train weights. false: train only thresholds and keep the initial weights (Table 2); requires eq13: false."""
     classifier: bool = True
-    """Whether the classifier has thresholds: it has in LeNet and in the CIFAR-10 network, not in the ResNet-18."""
+    """Give the classifier thresholds, as in LeNet and the CIFAR-10 network, but not in the ResNet-18."""
     w_grad: Literal["paper", "official_fmnist"] = "paper"
-    """Gradient of the weights. paper: p g. official_fmnist: also that through mu, by which pruned rows move too."""
+    """Gradient of the weights. paper: p g. official_fmnist: adds the gradient through mu, which moves pruned rows."""
     step_backward: Literal["identity", "official_cifar"] = "identity"
-    """Gradient of the unit step S. identity: 1. official_cifar: 1 where |mu - tau| > 1 and else 0, so that the loss
+    """Gradient of the unit step S. identity: 1. official_cifar: 1 if |mu - tau| > 1, otherwise 0, so that the loss
     hardly ever moves thresholds."""
     persistent_momentum: bool = False
-    """A client's momentum outlives its round, as in the code for Fashion-MNIST, also that of thresholds which the
-    server's have replaced."""
+    """Keep a client's momentum between rounds, as in the code for Fashion-MNIST, including that of thresholds."""
     clamp_weights: Bounds | None = None
-    """Lower and upper bound of the weights of masked layers, after every step."""
+    """Lower and upper bound of the weights of masked layers, applied after every step. Default: no bounds."""
     clamp_thresholds: Bounds | None = None
-    """Lower and upper bound of thresholds, after every step."""
+    """Lower and upper bound of thresholds, applied after every step. Default: no bounds."""
     target_density: float | None = Field(default=None, gt=0, lt=1)
-    """The density that the server steers its cohorts to, by another alpha in every round: the mean over clients of the
-    mean over masked layers, as it is evaluated. Unless given, `alpha` stays."""
+    """Target for the cohort's density (mean over clients of the mean over masked layers). The server adapts alpha in
+    every round to reach it. Default: alpha does not change."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.eq13 and not self.train_weights:
-            raise ValueError("eq13: false with train_weights: false, because Eq. 13 moves weights")
+            raise ValueError("train_weights: false requires eq13: false, because Eq. 13 moves weights")
         if self.target_density is not None and not (self.exchange and self.alpha):
             raise ValueError(
-                "target_density with exchange: true and an alpha over 0 only, because the server steers by alpha"
+                "target_density requires exchange: true and an alpha over 0, because the server adapts alpha"
             )
         return self
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
-        """All clients run the server's network, because all train the same thresholds."""
+        """Return the server's network for every capacity, because all clients train the same thresholds."""
         return dict.fromkeys(task.nets, task.server)
 
     def check(self, rounds: int, clients: Population) -> None:
-        """A ConfigError if there is no momentum to keep, no layer that has thresholds, or one without neurons."""
+        """Raise a ConfigError if there is no momentum to keep, no layer with thresholds, or a layer without neurons."""
         if self.persistent_momentum and not self.task.training.momentum:
-            raise ConfigError("method.persistent_momentum: given true; allowed: with a training.momentum over 0")
+            raise ConfigError("method.persistent_momentum: true requires momentum. Allowed: training.momentum over 0")
         if not self.paths:
             raise ConfigError(
-                f"method.classifier: given false; allowed: true with model {self.task.model.name}, which has no other "
-                "layer"
+                f"method.classifier: false leaves no layer of model {self.task.model.name} with thresholds. Allowed: "
+                "true"
             )
         rows_are_neurons(self.name, self.task.server, self.paths)
 
     @property
     def paths(self) -> list[str]:
-        """The layers that have thresholds: all convolutions and linear layers, with or without the classifier."""
+        """Layers with thresholds: all convolutions and linear layers, with or without the classifier."""
         net = self.task.server
         return [path for path in net.layers if self.classifier or f"{path}.weight" not in net.layout.classifier]
 
     def init(self) -> State:
-        """`params`: what every client starts from. `delta`: the last change of the thresholds."""
+        """Return `params`, the initial weights of all clients; `thresholds`; and `delta`, their last change."""
         shapes = self.task.server.layout.shapes
         state = super().init()
         for group in ("thresholds", "delta"):
@@ -195,7 +192,7 @@ class SpaFL(Method):
         return state | ({"control": self.steered(state["control"], fold)} if self.target_density else {})
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
-        """A client's own; without a carry what everybody starts from, which nothing has pruned."""
+        """Return the client's personal network; without a client state, the unpruned initial one."""
         net = self.task.server
         kept = cast(Kept, client_state) or {"own": state["params"], "statistics": net.statistics()}
         params = dict(kept["own"])
@@ -209,16 +206,12 @@ class SpaFL(Method):
     # a client's round
 
     def start(self) -> Kept:
-        """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
-        state = self.init()
-        return {
-            "own": state["params"],
-            "thresholds": state["thresholds"],
-            "statistics": self.task.server.statistics(),
-        }
+        """Return the initial client state. A client draws it from the run's seed."""
+        state, statistics = self.init(), self.task.server.statistics()
+        return {"own": state["params"], "thresholds": state["thresholds"], "statistics": statistics}
 
     def moved(self, params: Params, delta: Params) -> Params:
-        """Eq. 13, by the change of the thresholds [rows] of every layer."""
+        """Return the weights moved by the change of each layer's thresholds [rows] (Eq. 13)."""
         moved = dict(params)
         for path, change in delta.items():
             w = params[f"{path}.weight"]
@@ -227,13 +220,13 @@ class SpaFL(Method):
         return moved
 
     def pruned(self, weights: Params, thresholds: Params, visit: Visit) -> "Pruned":
-        """The client's network. It is shared: used until the answer."""
+        """Return the client's network. It is a cached module: use it only until the client answers."""
         module = cached_module(visit.net, visit.data.device)
         load(module, weights)
         return Pruned(self, module, thresholds)
 
     def trained(self, client: "Pruned", kept: Kept, alpha: float, visit: Visit) -> tuple[dict[str, float], Kept]:
-        """Trains weights and thresholds in place; the metrics of `fit`, and what the client then keeps."""
+        """Train weights and thresholds in place. Return the metrics of `fit` and the new client state."""
         statistics = {name: t.to(visit.data.device, copy=True) for name, t in kept.get("statistics", {}).items()}
         momentum = dict(kept.get("momentum", {})) if self.persistent_momentum else None
         with tracked(client.whole, statistics):
@@ -249,7 +242,7 @@ class SpaFL(Method):
         return metrics, {group: copied(tensors) for group, tensors in (own | rest).items() if tensors}
 
     def sent(self, client: "Pruned") -> dict[str, Params]:
-        """What the client answers: its thresholds; and the density that they leave, if the server steers by it."""
+        """Return the client's answer: its thresholds and, with a target density, its density."""
         if not self.target_density:
             return {"thresholds": client.taus} if self.exchange else {}
         left = [self.rows_left(client.weight(path), tau) for path, tau in client.taus.items()]
@@ -257,7 +250,7 @@ class SpaFL(Method):
         return {"thresholds": client.taus, "control": {"density": density}}
 
     def counted(self, client: "Pruned", samples: int, payload: Payload) -> dict[str, float]:
-        """What the round took; the change of the thresholds is counted apart."""
+        """Return the metrics of costs. `delta` is counted separately."""
         delta = nbytes(payload.get("delta", {}))
         return {
             "train_flops": costs.training_flops(self.task.server, samples, client.densities),
@@ -269,15 +262,15 @@ class SpaFL(Method):
     # regularisation
 
     def ramp(self, round: int) -> float:
-        """The share of alpha that is applied in a round."""
+        """Return the share of alpha applied in a round."""
         return 1 / (1 + math.exp(5 - 10 * round / self.alpha_ramp)) if self.alpha_ramp else 1.0
 
     def alpha_in(self, round: int, payload: Payload) -> float:
-        """alpha of a round: the server's, if it steers."""
+        """Return alpha of a round: the server's with a target density, otherwise the configured one."""
         return self.ramp(round) * (payload["control"]["alpha"].item() if "control" in payload else self.alpha)
 
     def steered(self, control: Params, fold: Fold) -> Params:
-        """alpha of the next round, from the density that the cohort has now."""
+        """Return alpha of the next round, from the cohort's density."""
         if not fold.weight:
             return control
         density = fold.sum("control")["density"] / fold.weight
@@ -287,17 +280,17 @@ class SpaFL(Method):
     # rows
 
     def is_empty(self, mu: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
-        """Whether a layer with these rows is empty, so that its thresholds start again: a bool."""
+        """Return whether a layer is empty, so that its thresholds are reset: [] bool."""
         return (mu > tau).sum() <= math.floor(RESET * len(mu) + 1e-9)
 
     def rows_left(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
-        """Which rows of a weight [rows, ...] a device has: [rows] bool."""
+        """Return the mask [rows] bool of the rows of a weight [rows, ...] that are not pruned."""
         mu = _magnitudes(weight.detach())
         return mu > tau.masked_fill(self.is_empty(mu, tau), 0)
 
 
 class Pruned(nn.Module):
-    """A client's network, which runs on the rows that its thresholds leave: [B, ...] -> logits."""
+    """Client's network on the rows that its thresholds leave: [B, ...] -> logits."""
 
     def __init__(self, method: SpaFL, whole: nn.Module, thresholds: Params):
         super().__init__()
@@ -306,12 +299,12 @@ class Pruned(nn.Module):
         self.thresholds = nn.ParameterList(t.to(device, copy=True) for t in thresholds.values())
         self.paths = list(thresholds)
         self.gates: list[torch.Tensor] = []
-        """1 for the rows that the last forward pass ran on, else 0, by layer."""
+        """Rows used in the last forward pass, by layer: 1, otherwise 0."""
         layers = {path: whole.get_submodule(path) for path in self.paths}
         self.linears = {path: layer for path, layer in layers.items() if type(layer) is nn.Linear}
-        """Layers that have fewer outputs than weights: there p (w x + b) in place of (p w) x + p b."""
+        """Linear layers, computed as p (w x + b) in place of (p w) x + p b: they have fewer outputs than weights."""
         self.resets = torch.zeros((), dtype=torch.int64, device=device)
-        """How often a layer's thresholds started again."""
+        """Number of times that a layer's thresholds were reset."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gates = {
@@ -320,13 +313,13 @@ class Pruned(nn.Module):
         self.gates = [gate.detach() for gate in gates.values()]
         out, reached = self._run(gates, x)
         if reached != self.linears.keys():
-            # a layer whose weights somebody else multiplies by, as attention does
+            # a parent module uses the layer's weight directly, as attention does
             self.linears = {path: layer for path, layer in self.linears.items() if path in reached}
             out, _ = self._run(gates, x)
         return out
 
     def _run(self, gates: Params, x: torch.Tensor) -> tuple[torch.Tensor, set[str]]:
-        """The logits, and the layers whose outputs were pruned."""
+        """Return the logits and the layers with pruned outputs."""
         reached: set[str] = set()
 
         def prune(path: str, layer: nn.Module, given: Any, out: torch.Tensor) -> torch.Tensor:
@@ -347,7 +340,7 @@ class Pruned(nn.Module):
                 hook.remove()
 
     def _gate(self, weight: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
-        """S(mu - tau) of every row: [rows], with the estimator's gradient. Thresholds of an empty layer become 0."""
+        """Return S(mu - tau) per row: [rows], with the estimator's gradient. Reset an empty layer's thresholds to 0."""
         with torch.set_grad_enabled(self.method.w_grad != "paper"):
             mu = _magnitudes(weight)
         with torch.no_grad():
@@ -358,7 +351,7 @@ class Pruned(nn.Module):
         return (s.detach() > 0).float() + slope * (s - s.detach())
 
     def regularise(self, alpha: float) -> None:
-        """Adds the gradient of alpha sum exp(-tau), and removes those of weights that stay as they are."""
+        """Add the gradient of alpha sum exp(-tau), and set the gradients of weights that are not trained to 0."""
         for tau in self.thresholds:
             cast(torch.Tensor, tau.grad).sub_(tau.detach().neg().exp_(), alpha=alpha)
         if not self.method.train_weights:
@@ -367,7 +360,6 @@ class Pruned(nn.Module):
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """Puts weights and thresholds between their bounds."""
         if self.method.clamp_weights:
             for path in self.paths:
                 self.weight(path).clamp_(*self.method.clamp_weights)
@@ -376,25 +368,25 @@ class Pruned(nn.Module):
                 tau.clamp_(*self.method.clamp_thresholds)
 
     def weight(self, path: str) -> torch.Tensor:
-        """The weight [rows, ...] of a layer."""
+        """Return the weight [rows, ...] of a layer."""
         return self.whole.get_parameter(f"{path}.weight")
 
     @property
     def taus(self) -> Params:
-        """Layer -> its thresholds [rows], detached; they share the parameters' memory."""
+        """Thresholds [rows] by layer, detached; they share the parameters' memory."""
         return dict(zip(self.paths, (tau.detach() for tau in self.thresholds), strict=True))
 
     @property
     def densities(self) -> dict[str, float]:
-        """The share of every layer that the last forward pass ran on; nothing before the first."""
+        """Density of each layer in the last forward pass; empty before the first."""
         return {path: gate.mean().item() for path, gate in zip(self.paths, self.gates, strict=False)}
 
 
 def _magnitudes(weight: torch.Tensor) -> torch.Tensor:
-    """mu: the mean magnitude of every row of a weight [rows, ...]."""
+    """Return mu, the mean magnitude of each row of a weight [rows, ...]."""
     return weight.flatten(1).abs().mean(1)
 
 
 def _rows(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A number a row [rows], with as many dimensions as `like` [rows, ...], to which it broadcasts."""
+    """Reshape [rows] so that it broadcasts to `like` [rows, ...]."""
     return t.view(-1, *[1] * (like.dim() - 1))

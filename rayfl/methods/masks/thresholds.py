@@ -1,7 +1,7 @@
-"""Exact thresholds of the largest elements: what is maskable, which elements share a threshold, and what they cost.
+"""Exact thresholds of the largest elements: maskable tensors, groups that share a threshold, and element costs.
 
-A threshold is found by counting and not by sorting: the bits of float32 magnitudes have the order of the numbers, so
-two histograms of 16 bits each find the element at any rank.
+Thresholds are found by counting, not by sorting: the bits of float32 magnitudes are ordered like the numbers, so two
+histograms of 16 bits each find the element of any rank.
 """
 
 import functools
@@ -19,34 +19,34 @@ from rayfl.core.net import Net
 from rayfl.core.tensors import Params
 
 Threshold = Literal["model", "layer", "shard"]
-"""Which elements have one threshold in common."""
+"""Scope of a threshold."""
 Shards = tuple[tuple[str, ...], ...]
 """Lists of module paths; a path stands for all layers below it."""
 
-# which elements are maskable, and what they cost
+# maskable elements and their costs
 
 
 @dataclass(frozen=True)
 class Maskable:
-    """Which tensors of a network may be masked: weights and biases of convolutions and linear layers."""
+    """Rule for the tensors that can be masked: weights and biases of convolutions and linear layers."""
 
     embeddings: bool = False
-    """Those of embeddings too."""
+    """Mask embeddings too."""
     whole: tuple[str, ...] = ()
-    """Paths of modules of which nothing is."""
+    """Paths of modules that are never masked."""
 
 
 @functools.lru_cache(maxsize=256)
 def layers_of(net: Net, maskable: Maskable = Maskable()) -> Mapping[str, tuple[str, ...]]:
-    """Path -> maskable tensors of every layer that has some, in the network's order. A ConfigError if nothing of
-    `whole` is a layer."""
+    """Return the maskable tensors of each layer, by path, in the network's order. Raise a ConfigError if a path in
+    `whole` matches no layer."""
     layers = {**net.layers, **(net.embeddings if maskable.embeddings else {})}
     order = {name: i for i, name in enumerate(net.layout.shapes)}
     layers = dict(sorted(layers.items(), key=lambda layer: order[layer[1][0]]))
     for prefix in maskable.whole:
         if not any(_is_below(path, [prefix]) for path in layers):
             raise ConfigError(
-                f"method.whole: given {prefix!r}, which is no layer and above no layer; allowed: the layers "
+                f"method.whole: {prefix!r} is neither a layer nor a parent of one. Allowed: the layers "
                 f"{', '.join(layers)}, and the modules above them"
             )
     return {path: names for path, names in layers.items() if not _is_below(path, maskable.whole)}
@@ -56,7 +56,7 @@ def layers_of(net: Net, maskable: Maskable = Maskable()) -> Mapping[str, tuple[s
 def groups(
     net: Net, threshold: Threshold, shards: Shards = (), maskable: Maskable = Maskable()
 ) -> Sequence[tuple[str, ...]]:
-    """The names of the maskable tensors, group by group, in the network's order: a group has one threshold. A
+    """Return the names of the maskable tensors in groups of one threshold each, in the network's order. Raise a
     ConfigError if the shards do not fit."""
     layers = layers_of(net, maskable)
     if threshold == "layer":
@@ -71,12 +71,12 @@ def groups(
 
 
 def _stages(net: Net, layers: Collection[str]) -> dict[str, int]:
-    """Layer -> its stage, counted from 1. 0: it stands before the stages; one more than the last stage: behind them."""
+    """Return each layer's stage, counted from 1. 0: before the stages; the number of stages + 1: after them."""
     stages = net.model.blocks
     if not stages:
         raise ConfigError(
-            f"method.threshold: given 'shard' with model {net.model.name}, which has no stages; allowed: "
-            f"method.shards, lists of its layers: {', '.join(layers)}; or threshold: model or layer"
+            f"method.threshold: 'shard' needs method.shards, because model {net.model.name} has no stages. Allowed: "
+            f"method.shards with lists of the layers {', '.join(layers)}; or threshold: model or layer"
         )
     found, outside = {}, 0
     for path in layers:
@@ -88,11 +88,11 @@ def _stages(net: Net, layers: Collection[str]) -> dict[str, int]:
 
 
 def _declared(shards: Shards, layers: Collection[str]) -> dict[str, int]:
-    """Layer -> the only shard that names it."""
+    """Return the index of each layer's shard."""
     for prefix in itertools.chain(*shards):
         if not any(_is_below(path, [prefix]) for path in layers):
             raise ConfigError(
-                f"method.shards: given {prefix!r}, which is no layer and above no layer; allowed: the layers "
+                f"method.shards: {prefix!r} is neither a layer nor a parent of one. Allowed: the layers "
                 f"{', '.join(layers)}, and the modules above them"
             )
     found = {}
@@ -100,7 +100,7 @@ def _declared(shards: Shards, layers: Collection[str]) -> dict[str, int]:
         within = [s for s, prefixes in enumerate(shards) if _is_below(path, prefixes)]
         if len(within) != 1:
             raise ConfigError(
-                f"method.shards: given layer {path!r} in {len(within)} shards; allowed: every layer in one shard: "
+                f"method.shards: layer {path!r} is in {len(within)} shards. Allowed: each layer in one shard: "
                 f"{', '.join(layers)}"
             )
         [found[path]] = within
@@ -112,8 +112,8 @@ def _is_below(path: str, prefixes: Collection[str]) -> bool:
 
 
 def unit_costs(net: Net) -> dict[str, int]:
-    """What one element of every maskable tensor costs: in how many multiply-adds of one sample's forward pass it takes
-    part. A convolution's weight takes part in one a pixel, a bias and an embedding in none."""
+    """Return the multiply-adds of one element of each maskable tensor in one sample's forward pass: one per pixel for a
+    convolution's weight, none for a bias or an embedding."""
     units = dict.fromkeys(itertools.chain(*net.embeddings.values()), 0)
     for path, names in net.layers.items():
         weight = f"{path}.weight"
@@ -126,16 +126,14 @@ def unit_costs(net: Net) -> dict[str, int]:
 
 
 def threshold_for(params: Params, share: float, units: Mapping[str, int] | None = None) -> float:
-    """The threshold theta of a share of the largest elements of all float32 `params`: the smallest |x| that is kept. A
-    ValueError names a tensor with elements that are not finite.
+    """Return theta, the smallest magnitude among the largest `share` of the elements of all float32 `params`. Raise a
+    ValueError that names a tensor with non-finite elements.
 
     Without `units`: the k-th largest |x|, k = max(1, floor(share d)) of d elements. Equal elements are kept together.
-    So theta is 0 and everything is kept where more than 1 - share of the elements are exactly 0; these are held, sent
-    and trained, although the densities of a deployment count only elements that are not 0.
-    With `units`, the cost of an element of each tensor: the largest set |x| >= theta that costs at most the share of
-    what everything costs, but at least the largest element, and whatever equals it.
-
-    A group of zeros is kept whole, for every share.
+    If more than 1 - share of the elements are exactly 0, theta is 0 and all elements are held, sent and trained. The
+    densities of a deployment count only nonzero elements.
+    With `units`, the cost of an element of each tensor: the largest set |x| >= theta that costs at most `share` of the
+    total cost, but at least the largest element and its equals.
     """
     if units is None:
         total = sum(t.numel() for t in params.values())
@@ -146,20 +144,20 @@ def threshold_for(params: Params, share: float, units: Mapping[str, int] | None 
 
 
 def _floor(cost: float) -> int:
-    """A share that was computed as a ratio of two counts buys exactly that count."""
+    """Round down, with a tolerance: a share computed as a ratio of two counts buys exactly that count."""
     return math.floor(cost * (1 + 1e-9))
 
 
-# A level is |x| as its bits, an integer. Levels have the order of the numbers.
+# A level is the integer with the bits of |x|. Levels are ordered like the numbers.
 
 HIGH, LOW = 1 << 15, 1 << 16
-"""How many high and low halves of a level there are."""
+"""Number of high and of low halves of a level."""
 INFINITE = 0x7F80
-"""The high half of the level of infinity: NaN and infinity have no smaller one."""
+"""High half of the level of infinity. NaN has the same or a larger one."""
 MAGNITUDE = (1 << 31) - 1
-"""A float32's bits without its sign."""
+"""Bit mask of a float32 without its sign."""
 PIECE = 1 << 18
-"""Elements that are looked at at once."""
+"""Elements processed at once, so that they stay in the CPU cache (twice as fast)."""
 
 
 def _number(level: int) -> float:
@@ -167,10 +165,10 @@ def _number(level: int) -> float:
 
 
 def _level(params: Params, units: Mapping[str, int], limit: int) -> int:
-    """The largest level such that all elements at or above it cost more than the limit; -1: none.
+    """Return the largest level such that all elements at or above it cost more than the limit. -1: none.
 
-    Counted first by the high half of the level, over all elements; then by the low half, over the few elements whose
-    high half is the one that was found.
+    The first histogram is over the high halves of all levels, the second over the low halves of those in the high half
+    found.
     """
     high = torch.zeros(HIGH, dtype=torch.int64)
     for name, t in params.items():
@@ -178,7 +176,7 @@ def _level(params: Params, units: Mapping[str, int], limit: int) -> int:
         for piece in _pieces(t):
             counts += torch.bincount(_high_half(piece), minlength=HIGH)
         if counts[INFINITE:].any():
-            raise ValueError(f"parameter {name}: given elements that are not finite; allowed: finite numbers")
+            raise ValueError(f"parameter {name}: some elements are not finite. Allowed: finite numbers")
         high += counts.mul_(units[name])
     bucket, above = _crossing(high, limit)
     if bucket < 0:
@@ -191,29 +189,27 @@ def _level(params: Params, units: Mapping[str, int], limit: int) -> int:
 
 
 def _pieces(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Views of a tensor's elements that stay in the cache while they are looked at, which is twice as fast."""
     return t.reshape(-1).split(PIECE)
 
 
 def _high_half(t: torch.Tensor) -> torch.Tensor:
-    """The high 16 of a float32's 32 bits, without its sign, in the memory of a little-endian machine."""
+    """Return the high 16 bits of float32 numbers, without the sign, on a little-endian machine."""
     return t.reshape(-1).view(torch.int16)[1::2] & (HIGH - 1)
 
 
 def _crossing(cost: torch.Tensor, limit: int) -> tuple[int, int]:
-    """The largest index such that the cost at and above it is more than the limit, and the cost above it; (-1, 0) if
-    there is none."""
+    """Return the largest index with the cost at and above it over the limit, and the cost above it. (-1, 0): none."""
     spent = cost.flip(0).cumsum(0)
     i = int(torch.searchsorted(spent, limit, right=True))
     return (len(cost) - 1 - i, int(spent[i - 1]) if i else 0) if i < len(cost) else (-1, 0)
 
 
 def _above(params: Params, level: int) -> int:
-    """The smallest level of an element above `level`; `level` itself if no element is above it."""
+    """Return the smallest level of an element above `level`, or `level` if there is none."""
     beyond = MAGNITUDE
     for t in params.values():
         distance = t.reshape(-1).view(torch.int32).numpy() & MAGNITUDE
         distance -= level + 1
-        # as unsigned numbers, the negative distances come last
+        # as unsigned numbers, negative distances are the largest
         beyond = min(beyond, int(distance.view(np.uint32).min()))
     return level if beyond == MAGNITUDE else level + 1 + beyond

@@ -1,4 +1,4 @@
-"""Networks, or layers, that stay with their client: one published method a file, on `Dense`."""
+"""Methods with personal networks or layers, one published method per file, based on `Dense`."""
 
 from rayfl.methods.base import Method
 from rayfl.methods.personal.lg_fedavg import LGFedAvg

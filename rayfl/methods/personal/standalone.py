@@ -1,21 +1,16 @@
-"""Standalone: every client trains its own network on its own data, and nothing ever travels.
+"""Standalone: every client trains its own network on its own data, without communication.
 
-The baseline from below of personalised federated learning, as in Liang et al., https://arxiv.org/abs/2001.01523
-(the row "local"), from which HeteroFL's tables have theirs.
+The lower baseline of personalised federated learning, as in Liang et al., https://arxiv.org/abs/2001.01523 (the row
+"local"), from which HeteroFL's tables take it.
 
     x_k  =  SGD from x_k on client k's data;    x_k starts as the first channels of one network, drawn from the seed
 
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["standalone"]().size
-    'own'
-
 Departures:
-1. A client trains in the rounds in which it is drawn, like the clients of other methods, so that all methods have the
-   same budget.
-2. `size: own`, the default, gives every client the network of its capacity; the authors' clients all have one. A
-   client's network has one size, so its capacity has to stay the same.
-3. There is no global network: the server deploys the initial one, as what clients start from. The authors average
-   the parameters of all clients' networks, which is at chance (10.03 % on CIFAR-10).
+1. A client trains only in the rounds in which it is sampled, so that all methods have the same budget.
+2. `size: own`, the default, gives every client the network of its capacity; the authors use one network for all. A
+   client's network has one size, so its capacity is fixed.
+3. There is no global network: the server deploys the clients' initial network. The authors average the parameters of
+   all clients' networks, which is at chance level (10.03 % on CIFAR-10).
 """
 
 from collections.abc import Mapping
@@ -41,11 +36,11 @@ class Standalone(Dense):
 
     name: Literal["standalone"] = "standalone"
     weight: Literal["uniform"] = "uniform"
-    """Nothing is averaged."""
+    """Not used: nothing is averaged."""
     label_rows: Literal["all"] = "all"
-    """Nothing is averaged."""
+    """Not used: nothing is averaged."""
     size: Size = "own"
-    """own: every client has the network of its capacity. largest, smallest: all have the same."""
+    """own: every client has the network of its capacity. largest, smallest: one network for all."""
 
     @field_validator("weight", "label_rows", mode="before")
     @classmethod
@@ -62,7 +57,7 @@ class Standalone(Dense):
         fixed_capacities(self.name, self.task.nets, clients, "method.size: smallest or largest")
 
     def select(self, state: State, client: Client) -> Selection:
-        """Nothing of the server's, for the network of the client's capacity."""
+        """Return an empty selection for the network of the client's capacity."""
         return replace(self.prefix(client.capacity), names=())
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -72,7 +67,7 @@ class Standalone(Dense):
         return Update({}, 1.0, metrics=metrics, client_states={visit.client.id: {"own": copied(params_of(module))}})
 
     def _start(self, capacity: float) -> Params:
-        """What a client starts from. It draws it itself: the run's seed is all that it has to know."""
+        """Return a client's initial parameters, drawn on the worker from the run's seed."""
         return self.prefix(capacity).take(self.task.initial())
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:

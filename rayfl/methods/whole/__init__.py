@@ -1,4 +1,4 @@
-"""Whole networks of one size, trained by every client: one published method a file, on `Dense`."""
+"""Methods that train whole networks of one size, one published method per file, based on `Dense`."""
 
 from rayfl.methods.base import Method
 from rayfl.methods.whole.fedavg import FedAvg

@@ -5,18 +5,14 @@ AISTATS 2017, https://arxiv.org/abs/1602.05629 (Algorithm 1).
 
     y_k  =  SGD from x on client k's data;    x  <-  sum_k n_k y_k / sum_k n_k
 
-In a heterogeneous population it is the reference from above and from below (HeteroFL's rows a ... e,
-FedRolex Table 2). With `size: largest` every client trains the largest network, whatever its capacity: no real
-device could. With `size: smallest` all clients and the server have the network that the weakest device can run.
-`size: own` is the plain holder mean over nested submodels: HeteroFL without Scaler and masks.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedavg"](size="smallest").size
-    'smallest'
+In a heterogeneous population it is the upper and the lower reference (HeteroFL's rows a ... e, FedRolex Table 2).
+`size: largest`: every client trains the largest network, whatever its capacity; real devices could not.
+`size: smallest`: all clients and the server have the network of the smallest capacity.
+`size: own`: plain holder mean over nested submodels, which is HeteroFL without Scaler and masks.
 
 Departures:
-1. `deploy` gives the one global network for every capacity: with `largest`, the accuracy at a small capacity is that
-   of a network which does not fit there.
+1. `deploy` returns the global network for every capacity. With `largest`, the accuracy at a small capacity is that of
+   a network that does not fit the device.
 """
 
 from collections.abc import Mapping
@@ -32,8 +28,7 @@ class FedAvg(Dense):
     name: Literal["fedavg"] = "fedavg"
     weight: Literal["samples", "uniform"] = "samples"
     size: Size = "largest"
-    """largest, smallest: clients and server have one network, of the largest capacity (a server's own too) or of the
-    smallest. own: the server has the largest, and every client the first channels that it can carry."""
+    """Network: that of the largest or of the smallest capacity for all, or that of each client's own capacity."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return same(task, self.size)

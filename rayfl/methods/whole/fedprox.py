@@ -1,26 +1,22 @@
-"""FedProx: FedAvg whose clients are held near what they received, and may do a part of the work.
+"""FedProx: FedAvg with a proximal term, and with partial work of stragglers.
 
 Paper: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020,
 https://arxiv.org/abs/1812.06127 (Algorithm 2).
 
-Symbols: F_k client k's loss, n_k its number of samples, x what it received, E the epochs of a round.
+Symbols: F_k client k's loss, n_k its number of samples, x the parameters it received, E the epochs per round.
 
     h_k(w)  =  F_k(w) + mu / 2 |w - x|^2
     y_k     =  SGD from x on h_k, every gradient + mu (w - x), for E epochs; a straggler: 1 ... E, uniform
     x      <-  sum_k n_k y_k / sum_k n_k
 
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fedprox"](mu=0.1, stragglers=0.5).mu
-    0.1
-
 Departures:
 1. Cohorts are uniform and the mean is weighted by samples, as in the authors' code. Algorithm 2 draws client k with
-   probability n_k / n and gives all clients one weight.
-2. A straggler draws 1 ... E epochs, as the paper says; the code draws 1 ... E - 1.
-3. Each client of a round is a straggler with probability `stragglers`, independently; the code makes an exact share.
-4. With `training.steps` a straggler's steps are drawn, 1 ... steps.
-5. Submodels (`size: own`) are not in the paper: x is what the client received, its part of the global parameters.
-6. `training.clip` bounds the gradient of h_k, proximal term included.
+   probability n_k / n and weights all clients equally.
+2. A straggler draws 1 ... E epochs, as in the paper; the code draws 1 ... E - 1.
+3. Each client of a round is a straggler with probability `stragglers`, independently; the code uses an exact share.
+4. With `training.steps`, a straggler draws 1 ... steps steps.
+5. Submodels (`size: own`) are not in the paper: x is then the client's part of the global parameters.
+6. `training.clip` bounds the gradient of h_k, including the proximal term.
 """
 
 from collections.abc import Mapping
@@ -47,12 +43,11 @@ class FedProx(Dense):
     name: Literal["fedprox"] = "fedprox"
     weight: Literal["samples", "uniform"] = "samples"
     size: Size = "largest"
-    """largest, smallest: clients and server have one network, of the largest capacity or of the smallest. own: the
-    server has the largest, and every client the first channels that it can carry."""
+    """Network: that of the largest or of the smallest capacity for all, or that of each client's own capacity."""
     mu: float = Field(default=0.01, ge=0)
-    """Strength of the proximal term; the paper takes the best of 0.001, 0.01, 0.1 and 1."""
+    """Strength of the proximal term. The paper uses the best of 0.001, 0.01, 0.1 and 1."""
     stragglers: float = Field(default=0.0, ge=0, le=1)
-    """Share of a round's clients that do partial work (the paper: 0, 0.5 and 0.9)."""
+    """Probability that a client of a round does partial work (paper: 0, 0.5 and 0.9)."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return same(task, self.size)
@@ -61,8 +56,8 @@ class FedProx(Dense):
         training = self.task.training
         if self.stragglers and (training.steps or training.epochs) == 1:
             raise ConfigError(
-                f"method.stragglers: given {self.stragglers:g}; allowed: 0 where a round has one epoch, or one step, "
-                "because that has no part to do; take more training.epochs, or training.steps"
+                f"method.stragglers: {self.stragglers:g} is not valid. Allowed: 0, because a round has only one epoch "
+                "or step. Hint: increase training.epochs or training.steps"
             )
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
@@ -76,7 +71,7 @@ class FedProx(Dense):
         return self.trained(payload, visit, training=self.work(visit.seed), adjust=add_proximal)
 
     def work(self, seed: int) -> Training:
-        """The task's training, or the part of it that a straggler does; `seed` is the client's own in this round."""
+        """Return the task's training, or a straggler's part of it. `seed`: the client's seed in this round."""
         training = self.task.training
         field = "epochs" if training.steps is None else "steps"
         whole = getattr(training, field)

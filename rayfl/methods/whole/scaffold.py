@@ -1,32 +1,28 @@
-"""SCAFFOLD: control variates take out of every local step what sets a client apart from the others.
+"""SCAFFOLD: control variates correct the client drift in every local step.
 
 Paper: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 https://arxiv.org/abs/1910.06378 (Algorithm 1).
 
-Symbols: x the global parameters, c the server's variate, c_k client k's, both zero at first; g_k a gradient of
-its loss, K its steps of a round, M the number of clients, A those of a round.
+Symbols: x the global parameters, c the server's variate, c_k client k's, both initially zero; g_k a gradient of
+its loss, K its steps per round, M the number of clients, A the clients of a round.
 
     y_k     =  K steps from x of  y <- y - lr (g_k(y) + c - c_k)
     c_k+    =  option I: the gradient of k's loss at x
                option II: c_k - c + (x - y_k) / (K lr), which is the mean of the K gradients g_k(y)
-    x      <-  x + eta_g mean_A (y_k - x), eta_g = 1 unless `server: {optimizer: sgd, lr: eta_g}` says another
+    x      <-  x + eta_g mean_A (y_k - x), with eta_g = 1, or `server: {optimizer: sgd, lr: eta_g}`
     c      <-  c + 1/M sum_A (c_k+ - c_k): the mean of all clients' variates
 
-x and c travel down, y_k and c_k+ - c_k up: twice the traffic of FedAvg.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["scaffold"]().option
-    'II'
+Clients receive x and c and send y_k and c_k+ - c_k: twice the traffic of FedAvg.
 
 Departures:
-1. Option II adds up the K gradients. With plain SGD that is the paper's difference; with momentum, weight decay and
-   clipping it still is the mean of g_k, and the paper's difference is not. Clipping bounds g_k + c - c_k.
-2. Option I passes over all of the client's data, in training mode, in batches of `training.batch_size` but not
-   shuffled or augmented; its cost is counted.
-3. Submodels (`size: own`) are unpublished: variates have the server's shapes, a client uses and changes its part
-   of them, and has zero where it never held anything; c changes by 1/M of the sum there too, not by a holder mean.
-4. `weight: samples` and `label_rows: present` are about the mean of x; variates are summed whole, with one weight.
-5. A client that makes no step keeps its variate.
+1. Option II averages the K gradients. With plain SGD this equals the paper's difference; with momentum, weight decay
+   or clipping it still is the mean of g_k, unlike the paper's difference. Clipping bounds g_k + c - c_k.
+2. Option I passes over all of the client's data, in training mode, in batches of `training.batch_size`, without
+   shuffling or augmentation; its FLOPs are counted.
+3. Submodels (`size: own`) are unpublished: variates have the server's shapes, a client uses and updates its part of
+   them, and they are zero at coordinates that it never held; c changes by 1/M of the sum, not by a holder mean.
+4. `weight: samples` and `label_rows: present` apply to the mean of x only; variates are summed with equal weights.
+5. A client that makes no steps does not change its variate.
 """
 
 from collections.abc import Mapping
@@ -52,11 +48,10 @@ class Scaffold(Dense):
 
     name: Literal["scaffold"] = "scaffold"
     size: Size = "largest"
-    """largest, smallest: clients and server have one network, of the largest capacity or of the smallest. own: the
-    server has the largest, and every client the first channels that it can carry."""
+    """Network: that of the largest or of the smallest capacity for all, or that of each client's own capacity."""
     option: Literal["I", "II"] = "II"
-    """A client's new variate. I: its gradient at what it received, one more pass over its data. II: the mean of
-    the gradients that it trained with, which costs nothing."""
+    """New variate of a client. I: its gradient at the received parameters, which needs one more pass over its data. II:
+    the mean of its training gradients, at no extra cost."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return same(task, self.size)
@@ -100,13 +95,13 @@ class Scaffold(Dense):
         return {"params": fold.mean("params"), "variate": variate}
 
     def _variate(self, visit: Visit) -> Params:
-        """c_k in the server's shapes."""
+        """Return c_k in the server's shapes."""
         if visit.client_state is not None:
             return cast(Params, visit.client_state["variate"])
         return {name: torch.zeros(shape) for name, shape in self.task.server.layout.shapes.items()}
 
     def _gradient(self, module: nn.Module, visit: Visit) -> Params:
-        """The gradient of the client's loss over all its data, at the parameters of the module."""
+        """Return the gradient of the client's loss over all its data, at the parameters of the module."""
         data, loss = visit.data, self.loss(visit)
         module.train()
         module.zero_grad()
@@ -117,5 +112,5 @@ class Scaffold(Dense):
 
 
 def _gradients(module: nn.Module) -> Params:
-    """The gradients themselves, no copies."""
+    """Return the gradients by name, not copied."""
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

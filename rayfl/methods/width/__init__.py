@@ -1,4 +1,4 @@
-"""Submodels of fewer channels: one published method a file, on `Dense`."""
+"""Methods with submodels of fewer channels, one published method per file, based on `Dense`."""
 
 from rayfl.methods.base import Method
 from rayfl.methods.width.feddropout import FedDropout

@@ -1,8 +1,8 @@
 """Federated Dropout: every client trains a random subset of channels.
 
 Paper: Caldas, Konecny, McMahan, Talwalkar, "Expanding the Reach of Federated Learning by Reducing Client Resource
-Requirements", 2018, https://arxiv.org/abs/1812.07210. With a subset of its own size for every capacity it is the
-baseline of FedRolex, https://arxiv.org/abs/2212.01548.
+Requirements", 2018, https://arxiv.org/abs/1812.07210. With subsets sized by capacity it is the baseline of FedRolex,
+https://arxiv.org/abs/2212.01548.
 
 Symbols: K the width of an axis in the server's network, r a client's capacity.
 
@@ -10,22 +10,20 @@ Symbols: K the width of an axis in the server's network, r a client's capacity.
                    client and round; classes and image channels whole
     y_k, x         as HeteroFL: Scaler, masked loss, holder mean
 
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["feddropout"](draw="round").draw
-    'round'
-
 Departures:
-1. The paper's clients all drop the same share, of convolutional filters and of the units of hidden layers. Here
-   the share is the client's capacity, as in FedRolex's code, which Scaler, masked loss and label rows follow too.
-2. An axis is drawn once: channels that are added, or that a norm reads, are the same channels of the server. FedRolex's
-   code draws for every convolution, so that an identity skip adds channels that differ on the server (where 32 of 64
-   are held, one position in 64 agrees); its table was most likely made so. `tie_residual: false` does that.
-3. An axis that a client holds whole stays in place then too; the code shuffles the skips of its largest clients.
-4. Attention: one draw for all heads of a block, the same positions inside each head, because the queries, keys, values
-   and the output layer's columns of a transformer share one axis. FedRolex's code draws for Q, for K, and for V and the
-   output layer, each over the flattened axis, which mixes heads and multiplies queries with keys of other positions.
-5. A random method has no submodel of a capacity to run outside training: `deploys` is ours. Both papers evaluate
-   only the server's network.
+1. The paper's clients all drop the same share of convolutional filters and hidden units. Here the share kept is the
+   client's capacity, as in FedRolex's code, which is also the source of Scaler, masked loss and label rows.
+2. Each axis is drawn once: channels that are added, or that a norm reads, are the same channels of the server.
+   FedRolex's code draws per convolution, so that an identity skip adds different channels of the server (with 32 of 64
+   channels, one position in 64 agrees); its table was most likely made so. `tie_residual: false` does that.
+3. With `tie_residual: false`, an axis that a client holds whole keeps its order; the code shuffles the skips of its
+   largest clients.
+4. Attention: one draw for all heads of a block, with the same positions in each head, because the queries, keys,
+   values and output columns of a transformer share one axis. FedRolex's code draws separately for Q, for K, and for V
+   with the output layer, each over the flattened axis, which mixes heads and multiplies queries with keys of other
+   positions.
+5. A random method defines no submodel of a capacity outside training: `deploys` is ours. Both papers evaluate only the
+   server's network.
 """
 
 from typing import Literal
@@ -46,14 +44,14 @@ class FedDropout(OwnVocabulary):
     mask: Fill = "zero"
     label_rows: Literal["all", "present"] = "present"
     draw: Literal["client", "round"] = "client"
-    """client: every client draws its own subset in every round. round: all clients of a capacity share one; that
-    of a smaller capacity need not lie inside it."""
+    """client: every client draws its own subset per round. round: all clients of a capacity share one subset per round;
+    the subsets of smaller capacities are not nested in it."""
     tie_residual: bool = True
-    """Draw once for all layers that are added to one another. False: every layer's outputs are drawn separately,
-    in no order, and identity skips are misaligned, as in FedRolex's code; projections are not."""
+    """Draw once for all layers whose outputs are added. False: draw every layer's outputs separately and unsorted, so
+    that identity skips (not projections) are misaligned, as in FedRolex's code."""
     deploys: Literal["subset", "prefix"] = "subset"
-    """What a device of a capacity runs outside training: a random subset of the last round (with `draw: round`
-    the one that its clients trained), or the first positions."""
+    """Submodel deployed at a capacity: a random subset of the last round (with `draw: round` the trained one), or the
+    first positions."""
 
     def select(self, state: State, client: Client) -> Selection:
         if self.draw == "round":
@@ -68,10 +66,10 @@ class FedDropout(OwnVocabulary):
         return self._shared(max(round - 1, 0), capacity)
 
     def _shared(self, round: int, capacity: float) -> Slice:
-        """The one subset of a capacity in a round."""
+        """Return the shared subset of a capacity in a round."""
         return self._subset(capacity, torch_generator(self.task.seed, "subset", round, str(capacity)))
 
     def _subset(self, capacity: float, generator: torch.Generator) -> Slice:
-        # the order matters only where differently drawn channels are added: sorted ones would agree more often
+        # order matters only where different draws are added: sorted channels would agree more often
         tied = self.tie_residual
         return random_subset(self.task.server, self.net_at(capacity), generator, ordered=tied, tied=tied)

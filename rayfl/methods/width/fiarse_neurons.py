@@ -1,36 +1,32 @@
-"""FIARSE, neuron by neuron: every client trains the channels that have the largest weights.
+"""FIARSE for neurons: every client trains the channels with the largest weights.
 
 Paper: none. Wu, Wang, Wang, Liu, Su, Gao, "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware
-Submodel Extraction", NeurIPS 2024, https://arxiv.org/abs/2407.19389, keeps single weights. It names the importance of
-neurons, from nothing but the parameters, as future work, because hardware gains little from sparse layers. This method
-is ours.
+Submodel Extraction", NeurIPS 2024, https://arxiv.org/abs/2407.19389, selects single weights and names the importance
+of neurons, computed from the parameters alone, as future work, because hardware gains little from sparse layers. This
+method is ours.
 
 Symbols: K the width of an axis in the server's network, r a client's capacity, x the global parameters.
 
     I_a[p]         importance of position p of axis a: the sum of |x| over all elements of all weights of convolutions
-                   and linear layers that belong to it, as rows (what it reads) and as columns (what reads it)
-    S_k            the ceil(r_k K) positions of every axis with the largest I, in their order; of equal ones the
-                   first; classes and image channels whole
+                   and linear layers that belong to it, as rows (its inputs) and as columns (its readers)
+    S_k            the ceil(r_k K) positions of every axis with the largest I, in their order; ties: the first;
+                   classes and image channels whole
     y_k            SGD from S_k x, in a dense narrow network
     x  <-  sum_k S_k^T y_k / sum_k S_k^T 1, elsewhere unchanged
 
-The positions of a capacity lie inside those of every larger one, and change with x from round to round. The networks
-are as large as HeteroFL's. All positions of an axis have equally many elements: a sum ranks them as a mean would.
-
-    >>> import torch
-    >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
-    Picks(positions=(1, 3), size=4, groups=1)
+The positions of a capacity are a subset of those of every larger one, and change with x from round to round. Networks
+have the sizes of HeteroFL's. All positions of an axis have equally many elements, so sums rank them like means.
 
 Departures from FIARSE:
-1. A network is as wide as its capacity says in every layer (`clients.metric` says how that is measured). FIARSE's one
-   threshold gives every layer a density of its own; sums over different numbers of weights are not compared here.
-2. Local training is plain SGD, and positions stay for the round. The term that FIARSE's threshold adds to the gradient
-   (Eq. 3) has no counterpart: ranks pass no gradient to a weight.
-3. Biases, norms and embeddings have no say. Where a norm follows, the scale of a layer's rows is arbitrary, and so is
-   that part of I, as single weights are for FIARSE.
-4. A channel of a residual stream has one importance, the sum over all layers that add to it or read it; a position
-   inside attention heads the sum over all heads.
-5. No index travels: the server cuts, and clients see a dense network.
+1. All layers of a network have the width of its capacity (in the unit of `clients.metric`). FIARSE's single threshold
+   gives layers different densities; here sums over different numbers of weights are not compared.
+2. Local training is plain SGD with positions fixed for the round. The gradient term of FIARSE's threshold (Eq. 3) has
+   no counterpart, because ranks have no gradient.
+3. Biases, norms and embeddings do not count. If a norm follows, the scale of a layer's rows is arbitrary, and so is
+   their part of I, as for single weights in FIARSE.
+4. A channel of a residual stream has one importance, the sum over all layers that write or read it; a position inside
+   attention heads has the sum over all heads.
+5. No indices are sent: the server cuts, and clients train a dense network.
 """
 
 from collections.abc import Iterable
@@ -60,7 +56,7 @@ class FIARSENeurons(Dense):
         return self._ranked(fold.mean("params"))
 
     def _ranked(self, params: Params) -> State:
-        """The state of these parameters, with the importance of each position, which is found once a round."""
+        """Return the state: the parameters and the importance of each position, computed once per round."""
         server = self.task.server
         shapes = server.layout.shapes
         weights = [name for names in server.layers.values() for name in names if len(shapes[name]) > 1]
@@ -68,11 +64,11 @@ class FIARSENeurons(Dense):
 
 
 def importance(layout: Layout, params: Params, weights: Iterable[str]) -> Params:
-    """Axis -> [K] float32: of every position, the sum of |x| over what belongs to it in the tensors `weights` of
-    convolutions and linear layers [rows, columns, ...], in all groups and copies."""
+    """Return axis -> [K] float32: per position, the sum of |x| over its elements in the tensors `weights` of
+    convolutions and linear layers [rows, columns, ...], over all groups and copies."""
     found = {name: torch.zeros(axis.size, dtype=torch.float64) for name, axis in layout.axes.items()}
     for name in weights:
-        # summed in float64: the float32 result, and so the choice, then hardly depends on the order of the sum
+        # float64, so that the float32 result, and thus the selection, hardly depends on the order of summation
         magnitudes = params[name].abs().reshape(*layout.shapes[name][:2], -1).sum(2, dtype=torch.float64)
         for d, axis in enumerate(layout.dims[name][:2]):
             if axis is not None and not axis.is_fixed:
@@ -82,8 +78,8 @@ def importance(layout: Layout, params: Params, weights: Iterable[str]) -> Params
 
 
 def largest(values: torch.Tensor, count: int) -> Positions:
-    """Where `values` [K] has its `count` largest elements, ascending; of equal ones the first. All of them are a
-    window, whose tensors are views: training there is FedAvg, to the bit."""
+    """Return the positions of the `count` largest elements of `values` [K], ascending; ties: the first. All K are a
+    window, whose tensors are views, so that training equals FedAvg bit for bit."""
     size = len(values)
     if count == size:
         return Window(0, size, size)

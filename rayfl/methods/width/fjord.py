@@ -1,41 +1,36 @@
-"""FjORD: every local step trains the first channels of every layer, as many as are drawn for it.
+"""FjORD: every local step trains the first channels of every layer, at a randomly drawn width.
 
 Paper: Horvath et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered
 Dropout", NeurIPS 2021, https://arxiv.org/abs/2102.13451 (Algorithm 1).
 
-Symbols: K the width of an axis in the widest network, P the widths of the population, p_max a client's own,
+Symbols: K the width of an axis in the widest network, P the widths of the population, p_max a client's width,
 x the global parameters, z_p the logits of the subnetwork of width p, n_k a client's number of samples.
 
     S_p            positions 0 .. ceil(p K) - 1 of every axis; classes and image channels whole (section 3.1)
     y_k            SGD from S_pmax x; each step draws p uniformly from {s in P: s <= p_max} and takes the
                    gradient of CE(z_p, y) (sections 3.2, 4), or with `distill` (Eq. 1) of
                    CE(z_pmax, y) + (1 - alpha) CE(z_p, y) + alpha KL(softmax(z_pmax / T) || softmax(z_p / T)),
-                   the first distribution being held constant
-    x  <-  sum_k n_k S_pmax^T y_k / sum_k n_k S_pmax^T 1, elsewhere unchanged: Eq. 2, block by block between
-                   the widths, in one formula
+                   with the first distribution held constant
+    x  <-  sum_k n_k S_pmax^T y_k / sum_k n_k S_pmax^T 1, elsewhere unchanged: Eq. 2 in one formula
 
-A client counts as a holder of all widths up to its own, also of those that it never drew. The norms' running
-statistics of a width are averaged over these clients with n_k, too.
-
-    >>> from rayfl.methods import METHODS
-    >>> METHODS["fjord"]().draws(widths=3, steps=8, seed=0)
-    [1, 2, 0, 1, 0, 2, 2, 1]
+A client counts as a holder of all widths up to its own, including those that it never drew. The norms' running
+statistics of a width are also averaged over these clients, weighted by n_k.
 
 Departures:
-1. A step is of all parameters that a client has, and the gradient is zero outside the drawn width: weight decay and
-   momentum act there too, as in the authors' Flower baseline; the paper updates the subnetwork's weights.
-2. Eq. 1 names the student first in its KL; the target is the teacher, as in the baseline, whose cross-entropy with
-   the teacher's softmax has the same gradient. No factor T^2 makes up for the temperature.
-3. Where p = p_max is drawn, the teacher's logits are the student's: no second pass, no distillation gradient, and
-   one update of the running statistics; the baseline runs the pass again.
-4. `train_loss` is CE(z_p, y), of the widths as they were drawn, also while distilling.
-5. Clients get the p_max network and the statistics up to p_max; the baseline ships everything to everyone. Its
-   loaders start from the same seed in every round; here every round has batches of its own.
+1. A step updates all parameters of a client, with zero gradients outside the drawn width: weight decay and momentum
+   act there too, as in the authors' Flower baseline; the paper updates only the subnetwork's weights.
+2. Eq. 1 has the student first in its KL; here the target is the teacher, as in the baseline, whose cross-entropy with
+   the teacher's softmax has the same gradient. No factor T^2 compensates for the temperature.
+3. If p = p_max is drawn, teacher and student are one: no second pass, no distillation gradient, and one update of the
+   running statistics; the baseline repeats the pass.
+4. `train_loss` is CE(z_p, y) at the drawn widths, also with distillation.
+5. Clients receive the p_max network and the statistics up to p_max; the baseline sends everything to all clients. Its
+   loaders restart from the same seed in every round; here batches differ between rounds.
 6. Capacities of equal width are one element of P. The paper's U_k are k equal capacities of the population.
 7. If the server is wider than every client, no client trains its width, whose statistics stay at mean 0 and variance 1:
-   choose `norms: static` there.
-8. `sample: round` is not the paper's: it is how SpaFL's comparison ran FjORD. A client draws p once a round, uniformly.
-   It is sent, trains, sends back and counts for the parameters and statistics of that width alone.
+   use `norms: static` there.
+8. `sample: round` is not in the paper but in SpaFL's comparison with FjORD. A client draws p uniformly once per round,
+   and receives, trains and sends only the parameters and statistics of that width.
 """
 
 from collections.abc import Iterable, Mapping
@@ -65,16 +60,16 @@ class FjORD(Dense):
     name: Literal["fjord"] = "fjord"
     weight: Literal["samples", "uniform"] = "samples"
     sample: Literal["step", "round"] = "step"
-    """When a client draws a width: at every local step, or once a round (as in SpaFL's comparison): then the network
-    of that width is all that it is sent, trains and sends."""
+    """Sampling of widths: at every local step, or once per round (as in SpaFL's comparison), in which case a client
+    receives, trains and sends only the network of that width."""
     norms: Literal["per_width", "per_width_affine", "static"] = "per_width"
-    """Static batch norms. per_width: every width has running statistics, as torch keeps them, and a prefix of the
-    shared weight and bias. per_width_affine: weight and bias of its own too (as in NeFL's comparison); those in
-    `params` are never trained. static: statistics are collected before an evaluation, as for HeteroFL."""
+    """Batch norms. per_width: every width has its own running statistics, as in torch, and a prefix of the shared
+    weight and bias. per_width_affine: also its own weight and bias (as in NeFL's comparison); those in `params` are
+    never trained. static: statistics are collected before an evaluation, as in HeteroFL."""
     distill: bool = False
-    """A client's widest network teaches the drawn one: one more pass of it a step."""
+    """Self-distillation: a client's widest network teaches the drawn one, which needs a second pass per step."""
     alpha: float = Field(default=1.0, ge=0, le=1)
-    """With `distill`: how much of what the drawn width learns is the teacher's; the rest is the labels'."""
+    """With `distill`: weight of the teacher in the loss of the drawn width; the labels have 1 - alpha."""
     temperature: float = Field(default=1.0, gt=0)
     """With `distill`: T, which divides the logits in the divergence."""
 
@@ -82,12 +77,12 @@ class FjORD(Dense):
     def _consistent(self) -> Self:
         if self.scaler and self.norms != "static":
             raise ValueError(
-                "scaler: false where norms keep running statistics, because those would be of divided activations"
+                "scaler: false with norms that keep running statistics, because the Scaler divides the activations"
             )
         if self.distill and self.sample == "round":
-            raise ValueError("distill: true with sample: step only, because a client's widest network is the teacher")
+            raise ValueError("distill: true only with sample: step, because a client's widest network is the teacher")
         if not self.distill and (self.alpha, self.temperature) != (1, 1):
-            raise ValueError("alpha and temperature with distill: true only")
+            raise ValueError("alpha and temperature only with distill: true")
         return self
 
     def init(self) -> State:
@@ -124,12 +119,12 @@ class FjORD(Dense):
         return update
 
     def draws(self, widths: int, steps: int, seed: int) -> list[int]:
-        """Which of a client's widths, counted from the largest, each of its steps trains."""
+        """Return the index of the width, 0 for the largest, that each step of a client trains."""
         return numpy_generator(seed, "width").integers(widths, size=steps).tolist()
 
     def loss(self, visit: Visit) -> Loss:
-        """With `distill` it takes the logits [B, ..., C] of teacher and student, or of the one network that is both.
-        Absent classes are masked in the cross-entropies alone."""
+        """Return the client's loss. With `distill` it takes the logits [B, ..., C] of teacher and student, or of the
+        one network that is both. Absent classes are masked in the cross-entropies only."""
         plain, rows = super().loss(visit), visit.data.goal.rows
 
         def distilling(logits: Logits, y: torch.Tensor) -> torch.Tensor:
@@ -137,24 +132,24 @@ class FjORD(Dense):
             labels = plain(student, y)
             objective = plain(teacher, y) + (1 - self.alpha) * labels
             if teacher is not student:
-                (target, _), (given, _) = rows(teacher.detach(), y), rows(student, y)
-                objective = objective + self.alpha * divergence(target, given, self.temperature)
-            # the number of the student's cross-entropy, with the gradient of the objective
+                (target, _), (output, _) = rows(teacher.detach(), y), rows(student, y)
+                objective = objective + self.alpha * divergence(target, output, self.temperature)
+            # value of the student's cross-entropy, gradient of the objective
             return labels.detach() + (objective - objective.detach())
 
         return distilling if self.distill else plain
 
     def _widths(self, largest: Net) -> list[Net]:
-        """The networks of P up to this one, largest first."""
+        """Return the networks of P up to this one, largest first."""
         nets = dict.fromkeys(map(self.net_at, self.task.nets))
         return [net for net in nets if net.width <= largest.width]
 
-    def _trained(self, held: Net) -> list[Net]:
-        """The networks, largest first, among which the steps of a client draw that holds this one."""
-        return self._widths(held) if self.sample == "step" else [held]
+    def _trained(self, net: Net) -> list[Net]:
+        """Return the networks, largest first, that the steps of a client with this network choose from."""
+        return self._widths(net) if self.sample == "step" else [net]
 
     def _start(self, net: Net, params: Params) -> Params:
-        """The tensors that a width has of its own at first: its norms' statistics, perhaps their parameters."""
+        """Return the initial tensors of a width: statistics of its norms, and their parameters if per_width_affine."""
         if self.norms == "static":
             return {}
         cut, own = prefix(self.task.server, net).take(params), net.statistics()
@@ -164,7 +159,7 @@ class FjORD(Dense):
 
 
 class _Ordered(nn.Module):
-    """A client's network, of which every step runs one width, or two."""
+    """A client's network, of which every step runs one or two widths."""
 
     def __init__(
         self,
@@ -174,10 +169,9 @@ class _Ordered(nn.Module):
         runs: Iterable[list[Net]],
         device: torch.device,
     ):
-        """`cuts` and `own`: which parameters of `whole` a width takes, and the tensors of its own at first; `runs`: the
-        widths of each step."""
+        """`cuts`: parameters of `whole` that a width uses; `own`: its initial own tensors; `runs`: widths per step."""
         super().__init__()
-        self.whole, self.cuts, self.given, self.runs = whole, cuts, own, iter(runs)
+        self.whole, self.cuts, self.tensors, self.runs = whole, cuts, own, iter(runs)
         self.affine = {
             net: {name: nn.Parameter(t) for name, t in tensors.items() if name in net.layout.shapes}
             for net, tensors in own.items()
@@ -187,8 +181,8 @@ class _Ordered(nn.Module):
         self.samples = dict.fromkeys(cuts, 0)
 
     def own(self, net: Net) -> Params:
-        """The tensors that a width has of its own, as they are now."""
-        return self.given[net] | {name: p.detach() for name, p in self.affine[net].items()}
+        """Return the current own tensors of a width."""
+        return self.tensors[net] | {name: p.detach() for name, p in self.affine[net].items()}
 
     def forward(self, x: torch.Tensor) -> Logits:
         params: Params = dict(self.whole.named_parameters())
@@ -197,13 +191,13 @@ class _Ordered(nn.Module):
 
     def _logits(self, net: Net, params: Params, x: torch.Tensor) -> torch.Tensor:
         self.samples[net] += len(x)
-        with tracked(self.narrow[net], self.given[net]):
+        with tracked(self.narrow[net], self.tensors[net]):
             return functional_call(self.narrow[net], self.cuts[net].take(params) | self.affine[net], (x,))
 
 
 def _zeros(module: nn.Module) -> None:
-    """A gradient for what a step did not use (norms of other widths): torch's fused SGD fails where only some
-    parameters have momentum."""
+    """Set missing gradients (norms of other widths) to 0: torch's fused SGD fails if only some parameters have
+    momentum."""
     for parameter in module.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

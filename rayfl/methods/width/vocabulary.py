@@ -1,14 +1,14 @@
-"""A client of a language model that has the rows of its own tokens alone: in the token embedding, in the layer that
-answers and in its bias.
+"""Vocabulary submodels: clients of a language model that train only the rows of their own tokens, in the token
+embedding, the output layer and its bias.
 
-In HeteroFL's code every client holds the whole vocabulary, of which its loss sees its own tokens: the logits of all
-others are 0, and their rows stay behind (`label_rows: present`). So nothing is lost if they are never sent. With n of V
-tokens its own, a client has the network of n tokens, in which they are 0 ... n - 1, and the loss
+In HeteroFL's code every client holds the whole vocabulary, but its loss uses only its own tokens: other logits are 0,
+and other rows are not aggregated (`label_rows: present`). So other rows need not be sent. A client with n of V tokens
+has the network of n tokens, renumbered 0 ... n - 1, and the loss
 
     log(sum over its own tokens of e^z + V - n) - z_y
 
-which is the whole network's, to rounding. The server has to know which tokens a client has, as it does anyway once
-their rows come back.
+which equals the whole network's loss up to rounding. The server must know a client's tokens, which the returned rows
+reveal anyway.
 """
 
 import math
@@ -32,16 +32,16 @@ from rayfl.training.settings import Loss
 
 
 class OwnVocabulary(Dense):
-    """A method whose clients may do so; it passes what a client holds through `of_vocabulary`."""
+    """Base class of methods with vocabulary submodels. Their `select` applies `of_vocabulary`."""
 
     vocab: Literal["full", "own"] = "full"
-    """Of a language model, which tokens' rows a client is sent, trains and sends: all, or those of the tokens that it
-    has, with the same result to rounding."""
+    """Token rows of a language model that a client receives, trains and sends: all, or those of its own tokens, with
+    equal results up to rounding."""
 
     @model_validator(mode="after")
     def _same_result(self) -> Self:
         if self.vocab == "own" and (self.mask == "none" or self.label_rows == "all"):
-            raise ValueError("vocab: own with mask: zero or neg_inf and label_rows: present only")
+            raise ValueError("vocab: own only with mask: zero or neg_inf and label_rows: present")
         return self
 
     def check(self, rounds: int, clients: Population) -> None:
@@ -49,12 +49,12 @@ class OwnVocabulary(Dense):
         model = self.task.model
         if self.vocab == "own" and not (isinstance(model, TokenModel) and _is_renumbered(model)):
             raise ConfigError(
-                f"method.vocab: given own; allowed: full with model {model.name}, because it answers no tokens here, "
-                "or hides them by one of its vocabulary"
+                f"method.vocab: 'own' is not valid. Allowed: 'full', because model {model.name} predicts no tokens "
+                "here, or its mask is a token of its vocabulary"
             )
 
     def of_vocabulary(self, selection: Slice, client: Client) -> Slice:
-        """What a client is sent of a selection: all of it where nobody knows its label set, as of a made-up client."""
+        """Return the part of a selection that a client receives: all of it if the client's label set is unknown."""
         if self.vocab == "full" or client.present is None:
             return selection
         return with_tokens(selection, client.present)
@@ -70,24 +70,24 @@ class OwnVocabulary(Dense):
             return super().loss(visit)
 
         def of_own_tokens(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            # one more logit, which stands for as many of 0
+            # one more logit, which replaces the absent tokens' logits of 0
             return goal.loss(F.pad(logits, (0, 1), value=math.log(absent)), y)
 
         return of_own_tokens
 
     def _absent(self, visit: Visit) -> int:
-        """Tokens that the client's network does not know."""
+        """Return the number of tokens that the client's network lacks."""
         model = self.task.model
         return model.classes - visit.data.goal.classes if isinstance(model, TokenModel) else 0
 
 
 def _is_renumbered(model: TokenModel) -> bool:
-    """Whether its tokens can have other numbers: where there is a mask, it is none of them."""
+    """Return whether tokens can be renumbered: a mask must not be one of the classes."""
     return model.task == "next_token" or (model.task == "masked_lm" and model.ids > model.classes)
 
 
 def with_tokens(selection: Slice, present: torch.Tensor) -> Slice:
-    """The selection with the rows of the tokens of a label set, [C] bool, alone."""
+    """Return the selection with only the rows of the tokens in `present`, [C] bool."""
     tokens = tuple(present.nonzero().flatten().tolist())
     model = selection.net.model
     assert isinstance(model, TokenModel)
@@ -97,7 +97,7 @@ def with_tokens(selection: Slice, present: torch.Tensor) -> Slice:
 
 
 def renumbered(data: ClientData) -> ClientData:
-    """A client's data in which its own tokens are 0, 1, ..., in their order."""
+    """Return a client's data with its own tokens renumbered 0, 1, ..., in their order."""
     present = data.present
     numbers, x = present.cumsum(0) - 1, data.samples["x"]
     own = torch.where(x >= 0, numbers[x.clamp(min=0).long()].to(x.dtype), x)

@@ -1,4 +1,4 @@
-"""What the families of transformers have in common: a section that says their sizes, and networks of any width.
+"""Base of the transformer families: a section with their sizes, and networks of any width.
 
 A family says which class of transformers it is, what its sizes are called there, where its layers are, and, parameter
 by parameter, what the dimensions are: a table of regular expressions. The networks are transformers' own modules, built
@@ -25,6 +25,7 @@ from torch import nn
 
 from rayfl.config import ConfigError
 from rayfl.core.axes import CLASSES, Axis, Dims, declare
+from rayfl.core.modes import as_new
 from rayfl.core.net import Answer, Net, load
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
@@ -67,34 +68,34 @@ class HuggingFace(TokenModel, ABC):
     """The token that stands where nothing is, which is no word: its embedding may stay at 0. Taken from the data set if
     it has one, unless given; else the last."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Of embeddings and of what residual branches give."""
+    """Dropout of embeddings and outputs of residual branches."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Of attention weights."""
+    """Dropout of attention weights."""
     cut: Literal["inside", "heads"] = "inside"
-    """What a narrow network keeps: a part of every head, or some whole heads."""
+    """Cut of a narrow network: inside every head, or whole heads."""
     attention: Literal["sdpa", "eager"] = "sdpa"
-    """How attention is computed: by torch's fused kernels, or step by step."""
+    """Attention by torch's fused kernels, or step by step."""
     config: Settings = ()
     """More of transformers' configuration, by its names: {hidden_act: gelu_new}."""
     smallest: ClassVar[Mapping[str, Any]] = {"hidden": 20, "heads": 2, "layers": 2, "ffn": 12, "positions": 70}
 
     kind: ClassVar[str]
-    """What transformers calls the family: `model_type` of its config.json."""
+    """`model_type` in its config.json."""
     tasks: ClassVar[tuple[str, ...]]
-    """Those for which there is a head."""
+    """Supported tasks."""
     sees: ClassVar[Sees]
-    """Which tokens one may look at."""
+    """Visible tokens."""
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
     """A field of ours -> what the configuration calls it; several names are given the same."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Of the configuration, where the published networks differ from transformers' defaults."""
+    """Fields of the configuration where published networks differ from transformers' defaults."""
     stack: ClassVar[str]
     """The path of the list of blocks."""
     branches: ClassVar[tuple[str, ...]]
     """Paths within a block of the layers that end a residual branch."""
     table: ClassVar[Mapping[str, tuple[str, ...]]]
-    """How the name of a parameter ends, as a regular expression -> the names of its dimensions' axes (`axes`); the
-    first that fits counts. A name that is no axis is a dimension that is never cut."""
+    """End of a parameter's name, as a regular expression -> axes of its dimensions (`axes`); the first match counts. A
+    name that is not an axis is a dimension that is never cut."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +115,7 @@ class HuggingFace(TokenModel, ABC):
 
     @property
     def rows(self) -> int:
-        """Of the token embedding."""
+        """Axis of the token embedding."""
         return self.ids if self.vocabulary is None else self.vocabulary
 
     @property
@@ -185,7 +186,7 @@ class HuggingFace(TokenModel, ABC):
         return self.network(dict(module.named_children()), module.forward)
 
     def network(self, children: Mapping[str, nn.Module], run: Callable[..., Any], **options: Any) -> Network:
-        """What `run` computes with its children, as a network; `options` as `Network` has them."""
+        """Return a network that computes `run` with its children. `options`: of `Network`."""
         ours = {"pad": self.padding, "sees": self.sees, "is_eager": self.attention == "eager"}
         return Network(children, run, self.classes, **ours, **options)
 
@@ -216,19 +217,22 @@ class HuggingFace(TokenModel, ABC):
         """A ValueError if there is no such network."""
         check_without(net, self.blocks[0], self.exit_count if self.exit_count > 1 else 0)
         if self.task not in self.tasks:
-            raise ValueError(f"model {self.name}: given task {self.task}; allowed: {', '.join(self.tasks)}")
+            raise ValueError(f"model {self.name}: task {self.task} is not valid. Allowed: {', '.join(self.tasks)}")
         if self.length > self.room:
             raise ValueError(
-                f"model {self.name}: given sequences of up to {self.length} tokens; allowed: {self.room}, for which it "
+                f"model {self.name}: sequences have up to {self.length} tokens. Allowed: {self.room}, for which it "
                 "has positions; set model.positions, or shorter sequences in the data section"
             )
         self._check_tokenizer()
         if self.ids > self.rows:
             raise ValueError(
-                f"model.vocabulary: given {self.rows}; allowed: at least {self.ids}, the tokens that the data have"
+                f"model.vocabulary: {self.rows} is not valid. Allowed: at least {self.ids}, the tokens that the data "
+                "have"
             )
         if self.padding >= self.rows:
-            raise ValueError(f"model.pad: given {self.pad}; allowed: less than {self.rows}, the rows of the vocabulary")
+            raise ValueError(
+                f"model.pad: {self.pad} is not valid. Allowed: less than {self.rows}, the rows of the vocabulary"
+            )
 
     def _declare(self, module: nn.Module, net: Net) -> None:
         """Says of every parameter what its dimensions are."""
@@ -251,7 +255,7 @@ class HuggingFace(TokenModel, ABC):
                 sizes = zip(names, tensor.shape, strict=True)
                 return tuple(axes.get(axis) or Axis.fixed(axis, size) for axis, size in sizes)
         raise ValueError(
-            f"model {self.name}: no entry of its table fits the parameter {name!r} {list(tensor.shape)}; allowed: the "
+            f"model {self.name}: no entry of its table fits the parameter {name!r} {list(tensor.shape)}. Allowed: the "
             "axes of every parameter, by the end of its name"
         )
 
@@ -259,7 +263,7 @@ class HuggingFace(TokenModel, ABC):
         published = settings.plain(self.config).get("vocab_size", self.rows)
         if self.rows != published:
             raise ConfigError(
-                f"model {self.name}: given data of {self.rows:,} tokens with weights of {published:,}; allowed: the "
+                f"model {self.name}: the data have {self.rows:,} tokens and the weights {published:,}. Allowed: the "
                 f"weights' own tokenizer (data.tokenizer), or model.vocabulary: {published}, if the data's tokens are "
                 "its first"
             )
@@ -298,6 +302,8 @@ class HuggingFace(TokenModel, ABC):
             module = self.exported(net, params)
             with folder.quiet():
                 module.save_pretrained(to / "transformers")
+            for file in (to / "transformers").glob("*.safetensors"):
+                as_new(file)
             for file in files:
                 shutil.copy(file, to / "transformers")
 

@@ -75,7 +75,7 @@ class Llama(HuggingFace):
     dropout: Literal[0] = 0
     """It has none."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of attention weights."""
+    """Dropout of attention weights."""
     cut: Literal["heads"] = "heads"
     """Whole groups."""
     smallest: ClassVar = {**HuggingFace.smallest, "hidden": 16, "heads": 4, "groups": 2}

@@ -44,7 +44,7 @@ class Encoder(HuggingFace, ABC):
     head: ClassVar[tuple[str, str]]
     """The paths of the two layers of its classifier: the hidden one, and the one that answers."""
     activation: ClassVar[str] = "tanh"
-    """Of the classifier: tanh, relu or gelu."""
+    """Activation of the classifier: tanh, relu or gelu."""
     sees: ClassVar = "all"
     smallest: ClassVar = {**HuggingFace.smallest, "layers": 3, "exits": (1, 2)}
     tasks: ClassVar = ("classes", "masked_lm")
@@ -90,7 +90,9 @@ class Encoder(HuggingFace, ABC):
     def check(self, net: Net) -> None:
         super().check(net)
         if self.exits and self.task != "classes":
-            raise ValueError(f"model.exits: given with task {self.task}; allowed: none, or a data set with classes")
+            raise ValueError(
+                f"model.exits: task {self.task} has no early exits. Allowed: none, or a data set with classes"
+            )
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
         """The last exit's head is the module's."""

@@ -17,14 +17,14 @@ FREE = ("dropout", "attention_dropout")
 """Fields that may be given another value than the folder's: no tensor depends on them."""
 
 NO_MATTER = {"architectures", "dtype", "id2label", "label2id", "problem_type", "use_cache"}
-"""What a configuration says of something else than the network."""
+"""Fields of a configuration that do not describe the network."""
 
 
 def filled(
     kind: str, fields: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is given of a model section, with what the config.json of its `weights` says. A ConfigError if they differ,
-    or if the folder is of another kind of model. Of a folder that is not there `weights_of` says so."""
+    """Return a model section completed by the config.json of its `weights`. Raise ConfigError if they differ, or if the
+    folder is of another kind of model. `weights_of` reports a missing folder."""
     file = _file(given["weights"], "config.json")
     if not file.is_file():
         return dict(given)
@@ -34,13 +34,13 @@ def filled(
         said = json.loads(file.read_text())
     except ValueError as error:
         raise ConfigError(
-            f"weights: given {given['weights']!r}, whose config.json cannot be read ({error}); allowed: a folder as "
-            "transformers saves it"
+            f"weights: {given['weights']!r}, whose config.json cannot be read ({error}) is not valid. Allowed: a "
+            "folder as transformers saves it"
         ) from None
     model_type = said.get("model_type") if isinstance(said, dict) else None
     if model_type != kind:
         raise ConfigError(
-            f"weights: given {given['weights']!r}, whose config.json says model_type {model_type!r}; allowed: a folder "
+            f"weights: {given['weights']!r} has model_type {model_type!r} in its config.json. Allowed: a folder "
             f"of {kind!r}"
         )
     there, usual = CONFIG_MAPPING[kind].from_dict(said), CONFIG_MAPPING[kind](**defaults).to_dict()
@@ -49,8 +49,8 @@ def filled(
     for field, value in ours.items():
         if field in given and given[field] != value and field not in FREE:
             raise ConfigError(
-                f"{field}: given {given[field]!r}; allowed: {value!r}, as {file} says, or nothing, to take it from "
-                "there"
+                f"{field}: {given[field]!r} is not valid. Allowed: {value!r}, as {file} says, or nothing, to take it "
+                "from there"
             )
     named = {name for names in fields.values() for name in names} | NO_MATTER
     more = {name: value for name, value in there.to_dict().items() if name in usual and value != usual[name]}
@@ -66,12 +66,12 @@ def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str
 
     if not any(_file(folder, name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise ConfigError(
-            f"model.weights: given {folder!r}; allowed: a folder with config.json and model.safetensors of a "
+            f"model.weights: {folder!r} is not valid. Allowed: a folder with config.json and model.safetensors of a "
             f"{configuration.model_type}, as transformers saves it and its hub has it; other formats may run code when "
             "they are read, so that they are not"
         )
     if not _file(folder, "config.json").is_file():
-        raise ConfigError(f"model.weights: given {folder!r}, which has no config.json; allowed: a folder that has one")
+        raise ConfigError(f"model.weights: {folder!r} has no config.json. Allowed: a folder that has one")
     with quiet():
         try:
             module, found = made.from_pretrained(
@@ -86,8 +86,7 @@ def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             [reason, *_] = [*str(error).splitlines(), type(error).__name__]
             raise ConfigError(
-                f"model.weights: given {folder!r}, which cannot be read ({reason}); allowed: a folder as transformers "
-                "saves it"
+                f"model.weights: {folder!r} cannot be read ({reason}). Allowed: a folder as transformers saves it"
             ) from None
     lacking = {*found["missing_keys"]} | {name for name, *_ in found["mismatched_keys"]}
     _check_trunk(module, lacking, found, folder)
@@ -103,10 +102,9 @@ def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[st
         wanted = list(module.get_parameter(wrong[0]).shape)
         others = sorted(found["unexpected_keys"])
         raise ConfigError(
-            f"model.weights: given {folder!r}, where {len(wrong)} tensors are not those of the configured "
-            f"{module.config.model_type} ({wrong[0]} is {given.get(wrong[0], 'missing')} and should be {wanted}), and "
-            f"{len(others)} are of something else{f', such as {others[0]}' if others else ''}; allowed: the weights of "
-            "that configuration"
+            f"model.weights: {len(wrong)} tensors of {folder!r} do not match the configured {module.config.model_type} "
+            f"({wrong[0]} is {given.get(wrong[0], 'missing')} and should be {wanted}), and {len(others)} are of "
+            f"something else{f', such as {others[0]}' if others else ''}. Allowed: the weights of that configuration"
         )
 
 

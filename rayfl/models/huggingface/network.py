@@ -15,7 +15,7 @@ from rayfl.core.axes import CLASSES
 from rayfl.models.layers import Step
 
 Sees = Literal["all", "before"]
-"""Which tokens one may look at: all of its sequence, or itself and those before it."""
+"""Tokens visible to a token: all of its sequence, or itself and earlier ones."""
 
 
 class Network(nn.Module):
@@ -64,8 +64,8 @@ class Network(nn.Module):
         owner.set_submodule(target, module, strict)
 
     def _seen(self, there: torch.Tensor) -> torch.Tensor:
-        """What may be looked at, from every token: [B, 1, 1 or T, T]. In four dimensions transformers takes it as it
-        is, and asks for no values, which a tensor on the meta device has not."""
+        """Return the tokens visible to every token: [B, 1, 1 or T, T]. Transformers uses four dimensions unchanged,
+        without reading values, which meta tensors do not have."""
         seen = there[:, None, None]
         if self.sees == "before":
             length = there.shape[1]

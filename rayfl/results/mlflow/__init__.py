@@ -1,23 +1,22 @@
-"""MLflow: a copy of the run folders, which may lag and is never what a run waits for.
+"""MLflow: a copy of the run folders. It may lag behind, and runs never wait for it.
 
-    store.py    a tracking server, and how long it is waited for
-    sent.py     what a run's folder remembers of its copy
-    study.py    what people see of a sweep: pure functions of its folder
-    copy.py     sends run folders
-    models.py   submodels as MLflow's models
-    sender.py   the thread that sends while runs go on
-    system.py   what the machine does meanwhile, if it is asked for
-    reading.py  rows back from a server
+    store.py    connection to a tracking server, with timeouts
+    sent.py     record of the copy in a run's folder
+    study.py    contents of a sweep's run: pure functions of its folder
+    copy.py     sending of run folders
+    models.py   submodels as MLflow models
+    sender.py   thread that sends during runs
+    system.py   optional measurements of the machine
+    reading.py  rows from a server
 
-Everything is read from disk (`results/folder.py`), so it can be sent again at any time and from any process: a run is
-found again by its tag `rayfl.run_id`, and the time of a metric follows from its line, so that MLflow ignores one that
-it has.
+Everything is read from disk (`results/folder.py`), so it can be sent again at any time by any process: runs are found
+by their tag `rayfl.run_id`, and times of metrics follow from their lines, so MLflow ignores duplicates.
 
-An experiment is a study: a sweep, or a run. A sweep is a run whose children are its trials; beside it stands a run for
-each of its rows, with the means over the seeds of the row's best point: MLflow's charts of the experiment show those
-at once, and no children. A run's result is a tag, because a metric would be a chart of one point. Of the
-checkpoints MLflow gets the last one, without what clients keep: that can be a network a client, so it stays in the
-run's folder alone, and the tag `rayfl.client_states` says where.
+An MLflow experiment is a study: a sweep or a run. A sweep is a run with its trials as children. Next to it, not below
+it, is a run for each row with the means over the seeds of the row's best point, because MLflow's charts of an
+experiment do not show children. A run's result is a tag, because a metric would become a chart of one point. Of the
+checkpoints only the last one is sent, without client states: these can be as large as a network per client, so they
+stay in the run's folder, which the tag `rayfl.client_states` names.
 """
 
 from rayfl.results.mlflow.copy import Copy as Copy

@@ -1,5 +1,5 @@
-"""A sweep's submodels as MLflow's models: `mlflow.pytorch.load_model("models:/ID")` gives a network that needs no
-rayfl, and `mlflow.register_model` takes the same address."""
+"""A sweep's submodels as MLflow models: `mlflow.pytorch.load_model("models:/ID")` loads a network without rayfl, and
+`mlflow.register_model` accepts the same URI."""
 
 import re
 import warnings
@@ -13,23 +13,23 @@ import torch
 from rayfl.exporting.submodels import as_module
 from rayfl.methods.base import Deployment
 from rayfl.metrics import label as named
-from rayfl.results.folder import RunFolder
-from rayfl.results.mlflow.copy import Copy
+from rayfl.results.folder import RunFolder, flatten
+from rayfl.results.mlflow.copy import PARAM_LENGTH, Copy, history
 from rayfl.results.mlflow.sent import Sent, experiment_of
 from rayfl.results.mlflow.store import first_line, imported
 from rayfl.results.mlflow.study import Study
 
 Deployments = Mapping[float, Deployment]
-"""Capacity -> what a device of this capacity runs."""
+"""Capacity -> deployed network."""
 
 
 def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deployments]) -> int:
-    """Logs what a device of every capacity runs after the best run of every row of a sweep, where MLflow has not got
-    it; returns how many models. `deployments` gives the networks by the run's folder. What goes wrong is said, and the
-    rest is left out: the next call goes on. Each becomes a program: that takes seconds for the first, and about one for
-    others.
+    """Log the network of every capacity after the best run of every row of a sweep, except those already in MLflow.
+    Return the number of models logged. `deployments` returns the networks by the run's folder. An error is reported
+    and ends the call; the next call continues. Each network is exported as a program, which takes about a second.
 
-    A model is an output of its run, and is called as its row and capacity: "heterofl-0_25", for MLflow allows no dots.
+    A model is an output of its run and has its parameters and latest metrics. It is named by row and capacity,
+    "heterofl-0_25", because MLflow allows no dots.
     """
     sent, count = Sent.of(sweep.path), 0
     try:
@@ -44,9 +44,9 @@ def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deplo
                 count += 1
                 sent.models.append(name)
                 sent.save(sweep.path)
-    # whatever a server, a disk, or torch's exporter raises: the sweep has ended well
+    # no error of a server, disk, or torch's exporter may fail a finished sweep
     except Exception as error:
-        copy.note(f"MLflow at {copy.store} gets no more models: {first_line(error)}")
+        copy.note(f"MLflow at {copy.store} receives no more models: {first_line(error)}")
     return count
 
 
@@ -62,7 +62,8 @@ def _log(copy: Copy, run: RunFolder, name: str, deployed: Deployment, about: Map
     def create() -> tuple[str, str]:
         run_id = copy.id_of(run.id, experiment)
         where = copy.experiment(experiment)
-        model = store.call("create_logged_model", where, name, run_id, dict(about), model_type="submodel")
+        params = {key: str(value)[:PARAM_LENGTH] for key, value in flatten(run.config).items()}
+        model = store.call("create_logged_model", where, name, run_id, dict(about), params, "submodel")
         return run_id, model.model_id
 
     run_id, model_id = store.patiently(create)
@@ -70,6 +71,7 @@ def _log(copy: Copy, run: RunFolder, name: str, deployed: Deployment, about: Map
 
     def send() -> None:
         store.call("log_model_artifacts", model_id, str(folder))
+        copy.log(run_id, {value[0]: value for value in history(run)}.values(), model_id)
         store.call("finalize_logged_model", model_id, "READY")
         store.call("log_outputs", run_id, [LoggedModelOutput(model_id, run.facts.rounds)])
 
@@ -77,7 +79,7 @@ def _log(copy: Copy, run: RunFolder, name: str, deployed: Deployment, about: Map
 
 
 def save(deployed: Deployment, folder: Path, run_id: str | None = None, model_id: str | None = None) -> None:
-    """Writes an MLflow model into a new folder: the program that `rayfl export` makes."""
+    """Write an MLflow model into a new folder: the program of `rayfl export`."""
     imported()
     from mlflow import pytorch
     from mlflow.models import Model
@@ -86,7 +88,7 @@ def save(deployed: Deployment, folder: Path, run_id: str | None = None, model_id
     with torch.no_grad():
         answer = module(example)
     with warnings.catch_warnings():
-        # of type hints of functions that nobody calls
+        # about type hints of functions that are never called
         warnings.simplefilter("ignore")
         pytorch.save_model(
             module,
@@ -95,13 +97,13 @@ def save(deployed: Deployment, folder: Path, run_id: str | None = None, model_id
             signature=_signature(example, answer),
             input_example=example.numpy(),
             serialization_format="pt2",
-            # unless given, a process of its own finds them out
+            # by default a separate process infers them
             pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
         )
 
 
 def _signature(example: torch.Tensor, answer: torch.Tensor) -> Any:
-    """Of a network that takes a batch of any size."""
+    """Return the signature of a network with any batch size."""
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 

@@ -1,4 +1,4 @@
-"""Rows back from a tracking server."""
+"""Reading of rows from a tracking server."""
 
 import json
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ from rayfl.results.mlflow.store import Store, first_line, imported
 
 
 class Reader:
-    """Reads the studies of a tracking server, of one experiment where it is named."""
+    """Reader of the studies on a tracking server. Default: of all experiments."""
 
     def __init__(self, store: Store, experiment: str | None = None):
         self.store, self.experiment = store, experiment
 
     def read(self, kind: str = "run", sweep: str | None = None, tags: Mapping[str, str] | None = None) -> list[dict]:
-        """The runs (or sweeps: `kind`), those of the sweep with this id, or with these tags, newest first. Rows are as
+        """Return the runs (`kind`: or sweeps), of the sweep with this id and with these tags, newest first. Rows are as
         of `RunFolder.record` with `tags`, `made` and `experiment`; `params` are text, and there is no `path`.
 
-        Runs that an earlier rayfl sent are left out until they are sent again from their folders. A ConfigError if
-        there is no such server or experiment, or if it stops to answer.
+        Runs sent by earlier versions are left out until they are sent again from their folders. Raise ConfigError for
+        an unknown server or experiment, or if it stops answering.
         """
         wanted = {"rayfl.kind": kind} | ({} if sweep is None else {"rayfl.sweep": sweep}) | dict(tags or {})
         database = self.store.database
         if database is not None and not database.exists():
-            raise ConfigError(f"{database}: there is no such file; run a sweep first")
+            raise ConfigError(f"{database}: the file does not exist. Hint: run a sweep first")
         text = " AND ".join(f"tags.`{name}` = '{value}'" for name, value in wanted.items())
         return self.store.patiently(lambda: self._read(text))
 
@@ -35,7 +35,7 @@ class Reader:
             names = {e.experiment_id: e.name for e in self.store.experiments()}
             if self.experiment is not None and self.experiment not in names.values():
                 known = nearest(self.experiment, names.values())
-                raise ConfigError(f"{self.store}: no experiment is called {self.experiment!r}; {known}")
+                raise ConfigError(f"{self.store}: there is no experiment {self.experiment!r}. {known}")
             where = [id for id, name in names.items() if self.experiment in (None, name)]
             found = self.store.search(where, wanted)
             return [_record(run, names[run.info.experiment_id]) for run in found if FACTS in run.data.tags]
@@ -44,7 +44,7 @@ class Reader:
 
 
 def _record(found: Any, experiment: str) -> dict[str, Any]:
-    """An MLflow run as `RunFolder.record` gives it."""
+    """Return an MLflow run in the form of `RunFolder.record`."""
     status = {theirs: ours for ours, theirs in STATUS.items()}
     tags = found.data.tags
     return {
@@ -65,7 +65,7 @@ def _record(found: Any, experiment: str) -> dict[str, Any]:
 
 
 def _long(tags: Mapping[str, str], name: str) -> str:
-    """The text that `copy` has made tags of."""
+    """Return the text that `copy` split into tags."""
     parts, i = [tags.get(name, "")], 1
     while (part := tags.get(f"{name}.{i}")) is not None:
         parts.append(part)

@@ -1,12 +1,11 @@
-"""Sends runs to MLflow in a thread, while they go on."""
+"""Thread that sends runs to MLflow while they run."""
 
-import os
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 from rayfl.config import ConfigError
-from rayfl.results.folder import RunFolder
+from rayfl.results.folder import RunFolder, run_paths
 from rayfl.results.mlflow.copy import Copy
 from rayfl.results.mlflow.sent import Sent, destine
 from rayfl.results.mlflow.store import imported
@@ -14,19 +13,18 @@ from rayfl.results.mlflow.system import Sampler
 
 
 class Sender:
-    """Syncs runs in a thread, every few seconds and once more at the end:
+    """Thread that syncs runs every few seconds and at the end:
 
     with Sender(Copy(Store(uri))) as sender:
         sender.add(run.path)
 
-    The end waits as long as MLflow answers, and no more than `SILENT_SECONDS` for an answer.
-    It imports mlflow before the thread starts. So does Ray Tune on its way: in two threads at once that can fail, in
-    either and for good, and where Tune is first, mlflow's telemetry is on.
+    At the end it waits at most `SILENT_SECONDS` for each answer of MLflow. It imports mlflow before the thread starts:
+    Ray Tune imports it too; simultaneous imports in two threads can fail permanently, and if Tune's is first, mlflow's
+    telemetry is on.
     """
 
     def __init__(self, copy: Copy, output: Path | None = None, experiment: str | None = None, seconds: float = 5.0):
-        """`output`: a folder of runs; those that ended and were not sent are sent too. `experiment`: where those go
-        that are added, in place of their study's."""
+        """`output`: folder whose unsent runs are sent too. `experiment`: of added runs. Default: their study's."""
         self.copy, self.output, self.experiment, self.seconds = copy, output, experiment, seconds
         self._paths: list[Path] = []
         self._study: Path | None = None
@@ -35,7 +33,7 @@ class Sender:
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
     def add(self, path: Path) -> None:
-        """The folder of a run or sweep, to be sent until it has ended."""
+        """Add the folder of a run or sweep, which is sent until it has ended."""
         if self.experiment is not None:
             with suppress(OSError):  # a full disk
                 destine(path, self.experiment)
@@ -44,11 +42,11 @@ class Sender:
         self._study = self._study or path
 
     def page(self, path: Path) -> str:
-        """The page of MLflow with the charts of the run or sweep in a folder; "" if MLflow has not got it."""
+        """Return the URL fragment of the charts of the run or sweep in a folder; "" if MLflow does not have it."""
         return self.copy.page(path)
 
     def __enter__(self) -> "Sender":
-        with suppress(Exception):  # what is wrong, the first sync says
+        with suppress(Exception):  # the first sync reports errors
             imported()
             self._sampler = Sampler.wanted(self.copy.note)
         self._thread.start()
@@ -57,7 +55,7 @@ class Sender:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         if not self.copy.store.is_over(self._thread):
-            self.copy.say_silent()
+            self.copy.warn_silent()
 
     def _work(self) -> None:
         if self._sampler:
@@ -72,20 +70,21 @@ class Sender:
                     self._sampler.sample(self._study)
             given: list[RunFolder] = []
             for path in dict.fromkeys(self._paths):
-                with suppress(ConfigError):  # deleted, or not yet begun
+                with suppress(ConfigError):  # deleted, or not created yet
                     given.append(RunFolder.open(path))
             failed = self.copy.sync_runs(given)
             for run in given:
-                if run.status != "running" and run not in failed:
+                # the report of a run is written after its end
+                if run.status != "running" and run not in failed and run.path != self._study:
                     self._paths.remove(run.path)
 
 
 def unsent(folder: Path) -> list[Path]:
-    """The runs below a folder that ended, and whose end MLflow has not got."""
+    """Return the ended runs below a folder that MLflow does not have completely."""
     found = []
-    for path in sorted(Path(at) for at, _, files in os.walk(folder) if "run.json" in files):
+    for path in run_paths(folder):
         with suppress(ConfigError):  # damaged, or deleted meanwhile
             run = RunFolder.open(path)
-            if run.status not in ("running", Sent.of(path).status):
+            if run.status != "running" and Sent.of(path).misses(run):
                 found.append(path)
     return found

@@ -1,4 +1,4 @@
-"""What MLflow has of a run, as the run's folder remembers it; and into which experiment a run goes."""
+"""Record of what was sent to MLflow, in a run's folder; and the experiment of a run."""
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -10,28 +10,32 @@ from rayfl.results.files import read_json, write_json
 from rayfl.results.folder import RunFolder, Status
 
 NAME = "mlflow.json"
-VERSION = 3
-"""rayfl 0.4 and the first 0.5 sent less."""
+VERSION = 4
+"""Version of the contents sent; earlier versions of rayfl sent less."""
+SUFFIXES = (".json", ".jsonl", ".npy", ".csv", ".md", ".tex", ".html")
+"""Suffixes of files sent from a run's folder, in addition to its plots."""
 
 
 @dataclass
 class Sent:
-    """A file of the run's folder: without it everything is sent once more, which changes nothing."""
+    """A file in the run's folder. Without it everything is sent again, which changes nothing."""
 
     experiment: str = ""
-    """The name of the experiment; "": the study's."""
+    """Name of the experiment; "": the study's."""
     run_id: str = ""
-    """MLflow's."""
+    """Run id in MLflow."""
     round: int = 0
     samples: int = 0
-    """Lines of system.jsonl."""
+    """Number of lines of system.jsonl."""
     status: Status | None = None
     models: list[str] = field(default_factory=list)
-    """Names of the models of a sweep that are there."""
+    """Names of the sweep's models in MLflow."""
+    files: float = 0.0
+    """Time of the last change of the files sent (Unix, seconds)."""
 
     @classmethod
     def of(cls, folder: Path) -> "Sent":
-        """Nothing, if the memory is damaged or of an earlier version."""
+        """Return the record of a folder; empty if it is missing, damaged or of an earlier version."""
         known: dict[str, Any] = {}
         with suppress(ConfigError):
             known = read_json(folder / NAME)
@@ -42,20 +46,29 @@ class Sent:
         )
         return cls(**known) if version == VERSION and whole else cls()
 
+    def changed(self, folder: Path) -> dict[Path, float]:
+        """Return the files of a run that are not sent in their current state -> time of their last change."""
+        files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and file.name not in ("run.json", NAME)]
+        files += [file for file in (folder / "plots").rglob("*") if file.is_file()]
+        return {file: at for file in files if (at := file.stat().st_mtime) > self.files}
+
+    def misses(self, run: RunFolder) -> bool:
+        """Return whether a run is running or has anything that is not sent."""
+        return run.status == "running" or run.status != self.status or bool(self.changed(run.path))
+
     def save(self, folder: Path) -> None:
         write_json(folder / NAME, {"version": VERSION} | asdict(self))
 
 
 def destine(folder: Path, experiment: str) -> None:
-    """Has a run sent to the experiment of this name."""
+    """Set the experiment to which a run is sent."""
     known = Sent.of(folder)
     known.experiment = experiment
     known.save(folder)
 
 
 def experiment_of(run: RunFolder) -> str:
-    """The name of the experiment that a run goes into: as destined, else the folder's of its study, which is the sweep
-    of a trial."""
+    """Return the name of a run's experiment. Default: the folder name of its study, which for a trial is the sweep."""
     path = run.path.resolve()
     above = (folder for folder in path.parents if RunFolder.exists(folder)) if run.sweep is not None else ()
     study = next((folder for folder in above if RunFolder.open(folder).id == run.sweep), path)

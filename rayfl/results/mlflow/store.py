@@ -1,4 +1,4 @@
-"""A tracking server, or the embedded store of an output folder, and how long it is waited for."""
+"""Connection to a tracking server, or to the embedded store of an output folder, with timeouts."""
 
 import logging
 import os
@@ -23,22 +23,22 @@ ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""Set before mlflow is imported, where the user did not. The next sync is what retries a request."""
+"""Set before mlflow is imported unless the user has set them. Failed requests are repeated by the next sync."""
 
 STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc", "file", "")
-"""Schemes of MLflow's own stores; the last is a plain path. Plugins of MLflow bring others."""
+"""Schemes of MLflow's own stores; the last is a plain path. Plugins of MLflow add others."""
 
 T = TypeVar("T")
 
 
 def default_uri(output: str | Path) -> str:
-    """The embedded store of an output folder; its artifacts lie in `artifacts/` beside it."""
+    """Return the URI of an output folder's embedded store; its artifacts are in `artifacts/` next to it."""
     path = str(Path(output).resolve() / "mlflow.db")
     return f"sqlite:///{path.replace('%', quote('%')).replace('?', quote('?'))}"
 
 
 def imported() -> Any:
-    """mlflow, quiet and in its ENVIRONMENT."""
+    """Import mlflow with `ENVIRONMENT` and without its log messages."""
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     import mlflow
@@ -49,34 +49,33 @@ def imported() -> Any:
 
 
 class Store:
-    """A tracking server. Nothing is imported or connected before the first call. Use it from one thread at a time. A
-    ConfigError for an address that no store of MLflow has."""
+    """A tracking server. Nothing is imported or connected before the first call. Use it from one thread at a time.
+    Raise ConfigError for a URI without a store of MLflow."""
 
     SILENT_SECONDS: ClassVar[float] = 15.0
-    """How long a command waits for an answer of MLflow where it waits at all. A request that MLflow itself gives up
-    takes 10."""
+    """Seconds without an answer of MLflow after which a command stops waiting. MLflow's own timeout is 10."""
 
     def __init__(self, uri: str):
         _require_known(uri)
         self.uri = uri
         self.answers = 0
-        """How many calls were answered."""
+        """Number of answered calls."""
 
     def __str__(self) -> str:
         return public(self.uri)
 
     @property
     def database(self) -> Path | None:
-        """The file of an sqlite store."""
+        """File of an sqlite store."""
         path, _, _ = self.uri.removeprefix("sqlite:///").partition("?")
         return Path(unquote(path)) if self.uri.startswith("sqlite:") else None
 
     @cached_property
     def client(self) -> Any:
-        """MLflow's own; it raises what mlflow raises."""
+        """MLflow's client; it raises the errors of mlflow."""
         client = imported().MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
         if self.database is not None:
-            # MLflow also makes a folder of the path as it is quoted
+            # MLflow also creates a folder of the quoted path
             quoted = Path(self.uri.removeprefix("sqlite:///")).parent
             if quoted != self.database.parent:
                 with suppress(OSError):
@@ -84,13 +83,12 @@ class Store:
         return client
 
     def call(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        """What MLflow's client answers."""
         found = getattr(self.client, verb)(*arguments, **options)
         self.answers += 1
         return found
 
     def search(self, experiments: Sequence[str], wanted: str, view: str = "active_only") -> Iterator[Any]:
-        """MLflow's runs in these experiments (ids), newest first."""
+        """Iterate over the runs in these experiments (ids), newest first."""
         from mlflow.entities import ViewType
 
         token = None
@@ -101,7 +99,6 @@ class Store:
                 return
 
     def experiments(self, wanted: str | None = None) -> list[Any]:
-        """MLflow's experiments."""
         found, token = [], None
         while True:
             page = self.call("search_experiments", filter_string=wanted, page_token=token)
@@ -110,8 +107,7 @@ class Store:
                 return found
 
     def patiently(self, work: Callable[[], T]) -> T:
-        """What `work` gives. A ConfigError if MLflow stops to answer meanwhile: a byte now and then keeps every timeout
-        of a request from passing."""
+        """Return the result of `work`. Raise ConfigError if MLflow stops answering, even if single bytes arrive."""
         imported()
         ended: Future[T] = Future()
 
@@ -121,15 +117,15 @@ class Store:
             except BaseException as error:
                 ended.set_exception(error)
 
-        # not of a pool: the end of the process would wait for it
+        # the end of the process would wait for threads of a pool
         thread = threading.Thread(target=settle, name="mlflow", daemon=True)
         thread.start()
         if not self.is_over(thread):
-            raise ConfigError(f"{self}: MLflow has not answered for {self.SILENT_SECONDS:g} s; try again later")
+            raise ConfigError(f"{self}: MLflow has not answered for {self.SILENT_SECONDS:g} s. Hint: try again later")
         return ended.result()
 
     def is_over(self, thread: threading.Thread) -> bool:
-        """Waits for a thread that works with this as long as MLflow answers; whether the thread ended."""
+        """Wait for a thread that uses this store as long as MLflow answers. Return whether the thread ended."""
         answers = -1
         while thread.is_alive() and answers != self.answers:
             answers = self.answers
@@ -145,6 +141,6 @@ def _require_known(uri: str) -> None:
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme not in STORES and not entry_points(group="mlflow.tracking_store", name=scheme):
         raise ConfigError(
-            f"--tracking-uri: given {public(uri)!r}; allowed: sqlite:///FILE, http://HOST:PORT, https://HOST:PORT, or "
-            f"another address of {', '.join(STORES[3:-1])}"
+            f"--tracking-uri: {public(uri)!r} is not valid. Allowed: sqlite:///FILE, http://HOST:PORT, "
+            f"https://HOST:PORT, or another address of {', '.join(STORES[3:-1])}"
         )

@@ -1,4 +1,4 @@
-"""What people see of a sweep and of its rows: pure functions of their folders."""
+"""Contents of the MLflow runs of a sweep and its rows: pure functions of their folders."""
 
 import hashlib
 import json
@@ -18,10 +18,9 @@ from rayfl.results.tables import table
 from rayfl.results.tuned import Best, tuned
 
 ALL = "All"
-"""The section of charts with a line a row. MLflow orders sections as text, where lower case comes later, and puts it
-before the name of a chart."""
+"""Section of charts with one line per row, prefix of its metrics. MLflow sorts sections as text, upper case first."""
 ALL_OF = ALL + "/{}"
-"""What a row's run calls the mean of a metric."""
+"""Name of a metric's mean in a row's run."""
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
 """Name of a metric -> (round, value)."""
@@ -29,25 +28,25 @@ Curves = Mapping[str, Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True)
 class DataUsed:
-    """A data set, or its partition, as MLflow names what a run has used."""
+    """A data set or partition in the form of MLflow's datasets."""
 
     name: str
     context: str
-    """data or partition."""
+    """Context: data or partition."""
     digest: str
-    """Of all settings that decide it: equal digests mean equal data."""
+    """Digest of all settings that determine it: equal digests mean equal data."""
     settings: str
-    """These settings, as JSON."""
+    """Settings as JSON."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A sweep that ended: its folder, and the rows of each label's best point, the best label first."""
+    """An ended sweep: its folder and the rows of each label's best point, the best label first."""
 
     folder: RunFolder
     rows: Mapping[str, Sequence[Record]]
     tuned: Mapping[str, Best]
-    """Label -> what the search found."""
+    """Label -> search result."""
 
     @classmethod
     def of(cls, folder: RunFolder) -> "Study":
@@ -63,14 +62,14 @@ class Study:
         return self.folder.facts.judge
 
     def best_runs(self) -> dict[str, Record]:
-        """Label -> the run of its best point with the best seed."""
+        """Return label -> run of its best point with the best seed."""
         found = {label: [row for row in rows if self.judge in row] for label, rows in self.rows.items()}
         best = max if self.folder.facts.better(self.judge) == "max" else min
         return {label: best(rows, key=lambda row: row[self.judge]) for label, rows in found.items() if rows}
 
     def summary(self) -> Curves:
-        """What judges over rounds, whose last values are the ranked table: the mean over seeds, as
-        `heterofl/accuracy_mean`, and the standard deviation of several, as `heterofl/accuracy_mean_std`."""
+        """Return the judge metric over rounds, whose last values form the ranked table: means over seeds
+        (`heterofl/accuracy_mean`) and, for several seeds, standard deviations (`heterofl/accuracy_mean_std`)."""
         found = {}
         for label, rows in self.rows.items():
             name, series = metric_name(f"{label}/{self.judge}"), _series(_lines(rows), self.judge)
@@ -80,25 +79,25 @@ class Study:
         return found
 
     def view(self) -> str:
-        """JSON of how MLflow lists the experiment's runs: with what judges them and what was tuned. Without it the list
-        has no metric. It is not sorted by one, because MLflow then takes trials out of their sweep."""
+        """Return JSON with the columns of MLflow's list of runs: scores and tuned settings. By default the list has no
+        metrics. It is not sorted, because MLflow would then separate trials from their sweep."""
         shown = [ALL_OF.format(name) for name in scores_of(self.folder.facts)] + [self.judge]
         columns = [f"metrics.`{name}`" for name in shown] + [f"params.`{name}`" for name in self.folder.facts.tuned]
         return json.dumps({"selectedColumns": columns})
 
     def description(self) -> str:
-        """Markdown: the question, the ranked table and what it does not tell apart, how to make it again."""
+        """Return Markdown: question, ranked table, notes on significance, and commands to reproduce it."""
         parts = [self.folder.config.get("question", "")]
         if best := [row for rows in self.rows.values() for row in rows]:
-            # unless joined, MLflow makes a mention of "@1"
+            # MLflow would show "@1" as a mention
             cells = table(best, self.judge, self.tuned).markdown().replace("@", "@\N{WORD JOINER}")
-            parts += [_wide(cells), not_told_apart(self.rows, self.judge)]
-        parts += [f"The charts of the experiment show every row at once, in their section {ALL}."]
+            parts += [_wide(cells), not_significant(self.rows, self.judge)]
+        parts += [f"The section {ALL} of the experiment's charts compares all rows."]
         return "\n\n".join(filter(None, [*parts, reproduced(self.folder.made)]))
 
 
 def _wide(markdown: str) -> str:
-    """A table with a space behind every cell: MLflow sets columns without any between them."""
+    """Return a table with a space after every cell: MLflow shows columns without a gap."""
     lines = markdown.splitlines()
     return "\n".join(
         line.replace(" |", "&ensp;|") if line.startswith("| ") and not line.startswith("| ---") else line
@@ -107,7 +106,7 @@ def _wide(markdown: str) -> str:
 
 
 def means(rows: Sequence[Record]) -> Curves:
-    """The mean over the rows (seeds) of what judges, of their first score on the test set, and of the training loss."""
+    """Return the means over rows (seeds) of the judge metric, the first test scores and the training loss."""
     lines = _lines(rows)
     known = {name for line in lines[0] for name in line}
     names = [name for name in (*scores_of(facts_of(rows[0])), "train_loss") if name in known]
@@ -115,12 +114,12 @@ def means(rows: Sequence[Record]) -> Curves:
 
 
 def scores_of(facts: Facts) -> list[str]:
-    """What judges, and the first score on the test set."""
+    """Return the names of the judge metric and of the first test scores."""
     return list(dict.fromkeys([facts.judge, *(named(facts.score, of) for of in (*facts.capacities, "mean", "worst"))]))
 
 
 def over_rounds(found: Curves, started: float) -> list[tuple[str, float, float, int]]:
-    """The same as (name, value, time, step): a second a round."""
+    """Return the curves as (name, value, time, step), with one second per round."""
     return [(name, value, started + round, round) for name, points in found.items() for round, value in points]
 
 
@@ -129,36 +128,35 @@ def _lines(rows: Sequence[Record]) -> list[list[Line]]:
 
 
 def _series(runs: Sequence[Sequence[Line]], name: str) -> list[tuple[int, list[float]]]:
-    """(round, the values of all runs) of the rounds in which all runs have this metric."""
+    """Return (round, values of all runs) for the rounds in which all runs have this metric."""
     series = [{line["round"]: line[name] for line in lines if name in line} for lines in runs]
     common = set.intersection(*map(set, series))
     return [(round, [one[round] for one in series]) for round in sorted(common)]
 
 
 def row_description(rows: Sequence[Record]) -> str:
-    """Markdown of a row's run."""
     one, seeds = rows[0], ", ".join(str(row["seed"]) for row in rows)
     return "\n\n".join(
         [
-            f"**{one['title']}**: the means over its best point's runs (seeds {seeds}).",
-            f"Point: {one['point'] or 'the only one'}.",
+            f"**{one['title']}**: means over the runs of its best point (seeds {seeds}).",
+            f"Point: {one['point'] or 'no tuned settings'}.",
             facts_of(one).judge + ": " + ", ".join(f"{value:.4g}" for value in values_of(rows, facts_of(one).judge)),
         ]
     )
 
 
-def not_told_apart(groups: Mapping[str, Sequence[Record]], metric: str) -> str:
-    """Which rows the seeds do not tell from the best; "" if there is only one row."""
+def not_significant(groups: Mapping[str, Sequence[Record]], metric: str) -> str:
+    """Return a note on rows without a significant difference from the best; "" for a single row."""
     found, titles = differences(groups, metric), titles_of(row for rows in groups.values() for row in rows)
     alike = [titles[label] for label, difference in found.items() if difference.is_clear is False]
     unknown = [titles[label] for label, difference in found.items() if difference.is_clear is None]
-    said = [f"Not told apart from the best by its seeds: {', '.join(alike)}."] if alike else []
-    said += [f"With one seed nobody can tell whether it differs: {', '.join(unknown)}."] if unknown else []
-    return " ".join(said)
+    notes = [f"No significant difference from the best row: {', '.join(alike)}."] if alike else []
+    notes += [f"Not tested because of a single seed: {', '.join(unknown)}."] if unknown else []
+    return " ".join(notes)
 
 
 def reproduced(made: Sequence[Made]) -> str:
-    """Markdown: the commands, the versions, the commits and the machine of the processes that made a run."""
+    """Return Markdown with commands, versions, commits and machines of a run's processes."""
     parts = []
     for one in made:
         versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
@@ -169,18 +167,18 @@ def reproduced(made: Sequence[Made]) -> str:
 
 
 def data_used(config: Mapping[str, Any]) -> list[DataUsed]:
-    """The data set and the partition of an experiment."""
     data = config.get("data", {})
+    name = data.get("of") if data.get("name") == "function" else data.get("name")
     split = {name: config[name] for name in ("data", "partition", "seed") if name in config}
     split["clients"] = config.get("clients", {}).get("count")
     kept = ("holdout", "local_holdout")
     split["evaluation"] = {name: value for name, value in config.get("evaluation", {}).items() if name in kept}
-    found = [(data.get("name"), "data", data), (config.get("partition", {}).get("name"), "partition", split)]
+    found = [(name, "data", data), (config.get("partition", {}).get("name"), "partition", split)]
     return [_used(name, context, settings) for name, context, settings in found if name]
 
 
 def data_of(runs: Iterable[Record]) -> list[DataUsed]:
-    """What several runs have used, each once."""
+    """Return the distinct data sets and partitions of several runs."""
     return list(dict.fromkeys(used for run in runs for used in data_used(RunFolder.open(run["path"]).config)))
 
 
@@ -190,5 +188,5 @@ def _used(name: str, context: str, settings: Mapping[str, Any]) -> DataUsed:
 
 
 def metric_name(text: str) -> str:
-    """As MLflow allows it: other letters become "_"."""
+    """Return a metric name valid in MLflow; other characters become "_"."""
     return re.sub(r"[^\w./: -]", "_", text)

@@ -1,7 +1,7 @@
-"""What a machine does while a run goes on: its processors, memory and GPUs, as MLflow's own monitors measure them.
+"""Measurements of processors, memory and GPUs during a run, by MLflow's monitors.
 
-Off, unless MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING is true, MLflow's own switch. It wants psutil, and nvidia-ml-py for
-GPUs: `pip install rayfl[system]`. The machine is the one of the process that drives the run; a sweep's trials share it.
+They are off unless MLflow's variable MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING is true. They need psutil, and nvidia-ml-py
+for GPUs: `pip install rayfl[system]`. The machine is that of the driver process, which a sweep's trials share.
 """
 
 import os
@@ -17,12 +17,11 @@ from rayfl.results.mlflow.store import imported
 
 SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 FILE = "system.jsonl"
-"""In a run's folder: a line a sample, whose `round` is its number from 1, with `time` (Unix, seconds) and what was
-measured, by MLflow's names."""
+"""Samples in a run's folder: `round` (number from 1), `time` (Unix, seconds) and measurements by MLflow's names."""
 
 
 class Sampler:
-    """Appends samples to the folder of a run."""
+    """Sampler that appends measurements to a run's folder."""
 
     def __init__(self, monitors: list[Any]):
         self.monitors = monitors
@@ -30,30 +29,30 @@ class Sampler:
 
     @classmethod
     def wanted(cls, note: Callable[[str], None]) -> "Sampler | None":
-        """None where it is off, or cannot be had, which is said."""
+        """Return a sampler; None if it is off, or not available, which is reported."""
         if os.environ.get(SWITCH, "").lower() not in ("true", "1"):
             return None
         imported()
         try:
             from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
         except ImportError as error:
-            note(f"{SWITCH}: no system metrics: {error}; pip install rayfl[system]")
+            note(f"{SWITCH}: system metrics are not available: {error}. Hint: pip install rayfl[system]")
             return None
         from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
         monitors: list[Any] = [CPUMonitor()]
-        with suppress(ImportError, RuntimeError):  # no GPU, or nothing that can ask one
+        with suppress(ImportError, RuntimeError):  # no GPU, or no library for it
             monitors.append(GPUMonitor())
         return cls(monitors)
 
     def begin(self) -> None:
-        """In the thread that samples: shares are since its last call."""
+        """Start measuring, in the sampling thread: utilisation is measured since its last call."""
         for monitor in self.monitors:
             monitor.collect_metrics()
             monitor.clear_metrics()
 
     def sample(self, folder: Path) -> None:
-        """Takes one; a disk that takes none loses it."""
+        """Append a sample; it is lost if the disk is full."""
         file = folder / FILE
         number = self._taken.get(file) or len(read_lines(file))
         line: Line = {"round": number + 1, "time": time.time()}

@@ -1,7 +1,7 @@
-"""The report as one HTML page, which opens from a file and loads nothing: text, tables, and interactive plots.
+"""The report as one self-contained HTML page: text, tables, and interactive plots.
 
-`contents.py` is what it says, `series.py` the numbers of its plots, `charts.py` the plots themselves (plotly's JSON);
-`page.html` is a template of jinja2, `style.css` and `script.js` stand in it as they are, and so does plotly.js.
+`contents.py` creates texts and tables, `series.py` the numbers of plots, `charts.py` the plots (plotly's JSON).
+`page.html` is a jinja2 template that includes `style.css`, `script.js` and plotly.js.
 """
 
 import json
@@ -18,14 +18,14 @@ NAME = "report.html"
 
 
 def write_page(found: Findings) -> Path:
-    """report.html in the folder that the findings are of; returns its path."""
+    """Write report.html into the folder of the findings. Return its path."""
     path = found.folder / NAME
     path.write_text(page(found), encoding="utf-8")
     return path
 
 
 def page(found: Findings) -> str:
-    """The page. Whatever a user wrote into a file is text in it, never markup."""
+    """Return the page. Texts of users are escaped."""
     from plotly.offline import get_plotlyjs
 
     texts = {
@@ -45,7 +45,7 @@ def page(found: Findings) -> str:
 
 
 def _in_script(value: object) -> str:
-    """JSON that ends no script element. Numbers with five digits; none where there is no finite one."""
+    """Return JSON that cannot end a script element. Numbers have five digits; infinite ones and NaN become null."""
     return json.dumps(_rounded(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

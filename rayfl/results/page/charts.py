@@ -1,7 +1,7 @@
-"""The plots of the page, as plotly.js reads them: the plots of a report's folder, to point at.
+"""Interactive plots of the page, as JSON for plotly.js.
 
-Colours, shades, names and units are those of `rayfl.results.drawing`. The script adds what depends on the reader: light
-or dark, and how wide the page is.
+Colours, shades, names and units are those of `rayfl.results.drawing`. The script adds light or dark colours and the
+page's width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.metrics import SPLITS, label, named
-from rayfl.results.drawing import Style
+from rayfl.results.drawing import MARKERS, Style
 from rayfl.results.findings import Findings
 from rayfl.results.folder import RunFolder
 from rayfl.results.page.series import COARSE, curves_of
@@ -22,22 +22,18 @@ from rayfl.results.rows import by_label, capacities, facts_of, titles_of, values
 from rayfl.results.tuned import names_of, responses
 
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
-SYMBOLS = dict(
-    zip(
-        "osD^vPX<>p",
-        "circle square diamond triangle-up triangle-down cross x triangle-left triangle-right pentagon".split(),
-        strict=True,
-    )
-)
+NAMES = "circle square diamond triangle-up triangle-down cross x triangle-left triangle-right pentagon"
+SYMBOLS = dict(zip(MARKERS, NAMES.split(), strict=True))
+HOVER = "%{y:.4g} at %{x}<extra>%{fullData.name}</extra>"
 QUANTILES = 501
-"""That stand for a row's clients where there are more."""
+"""Number of quantiles that replace a larger number of clients."""
 MOST_CELLS = 2_000_000
-"""Of a label map: larger ones are in plots/ alone."""
+"""Maximum size of a label map; larger ones are only in plots/."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot: what a reader is told of it, and what plotly.js, or the script, draws it from."""
+    """A plot: its texts, and its data for plotly.js or the script."""
 
     id: str
     section: str
@@ -46,7 +42,7 @@ class Chart:
     data: Mapping[str, Any]
     height: int = 420
     controls: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of the curves: what one can choose."""
+    """Name of a menu -> choices."""
 
     @property
     def described(self) -> dict[str, Any]:
@@ -54,7 +50,6 @@ class Chart:
 
 
 def charts_of(found: Findings) -> list[Chart]:
-    """All that these findings have something for."""
     styles = named_styles(found.best)
     makers = (_curves, _by_capacity, _pareto, _clients)
     charts = [chart for make in makers for chart in [make(found, styles)] if chart is not None]
@@ -74,11 +69,11 @@ def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         "chosen": curves.titles.get(found.metric, ""),
         "others": [{"name": name, "point": point, **_line(styles[name]), **c} for name, point, c in curves.others],
     }
-    text = "Means over the seeds of every row's best point, with bands of ± a standard deviation."
+    text = "Means over the seeds of every row's best point, with bands of ± one standard deviation."
     if curves.others:
-        text += f" With {data['chosen']}, thin lines are all other trials of the search, in {COARSE} rounds at most."
+        text += f" For {data['chosen']}, thin lines show all other trials of the search, with at most {COARSE} rounds."
     if curves.left_out:
-        text += f" Too many numbers for a page: {', '.join(curves.left_out)}. They are in every run's metrics.jsonl."
+        text += f" Left out because of their size: {', '.join(curves.left_out)} (see metrics.jsonl of each run)."
     controls = {"metric": list(curves.titles.values()), "axis": ["rounds", "Gbit, up and down"]}
     return Chart("plot-curves", "curves", "Over rounds", text, data, 480, controls)
 
@@ -99,7 +94,7 @@ def _by_capacity(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
                 | ({"error_y": {"array": spread, "thickness": 1}} if any(spread) else {})
             )
     axis = {"title": "capacity of the client", "type": "log", "tickvals": known, "ticktext": [*map(label, known)]}
-    text = "What a device of each capacity reaches on the global test set, mean and standard deviation over seeds."
+    text = "Score of each capacity's network on the global test set, mean and standard deviation over seeds."
     return Chart("plot-capacities", "curves", "By capacity", text, _figure(traces, axis, {"title": unit}))
 
 
@@ -124,7 +119,7 @@ def _pareto(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         }
     ]
     for of in dict.fromkeys(offer.label for offer in some):
-        # a legend has the look of the first
+        # the legend takes the style of the first point
         own = sorted((offer for offer in some if offer.label == of), key=lambda offer: offer not in best)
         style = styles[titles[of]]
         trace = _trace(titles[of], style, [o.macs for o in own], [factor * o.value for o in own])
@@ -137,12 +132,12 @@ def _pareto(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         }
         traces.append(trace | named)
     axis = {"title": "multiply-adds of one sample", "type": "log", "tickformat": "~s", "dtick": "D2"}
-    text = "What a network costs, and what it reaches. The front joins those that no other one beats in both."
-    return Chart("plot-pareto", "curves", "For its cost", text, _figure(traces, axis, {"title": unit}))
+    text = "Cost and score of networks. The line connects the Pareto front; faint points are dominated."
+    return Chart("plot-pareto", "curves", "Score and cost", text, _figure(traces, axis, {"title": unit}))
 
 
 def _clients(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
-    """The scores of all clients and seeds of a row; of many clients their quantiles, which have the same shape."""
+    """Return the chart of the scores of all clients and seeds of a row; of many clients only quantiles."""
     facts, titles = facts_of(found.best[0]), titles_of(found.best)
     unit = axis_of(facts, named(facts.score, "mean", "clients"))
     factor, traces = 100 if unit.endswith("%") else 1, []
@@ -170,15 +165,13 @@ def _clients(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         )
     if not traces:
         return None
-    text = (
-        "Every client judged by its own test data, over all seeds: the box holds the middle half, the dashes the mean."
-    )
+    text = "Scores of clients on their own test data, over all seeds; boxes show quartiles, dashed lines the means."
     figure = _figure(traces, {"title": unit}, {"autorange": "reversed", "automargin": True}, showlegend=False)
     return Chart("plot-clients", "clients", "Over clients", text, figure, 130 + 75 * len(traces))
 
 
 def _settings(found: Findings) -> Iterator[Chart]:
-    """The metric that chose, over each tuned setting."""
+    """Iterate over charts of the search metric by tuned setting."""
     titles, styles, names = titles_of(found.finished), named_styles(found.finished), names_of(found.paths)
     unit = axis_of(facts_of(found.best[0]), found.metric)
     factor = 100 if unit.endswith("%") else 1
@@ -196,13 +189,13 @@ def _settings(found: Findings) -> Iterator[Chart]:
             _trace(titles[of], styles[titles[of]], list(some), [factor * height for height in some.values()])
             for of, some in heights.items()
         ]
-        text = "What chose among the points, by this setting: the best of all points that have the value."
+        text = "Search metric by value of this setting: the best of all points with the value."
         figure = _figure(traces, axis, {"title": unit})
         yield Chart(f"plot-tuned-{path}", "search", f"Over {names[path]}", text, figure, 360)
 
 
 def _labels(folder: Path) -> Iterator[Chart]:
-    """Who holds which classes, from the numbers beside the plots that training left."""
+    """Iterate over charts of classes per client, from the CSV files of the label plots."""
     for name, counts in counts_in(folder / "plots").items():
         clients, classes = counts.shape
         if counts.size > MOST_CELLS:
@@ -217,7 +210,7 @@ def _labels(folder: Path) -> Iterator[Chart]:
             "colorbar": {"title": "samples", "thickness": 12},
         }
         of = name.removeprefix("labels").removeprefix("-")
-        title = f"Who holds which classes, {of}" if of else "Who holds which classes"
+        title = f"Classes per client, {of}" if of else "Classes per client"
         height = 200 + min(420, 18 * classes)
         figure = _figure([trace], {"title": "client"}, {"title": "class", "type": "category"})
         text = f"Training samples of each class at each of {clients:,} clients."
@@ -227,16 +220,8 @@ def _labels(folder: Path) -> Iterator[Chart]:
 def _trace(name: str, style: Style, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
     marker = {"symbol": SYMBOLS[style["marker"]], "color": style["color"], "size": 8}
     line = {"color": style["color"], "dash": DASHES[style["linestyle"]], "width": 2}
-    hover = "%{y:.4g} at %{x}<extra>%{fullData.name}</extra>"
-    return {
-        "name": name,
-        "x": list(x),
-        "y": list(y),
-        "mode": "lines+markers",
-        "marker": marker,
-        "line": line,
-        "hovertemplate": hover,
-    }
+    look = {"mode": "lines+markers", "marker": marker, "line": line}
+    return {"name": name, "x": list(x), "y": list(y), "hovertemplate": HOVER, **look}
 
 
 def _line(style: Style) -> dict[str, str]:
@@ -246,8 +231,5 @@ def _line(style: Style) -> dict[str, str]:
 def _figure(
     traces: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any
 ) -> dict[str, Any]:
-    axes = {
-        "xaxis": {**x, "title": {"text": x.get("title", "")}},
-        "yaxis": {**y, "title": {"text": y.get("title", "")}},
-    }
+    axes = {name: {**axis, "title": {"text": axis.get("title", "")}} for name, axis in (("xaxis", x), ("yaxis", y))}
     return {"kind": "plotly", "traces": list(traces), "layout": axes | layout}

@@ -1,12 +1,15 @@
-"""What the page says beside its plots, as the template takes it: texts, tables, and lists of names with values."""
+"""Texts and tables of the page, as values of the template."""
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import yaml
 
+from rayfl.config import ConfigError
 from rayfl.methods import METHODS_KIND
 from rayfl.metrics import label, named
 from rayfl.results import published
@@ -21,7 +24,6 @@ PairwiseSum = list[tuple[str, str]]
 
 
 def contents_of(found: Findings) -> dict[str, Any]:
-    """Name in the template -> value."""
     runs = [RunFolder.open(record["path"]) for record in found.best]
     section, changed = published.from_config(found.config)
     is_local = found.judge.startswith("local_")
@@ -43,7 +45,7 @@ def contents_of(found: Findings) -> dict[str, Any]:
 
 
 def _about(found: Findings) -> PairwiseSum:
-    """What was trained, in a line each."""
+    """Return name and text of the facts at the top of the page."""
     facts, params = facts_of(found.best[0]), found.best[0]["params"]
     seeds = sorted({record["seed"] for record in found.best})
     started = min(RunFolder.open(record["path"]).started for record in found.best)
@@ -52,7 +54,7 @@ def _about(found: Findings) -> PairwiseSum:
         "partition": str(params.get("partition.name", "")),
         "model": ", ".join(dict.fromkeys(str(record["params"].get("model.name", "")) for record in found.best)),
         "clients": f"{facts.clients:,}",
-        "a round": f"{params['clients.cohort']:,} clients" if params.get("clients.cohort") else "",
+        "per round": f"{params['clients.cohort']:,} clients" if params.get("clients.cohort") else "",
         "rounds": f"{facts.rounds:,}",
         "capacities": ", ".join(map(label, facts.trained)),
         "seeds": ", ".join(map(str, seeds)),
@@ -65,7 +67,7 @@ def _about(found: Findings) -> PairwiseSum:
 
 
 def _trials(found: Findings) -> Table:
-    """All runs, the best of each row first."""
+    """Return the table of all runs, the best of each row first."""
     titles, facts = titles_of(found.trials), facts_of(found.best[0])
     score, _ = facts.about(found.metric) or ("", "")
     cell = percent if facts.scores.get(score) == "max" else plain
@@ -84,7 +86,7 @@ def _trials(found: Findings) -> Table:
 
 
 def _costs(found: Findings) -> Table | None:
-    """What the network of every capacity costs; of masked ones what is left at the end, a mean over seeds."""
+    """Return the costs of every capacity's network; masked networks: of the remaining part, mean over seeds."""
     known = sorted({c for record in found.best for c in facts_of(record).capacities}, reverse=True)
     known = [c for c in known if any(named("macs", c) in record for record in found.best)]
     if not known:
@@ -100,30 +102,25 @@ def _costs(found: Findings) -> Table | None:
 
 
 def _papers(found: Findings) -> list[dict[str, Any]]:
-    """Of every method: what it is, its paper, and where it departs from it, as its module's documentation says."""
+    """Return summary, paper and departures of every method, from the docstring of its module."""
     names: dict[str, list[str]] = {}
     titles = titles_of(found.best)
     for record in found.best:
         rows = names.setdefault(str(record["params"].get("method.name", "")), [])
         rows += [titles[record["label"]]] if titles[record["label"]] not in rows else []
-    return [{"rows": rows, **said_of(document_of(name))} for name, rows in names.items() if name]
+    return [{"rows": rows, **parsed(document_of(name))} for name, rows in names.items() if name]
 
 
 def document_of(method: str) -> str:
-    """The documentation of a method's module, "" of a class that cannot be imported here."""
-    import sys
-
-    from rayfl.config import ConfigError
-
+    """Return the docstring of a method's module; "" if its class cannot be imported."""
     try:
-        cls = METHODS_KIND.find(method, "method")
+        return sys.modules[METHODS_KIND.find(method, "method").__module__].__doc__ or ""
     except ConfigError:
         return ""
-    return sys.modules[cls.__module__].__doc__ or ""
 
 
-def said_of(document: str) -> dict[str, Any]:
-    """First sentence, papers, and numbered departures of a method's documentation."""
+def parsed(document: str) -> dict[str, Any]:
+    """Return summary, papers and numbered departures of a method's docstring."""
     first, *others = document.strip().split("\n\n")
     paper = next((part for part in others if part.startswith("Paper")), "")
     _, _, listed = document.partition("\nDepartures:\n")
@@ -136,20 +133,18 @@ def said_of(document: str) -> dict[str, Any]:
 
 
 def _yaml(found: Findings, runs: Sequence[RunFolder]) -> str:
-    """The sweep's file, or a run's; the numbers of a paper stand in a table of their own."""
+    """Return the configuration of the sweep or run, without published numbers, which have their own table."""
     hidden = ("published", "question")
     config = found.config or (runs[0].config if len(runs) == 1 else {})
     return yaml.safe_dump({k: v for k, v in config.items() if k not in hidden and v != {}}, sort_keys=False, width=100)
 
 
 def _made(runs: Sequence[RunFolder]) -> list[PairwiseSum]:
-    """What made these runs, one list for each that differs."""
-    found = dict.fromkeys(_described(made) for run in runs for made in run.made)
-    return [list(pairs) for pairs in found]
+    return [list(pairs) for pairs in dict.fromkeys(_described(made) for run in runs for made in run.made)]
 
 
 def _described(made: Made) -> tuple[tuple[str, str], ...]:
-    gpus = ", ".join(f"{count} x {name}" for name, count in _counts(made.gpus).items())
+    gpus = ", ".join(f"{count} x {name}" for name, count in Counter(made.gpus).items())
     pairs = {
         "command": made.command,
         "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
@@ -161,7 +156,3 @@ def _described(made: Made) -> tuple[tuple[str, str], ...]:
         "machine": f"{made.host}, {made.user}",
     }
     return tuple(pairs.items())
-
-
-def _counts(names: Sequence[str]) -> Mapping[str, int]:
-    return {name: names.count(name) for name in dict.fromkeys(names)}

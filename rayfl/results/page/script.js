@@ -58,7 +58,7 @@ function draw(id) {
   return Plotly.react(id, traces, layoutOf(layout, document.getElementById(id).clientHeight), config);
 }
 
-// plotly writes its markup: names from files are text
+// plotly interprets markup: names from files are escaped
 for (const chart of Object.values(data)) {
   for (const row of [...(chart.traces ?? []), ...(chart.others ?? []), ...Object.values(chart.metrics ?? {}).flat()]) {
     for (const key of ["name", "point"]) if (row[key]) row[key] = row[key].replaceAll("<", "&lt;");

@@ -1,8 +1,8 @@
-"""The numbers of the page's curves.
+"""Numbers of the page's curves.
 
-A row's curve has every evaluated round of its best point, the mean and the standard deviation over its seeds. Other
-trials have the number that chose among them alone, in at most `COARSE` rounds each. Where there are more numbers than
-`MOST`, the curves of the last metrics are left out, and the page says which.
+A row's curve has mean and standard deviation over the seeds of its best point, at every evaluated round. Other trials
+only have the metric of the search, in at most `COARSE` rounds. With more than `MOST` numbers, the curves of the last
+metrics are left out and listed on the page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,29 +19,28 @@ from rayfl.results.plots import axis_of, common, mean_and_std, with_unit
 from rayfl.results.rows import by_label, capacities, facts_of, titles_of
 
 COARSE = 40
-"""Rounds of a trial that is not of a best point."""
+"""Maximum number of rounds of a trial that is not the best."""
 MOST = 300_000
-"""Numbers of all curves: three megabytes."""
+"""Maximum number of numbers in all curves: three megabytes."""
 
 Curve = dict[str, Any]
-"""x, gbit, y, and std where there are several seeds: lists of equal lengths."""
+"""Lists of equal lengths: x, gbit, y, and std for several seeds."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Metric -> name of a row -> its curve."""
+    """Curves of rows and trials. `best`: metric -> name of a row -> curve."""
 
     titles: Mapping[str, str]
-    """Metric -> its name on an axis, with its unit."""
+    """Metric -> axis title with unit."""
     best: Mapping[str, Mapping[str, Curve]]
     others: Sequence[tuple[str, str, Curve]]
-    """Of the metric that chose: name of the row, point, curve."""
+    """Name of the row, point, and curve of the search metric."""
     left_out: Sequence[str]
-    """Names of metrics without curves."""
+    """Titles of metrics left out."""
 
 
 def curves_of(found: Findings) -> Curves:
-    """All curves of a page, from the folders of the runs."""
     titles = titles_of(found.best)
     lines = {
         titles[of]: [with_spent(RunFolder.open(row["path"]).rounds(), TRAFFIC) for row in rows]
@@ -62,7 +61,7 @@ def curves_of(found: Findings) -> Curves:
 
 
 def _metrics(found: Findings) -> dict[str, str]:
-    """Name -> title, in the order in which the page offers them: what judges, what chose, means, then capacities."""
+    """Return metric -> title in the page's order: judge metric, search metric, means, capacities."""
     facts = facts_of(found.best[0])
     places = (("mean", "test"), ("server", "test"), ("worst", "test"), ("mean", "clients"), ("mean", "validation"))
     titles = {metric: axis_of(facts, metric) for metric in (found.judge, found.metric)}
@@ -71,11 +70,11 @@ def _metrics(found: Findings) -> dict[str, str]:
     for capacity in capacities(found.best):
         name = f"{facts.score} at capacity {label(capacity)}"
         titles[named(facts.score, capacity)] = with_unit(name, facts, facts.score)
-    return titles | {"train_loss": "loss of local training", "seconds": "seconds of a round"}
+    return titles | {"train_loss": "loss of local training", "seconds": "seconds per round"}
 
 
 def _curve(runs: Sequence[Sequence[Line]], metric: str, title: str) -> Curve | None:
-    """The mean over the runs in the rounds that all of them have; None where there is none."""
+    """Return the curve of means in the rounds common to all runs; None without such rounds."""
     rounds, values = common(runs, metric)
     if not rounds:
         return None
@@ -86,7 +85,7 @@ def _curve(runs: Sequence[Sequence[Line]], metric: str, title: str) -> Curve | N
 
 
 def _others(found: Findings, title: str) -> list[tuple[str, str, Curve]]:
-    """Of finished trials."""
+    """Return the curves of other finished trials."""
     titles, best = titles_of(found.best), {record["id"] for record in found.best}
     curves = []
     for record in found.finished:

@@ -1,0 +1,212 @@
+"""A method whose answers are checked where they enter the engine, so that a fault names its method, verb and client."""
+
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any
+
+import torch
+
+from rayfl.config import ConfigError, nearest
+from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import leaves
+from rayfl.methods.base import (
+    Client,
+    Deployment,
+    Method,
+    Payload,
+    ServerTask,
+    ServerTaskContext,
+    ServerTaskResult,
+    Visit,
+)
+from rayfl.training.updates import norm
+
+
+class RunFailed(RuntimeError):
+    """A run cannot continue. The first line of the message says why; a traceback may follow."""
+
+
+class MethodFailed(RunFailed):
+    """A method's code raised an error, or returned what its contract does not allow."""
+
+
+class Problem(ValueError):
+    """A violation of a method's contract, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The verbs of a bound method (`rayfl.methods.base.Method`). Each raises a MethodFailed, or the method's own
+    ConfigError."""
+
+    method: Method
+
+    def init(self) -> State:
+        return self._ask("init", "", _state)
+
+    def select(self, state: State, client: Client) -> Selection:
+        return self._ask("select", _of(client), _selection, state, client)
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        return self._ask("extract", "", _payload, state, selection)
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        def run() -> Update:
+            update = self.method.local_update(payload, visit)
+            _update(update, payload, visit)
+            return update
+
+        client = visit.client
+        about = f" (round {client.round + 1}, capacity {client.capacity:g}, {len(visit.data)} samples)"
+        return self._run(f"local_update{_of(client)}", run, about)
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        return self._ask("step", f", round {round + 1}", lambda new: _next(new, state, round), state, round, fold)
+
+    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
+        return self._ask("plan", f", round {round + 1}", _server_tasks, state, round)
+
+    def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
+        return self._ask("refine", f", {server_task.name}", _result, server_task, context)
+
+    def absorb(self, state: State, round: int, results: Mapping[str, ServerTaskResult]) -> State:
+        return self._ask("absorb", f", round {round + 1}", lambda new: _next(new, state, round), state, round, results)
+
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
+        return self._ask("deploy", f", capacity {capacity:g}", _deployment, state, round, capacity, client_state)
+
+    def fold(self, fold: Fold, selection: Selection, update: Update) -> None:
+        """Add the sum of the updates of a selection's clients to a fold."""
+        self._run("local_update", lambda: fold.add(selection, update))
+
+    def _ask(self, verb: str, of: str, check: Callable[[Any], None], *arguments: Any) -> Any:
+        def run() -> Any:
+            answer = methodcaller(verb, *arguments)(self.method)
+            check(answer)
+            return answer
+
+        return self._run(f"{verb}{of}", run)
+
+    def _run(self, what: str, run: Callable[[], Any], about: str = "") -> Any:
+        where = f"method {self.method.name}, {what}"
+        try:
+            return run()
+        except Problem as problem:
+            raise MethodFailed(f"{where}: {problem}") from None
+        except ConfigError:
+            raise
+        except Exception as error:
+            # without the frames of this class
+            frames = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
+            lines = traceback.format_exception(type(error), error, frames)
+            reason = f"{where}: {type(error).__name__}: {error}{about}"
+            raise MethodFailed(f"{reason}\n{''.join(lines).rstrip()}") from None
+
+
+def check_finite(state: State, before: State, round: int, hint: str) -> None:
+    """Raise a RunFailed if a tensor of `state` that is not in `before` has an element that is not finite."""
+    old = {id(t) for group in before.values() for t in group.values()}
+    fresh = {path: t for path, t in leaves(state) if id(t) not in old and t.is_floating_point()}
+    if math.isfinite(norm([fresh])):
+        return
+    for path, t in fresh.items():
+        if not torch.isfinite(t).all():
+            raise RunFailed(
+                f"round {round + 1}: the server's state is not finite after the step, in {path}. Hint: {hint}"
+            )
+
+
+def _of(client: Client) -> str:
+    return f", client {client.id}"
+
+
+def _require(answer: Any, kind: type, article: str = "a") -> None:
+    if not isinstance(answer, kind):
+        raise Problem(f"returned {_named(answer)}. Allowed: {article} {kind.__name__}")
+
+
+def _named(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _tensors(groups: Any, what: str) -> None:
+    """Check a mapping of group -> name -> tensor."""
+    if not isinstance(groups, Mapping):
+        raise Problem(f"{what} is {_named(groups)}. Allowed: a dict of group -> name -> tensor")
+    for group, params in groups.items():
+        if not isinstance(params, Mapping):
+            raise Problem(f"{what}: {group} is {_named(params)}. Allowed: a dict of name -> tensor")
+        for name, t in params.items():
+            if not isinstance(t, torch.Tensor):
+                raise Problem(f"{what}: {group}/{name} is {_named(t)}. Allowed: a tensor")
+
+
+def _state(state: Any) -> None:
+    _tensors(state, "the state")
+
+
+def _payload(payload: Any) -> None:
+    _tensors(payload, "the payload")
+
+
+def _selection(selection: Any) -> None:
+    _require(selection, Selection)
+
+
+def _result(result: Any) -> None:
+    _require(result, ServerTaskResult)
+    _tensors(result.groups, "groups")
+
+
+def _server_tasks(tasks: Any) -> None:
+    _require(tasks, Sequence)
+    for task in tasks:
+        _require(task, ServerTask)
+
+
+def _next(state: Any, before: State, round: int) -> None:
+    """Check the state after a step: tensors that it had before keep their shapes and types."""
+    _state(state)
+    for group in state.keys() & before.keys():
+        for name in state[group].keys() & before[group].keys():
+            _same(f"{group}/{name}", state[group][name], before[group][name])
+
+
+def _same(path: str, t: torch.Tensor, expected: torch.Tensor) -> None:
+    if t.shape != expected.shape:
+        raise Problem(f"{path} has shape {list(t.shape)}. Allowed: {list(expected.shape)}")
+    if t.dtype != expected.dtype:
+        raise Problem(f"{path} has type {t.dtype}. Allowed: {expected.dtype}")
+
+
+def _update(update: Any, payload: Payload, visit: Visit) -> None:
+    """Check a client's update: tensors that it was sent come back in their shapes, and no other is a parameter."""
+    _require(update, Update, "an")
+    known = visit.net.full_layout.shapes
+    for part in ("sums", "whole", "derived"):
+        _tensors(groups := getattr(update, part), part)
+        for group in groups.keys() & payload.keys():
+            for name, t in groups[group].items():
+                if name in payload[group]:
+                    _same(f"{group}/{name}", t, payload[group][name])
+                elif group == "params" and name not in known:
+                    raise Problem(f"{group}/{name} is not a tensor of the network. {nearest(name, payload[group])}")
+    if "train_samples" not in update.metrics:
+        raise Problem("metrics lack 'train_samples'. Allowed: the metrics that `fit` returns, perhaps with others")
+    for id, client_state in update.client_states.items():
+        if id != visit.client.id:
+            raise Problem(f"client_states has client {id}. Allowed: {visit.client.id}")
+        _require(client_state, Mapping)
+
+
+def _deployment(deployment: Any) -> None:
+    _require(deployment, Deployment)
+    for name, shape in deployment.net.layout.shapes.items():
+        if name not in deployment.params:
+            raise Problem(f"params lack {name}. Allowed: all parameters of the network")
+        if tuple(deployment.params[name].shape) != tuple(shape):
+            raise Problem(f"params: {name} has shape {list(deployment.params[name].shape)}. Allowed: {list(shape)}")

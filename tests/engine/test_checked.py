@@ -1,0 +1,159 @@
+"""Faults of a user's method: the error names the method, the verb and the client, and the run's folder has it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import simulate, tiny
+
+import rayfl
+from rayfl.engine.checked import MethodFailed, RunFailed
+from rayfl.methods import Dense
+from rayfl.results.folder import RunFolder
+
+WHERE = f"method {__name__}:Wrong, "
+
+
+class Wrong(Dense):
+    """Breaks the contract of one verb."""
+
+    verb: str
+    how: str
+
+    def _or(self, verb: str, right: Any, **wrong: Any) -> Any:
+        if self.verb != verb:
+            return right
+        if self.how == "none":
+            return None
+        if self.how == "raise":
+            raise KeyError("on purpose")
+        return wrong[self.how]()
+
+    def init(self):
+        return self._or("init", super().init(), list=lambda: {"params": [1]})
+
+    def select(self, state, client):
+        return self._or("select", super().select(state, client))
+
+    def extract(self, state, selection):
+        return self._or("extract", super().extract(state, selection))
+
+    def local_update(self, payload, visit):
+        right = self.trained(payload, visit)
+        params = dict(right.sums["params"])
+        name = next(iter(params))
+
+        def given(**changes):
+            return replace(right, sums={"params": params | changes})
+
+        return self._or(
+            "local_update",
+            right,
+            shape=lambda: given(**{name: torch.zeros(3)}),
+            type=lambda: given(**{name: params[name].double()}),
+            name=lambda: given(ghost=torch.zeros(3)),
+            tensor=lambda: given(**{name: 3}),
+            group=lambda: replace(right, sums={"params": [1]}),
+            metrics=lambda: replace(right, metrics={}),
+            client=lambda: replace(right, client_states={99: {}}),
+        )
+
+    def step(self, state, round, fold):
+        new = super().step(state, round, fold)
+        params = new["params"]
+        name = next(iter(params))
+        return self._or(
+            "step",
+            new,
+            shape=lambda: {"params": params | {name: torch.zeros(3)}},
+            nan=lambda: {"params": params | {name: params[name] * float("nan")}},
+        )
+
+    def deploy(self, state, round, capacity, client_state=None):
+        right = super().deploy(state, round, capacity, client_state)
+        return self._or("deploy", right, params=lambda: replace(right, params={}))
+
+
+@pytest.mark.parametrize(
+    ("verb", "how", "expected"),
+    [
+        ("init", "none", "init: the state is None. Allowed: a dict of group -> name -> tensor"),
+        ("init", "list", "init: the state: params is a list. Allowed: a dict of name -> tensor"),
+        ("select", "none", "select, client 0: returned None. Allowed: a Selection"),
+        ("extract", "none", "extract: the payload is None. Allowed: a dict of group -> name -> tensor"),
+        ("local_update", "none", "local_update, client 0: returned None. Allowed: an Update"),
+        ("local_update", "shape", "local_update, client 0: params/conv1.weight has shape [3]. Allowed: [10, 1, 3, 3]"),
+        (
+            "local_update",
+            "type",
+            "local_update, client 0: params/conv1.weight has type torch.float64. Allowed: torch.float32",
+        ),
+        (
+            "local_update",
+            "name",
+            "local_update, client 0: params/ghost is not a tensor of the network. Allowed: conv1.b",
+        ),
+        ("local_update", "tensor", "local_update, client 0: sums: params/conv1.weight is a int. Allowed: a tensor"),
+        ("local_update", "group", "local_update, client 0: sums: params is a list. Allowed: a dict of name -> tensor"),
+        ("local_update", "metrics", "local_update, client 0: metrics lack 'train_samples'. Allowed: the metrics that"),
+        ("local_update", "client", "local_update, client 0: client_states has client 99. Allowed: 0"),
+        ("step", "none", "step, round 1: the state is None. Allowed: a dict of group -> name -> tensor"),
+        ("step", "shape", "step, round 1: params/conv1.weight has shape [3]. Allowed: [10, 1, 3, 3]"),
+        ("deploy", "none", "deploy, capacity 0.3: returned None. Allowed: a Deployment"),
+        ("deploy", "params", "deploy, capacity 0.3: params lack conv1.weight. Allowed: all parameters of the network"),
+        *(
+            (verb, "raise", f"{verb}{of}: KeyError: 'on purpose'")
+            for verb, of in {
+                "init": "",
+                "select": ", client 0",
+                "extract": "",
+                "local_update": ", client 0",
+                "step": ", round 1",
+                "deploy": ", capacity 0.3",
+            }.items()
+        ),
+    ],
+)
+def test_a_broken_verb_is_named(verb, how, expected, tmp_path):
+    clients = {"count": 1, "cohort": 1, "capacities": [0.3]}
+    experiment = tiny(method=Wrong(verb=verb, how=how), clients=clients, partition="iid", model="digits_cnn", rounds=1)
+    with pytest.raises(MethodFailed) as error:
+        simulate(experiment, tmp_path).run_round()
+    first, *more = str(error.value).splitlines()
+    assert first.startswith(WHERE + expected), first
+    assert bool(more) == (how == "raise")
+    if more:
+        assert (
+            more[0] == "Traceback (most recent call last):"
+            and __file__ in more[1]
+            and more[-1] == "KeyError: 'on purpose'"
+        )
+
+
+def test_the_runs_folder_has_the_users_traceback(tmp_path):
+    with pytest.raises(MethodFailed):
+        rayfl.run(tiny(method=Wrong(verb="local_update", how="raise")), tmp_path)
+    record = RunFolder.open(tmp_path)
+    assert record.status == "failed" and "raise KeyError" in str(record.error)
+
+
+@pytest.mark.parametrize("server", [{}, {"optimizer": "adam", "lr": 0.1}])
+def test_a_state_that_is_not_finite_fails_the_run(server, tmp_path):
+    experiment = tiny(method=Wrong(verb="step", how="nan"), server=server, rounds=1)
+    name = next(iter(experiment.bound().init()["params"]))
+    hint = "lower training.lr or server.lr" if server else "lower training.lr"
+    with pytest.raises(RunFailed) as error:
+        rayfl.run(experiment, tmp_path)
+    assert str(error.value) == (
+        f"round 1: the server's state is not finite after the step, in params/{name}. Hint: {hint}"
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "yogi"])
+def test_a_server_rate_that_is_far_too_large_fails_the_run(optimizer, tmp_path):
+    server = {"optimizer": optimizer, "lr": 1e300}
+    with pytest.raises(
+        RunFailed, match=r"^round 1: .* not finite after the step, in params/.*. Hint: lower training.lr or server.lr$"
+    ):
+        rayfl.run(tiny(method="fedavg", server=server, rounds=3, updates={"growth": 1e38}), tmp_path)
