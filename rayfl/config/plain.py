@@ -61,6 +61,8 @@ def read_yaml(text: str | bytes) -> Any:
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if mark and "nesting depth" in str(error.problem):  # the limit of libyaml since 0.2.6
+            _within(DEEPEST + 1, 0, mark.line)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"not valid YAML: {where}{error.problem}") from None
     except yaml.YAMLError as error:
