@@ -81,9 +81,10 @@ class Population(Config):
         """All capacities, including the server's, largest first."""
         return sorted((c for c, _ in self.levels), reverse=True)
 
-    def sample(self, seed: int, round: int) -> list[int]:
+    def sample(self, seed: int, round: int, cohort: int | None = None) -> list[int]:
         """Return the ids of a round's cohort, ascending. The cost does not depend on the number of idle clients."""
-        drawn = numpy_generator(seed, "cohort", round).choice(self.count, self.cohort, replace=False, shuffle=False)
+        size = self.cohort if cohort is None else cohort
+        drawn = numpy_generator(seed, "cohort", round).choice(self.count, size, replace=False, shuffle=False)
         return sorted(drawn.tolist())
 
     def capacity(self, client: int, seed: int, round: int) -> float:

@@ -59,6 +59,13 @@ def forward_flops(net: Net, samples: int) -> float:
     return 2.0 * net.macs * samples
 
 
+def training_mb(net: Net, batch_size: int, moments: int) -> float:
+    """Return the memory for training in MB of 2^20 bytes: parameters, gradients and `moments` of the optimizer, frozen
+    parameters, and the activations of a batch."""
+    own = net.parameters * (2 + moments) + int(net.model.parts(net).get("frozen", 0))
+    return space_mb(own + batch_size * net.activations)
+
+
 def space_mb(parameters: int) -> float:
     """Return the size of float32 parameters in MB of 2^20 bytes, as HeteroFL prints it."""
     return parameters * BYTES / 2**20

@@ -3,6 +3,7 @@
 seed, rounds                                            random seed and length
 data, partition, clients, model, training, method       learning problem and method
 evaluation, updates, server                             evaluation, checks of updates, server optimizer
+system                                                  simulated devices and time
 run                                                     resources and stopping; only `threads` and `patience` change
                                                         results
 
@@ -18,7 +19,18 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from rayfl.clients import Population
-from rayfl.config import Config, ConfigError, Kind, explain, load_yaml, nearest, parse, parse_setting, set_path
+from rayfl.config import (
+    Config,
+    ConfigError,
+    Kind,
+    explain,
+    kinds_of,
+    load_yaml,
+    nearest,
+    parse,
+    parse_setting,
+    set_path,
+)
 from rayfl.core.net import Net, check_axes
 from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
@@ -33,6 +45,7 @@ from rayfl.methods.base import Affordable, Method, Task
 from rayfl.metrics import label, named
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model
+from rayfl.system import System
 from rayfl.training.settings import Training
 from rayfl.training.updates import Updates
 
@@ -103,6 +116,8 @@ class Experiment(Config):
     evaluation: Evaluation = Evaluation()
     updates: Updates = Updates()
     server: Server = Server()
+    system: SerializeAsAny[System] | None = Field(default=None, exclude_if=lambda system: system is None)
+    """Simulated devices and time. Default: rounds have no simulated time."""
     run: Resources = Resources()
     listeners: tuple[Any, ...] = ()
     """Listeners that receive the events of the run, by name or as "package.module:Class" (`rayfl.listeners`)."""
@@ -293,8 +308,10 @@ def _sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         place, kind = f"{where}: {section}", Experiment.model_fields[section].annotation
         if section in NAMED:
             sections[section] = NAMED[section].read(value, place)
-        elif isinstance(kind, type) and issubclass(kind, Config) and not isinstance(value, kind):
-            sections[section] = parse(kind, value, place)
+        elif (config := next((k for k in kinds_of(kind) if issubclass(k, Config)), None)) and isinstance(
+            value, Mapping
+        ):
+            sections[section] = parse(config, value, place)
         else:
             sections[section] = value
     data = sections["data"]
@@ -310,6 +327,8 @@ def _check(experiment: Experiment) -> None:
         _check_model(experiment.model)
         method = experiment.bound()
         method.check(experiment.rounds, experiment.clients)
+        if experiment.system is not None:
+            _check_system(experiment.system, method, experiment.clients)
         if 0 < training.cosine_rounds < experiment.rounds:
             raise ValueError(
                 f"training.cosine_rounds: {training.cosine_rounds} is not valid. Allowed: 0, or at least the "
@@ -331,6 +350,21 @@ def _check(experiment: Experiment) -> None:
             assert net.layout
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _check_system(system: System, method: Method, clients: Population) -> None:
+    """Raise a ValueError if the system, the method and the population do not fit together."""
+    try:
+        system.check(clients.count, clients.cohort)
+    except ValueError as error:
+        raise ValueError(f"system.{error}") from None
+    if system.mixes_versions and method.synchronous:
+        raise ValueError(
+            f"system.mode: method {method.name} needs updates of the current model, because {method.synchronous}. "
+            "Allowed: sync without late_rounds"
+        )
+    if system.capacities != "given" and clients.assignment != "fixed":
+        raise ValueError(f"system.capacities: {system.capacities} only with clients.assignment: fixed")
 
 
 @lru_cache(maxsize=256)

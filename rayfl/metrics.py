@@ -48,6 +48,15 @@ ROUND = (
     Metric("server_flops", "floating point operations of the server's own work", "operations", total=True),
     Metric("server_steps", "steps of the server's own training"),
     Metric("resets", "layers with reset thresholds (SpaFL)"),
+    Metric("sim_seconds", "simulated duration of the round", "seconds", total=True),
+    Metric("sim_time", "simulated time since the start of the run", "seconds"),
+    Metric("asked", "clients that were sent the model (system)"),
+    Metric("late", "updates that arrived too late (system)"),
+    Metric("lost", "clients that dropped out or left before they had finished (system)"),
+    Metric("abandoned", "1 if too few updates arrived, so that the model did not change (system)"),
+    Metric("wasted_flops", "floating point operations of late and lost updates", "operations", total=True),
+    Metric("wasted_bytes", "traffic of late and lost updates", "bytes", total=True),
+    Metric("staleness", "versions between an update's model and the server's, mean over updates"),
     Metric("seconds", "wall-clock time of the round, including its evaluation", "seconds", total=True),
 )
 """Metrics of every round. Other metrics of methods are summed over clients."""

@@ -19,7 +19,7 @@ LAYERS = (
     ("config", "metrics"),
     ("core", "listeners"),
     ("data", "clients", "costs"),
-    ("training", "models"),
+    ("training", "models", "system"),
     ("methods", "evaluation"),
     ("experiment",),
     ("engine", "exporting"),

@@ -137,6 +137,11 @@ class Net:
         """Path of a convolution or linear layer -> multiply-adds of the forward pass of one sample."""
         return _operations(self)[1]
 
+    @property
+    def activations(self) -> int:
+        """Elements of the outputs of all layers for one sample, which a backward pass reads."""
+        return _operations(self)[2]
+
     def operations(self, convention: Convention) -> int:
         """Return the operations of the forward pass of one sample, by a convention of `rayfl.core.operations`."""
         return _operations(self)[0][convention]
@@ -175,7 +180,7 @@ def _norms(net: Net) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _operations(net: Net) -> tuple[dict[str, int], dict[str, int]]:
+def _operations(net: Net) -> tuple[dict[str, int], dict[str, int], int]:
     return operations.count(net.blank(), net.model.example(1, "meta"))
 
 

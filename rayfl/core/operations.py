@@ -33,15 +33,16 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
 
 
-def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int]]:
-    """Return convention -> operations of the forward pass of `x`, and path -> multiply-adds of the layers (`is_layer`).
-    On the meta device, nothing is computed."""
-    totals, layers = dict.fromkeys(CONVENTIONS, 0), {}
+def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int], int]:
+    """Return convention -> operations of the forward pass of `x`, path -> multiply-adds of the layers (`is_layer`), and
+    the elements of the outputs of all leaf modules. On the meta device, nothing is computed."""
+    totals, layers, outputs = dict.fromkeys(CONVENTIONS, 0), {}, []
 
     def hook(path: str):
         def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             for convention, operations in _COUNT.items():
                 totals[convention] += operations(module, inputs[0], output)
+            outputs.append(output.numel() if isinstance(output, torch.Tensor) else 0)
             if is_layer(module) or hasattr(module, "multiply_adds"):
                 layers[path] = layers.get(path, 0) + _macs(module, inputs[0], output)
 
@@ -56,7 +57,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
         module.eval()(x)
     for handle in handles:
         handle.remove()
-    return totals, layers
+    return totals, layers, sum(outputs)
 
 
 def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:

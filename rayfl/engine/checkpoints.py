@@ -58,6 +58,8 @@ class Checkpoint:
     client_states: Kept
     partial_round: Line
     """Sums measured so far in a round in progress; empty between rounds."""
+    schedule: dict[str, Any]
+    """Past of the schedule; empty without a `system:` section."""
 
 
 def write(
@@ -68,6 +70,7 @@ def write(
     client_states: ClientStates | None = None,
     keep: int = 2,
     partial_round: Line | None = None,
+    schedule: dict[str, Any] | None = None,
 ) -> Path:
     """Write the checkpoint of `round` (possibly in the middle of the next one) into `folder`. Keep it and those before
     it, `keep` in total; remove later ones, whose rounds are repeated.
@@ -94,7 +97,7 @@ def write(
             "config": config,
             "sha256": checksums,
             "begun": partial_round or {},
-        }
+        } | ({"schedule": schedule} if schedule else {})
         (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
         sync(partial / MANIFEST)
         sync(partial)
@@ -133,7 +136,8 @@ def read(path: Path, client_states: bool = True) -> Checkpoint:
             if sha256(file) != expected.tobytes().hex():
                 raise DamagedCheckpoint(f"{file}: the SHA-256 differs from the one in {path / KEPT}")
         state = load_tensors(path / STATE)
-        return Checkpoint(manifest["round"], manifest["config"], state, kept, manifest.get("begun", {}))
+        partial_round, schedule = manifest.get("begun", {}), manifest.get("schedule", {})
+        return Checkpoint(manifest["round"], manifest["config"], state, kept, partial_round, schedule)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         if isinstance(error, ConfigError):
             raise

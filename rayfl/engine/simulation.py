@@ -8,10 +8,11 @@ any restart, and after any fault that the executor survives.
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from rayfl.core.submodel import Selection
 from rayfl.core.tensors import as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
-from rayfl.engine import checkpoints
+from rayfl.engine import checkpoints, traffic
 from rayfl.engine.checked import Checked, RunFailed, check_finite
 from rayfl.engine.client_states import ClientStates
 from rayfl.engine.evaluator import Clients, Evaluator
@@ -34,6 +35,7 @@ from rayfl.evaluation import Evaluation
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
+from rayfl.system import Fleet, Past, Schedule, Timed, Untimed
 from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
@@ -43,20 +45,22 @@ JOB_MACS = 5e7
 """Smallest job worth a message, in multiply-adds of forward passes: about 20 ms of training on one core."""
 BRANCH = 8
 """Jobs that a node sums before the sum crosses the network."""
+VERSION = "version "
+"""Prefix of the groups of older versions of the model in a checkpoint: "version 12 params"."""
 DEFAULT_STATISTICS = Evaluation.model_fields["statistics"].default
 
 MakeExecutor = Callable[[Recipe], Executor]
 
-Cohort = dict[Hashable, tuple[Selection, list[Client]]]
-"""Selection key -> the selection and its clients, ids ascending."""
+Cohort = dict[tuple[int, Hashable], tuple[Selection, list[Client]]]
+"""(version of the model, selection key) -> the selection and its clients, ids ascending."""
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Clients of one selection that form one job."""
 
-    key: Hashable
-    """Key of the selection."""
+    key: tuple[int, Hashable]
+    """Key in the cohort."""
     clients: list[Client]
     branch: Hashable
     """Branch of the job."""
@@ -88,6 +92,11 @@ class Simulation:
         self.client_states = ClientStates(folder / "client_states")
         self.state = self.verbs.init()
         self.round = 0
+        self.schedule = self._schedule(arrays)
+        self.past = Past()
+        """The schedule's past: simulated time, and clients that are training."""
+        self.versions: dict[int, State] = {}
+        """Round -> state of the server that clients which are training were sent."""
         self.partial_round: Line = {}
         """Sums measured so far in a round whose local updates are done; empty between rounds."""
         self._is_noted = False
@@ -96,6 +105,18 @@ class Simulation:
 
     def _serial(self, arrays: Arrays) -> Executor:
         return Serial(Worker(self.recipe, arrays), self.experiment.run.threads)
+
+    def _schedule(self, arrays: Arrays) -> Schedule:
+        system, training, sizes = self.experiment.system, self.method.task.training, self.data.train.sizes
+        if system is None:
+            return Untimed(self.clients, self.seed)
+
+        def samples(id: int) -> tuple[int, int]:
+            size = int(sizes[id])
+            return training.samples_of(size), training.batches_of(size)
+
+        fleet = Fleet(system, self.clients, self.seed, traffic.work(self.experiment, arrays, Simulation), samples)
+        return Timed(fleet)
 
     @property
     def done(self) -> bool:
@@ -141,12 +162,13 @@ class Simulation:
 
     def train(self) -> Line:
         """Run one round of local updates and fold them into the next state."""
-        cohort = self.cohort()
+        plan = self.schedule.plan(self.past, self.round)
+        cohort = self._grouped(plan.visits)
         chunks = self._chunks(cohort)
 
-        def shared(key: Hashable) -> Broadcast:
+        def shared(key: Any) -> Broadcast:
             selection = cohort[key][0]
-            return Broadcast(self.verbs.extract(self.state, selection), selection)
+            return Broadcast(self.verbs.extract(self._version(key[0]), selection), selection)
 
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
         answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
@@ -162,11 +184,18 @@ class Simulation:
                     updates.add(answer.update, answer.size)
             totals = plus(totals, metrics.total)
             if (update := updates.total) is not None:
-                self.verbs.fold(fold, cohort[key][0], update)
+                (version, _), selection = key, cohort[key][0]
+                if version < self.round:
+                    then, tau = self._version(version), self.round - version
+                    update = plan.staleness.moved(update, selection, then, self.state, tau)
+                self.verbs.fold(fold, selection, update)
         moments = {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
         own = {group: t for group, t in self.state.items() if group not in moments}
-        self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
-        line = finished(totals) | {"refused": len(refused)}
+        known = self.versions | {self.round: own}
+        self.past, self.versions = plan.past, {version: known[version] for version in plan.versions}
+        if plan.visits:
+            self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
+        line = finished(totals) | {"refused": len(refused), **plan.metrics}
         if refused:
             line["refusals"] = "; ".join(f"client {id}: {reason}" for id, reason in refused)
         return line
@@ -215,14 +244,20 @@ class Simulation:
             self.client_states.put(client, self.round, client_state)
 
     def cohort(self) -> Cohort:
-        """Return the clients of the next round, grouped by selection."""
+        """Return the clients of the next round, grouped by version and selection."""
+        return self._grouped(self.schedule.plan(self.past, self.round).visits)
+
+    def _grouped(self, visits: Sequence[tuple[int, int]]) -> Cohort:
         cohort: Cohort = {}
-        for id in self.clients.sample(self.seed, self.round):
-            capacity = self.clients.capacity(id, self.seed, self.round)
-            client = Client(id, capacity, self.round, partial(self._present, id))
-            selection = self.verbs.select(self.state, client)
-            cohort.setdefault(selection.key, (selection, []))[1].append(client)
+        for version, id in visits:
+            client = Client(id, self.schedule.capacity(id, version), version, partial(self._present, id))
+            selection = self.verbs.select(self._version(version), client)
+            cohort.setdefault((version, selection.key), (selection, []))[1].append(client)
         return cohort
+
+    def _version(self, round: int) -> State:
+        """Return the server's state before a round."""
+        return self.state if round == self.round else self.versions[round]
 
     def _present(self, id: int) -> torch.Tensor:
         """Return a client's label set."""
@@ -232,18 +267,18 @@ class Simulation:
     def _chunks(self, cohort: Cohort) -> list[Chunk]:
         """Return the clients of every job: aligned parts of a selection's pairwise sum, so that its bits do not depend
         on their sizes. Large networks come first, in the order of submission, so that no answer waits."""
-        chunks = []
+        chunks, visits = [], sum(len(clients) for _, clients in cohort.values())
         for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
-            parts = list(aligned(len(clients), self._most(selection.net, clients)))
+            parts = list(aligned(len(clients), self._most(selection.net, clients, visits)))
             branch = BRANCH * (parts[0].stop - parts[0].start)
             chunks += [Chunk(key, clients[part], (key, part.start // branch)) for part in parts]
         return chunks
 
-    def _most(self, net: Net, clients: list[Client]) -> int:
+    def _most(self, net: Net, clients: list[Client], cohort: int) -> int:
         """Return the clients per job: enough jobs to keep all workers busy, but none smaller than `JOB_MACS`."""
         if self.experiment.run.chunk != "auto":
             return self.experiment.run.chunk
-        cohort, workers = self.clients.cohort, self.executor.workers
+        workers = self.executor.workers
         cost = self._samples(clients) * net.macs / len(clients)
         worthwhile = min(JOB_MACS / (cost or 1.0), cohort / workers)
         return max(1, cohort // (JOBS * workers), math.ceil(worthwhile))
@@ -289,7 +324,7 @@ class Simulation:
     def _clients(self) -> Clients:
         ids = self.experiment.evaluation.judged(self.clients.count, self.seed)
         capacities = np.full(self.clients.count, np.nan)
-        capacities[ids] = self.clients.capacities_of(ids, self.seed, max(self.round - 1, 0))
+        capacities[ids] = self.schedule.capacities(ids, max(self.round - 1, 0))
 
         def deploy(id: int) -> Deployment:
             return self.verbs.deploy(self.state, self.round, float(capacities[id]), self.client_states.get(id))
@@ -312,13 +347,38 @@ class Simulation:
     def save(self, folder: Path) -> None:
         """Write a checkpoint of the current state into `folder`."""
         config = self.experiment.result_config()
-        checkpoints.write(folder, self.round, config, self.state, self.client_states, partial_round=self.partial_round)
+        versions = {f"{VERSION}{v} {group}": t for v, state in self.versions.items() for group, t in state.items()}
+        schedule = self.past.plain() if self.experiment.system else {}
+        checkpoints.write(
+            folder,
+            self.round,
+            config,
+            self.state | versions,
+            self.client_states,
+            partial_round=self.partial_round,
+            schedule=schedule,
+        )
 
     def restore(self, folder: Path) -> tuple[int, list[str]]:
         """Continue from the newest valid checkpoint in `folder`. Return its round (0 if there is none) and notes."""
         notes: list[str] = []
         found = checkpoints.latest(folder, self.experiment.result_config(), notes.append)
         if found is not None:
-            self.round, self.state, self.partial_round = found.round, found.state, dict(found.partial_round)
+            self.round, self.partial_round = found.round, dict(found.partial_round)
+            self.state, self.versions = _by_version(found.state)
+            if found.schedule:
+                self.past = Past.read(found.schedule)
             self.client_states.restore(found.client_states)
         return self.round, notes
+
+
+def _by_version(groups: State) -> tuple[State, dict[int, State]]:
+    """Return the server's state and its older versions from the groups of a checkpoint."""
+    state, versions = {}, {}
+    for name, group in groups.items():
+        if name.startswith(VERSION):
+            version, _, own = name.removeprefix(VERSION).partition(" ")
+            versions.setdefault(int(version), {})[own] = group
+        else:
+            state[name] = group
+    return state, versions

@@ -221,6 +221,11 @@ class Method(Named, ABC):
             f"network{size}; or a method for different networks, such as feddf"
         )
 
+    @property
+    def synchronous(self) -> str:
+        """Reason why updates trained from older versions of the model cannot be aggregated; "" if they can."""
+        return "its updates are not parameters of the model"
+
     def sizes(self, task: Task) -> Mapping[float, Net]:
         """Return capacity -> network, in the order of `task.nets`. Raise a ConfigError if there is no such network."""
         return task.nets

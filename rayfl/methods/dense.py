@@ -29,6 +29,10 @@ class Dense(Method):
     label_rows: Literal["all", "present"] = "all"
     """Classifier rows that a client contributes: all, or only those of its classes (HeteroFL's code)."""
 
+    @property
+    def synchronous(self) -> str:
+        return ""
+
     def submodel(self, state: State, round: int, capacity: float) -> Slice:
         """Return the submodel of a capacity outside training: the first positions of every axis (HeteroFL Algorithm
         1)."""

@@ -1,19 +1,17 @@
 """Networks of an experiment and their costs, without training it.
 
-Bytes are counted by the engine itself: `traffic` runs two rounds with almost no training.
+Bytes are counted by the engine itself, which runs two rounds with almost no training.
 """
 
-import tempfile
 from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rayfl import costs
-from rayfl.config import Config, ConfigError, set_path
-from rayfl.core.fold import ClientState, State
+from rayfl.config import ConfigError, set_path
+from rayfl.core.fold import State
 from rayfl.core.net import Net
 from rayfl.core.operations import Convention
 from rayfl.core.submodel import Coverage
@@ -21,9 +19,8 @@ from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.files import offline
 from rayfl.data.partition.iid import IID
-from rayfl.engine.jobs import Broadcast, Train
+from rayfl.engine import traffic
 from rayfl.engine.simulation import Simulation
-from rayfl.engine.worker import Worker
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Method
 from rayfl.models import MODELS_KIND
@@ -42,14 +39,16 @@ def describe(
     """Return one record per capacity: width, and blocks, exits and rank if the model has them; parameters, operations
     of one sample by a convention, and MB of 2^20 bytes; with adapters also `frozen` parameters, which are never sent.
 
-    Bytes are those of `traffic`; `notify` gets a note about their estimation. Of masked networks only nonzero elements
+    Bytes are those of `sent`; `notify` gets a note about their estimation. Of masked networks only nonzero elements
     count. With `coverage`: the share of the server's parameters that a client of the capacity holds at least once in
     that many rounds.
     """
     experiment = experiment.model_copy(update={"model": experiment.model.blank})
     method = experiment.bound()
-    state, sent = method.init(), traffic(experiment, notify)
-    return [_record(method, state, capacity, convention, coverage) | sent[capacity] for capacity in method.task.nets]
+    state, traffic_of = method.init(), sent(experiment, notify)
+    return [
+        _record(method, state, capacity, convention, coverage) | traffic_of[capacity] for capacity in method.task.nets
+    ]
 
 
 def _record(method: Method, state: State, capacity: float, convention: Convention, coverage: int) -> dict[str, Any]:
@@ -75,57 +74,17 @@ def _record(method: Method, state: State, capacity: float, convention: Conventio
     return record
 
 
-def traffic(experiment: Experiment, notify: Callable[[str], None]) -> dict[float, dict[str, int]]:
+def sent(experiment: Experiment, notify: Callable[[str], None]) -> dict[float, dict[str, int]]:
     """Return `bytes_down` and `bytes_up` of each capacity: the mean per client of round 2's cohort, as a run counts it.
-
-    Both rounds have the run's data and cohorts, but clients take one step and server tasks almost none. Capacities
-    without a client in that cohort get the numbers of its first client, on a second visit.
-    """
+    The run has its data and cohorts, but clients take one step (`rayfl.engine.traffic`)."""
     experiment, arrays, about = _with_data(experiment)
-    evaluation = experiment.evaluation.model_copy(update={"every": 10**9})
-    training = experiment.training.model_copy(update={"steps": 1})
-    short = {"rounds": 3, "evaluation": evaluation, "training": training, "method": _short(experiment.method)}
-    visits: dict[float, list[dict[str, float]]] = {capacity: [] for capacity in experiment.clients.all_capacities}
-    with tempfile.TemporaryDirectory() as folder:
-        simulation = Simulation(experiment.model_copy(update=short), arrays, Path(folder))
-        simulation.run_round()
-        verbs, worker = simulation.verbs, Worker(simulation.recipe, arrays)
-
-        def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
-            selection = verbs.select(simulation.state, client)
-            broadcast = Broadcast(verbs.extract(simulation.state, selection), selection)
-            answer = worker.train(broadcast, Train([client], {client.id: client_state} if client_state else {}))
-            visits[client.capacity].append(answer.metrics)
-            return answer.client_states.get(client.id)
-
-        clients = [client for _, some in simulation.cohort().values() for client in some]
-        for client in clients:
-            visit(client, simulation.client_states.get(client.id))
-        for capacity in [capacity for capacity, found in visits.items() if not found]:
-            absent = Client(clients[0].id, capacity, 1, clients[0].label_set)
-            client_state = visit(absent, None)
-            if client_state:
-                visits[capacity].clear()
-                visit(absent, client_state)
+    found = traffic.visits(experiment, arrays, Simulation)
     population = experiment.clients
     notify(
         f"Bytes: mean per client of round 2, {population.cohort} of {population.count} clients, estimated with one "
         f"training step per client{about}"
     )
-    names = ("bytes_down", "bytes_up")
-    return {c: {name: round(sum(v[name] for v in some) / len(some)) for name in names} for c, some in visits.items()}
-
-
-def _short(config: Any) -> Any:
-    """Return a section with its numbers of steps, at any depth, reduced to 1, and of epochs to 0."""
-    found = {}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if type(value) is int and name.endswith(("steps", "epochs")):
-            found[name] = int(name.endswith("steps"))
-        elif isinstance(value, Config):
-            found[name] = _short(value)
-    return config.model_copy(update=found)
+    return {c: {name: round(one[name]) for name in ("bytes_down", "bytes_up")} for c, one in found.items()}
 
 
 def _with_data(experiment: Experiment) -> tuple[Experiment, Arrays, str]:

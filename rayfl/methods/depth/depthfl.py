@@ -89,6 +89,10 @@ class DepthFL(Dense):
             )
         return self
 
+    @property
+    def synchronous(self) -> str:
+        return "FedDyn's h counts all clients of a round. Hint: method.alpha: 0" if self.alpha else ""
+
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return by_exits(task, self.exits)
 

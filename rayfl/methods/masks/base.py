@@ -70,6 +70,10 @@ class Masked(Method):
                 )
 
     @property
+    def synchronous(self) -> str:
+        return ""
+
+    @property
     def groups(self) -> Sequence[tuple[str, ...]]:
         """Names of the maskable tensors, grouped by threshold."""
         return groups(self.task.server, self.threshold, self.shards, Maskable(self.embeddings, self.whole))

@@ -60,6 +60,10 @@ class Scaffold(Dense):
         params = self.task.initial()
         return {"params": params, "variate": {name: torch.zeros_like(t) for name, t in params.items()}}
 
+    @property
+    def synchronous(self) -> str:
+        return "its control variates change in every round"
+
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         data, steps = visit.data, self.task.training.batches_of(len(visit.data))
         variate = self._variate(visit)

@@ -1,0 +1,137 @@
+"""The fleet: which clients are asked, their devices, and the times of their visits.
+
+Time of a visit with submodel S on device k, in seconds:
+
+    down     8e-6 bytes_down(S) / down_mbps
+    compute  samples flops(S) / (1e9 gflops) + steps step_ms / 1000
+    up       8e-6 bytes_up(S) / up_mbps
+
+Every draw has an address, so times are a function of the configuration: they depend on nothing that was learned, and on
+no measurement of the machine that simulates.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from rayfl.clients import Population
+from rayfl.core.seeds import numpy_generator
+from rayfl.system.devices import Device
+from rayfl.system.settings import System
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a visit at one capacity."""
+
+    flops: float
+    """Floating point operations of training per sample."""
+    bytes_down: float
+    bytes_up: float
+    memory_mb: float = 0.0
+    """Memory for training, in MB of 2^20 bytes."""
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A client that was sent a version of the model, and the times of its visit, which are known at once."""
+
+    client: int
+    version: int
+    """Round whose server state it was sent."""
+    start: float
+    """Simulated seconds since the start of the run."""
+    finish: float
+    """Time at which its update arrives or, if it is lost, at which the server learns of the loss."""
+    is_lost: bool
+    kind: str
+    """Class of its device."""
+    flops: float
+    bytes: float
+    """Traffic in both directions."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Clients with their devices."""
+
+    system: System
+    population: Population
+    seed: int
+    work: Mapping[float, Work]
+    """Capacity -> work of a visit."""
+    samples: Callable[[int], tuple[int, int]]
+    """Function of a client that returns its training samples and steps per visit."""
+
+    def device(self, client: int) -> Device:
+        return self.system.devices.device(client, self.seed)
+
+    def capacity(self, client: int, round: int) -> float:
+        """Return the client's capacity: the population's, or the largest one that its device can train."""
+        if self.system.capacities == "given":
+            return self.population.capacity(client, self.seed, round)
+        device = self.device(client)
+        for capacity in self.population.all_capacities:
+            if self._fits(client, device, self.work[capacity]):
+                return capacity
+        return self.population.all_capacities[-1]
+
+    def _fits(self, client: int, device: Device, work: Work) -> bool:
+        if self.system.capacities == "memory":
+            return work.memory_mb <= device.memory_mb
+        down, compute, up = self._seconds(client, work, device.down.mean, device.gflops.mean, device.up.mean)
+        assert self.system.mode.deadline_s is not None
+        return down + compute + up <= self.system.mode.deadline_s
+
+    def _seconds(self, client: int, work: Work, down: float, gflops: float, up: float) -> tuple[float, float, float]:
+        samples, steps = self.samples(client)
+        compute = samples * work.flops / (1e9 * gflops) + steps * self.system.step_ms / 1000
+        return 8e-6 * work.bytes_down / down, compute, 8e-6 * work.bytes_up / up
+
+    def dispatch(self, client: int, version: int, start: float, transfers: int) -> Dispatch:
+        """Return the visit of a client that starts now. `transfers`: clients that share the server's bandwidth."""
+        system, device = self.system, self.device(client)
+        work = self.work[self.capacity(client, version)]
+        draws = numpy_generator(self.seed, "visit", version, client)
+        gflops, down, up = (speed.draw(draws) for speed in (device.gflops, device.down, device.up))
+        down = min(down, (system.server_down_mbps or math.inf) / transfers)
+        up = min(up, (system.server_up_mbps or math.inf) / transfers)
+        down_s, compute_s, up_s = self._seconds(client, work, down, gflops, up)
+        finish = start + down_s + compute_s + up_s
+        leaves = system.availability.until(client, start, self.seed)
+        is_lost = leaves < finish or draws.random() < system.dropout
+        flops = self.samples(client)[0] * work.flops
+        bytes = work.bytes_down + work.bytes_up
+        return Dispatch(client, version, start, min(finish, leaves), is_lost, device.kind, flops, bytes)
+
+    def ask(self, wanted: int, version: int, draw: int, seconds: float, busy: Collection[int]) -> list[int]:
+        """Return up to `wanted` different clients that are available and not busy, ascending. `draw`: number of the
+        draw for this version. If everybody is free, this is the draw of a run without a system."""
+        population, availability = self.population, self.system.availability
+        if draw == 0 and not busy and wanted <= population.count:
+            first = population.sample(self.seed, version, wanted)
+            if all(availability.until(id, seconds, self.seed) > seconds for id in first):
+                return first
+        generator = numpy_generator(self.seed, "asked", version, draw)
+        seen, found = set(busy), []
+        # the cost depends on the number of all clients only if few of them are available
+        for is_last in (False, True):
+            count = population.count
+            ids = generator.permutation(count) if is_last else generator.integers(count, size=4 * wanted)
+            for id in ids.tolist():
+                if id not in seen and len(found) < wanted:
+                    seen.add(id)
+                    if availability.until(id, seconds, self.seed) > seconds:
+                        found.append(id)
+            if len(found) == wanted:
+                break
+        return sorted(found)
+
+    def fastest(self, clients: Collection[int]) -> float:
+        """Return the seconds of the fastest visit at mean speeds."""
+        found = []
+        for id in clients:
+            device = self.device(id)
+            speeds = device.down.mean, device.gflops.mean, device.up.mean
+            found.append(sum(self._seconds(id, self.work[self.capacity(id, 0)], *speeds)))
+        return min(found)

@@ -1,0 +1,186 @@
+"""The schedule: which clients are trained in a round, from which version of the model, and when the round ends.
+
+A plan is a pure function of the configuration and of the past. Only clients whose updates count are trained at all, and
+only when they are aggregated, each from the version that it was sent.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.system.fleet import Dispatch, Fleet
+from rayfl.system.settings import Buffered, Sync
+from rayfl.system.staleness import Staleness
+
+IDLE_S = 600.0
+"""Seconds until the server asks again if no client is available."""
+MOST_DISPATCHES = 1000
+"""Dispatches per update of a buffer after which a run is given up, because none arrives."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a schedule remembers between rounds."""
+
+    seconds: float = 0.0
+    """Simulated time since the start of the run."""
+    running: tuple[Dispatch, ...] = ()
+    """Clients that are training, in the order of their dispatch."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "Past":
+        return cls(given["seconds"], tuple(Dispatch(**one) for one in given["running"]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round."""
+
+    visits: Sequence[tuple[int, int]]
+    """(version, client) of the updates to aggregate, ascending. Empty: the model does not change."""
+    past: Past = Past()
+    """After the round."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    staleness: Staleness = Staleness()
+
+    @property
+    def versions(self) -> set[int]:
+        """Versions of the model that are still needed after the round, besides the newest."""
+        return {one.version for one in self.past.running}
+
+
+class Schedule(ABC):
+    """Base class of schedules."""
+
+    @abstractmethod
+    def plan(self, past: Past, round: int) -> Plan:
+        """Return the plan of a round."""
+
+    @abstractmethod
+    def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
+        """Return the capacities [n] of clients [n] in a round."""
+
+    def capacity(self, id: int, round: int) -> float:
+        return float(self.capacities(np.array([id]), round)[0])
+
+
+@dataclass(frozen=True)
+class Untimed(Schedule):
+    """Rounds without a clock: every client of the cohort is trained."""
+
+    population: Population
+    seed: int
+
+    def plan(self, past: Past, round: int) -> Plan:
+        return Plan([(round, id) for id in self.population.sample(self.seed, round)])
+
+    def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
+        return self.population.capacities_of(ids, self.seed, round)
+
+
+@dataclass(frozen=True)
+class Timed(Schedule):
+    """Rounds on simulated devices."""
+
+    fleet: Fleet
+
+    def plan(self, past: Past, round: int) -> Plan:
+        mode = self.fleet.system.mode
+        return self._buffered(mode, past, round) if isinstance(mode, Buffered) else self._sync(mode, past, round)
+
+    def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
+        return np.array([self.fleet.capacity(id, round) for id in ids.tolist()], dtype=np.float64)
+
+    def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
+        cohort, start = self.fleet.population.cohort, past.seconds
+        busy = {one.client for one in past.running}
+        new = self._dispatched(self.fleet.system.asked(cohort), round, 0, start, busy)
+        arrived = sorted((one for one in new if not one.is_lost), key=_order)
+        end = max((one.finish for one in new), default=start + IDLE_S)
+        if mode.deadline_s is not None:
+            end = min(end, start + mode.deadline_s)
+        kept = [one for one in arrived if one.finish <= end][:cohort]
+        if len(kept) == cohort:
+            end = kept[-1].finish
+        late = [one for one in (*past.running, *arrived) if one not in kept]
+        if len(kept) < max(mode.minimum * cohort, 1):
+            late, kept = [*late, *kept], []
+        stale = [one for one in late if kept and one.version < round and one.finish <= end]
+        running = [one for one in late if one not in stale and round - one.version < mode.late_rounds]
+        wasted = [one for one in (*new, *past.running) if one not in (*kept, *stale, *running)]
+        return self._plan(past, round, end, kept + stale, running, new, wasted, mode.staleness)
+
+    def _buffered(self, mode: Buffered, past: Past, round: int) -> Plan:
+        now, running, kept = past.seconds, list(past.running), []
+        new, wasted, draw = [], [], 0
+        while True:
+            busy = {one.client for one in (*running, *kept)}
+            started = self._dispatched(mode.concurrency - len(running), round, draw, now, busy)
+            draw += 1
+            running += started
+            new += started
+            if len(new) > MOST_DISPATCHES * mode.buffer:
+                raise ConfigError(
+                    f"system: no update arrived from {len(new)} clients. Allowed: clients that stay available until "
+                    "they have finished"
+                )
+            if not running:
+                now += IDLE_S
+                continue
+            now = max(now, min(one.finish for one in running))
+            for one in sorted((one for one in running if one.finish <= now), key=_order):
+                if len(kept) == mode.buffer:
+                    break
+                running.remove(one)
+                is_old = mode.max_staleness is not None and round - one.version > mode.max_staleness
+                (wasted if one.is_lost or is_old else kept).append(one)
+            if len(kept) == mode.buffer:
+                return self._plan(past, round, now, kept, running, new, wasted, mode.staleness)
+
+    def _dispatched(self, wanted: int, round: int, draw: int, start: float, busy: set[int]) -> list[Dispatch]:
+        """Ask clients and send them the model."""
+        if not wanted:
+            return []
+        ids = self.fleet.ask(wanted, round, draw, start, busy)
+        return [self.fleet.dispatch(id, round, start, len(busy) + len(ids)) for id in ids]
+
+    def _plan(
+        self,
+        past: Past,
+        round: int,
+        end: float,
+        kept: Sequence[Dispatch],
+        running: Sequence[Dispatch],
+        new: Sequence[Dispatch],
+        wasted: Sequence[Dispatch],
+        staleness: Staleness,
+    ) -> Plan:
+        end += self.fleet.system.round_s
+        kinds = Counter(one.kind for one in kept)
+        metrics = {
+            "sim_seconds": end - past.seconds,
+            "sim_time": end,
+            "asked": len(new),
+            "lost": sum(one.is_lost for one in wasted),
+            "late": sum(not one.is_lost for one in wasted),
+            "abandoned": int(not kept),
+            "wasted_flops": sum(one.flops for one in wasted),
+            "wasted_bytes": sum(one.bytes for one in wasted),
+            "staleness": sum(round - one.version for one in kept) / max(len(kept), 1),
+        }
+        metrics |= {f"updates_{kind}": kinds[kind] for kind in sorted(kinds)}
+        visits = sorted((one.version, one.client) for one in kept)
+        return Plan(visits, replace(past, seconds=end, running=tuple(running)), metrics, staleness)
+
+
+def _order(one: Dispatch) -> tuple[float, int]:
+    return one.finish, one.client

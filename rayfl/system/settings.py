@@ -1,0 +1,109 @@
+"""The `system:` section: devices, networks and availability of clients, and the simulated clock."""
+
+import math
+from typing import Any, Literal, Self
+
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from rayfl.config import Config
+from rayfl.system.availability import AVAILABILITY_KIND, Always, Availability
+from rayfl.system.devices import DEVICES_KIND, Devices, Phones
+from rayfl.system.staleness import Staleness
+
+
+class Sync(Config):
+    """Synchronous rounds: the server asks clients and waits for their updates."""
+
+    name: Literal["sync"] = "sync"
+    select: float = Field(default=1.0, ge=1, le=100)
+    """Over-selection: clients asked per round, as a multiple of `clients.cohort`. The first `cohort` updates count."""
+    deadline_s: float | None = Field(default=None, gt=0)
+    """Simulated seconds after which a round ends. Default: the server waits for all."""
+    minimum: float = Field(default=0.0, ge=0, le=1)
+    """Fraction of the cohort below which a round is abandoned: time passes, and the model does not change."""
+    late_rounds: int = Field(default=0, ge=0)
+    """Number of rounds for which a late update is still aggregated. 0: late updates are dropped."""
+    staleness: Staleness = Staleness()
+    """Weights of late updates."""
+
+
+class Buffered(Config):
+    """Buffered asynchrony (FedBuff): clients train all the time, and the server steps after every `buffer` updates."""
+
+    name: Literal["buffered"] = "buffered"
+    concurrency: int = Field(default=100, ge=1)
+    """Clients that train at the same time."""
+    buffer: int = Field(default=10, ge=1)
+    """Updates per step of the server. 1: FedAsync, with `server: {optimizer: sgd, lr: ...}` as its mixing weight."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Largest number of versions that an update may be old; older ones are dropped. Default: no limit."""
+    staleness: Staleness = Staleness()
+    """Weights of stale updates."""
+
+    @property
+    def deadline_s(self) -> None:
+        return None
+
+
+class System(Config):
+    """The `system:` section. Without it, rounds have no simulated time."""
+
+    devices: SerializeAsAny[Devices] = Phones()
+    """Devices of the clients: a name, a mapping with a name, or "package.module:Class"."""
+    availability: SerializeAsAny[Availability] = Always()
+    """Times at which clients are available. The update of a client that leaves before it has finished is lost."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability that an update is lost after training."""
+    step_ms: float = Field(default=0.0, ge=0)
+    """Milliseconds per local step in addition to its operations."""
+    round_s: float = Field(default=0.0, ge=0)
+    """Seconds of the server per round."""
+    server_down_mbps: float | None = Field(default=None, gt=0)
+    """Mbit/s from the server, shared by all clients asked at the same time. Default: unlimited."""
+    server_up_mbps: float | None = Field(default=None, gt=0)
+    """Mbit/s to the server, shared like `server_down_mbps`. Default: unlimited."""
+    mode: Sync | Buffered = Field(default=Sync(), discriminator="name")
+    """Rounds: synchronous, or with a buffer."""
+    capacities: Literal["given", "memory", "deadline"] = "given"
+    """Capacity of a client. given: by `clients`. memory: the largest that its device can train within its memory.
+    deadline: the largest that it can train within the deadline, at its mean speeds."""
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _devices(cls, given: Any) -> Devices:
+        return DEVICES_KIND.read(given, "devices")
+
+    @field_validator("availability", mode="before")
+    @classmethod
+    def _availability(cls, given: Any) -> Availability:
+        return AVAILABILITY_KIND.read(given, "availability")
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _mode(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.capacities == "deadline" and self.mode.deadline_s is None:
+            raise ValueError("capacities: deadline only with mode.deadline_s")
+        return self
+
+    def check(self, clients: int, cohort: int) -> None:
+        """Raise a ValueError if the section does not fit a population."""
+        self.devices.check(clients)
+        self.availability.check(clients)
+        asked = self.asked(cohort)
+        if asked > clients:
+            what = "mode.concurrency" if isinstance(self.mode, Buffered) else "mode.select * clients.cohort"
+            raise ValueError(f"{what} is {asked} clients. Allowed: at most clients.count = {clients}")
+
+    @property
+    def mixes_versions(self) -> bool:
+        """True if updates of older versions of the model are aggregated."""
+        return isinstance(self.mode, Buffered) or self.mode.late_rounds > 0
+
+    def asked(self, cohort: int) -> int:
+        """Return the number of clients that train at the same time."""
+        mode = self.mode
+        return mode.concurrency if isinstance(mode, Buffered) else math.ceil(mode.select * cohort - 1e-9)
