@@ -8,7 +8,7 @@ any restart, and after any fault that the executor survives.
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -192,7 +192,7 @@ class Simulation:
         moments = {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
         own = {group: t for group, t in self.state.items() if group not in moments}
         known = self.versions | {self.round: own}
-        self.past, self.versions = plan.past, {version: known[version] for version in plan.versions}
+        self.past, self.versions = plan.past, {version: known[version] for version in plan.past.versions}
         if plan.visits:
             self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
         line = finished(totals) | {"refused": len(refused), **plan.metrics}
@@ -347,13 +347,12 @@ class Simulation:
     def save(self, folder: Path) -> None:
         """Write a checkpoint of the current state into `folder`."""
         config = self.experiment.result_config()
-        versions = {f"{VERSION}{v} {group}": t for v, state in self.versions.items() for group, t in state.items()}
         schedule = self.past.plain() if self.experiment.system else {}
         checkpoints.write(
             folder,
             self.round,
             config,
-            self.state | versions,
+            self.state | _changed(self.state, self.versions),
             self.client_states,
             partial_round=self.partial_round,
             schedule=schedule,
@@ -365,20 +364,28 @@ class Simulation:
         found = checkpoints.latest(folder, self.experiment.result_config(), notes.append)
         if found is not None:
             self.round, self.partial_round = found.round, dict(found.partial_round)
-            self.state, self.versions = _by_version(found.state)
-            if found.schedule:
-                self.past = Past.read(found.schedule)
+            self.past = Past.read(found.schedule) if found.schedule else Past()
+            self.state, self.versions = _by_version(found.state, self.past.versions)
             self.client_states.restore(found.client_states)
         return self.round, notes
 
 
-def _by_version(groups: State) -> tuple[State, dict[int, State]]:
+def _changed(state: State, versions: Mapping[int, State]) -> State:
+    """Return the groups of older versions, for a checkpoint: those tensors that differ from the next newer version."""
+    groups, newer = {}, state
+    for version in sorted(versions, reverse=True):
+        for group, tensors in versions[version].items():
+            changed = {name: t for name, t in tensors.items() if t is not newer.get(group, {}).get(name)}
+            groups[f"{VERSION}{version} {group}"] = changed
+        newer = versions[version]
+    return groups
+
+
+def _by_version(groups: State, numbers: Iterable[int]) -> tuple[State, dict[int, State]]:
     """Return the server's state and its older versions from the groups of a checkpoint."""
-    state, versions = {}, {}
-    for name, group in groups.items():
-        if name.startswith(VERSION):
-            version, _, own = name.removeprefix(VERSION).partition(" ")
-            versions.setdefault(int(version), {})[own] = group
-        else:
-            state[name] = group
+    state = {name: group for name, group in groups.items() if not name.startswith(VERSION)}
+    versions, newer = {}, {name: group for name, group in state.items() if not name.startswith(MOMENTS)}
+    for version in sorted(numbers, reverse=True):
+        changed = {name: groups.get(f"{VERSION}{version} {name}", {}) for name in newer}
+        newer = versions[version] = {name: tensors | changed[name] for name, tensors in newer.items()}
     return state, versions

@@ -33,6 +33,11 @@ class Past:
     running: tuple[Dispatch, ...] = ()
     """Clients that are training, in the order of their dispatch."""
 
+    @property
+    def versions(self) -> set[int]:
+        """Versions of the model that clients are training on."""
+        return {one.version for one in self.running}
+
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -51,11 +56,6 @@ class Plan:
     """After the round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     staleness: Staleness = Staleness()
-
-    @property
-    def versions(self) -> set[int]:
-        """Versions of the model that are still needed after the round, besides the newest."""
-        return {one.version for one in self.past.running}
 
 
 class Schedule(ABC):

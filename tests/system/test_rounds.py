@@ -1,0 +1,167 @@
+"""Rounds on simulated devices: bits of a run without them, versions, resuming, and an independent reference."""
+
+import pytest
+import torch
+from helpers import ADAPTED, Perceptron, assert_same, made_up_for, run, simulate, tiny
+
+from rayfl.config import ConfigError
+from rayfl.core.seeds import stream, torch_generator
+from rayfl.testing.methods import rows_of
+
+EQUAL = {"name": "classes", "classes": [{"name": "board", "gflops": 1}]}
+BUFFER = {"name": "buffered", "concurrency": 5, "buffer": 2}
+PHONES = {"devices": "phones", "mode": BUFFER}
+NAMES = ("asked", "late", "lost", "staleness", "abandoned")
+
+
+def test_equal_devices_give_the_bits_of_a_run_without_them(tmp_path):
+    plain = simulate(tiny(method="heterofl", rounds=3), tmp_path / "a")
+    timed = simulate(tiny(method="heterofl", rounds=3, system={"devices": EQUAL}), tmp_path / "b")
+    lines, ours = run(plain), run(timed)
+    assert_same(timed.state, plain.state)
+    assert [{name: one[name] for name in line} for line, one in zip(lines, ours, strict=True)] == lines
+
+
+def test_a_buffer_of_the_cohort_on_equal_devices_is_fedavg(tmp_path):
+    given = {"method": "fedavg", "clients": {"capacities": [1.0]}, "partition": "iid", "rounds": 4}
+    system = {"devices": EQUAL, "mode": {"name": "buffered", "concurrency": 4, "buffer": 4}}
+    plain = simulate(tiny(**given), tmp_path / "a")
+    buffered = simulate(tiny(**given, system=system), tmp_path / "b")
+    lines, ours = run(plain), run(buffered)
+    assert_same(buffered.state, plain.state)
+    assert [line["staleness"] for line in ours] == [0] * 4
+    assert ours[-1]["accuracy_mean"] == lines[-1]["accuracy_mean"]
+
+
+@pytest.mark.parametrize("method", ["fedrolex", "fiarse", "nefl"])
+def test_a_run_resumes_in_the_middle_of_a_buffer(tmp_path, method):
+    sections = {"nefl": {"model": {"name": "resnet18", "channels": 8}}}.get(method, {})
+    experiment = tiny(method=method, rounds=6, system=PHONES, **sections)
+    whole = simulate(experiment, tmp_path / "whole")
+    lines = run(whole)
+    assert max(line["staleness"] for line in lines) > 0
+    first = simulate(experiment, tmp_path / "first")
+    before = run(first, 3)
+    assert first.past.running and first.versions
+    first.save(tmp_path / "saved")
+    second = simulate(experiment, tmp_path / "second")
+    assert second.restore(tmp_path / "saved") == (3, [])
+    assert (second.past, set(second.versions)) == (first.past, set(first.versions))
+    assert before + run(second) == lines
+    assert_same(second.state, whole.state)
+
+
+def test_versions_are_kept_as_long_as_a_client_trains_on_them(tmp_path):
+    simulation = simulate(tiny(method="heterofl", rounds=8, system=PHONES), tmp_path)
+    while not simulation.done:
+        simulation.run_round()
+        assert set(simulation.versions) == {one.version for one in simulation.past.running}
+
+
+def test_an_abandoned_round_changes_nothing(tmp_path):
+    mode = {"name": "sync", "deadline_s": 1e-6}
+    simulation = simulate(tiny(method="heterofl", system={"devices": EQUAL, "mode": mode}), tmp_path)
+    before = simulation.state
+    line = simulation.run_round()
+    assert simulation.state is before and (line["abandoned"], line["sim_time"]) == (1, 1e-6)
+
+
+def test_asynchronous_rolling_windows_equal_an_independent_reference(tmp_path):
+    """Ten steps of FedRolex with a buffer, in plain torch and float64: every update with the window of its version."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        _compare(tmp_path)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _compare(tmp_path):
+    lr = 0.1
+    experiment = tiny(
+        method="fedrolex",
+        rounds=10,
+        model=Perceptron(hidden=(9, 7)),
+        data={"shape": [1, 1, 2]},
+        training={"lr": lr, "steps": 1, "batch_size": 1000},
+        system=PHONES,
+        evaluation={"every": 10},
+    )
+    simulation = simulate(experiment, tmp_path)
+    x = {name: t.double().clone() for name, t in simulation.state["params"].items()}
+    versions = {}
+    for round in range(10):
+        visits = simulation.schedule.plan(simulation.past, round).visits
+        versions[round] = {name: t.clone() for name, t in x.items()}
+        moved = {name: torch.zeros_like(t) for name, t in x.items()}
+        cover = {name: torch.zeros_like(t) for name, t in x.items()}
+        for version, id in visits:
+            capacity = simulation.clients.capacity(id, 0, version)
+            net, start = simulation.method.net_at(capacity), versions[version]
+            index = {name: _window(t.shape, net.layout.shapes[name], version) for name, t in start.items()}
+            part = {name: t[index[name]] for name, t in start.items()}
+            data = rows_of(simulation, id)
+            trained = _one_step(net, part, data, lr, stream(0, "local", version, id))
+            s = (1 + round - version) ** -0.5
+            for name in x:
+                # label_rows: present
+                rows = data.present.double() if name.startswith("head") else torch.ones(len(part[name]))
+                held = rows.view(-1, *[1] * (part[name].dim() - 1)).expand_as(part[name])
+                moved[name][index[name]] += s * held * (trained[name] - part[name])
+                cover[name][index[name]] += held
+        x = {name: torch.where(cover[name] > 0, t + moved[name] / cover[name].clamp(min=1), t) for name, t in x.items()}
+        simulation.run_round()
+        for name, t in simulation.state["params"].items():
+            torch.testing.assert_close(t.double(), x[name], rtol=1e-9, atol=1e-10)
+
+
+def _window(whole, part, round):
+    """Return the positions of FedRolex's window, with one index per dimension."""
+    places = []
+    for size, count in zip(whole, part, strict=True):
+        first = round % size if count < size else 0
+        places.append((torch.arange(count) + first) % size)
+    return torch.meshgrid(*places, indexing="ij") if len(places) > 1 else (places[0],)
+
+
+def _one_step(net, params, data, lr, seed):
+    module = net.build()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(params[name])
+    [(images, labels)] = data.batches(1, 1000, torch_generator(seed, "batches"))
+    torch.nn.functional.cross_entropy(module(images.double()) * data.present, labels).backward()
+    return {name: p.detach() - lr * p.grad for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        ({"devices": "phone"}, "no device table is called 'phone'. Did you mean 'phones'?"),
+        (
+            {"devices": {"name": "phones", "shares": [0, 0, 0]}},
+            "shares: [0, 0, 0] is not valid. Allowed: shares of at least 0",
+        ),
+        ({"devices": {"name": "classes", "classes": [{"name": "x", "gflops": -1}]}}, "gflops: -1 is not valid"),
+        ({"devices": {"name": "table", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),
+        ({"mode": {"name": "buffered", "concurrency": 7}}, "mode.concurrency is 7 clients. Allowed: at most"),
+        ({"mode": {"name": "sync", "select": 2}}, "mode.select * clients.cohort is 8 clients"),
+        ({"mode": "asynchronous"}, "system.mode"),
+        ({"capacities": "deadline"}, "capacities: deadline only with mode.deadline_s"),
+        ({"availability": {"name": "trace", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),
+    ],
+)
+def test_bad_input(system, expected):
+    with pytest.raises(ConfigError) as error:
+        tiny(method="heterofl", system=system)
+    assert str(error.value).startswith("test: system") and expected in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddf", "flora", "fedpm", "spafl"])
+def test_methods_that_cannot_mix_versions(method):
+    sections = {
+        "feddf": {"data": {"public": {"share": 0.3}}},
+        "flora": {"model": ADAPTED, "data": made_up_for(ADAPTED)},
+    }.get(method, {})
+    with pytest.raises(ConfigError) as error:
+        tiny(method=method, system=PHONES, **sections)
+    assert f"method {method} needs updates of the current model, because" in str(error.value)

@@ -1,0 +1,142 @@
+"""Schedules of three clients, computed by hand: client 0 needs 1 second, client 1 needs 2, client 2 needs 4."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rayfl.clients import Population
+from rayfl.system import Fleet, Past, System, Timed, Work
+
+WORK = {1.0: Work(flops=1e9, bytes_down=0, bytes_up=0)}
+
+
+def timed(tmp_path, mode, cohort=3, work=WORK, **settings):
+    table = tmp_path / "devices.csv"
+    table.write_text("name,gflops\nfast,1\nmedium,0.5\nslow,0.25\n")
+    system = System(devices={"name": "table", "file": str(table)}, mode=mode, **settings)
+    population = Population(count=3, cohort=cohort)
+    return Timed(Fleet(system, population, 0, work, lambda id: (1, 1)))
+
+
+def planned(schedule, rounds):
+    """Return (end, visits, seconds and counts) per round."""
+    past, found = Past(), []
+    for round in range(rounds):
+        plan = schedule.plan(past, round)
+        # what a checkpoint stores
+        past = Past.read(json.loads(json.dumps(plan.past.plain())))
+        assert past == plan.past
+        found.append((past.seconds, plan.visits, plan))
+    return found
+
+
+def test_the_server_waits_for_all(tmp_path):
+    found = planned(timed(tmp_path, "sync", round_s=0.5), 2)
+    assert [(end, visits) for end, visits, _ in found] == [
+        (4.5, [(0, 0), (0, 1), (0, 2)]),
+        (9.0, [(1, 0), (1, 1), (1, 2)]),
+    ]
+    assert found[1][2].metrics["sim_seconds"] == 4.5 and found[1][2].metrics["sim_time"] == 9.0
+
+
+def test_over_selection_keeps_the_first(tmp_path):
+    [(end, visits, plan)] = planned(timed(tmp_path, {"name": "sync", "select": 1.5}, cohort=2), 1)
+    assert (end, visits) == (2, [(0, 0), (0, 1)])
+    assert {name: plan.metrics[name] for name in ("asked", "late", "lost", "wasted_flops")} == {
+        "asked": 3,
+        "late": 1,
+        "lost": 0,
+        "wasted_flops": 1e9,
+    }
+
+
+def test_a_deadline_drops_the_late(tmp_path):
+    found = planned(timed(tmp_path, {"name": "sync", "deadline_s": 3}), 2)
+    assert [(end, visits) for end, visits, _ in found] == [(3, [(0, 0), (0, 1)]), (6, [(1, 0), (1, 1)])]
+
+
+def test_a_late_update_counts_in_a_later_round(tmp_path):
+    found = planned(timed(tmp_path, {"name": "sync", "deadline_s": 3, "late_rounds": 1}), 3)
+    # client 2 finishes at 4, inside the second round, for which it is busy
+    assert [(end, visits) for end, visits, _ in found] == [
+        (3, [(0, 0), (0, 1)]),
+        (5, [(0, 2), (1, 0), (1, 1)]),
+        (8, [(2, 0), (2, 1)]),
+    ]
+    assert [plan.metrics["staleness"] for *_, plan in found] == [0, 1 / 3, 0]
+    assert [plan.past.versions for *_, plan in found] == [{0}, set(), {2}]
+
+
+def test_too_few_updates_abandon_a_round(tmp_path):
+    [(end, visits, plan)] = planned(timed(tmp_path, {"name": "sync", "deadline_s": 3, "minimum": 0.9}), 1)
+    assert (end, visits, plan.metrics["abandoned"], plan.metrics["late"]) == (3, [], 1, 3)
+
+
+def test_a_buffer_of_two(tmp_path):
+    found = planned(timed(tmp_path, {"name": "buffered", "concurrency": 3, "buffer": 2}), 4)
+    # at 4, clients 1 (version 1) and 2 (version 0) arrive, and the buffer has one free place
+    assert [(end, visits) for end, visits, _ in found] == [
+        (2, [(0, 0), (0, 1)]),
+        (4, [(1, 0), (1, 1)]),
+        (5, [(0, 2), (2, 0)]),
+        (6, [(2, 1), (3, 0)]),
+    ]
+    assert [plan.metrics["staleness"] for *_, plan in found] == [0, 0, 1, 0.5]
+
+
+def test_old_updates_are_dropped(tmp_path):
+    mode = {"name": "buffered", "concurrency": 3, "buffer": 2, "max_staleness": 1}
+    found = planned(timed(tmp_path, mode), 3)
+    # at 4 the update of client 2, two versions old, is dropped, and it starts again
+    assert found[2][:2] == (6, [(2, 0), (2, 1)])
+    assert found[2][2].metrics["late"] == 1
+
+
+def test_fedscales_formula(tmp_path):
+    """3 x 20 samples x 5 steps x 100 ms, and 10 Mbit each way at 1 Mbit/s: 30 + 20 seconds."""
+    device = {"name": "x", "gflops": 1, "down_mbps": 1, "up_mbps": 1}
+    system = System(devices={"name": "classes", "classes": [device]})
+    work = {1.0: Work(flops=3 * 0.1e9, bytes_down=10e6 / 8, bytes_up=10e6 / 8)}
+    fleet = Fleet(system, Population(count=1, cohort=1), 0, work, lambda id: (100, 5))
+    assert fleet.dispatch(0, 0, 7.0, 1).finish == pytest.approx(57.0)
+
+
+def test_the_servers_bandwidth_is_shared(tmp_path):
+    work = {1.0: Work(flops=0, bytes_down=1e6, bytes_up=0)}
+    schedule = timed(tmp_path, "sync", work=work, server_down_mbps=2.0)
+    assert schedule.plan(Past(), 0).past.seconds == pytest.approx(8 / (2 / 3))
+
+
+def test_capacities_that_fit_the_device(tmp_path):
+    table = tmp_path / "devices.csv"
+    table.write_text("name,gflops,memory_mb\na,1,100\nb,0.5,30\nc,0.1,1\n")
+    work = {1.0: Work(1e9, 0, 0, 80), 0.5: Work(0.25e9, 0, 0, 20), 0.25: Work(0.06e9, 0, 0, 5)}
+    population = Population(count=3, cohort=3, capacities=(1.0, 0.5, 0.25))
+    devices = {"name": "table", "file": str(table)}
+
+    def capacities(**settings):
+        fleet = Fleet(System(devices=devices, **settings), population, 0, work, lambda id: (1, 1))
+        return Timed(fleet).capacities(np.arange(3), 0).tolist()
+
+    assert capacities(capacities="memory") == [1.0, 0.5, 0.25]
+    assert capacities(capacities="deadline", mode={"name": "sync", "deadline_s": 1.5}) == [1.0, 0.5, 0.25]
+    assert capacities(capacities="deadline", mode={"name": "sync", "deadline_s": 0.7}) == [0.5, 0.5, 0.25]
+
+
+def test_a_client_that_leaves_loses_its_update(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,start_s,end_s\n0,0,100\n1,0,1.5\n2,50,100\n")
+    schedule = timed(tmp_path, "sync", availability={"name": "trace", "file": str(trace), "period_s": 100})
+    [(end, visits, plan)] = planned(schedule, 1)
+    assert (end, visits) == (1.5, [(0, 0)])
+    assert (plan.metrics["asked"], plan.metrics["lost"]) == (2, 1)
+
+
+def test_dropout(tmp_path):
+    schedule = timed(tmp_path, "sync", dropout=0.5)
+    plans = [plan for *_, plan in planned(schedule, 200)]
+    lost = sum(plan.metrics["lost"] for plan in plans)
+    # 600 independent draws: 5 standard deviations are 61
+    assert abs(lost - 300) < 61
+    assert sum(plan.metrics["abandoned"] for plan in plans) > 0
