@@ -23,6 +23,8 @@ from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
 
 pytestmark = pytest.mark.ray
+BUFFERED = {"mode": {"name": "buffered", "concurrency": 5, "buffer": 2}}
+"""The `system:` section of an asynchronous run on phones."""
 SILENT = 4.0
 """Seconds that a job may take where one hangs: the pool looks every five, and no other job takes as long."""
 
@@ -54,6 +56,18 @@ def test_an_actor_dies_in_the_middle_of_a_round(pool, tmp_path, undisturbed):
     assert all(slot.ready for slot in pool.slots)
     alive = [str(ray.get(slot.actor.__ray_call__.remote(lambda actor: os.getpid()))) for slot in pool.slots]
     assert len(set(alive) - set(pids(tmp_path))) == 2
+
+
+def test_an_actor_dies_in_an_asynchronous_run(pool, tmp_path):
+    expected = result(simulate(tiny(method=PersonalHead(), rounds=5, system=BUFFERED), tmp_path / "serial"))
+    assert max(line["staleness"] for line in expected[0]) > 0
+    faulty = Faulty(client=4, fault="die", times=1, marker=str(tmp_path / "marker"))
+    # traffic is measured in this process, before the first round
+    (tmp_path / "marker").write_text("0")
+    simulation = on_ray(pool, tiny(method=faulty, rounds=5, system=BUFFERED), tmp_path)
+    (tmp_path / "marker").unlink()
+    assert result(simulation) == expected
+    assert pool.deaths == 1
 
 
 def test_an_actor_dies_with_what_a_client_kept_in_its_hands(pool, tmp_path, undisturbed):
@@ -266,6 +280,7 @@ def test_ray_equals_serial(actors, group, tmp_path):
         name: tiny(method=method, clients={"cohort": 6})
         for name, method in {"fedavg": "fedavg", "fedrolex": "fedrolex", "personal": PersonalHead()}.items()
     }
+    runs["buffered"] = tiny(method="fedrolex", rounds=4, system=BUFFERED)
     others = {}
     for name in METHODS.keys() - DISTILLATION.keys():
         sections = NESTED.get(name, {})
