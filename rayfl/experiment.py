@@ -266,7 +266,7 @@ class Experiment(Config):
             "scores": {score.label: score.better for score in self.scores},
             "clients": self.clients.count,
             "rounds": self.rounds,
-        }
+        } | ({"targets": self.system.time_to} if self.system and self.system.time_to else {})
 
     def costs(self) -> dict[str, dict[str, int]]:
         """Return capacity -> parameters and multiply-adds (forward pass of one sample) of its dense network."""

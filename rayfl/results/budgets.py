@@ -1,4 +1,4 @@
-"""Comparison of rows at equal cost: equal traffic, or equal work of the clients.
+"""Comparison of rows at equal cost: equal traffic, equal work of the clients, or equal simulated time.
 
 The cost of a round differs between methods, e.g. networks or logits are sent. Each budget is the total cost of a row.
 A row's result at a budget is its last evaluation within it.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfl.metrics import EVALUATED, Line, named
-from rayfl.results.cells import as_csv, human_bytes, human_flops, percent, plain
+from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, percent, plain
 from rayfl.results.folder import RunFolder
 from rayfl.results.rows import Record, by_label, facts_of, judge_of, titles_of
 from rayfl.results.tables import Table
@@ -51,6 +51,17 @@ CLIENT_FLOPS = Cost(
     "clients do nothing",
     lambda tflops: human_flops(tflops * 1e12),
 )
+SIMULATED_TIME = Cost(
+    "simulated time",
+    ("sim_seconds",),
+    3600,
+    "sim_hours",
+    "simulated time, hours",
+    "takes no time",
+    lambda hours: human_time(hours * 3600),
+)
+COSTS = {"traffic": TRAFFIC, "flops": CLIENT_FLOPS, "time": SIMULATED_TIME}
+"""Name in files -> cost."""
 
 
 def with_spent(lines: Iterable[Line], cost: Cost) -> list[Line]:
@@ -124,8 +135,8 @@ def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
 
 
 def write_equal_cost(folder: Path, records: Sequence[Record]) -> None:
-    """Write equal_traffic and equal_flops as .md and .csv if rows differ in cost."""
-    for name, cost in (("equal_traffic", TRAFFIC), ("equal_flops", CLIENT_FLOPS)):
+    """Write equal_traffic, equal_flops and equal_time as .md and .csv if rows differ in this cost."""
+    for name, cost in COSTS.items():
         if len({record["label"] for record in records}) > 1 and (table := equal_cost(records, cost)) is not None:
-            (folder / f"{name}.md").write_text(table.markdown())
-            (folder / f"{name}.csv").write_text(as_csv(table.header, table.rows))
+            (folder / f"equal_{name}.md").write_text(table.markdown())
+            (folder / f"equal_{name}.csv").write_text(as_csv(table.header, table.rows))

@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from rayfl.config.plain import short
 from rayfl.metrics import Line, label, named
-from rayfl.results.budgets import CLIENT_FLOPS, TRAFFIC, Cost, with_spent
+from rayfl.results.budgets import COSTS, Cost, with_spent
 from rayfl.results.cells import percent, plain
 from rayfl.results.drawing import Plot, Style, axis_name, legend, line_of, new_figure, panels, styles_of, title_axis
 from rayfl.results.folder import RunFolder
@@ -42,8 +42,10 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
     axis, of_clients = axis_of(facts, metric), named(facts.score, "mean", "clients")
     found = {
         "learning_curves": learning_curves(curves, metric, axis, styles),
-        "accuracy_by_traffic": by_cost(curves, metric, axis, styles, TRAFFIC) if len(curves) > 1 else None,
-        "accuracy_by_flops": by_cost(curves, metric, axis, styles, CLIENT_FLOPS) if len(curves) > 1 else None,
+        **{
+            f"accuracy_by_{name}": by_cost(curves, metric, axis, styles, cost) if len(curves) > 1 else None
+            for name, cost in COSTS.items()
+        },
         "accuracy_by_capacity": by_capacity(records, styles),
         "curves_by_capacity": curves_by_capacity(curves, records, styles) if len(curves) > 1 else None,
         "client_accuracy": client_histogram(scores, axis_of(facts, of_clients), styles)

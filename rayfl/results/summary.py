@@ -6,7 +6,7 @@ from itertools import count, takewhile
 from typing import Any, Literal
 
 from rayfl.config import Config
-from rayfl.metrics import ENDS, ROUND, SPLITS, TOTALS, Line, evaluated, named
+from rayfl.metrics import ENDS, ROUND, SIMULATED, SPLITS, TOTALS, Line, evaluated, named
 
 Better = Literal["max", "min"]
 
@@ -43,6 +43,8 @@ class Facts(Config):
     """Number of clients in the population."""
     rounds: int
     """Number of rounds requested."""
+    targets: tuple[float, ...] = ()
+    """Values of the judge metric whose simulated time is reported."""
     tuned: tuple[str, ...] = ()
     """Dotted paths of the settings that a sweep tunes."""
 
@@ -83,6 +85,7 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
         best_round                     first round with the best judge metric
         density_0.5, macs_share_0.5    masked networks: fractions of the dense network at the last evaluation
         parameters_0.5, macs_0.5       cost of this capacity's network; masked networks: of the remaining part
+        time_to_0.8                    simulated seconds until the judge metric reached 0.8; missing: never
         bytes_down, ...                totals over all rounds
 
     Also `AT_BEST_SERVER`, `DENSITY` and `DENSITY_AT_BEST`, if lines have the metrics they need.
@@ -110,7 +113,17 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
     for capacity, cost in costs.items():
         result[named("parameters", capacity)] = round(cost.parameters * last.get(named("density", capacity), 1))
         result[named("macs", capacity)] = round(cost.macs * last.get(named("macs_share", capacity), 1))
-    return result | {key: sum(line.get(key, 0) for line in lines) for key in TOTALS}
+    for target in facts.targets:
+        sign = 1 if facts.better(facts.judge) == "max" else -1
+        if times := [line["sim_time"] for line in seen if sign * line.get(facts.judge, math.nan) >= sign * target]:
+            result[time_to(target)] = times[0]
+    totals = (*TOTALS, *SIMULATED) if any("sim_time" in line for line in lines) else TOTALS
+    return result | {key: sum(line.get(key, 0) for line in lines) for key in totals}
+
+
+def time_to(target: float) -> str:
+    """Return the name of the simulated time to a target: "time_to_0.8"."""
+    return f"time_to_{target:g}"
 
 
 def summarised(scores: Collection[str]) -> list[str]:

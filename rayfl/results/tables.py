@@ -16,11 +16,11 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rayfl.metrics import label, named
+from rayfl.metrics import SIMULATED, label, named
 from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, mean, percent, plain, tex
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
-from rayfl.results.summary import DENSITY_AT_BEST, amounts
+from rayfl.results.summary import DENSITY_AT_BEST, amounts, time_to
 from rayfl.results.tuned import Best, names_of, notes
 
 Mark = Literal["best", "like the best"]
@@ -160,6 +160,12 @@ def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mappi
     }
     if not any(map(any, (values_of([row], "server_flops") for row in records))):
         del costs["server_flops"]
+    if values_of(records, "sim_seconds"):
+        shown = "{:.4g} %" if columns.is_share else "{:.4g}"
+        scale = 100 if columns.is_share else 1
+        targets = columns.facts.targets
+        reached = {time_to(target): (f"to {shown.format(scale * target)}", human_time) for target in targets}
+        costs = reached | {"sim_seconds": ("simulated", human_time)} | costs
     groups, titles, paths = by_label(records, metric), titles_of(records), _paths(tuned)
     rows = []
     for name, runs in groups.items():
@@ -202,7 +208,8 @@ def results_csv(
         for i, name in enumerate(groups)
     }
     search = [name for path in paths for name in (path, f"{path} place")] + (["doubts"] if paths else [])
-    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", "seconds", "standing", *search]
+    times = columns.known({time_to(target): "" for target in columns.facts.targets} | dict.fromkeys(SIMULATED, ""))
+    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", *times, "seconds", "standing", *search]
     return _csv(header, {name: [{**row, **more[name]} for row in rows] for name, rows in groups.items()})
 
 

@@ -79,9 +79,8 @@ class Fleet:
     def _fits(self, client: int, device: Device, work: Work) -> bool:
         if self.system.capacities == "memory":
             return work.memory_mb <= device.memory_mb
-        down, compute, up = self._seconds(client, work, device.down.mean, device.gflops.mean, device.up.mean)
-        assert self.system.mode.deadline_s is not None
-        return down + compute + up <= self.system.mode.deadline_s
+        seconds = self._seconds(client, work, device.down.mean, device.gflops.mean, device.up.mean)
+        return self.system.capacity_s is not None and sum(seconds) <= self.system.capacity_s
 
     def _seconds(self, client: int, work: Work, down: float, gflops: float, up: float) -> tuple[float, float, float]:
         samples, steps = self.samples(client)

@@ -40,10 +40,6 @@ class Buffered(Config):
     staleness: Staleness = Staleness()
     """Weights of stale updates."""
 
-    @property
-    def deadline_s(self) -> None:
-        return None
-
 
 class System(Config):
     """The `system:` section. Without it, rounds have no simulated time."""
@@ -64,9 +60,13 @@ class System(Config):
     """Mbit/s to the server, shared like `server_down_mbps`. Default: unlimited."""
     mode: Sync | Buffered = Field(default=Sync(), discriminator="name")
     """Rounds: synchronous, or with a buffer."""
-    capacities: Literal["given", "memory", "deadline"] = "given"
-    """Capacity of a client. given: by `clients`. memory: the largest that its device can train within its memory.
-    deadline: the largest that it can train within the deadline, at its mean speeds."""
+    time_to: tuple[float, ...] = ()
+    """Target values of the main score, e.g. 0.8: tables show the simulated time until an evaluation reached them."""
+    capacities: Literal["given", "memory", "time"] = "given"
+    """Capacity of a client. given: by `clients`. memory: the largest one of `clients` that its device can train within
+    its memory. time: the largest one with a visit of at most `capacity_s`. The smallest, if none fits."""
+    capacity_s: float | None = Field(default=None, gt=0)
+    """Only for capacities: time. Maximum seconds of a visit at the device's mean speeds."""
 
     @field_validator("devices", mode="before")
     @classmethod
@@ -85,8 +85,8 @@ class System(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.capacities == "deadline" and self.mode.deadline_s is None:
-            raise ValueError("capacities: deadline only with mode.deadline_s")
+        if (self.capacities == "time") != (self.capacity_s is not None):
+            raise ValueError("capacity_s with capacities: time, and only then")
         return self
 
     def check(self, clients: int, cohort: int) -> None:

@@ -146,7 +146,7 @@ def _one_step(net, params, data, lr, seed):
         ({"mode": {"name": "buffered", "concurrency": 7}}, "mode.concurrency is 7 clients. Allowed: at most"),
         ({"mode": {"name": "sync", "select": 2}}, "mode.select * clients.cohort is 8 clients"),
         ({"mode": "asynchronous"}, "system.mode"),
-        ({"capacities": "deadline"}, "capacities: deadline only with mode.deadline_s"),
+        ({"capacities": "time"}, "capacity_s with capacities: time, and only then"),
         ({"availability": {"name": "trace", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),
     ],
 )

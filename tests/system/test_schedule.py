@@ -120,8 +120,8 @@ def test_capacities_that_fit_the_device(tmp_path):
         return Timed(fleet).capacities(np.arange(3), 0).tolist()
 
     assert capacities(capacities="memory") == [1.0, 0.5, 0.25]
-    assert capacities(capacities="deadline", mode={"name": "sync", "deadline_s": 1.5}) == [1.0, 0.5, 0.25]
-    assert capacities(capacities="deadline", mode={"name": "sync", "deadline_s": 0.7}) == [0.5, 0.5, 0.25]
+    assert capacities(capacities="time", capacity_s=1.5) == [1.0, 0.5, 0.25]
+    assert capacities(capacities="time", capacity_s=0.7) == [0.5, 0.5, 0.25]
 
 
 def test_a_client_that_leaves_loses_its_update(tmp_path):
