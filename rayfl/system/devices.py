@@ -18,14 +18,18 @@ from rayfl.core.seeds import numpy_generator
 
 @dataclass(frozen=True)
 class Speed:
-    """A speed that varies between rounds: normal, cut at 10 % of the mean."""
+    """A speed that varies between rounds: normal, drawn again while it is below 10 % of the mean."""
 
     mean: float
     deviation: float = 0.0
     """Standard deviation, in the unit of the mean."""
 
     def draw(self, generator: np.random.Generator) -> float:
-        return max(self.mean + self.deviation * float(generator.standard_normal()), 0.1 * self.mean)
+        while self.deviation:
+            drawn = self.mean + self.deviation * float(generator.standard_normal())
+            if drawn >= 0.1 * self.mean:
+                return drawn
+        return self.mean
 
 
 @dataclass(frozen=True)
