@@ -409,6 +409,9 @@ def load_data(experiment: Experiment) -> Arrays:
     arrays = experiment.data.arrays()
     experiment.federate(arrays)
     experiment.model.prepare()
+    if experiment.system is not None:
+        with Temporary() as folder:
+            Simulation(experiment, arrays, folder).schedule.check()
     return arrays
 
 

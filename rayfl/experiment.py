@@ -41,7 +41,7 @@ from rayfl.data.partition.base import Partition
 from rayfl.evaluation import Evaluation
 from rayfl.listeners import LISTENERS_KIND, EarlyStopping, Listener
 from rayfl.methods import METHODS_KIND
-from rayfl.methods.base import Affordable, Method, Task
+from rayfl.methods.base import Affordable, Client, Method, Task
 from rayfl.metrics import label, named
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model
@@ -188,9 +188,14 @@ class Experiment(Config):
     @property
     def notes(self) -> list[str]:
         """Warnings about a valid experiment, reported before its first round."""
-        own, trained = self.task.nets, self.bound().task.nets
+        method = self.bound()
+        own, trained = self.task.nets, method.task.nets
         least, most = min(own), max(own)
         if own[least] == own[most] or trained[least] != own[most]:
+            return []
+        state = method.init()
+        narrow, wide = (method.select(state, Client(0, capacity, 0)) for capacity in (least, most))
+        if narrow.key != wide.key:
             return []
         return [
             f"method {self.method.name} ignores capacities: clients of capacity {least:g} train the network of "
@@ -305,12 +310,11 @@ def _sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: model: a value is required. Allowed: {', '.join(sorted(MODELS_KIND.known()))}")
     sections: dict[str, Any] = {}
     for section, value in given.items():
-        place, kind = f"{where}: {section}", Experiment.model_fields[section].annotation
+        place, kinds = f"{where}: {section}", list(kinds_of(Experiment.model_fields[section].annotation))
+        config = next((kind for kind in kinds if issubclass(kind, Config)), None)
         if section in NAMED:
             sections[section] = NAMED[section].read(value, place)
-        elif (config := next((k for k in kinds_of(kind) if issubclass(k, Config)), None)) and isinstance(
-            value, Mapping
-        ):
+        elif config is not None and not isinstance(value, tuple(kinds)):
             sections[section] = parse(config, value, place)
         else:
             sections[section] = value

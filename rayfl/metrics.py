@@ -61,6 +61,9 @@ ROUND = (
 )
 """Metrics of every round. Other metrics of methods are summed over clients."""
 
+UPDATES = "updates_"
+"""Prefix of the number of aggregated updates from a class of devices."""
+
 SIMULATED = ("sim_seconds", "wasted_flops", "wasted_bytes")
 """Totals of runs with a `system:` section."""
 TOTALS = tuple(metric.name for metric in ROUND if metric.total and metric.name not in SIMULATED)

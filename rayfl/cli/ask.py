@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -10,6 +10,10 @@ from rich.table import Table
 from rayfl.cli.files import configs, find_config, rows
 from rayfl.cli.shared import given_of, notify, print_table
 from rayfl.config import ConfigError, load_yaml
+from rayfl.results.cells import human_time
+
+if TYPE_CHECKING:
+    from rayfl.experiment import Experiment
 
 
 def describe(
@@ -32,6 +36,7 @@ def describe(
     coverage: Annotated[
         int, typer.Option(min=0, help="Add the fraction of the server model that one client covers in N rounds.")
     ] = 0,
+    time: Annotated[bool, typer.Option("--time", help="Show the simulated times of a file with `system:`.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of records.")] = False,
 ) -> None:
     """Show every capacity's submodel and its costs: width, blocks, exits, parameters, FLOPs of one forward pass, bytes
@@ -54,6 +59,9 @@ def describe(
         raise ConfigError(f"describe: {problem}. Allowed: one of them")
     experiment = read_experiment(changed(given, capacities, metric, method), str(config or "describe"))
     notes: list[str] = []
+    if time:
+        _print_times(experiment, as_json)
+        return
     found = described(experiment, convention, coverage, notes.append)
     if as_json:
         print(json.dumps(found, indent=1))
@@ -69,6 +77,36 @@ def describe(
         table.add_row(f"{record['capacity']:g}", *cells[1:])
     print_table(table)
     for note in [*experiment.notes, *notes]:
+        notify(note)
+
+
+def _print_times(experiment: "Experiment", as_json: bool) -> None:
+    from rayfl.reference.describe import times
+
+    notes: list[str] = []
+    records, facts = times(experiment, notes.append)
+    if as_json:
+        print(json.dumps({"devices": records, "rounds": facts}, indent=1))
+        return
+    table = Table(title="Devices: clients, mean capacity, mean seconds of a visit, share of the updates", box=None)
+    table.title_justify = "left"
+    for column in records[0]:
+        table.add_column(column, justify="left" if column == "device" else "right")
+    for record in records:
+        shares = {"clients", "updates"}
+        cells = [f"{100 * v:.0f} %" if c in shares else f"{v:.3g}" for c, v in record.items() if c != "device"]
+        table.add_row(record["device"], *cells)
+    print_table(table)
+    notify(
+        f"A round: {facts['mean']:.3g} s on average, {facts['median']:.3g} s median, 9 of 10 within "
+        f"{facts['nine_of_ten']:.3g} s; {experiment.rounds} rounds: {human_time(facts['seconds'])}"
+    )
+    numbers = {name: f"{value:.3g}" for name, value in facts.items()}
+    notify(
+        "Per round: {asked} clients asked, {updates} updates aggregated, {late} late, {lost} lost, mean staleness "
+        "{staleness}; abandoned: {abandoned} of the rounds".format(**numbers)
+    )
+    for note in notes:
         notify(note)
 
 

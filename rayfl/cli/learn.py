@@ -28,6 +28,8 @@ PLACES = {
     "scores": "evaluation.scores",
     "transforms": "updates.transforms",
     "listeners": "listeners",
+    "devices": "system.devices",
+    "availability": "system.availability",
 }
 """Argument of `rayfl list` -> place in a file."""
 FILES = "configs"
@@ -160,8 +162,8 @@ def list_(
         ),
     ] = None,
 ) -> None:
-    """List methods, models, data sets, partitions, scores, transforms and listeners, those of installed packages
-    included, with their options and defaults."""
+    """List methods, models, data sets, partitions, scores, transforms, listeners and devices, with their options and
+    defaults. Those of installed packages are included."""
     asked = [name for name in names or [] if name in (*PLACES, FILES)]
     own = [name for name in names or [] if name not in asked]
     if wrong := [name for name in own if ":" not in name]:

@@ -12,9 +12,8 @@ from rayfl import costs
 from rayfl.config import Config
 from rayfl.core.fold import ClientState
 from rayfl.data.base import Arrays
-from rayfl.engine.jobs import Broadcast, Train
+from rayfl.engine.jobs import Broadcast, Job, Train
 from rayfl.engine.locks import Temporary
-from rayfl.engine.worker import Worker
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client
 from rayfl.system import Work
@@ -56,12 +55,13 @@ def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, di
     with Temporary() as folder:
         simulation = make(experiment.model_copy(update={**short, "system": None}), arrays, folder)
         simulation.run_round()
-        verbs, worker = simulation.verbs, Worker(simulation.recipe, arrays)
+        verbs = simulation.verbs
 
         def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
             selection = verbs.select(simulation.state, client)
             broadcast = Broadcast(verbs.extract(simulation.state, selection), selection)
-            answer = worker.train(broadcast, Train([client], {client.id: client_state} if client_state else {}))
+            train = Train([client], {client.id: client_state} if client_state else {})
+            [answer] = simulation.executor.map("train", [Job(None, 0, lambda: train)], lambda _: broadcast)
             found[client.capacity].append(answer.metrics)
             return answer.client_states.get(client.id)
 

@@ -9,6 +9,7 @@ from rayfl.config import ConfigError, Kind, Named
 from rayfl.data import SCORES_KIND
 from rayfl.experiment import NAMED
 from rayfl.listeners import LISTENERS_KIND
+from rayfl.system import AVAILABILITY_KIND, DEVICES_KIND
 from rayfl.training.transforms import TRANSFORMS_KIND
 
 KINDS: Mapping[str, Kind] = {
@@ -16,6 +17,8 @@ KINDS: Mapping[str, Kind] = {
     "evaluation.scores": SCORES_KIND,
     "updates.transforms": TRANSFORMS_KIND,
     "listeners": LISTENERS_KIND,
+    "system.devices": DEVICES_KIND,
+    "system.availability": AVAILABILITY_KIND,
 }
 """Place in a file -> kind of class named there."""
 

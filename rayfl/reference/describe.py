@@ -3,6 +3,7 @@
 Bytes are counted by the engine itself, which runs two rounds with almost no training.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -20,12 +21,16 @@ from rayfl.data.base import DataSet
 from rayfl.data.files import offline
 from rayfl.data.partition.iid import IID
 from rayfl.engine import traffic
+from rayfl.engine.locks import Temporary
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Method
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import ImageModel
+from rayfl.system import Past, Timed
 
+MOST_TIMED = 1000
+"""Clients whose devices are described, at most."""
 SAMPLES = 10_000
 """Made-up samples if the data set is not available; more if there are more clients."""
 
@@ -49,6 +54,46 @@ def describe(
     return [
         _record(method, state, capacity, convention, coverage) | traffic_of[capacity] for capacity in method.task.nets
     ]
+
+
+def times(experiment: Experiment, notify: Callable[[str], None]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return one record per class of devices, and facts on all rounds, from the schedule alone: nothing is trained.
+
+    Records: share of the `clients`, mean `capacity`, mean seconds of a visit and its parts at mean speeds, and share of
+    the `updates`. Facts: simulated seconds in total, and per round the seconds (mean, median, 9 of 10), clients asked,
+    and updates aggregated, late and lost.
+    """
+    if experiment.system is None:
+        raise ConfigError("--time: the file has no section system. Allowed: a file with simulated devices")
+    experiment, arrays, about = _with_data(experiment)
+    with Temporary() as folder:
+        schedule = Simulation(experiment, arrays, folder).schedule
+    assert isinstance(schedule, Timed)
+    schedule.check()
+    fleet, ids = schedule.fleet, range(0, experiment.clients.count, -(-experiment.clients.count // MOST_TIMED))
+    kinds: dict[str, list[int]] = {}
+    for id in ids:
+        kinds.setdefault(fleet.device(id).kind, []).append(id)
+    past, plans = Past(), []
+    for round in range(experiment.rounds):
+        plans.append(schedule.plan(past, round))
+        past = plans[-1].past
+    updates = Counter(fleet.device(id).kind for plan in plans for _, id in plan.visits)
+    records = []
+    for kind, some in sorted(kinds.items()):
+        down, compute, up = np.mean([fleet.seconds(id) for id in some], 0).tolist()
+        capacities = schedule.capacities(np.array(some), 0)
+        record = {"device": kind, "clients": len(some) / len(ids), "capacity": float(capacities.mean())}
+        record |= {"down_s": down, "compute_s": compute, "up_s": up, "visit_s": down + compute + up}
+        records.append(record | {"updates": updates[kind] / max(updates.total(), 1)})
+    seconds = [plan.metrics["sim_seconds"] for plan in plans]
+    facts = {"seconds": past.seconds, "mean": past.seconds / len(plans)}
+    facts |= {"median": float(np.median(seconds)), "nine_of_ten": float(np.quantile(seconds, 0.9))}
+    facts["updates"] = updates.total() / len(plans)
+    for name in ("asked", "late", "lost", "abandoned", "staleness"):
+        facts[name] = sum(plan.metrics[name] for plan in plans) / len(plans)
+    notify(f"Times: {experiment.rounds} rounds from the schedule{about}, {len(ids)} clients by class")
+    return records, facts
 
 
 def _record(method: Method, state: State, capacity: float, convention: Convention, coverage: int) -> dict[str, Any]:

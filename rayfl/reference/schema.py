@@ -3,14 +3,14 @@ ranges."""
 
 from collections.abc import Iterable, Mapping
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from rayfl.config import Config, Named, kinds_of
 from rayfl.experiment import NAMED, Experiment
 from rayfl.reference.catalogue import KINDS, first_sentence
-from rayfl.reference.settings import SECTIONS, SWEEP, kinds_below, settings
+from rayfl.reference.settings import SECTIONS, SWEEP, Setting, kinds_below, settings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$", "description": "Your own class, package.module:Class."}
@@ -56,7 +56,7 @@ def _sections() -> dict[str, Any]:
         if name in NAMED:
             found[name] = _choice(name)
         elif name in KINDS:
-            found[name] = {"type": "array", "items": _choice(name)}
+            found[name] = _choices(name, setting)
         elif len(below) == 1:
             [cls] = below.values()
             found[name] = {"$ref": f"#/$defs/{cls.__name__}"}
@@ -73,6 +73,12 @@ def _choice(place: str) -> dict[str, Any]:
     own = {"type": "object", "properties": {"name": OWN}, "required": ["name"]}
     options = [{"$ref": f"#/$defs/{_id(place, name)}"} for name in known]
     return {"anyOf": [{"enum": sorted(known)}, OWN, *options, own]}
+
+
+def _choices(place: str, setting: Setting) -> dict[str, Any]:
+    """Return the schema of a setting that is a choice by name, or a list of such choices."""
+    is_list = get_origin(setting.field.annotation) is tuple
+    return {"type": "array", "items": _choice(place)} if is_list else _choice(place)
 
 
 def _partial(name: str, part: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +136,7 @@ def _section(cls: type[Config], at: str) -> dict[str, Any]:
             if NoneType in kinds:
                 part["anyOf"].append({"type": "null"})
         else:
-            part = {"type": "array", "items": _choice(place)} if place in KINDS else generated[name]
+            part = _choices(place, setting) if place in KINDS else generated[name]
         words = f"{setting.text} ({setting.line})" if setting.text else setting.line
         properties[name] = {key: value for key, value in part.items() if key != "title"} | {"description": words}
     required = [name for name, setting in settings(cls).items() if not setting.default]

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from rayfl.config.plain import short
-from rayfl.metrics import Line, label, named
+from rayfl.metrics import UPDATES, Line, label, named
 from rayfl.results.budgets import COSTS, Cost, with_spent
 from rayfl.results.cells import percent, plain
 from rayfl.results.drawing import Plot, Style, axis_name, legend, line_of, new_figure, panels, styles_of, title_axis
@@ -48,6 +48,8 @@ def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, 
         },
         "accuracy_by_capacity": by_capacity(records, styles),
         "curves_by_capacity": curves_by_capacity(curves, records, styles) if len(curves) > 1 else None,
+        "round_times": round_times(curves, styles),
+        "participation": participation(curves, styles),
         "client_accuracy": client_histogram(scores, axis_of(facts, of_clients), styles)
         if all(scores.values())
         else None,
@@ -139,6 +141,55 @@ def by_cost(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style],
         for round, x, y in zip(rounds, amount, values, strict=True)
     ]
     return Plot(figure, ["method", "round", cost.unit, metric], rows)
+
+
+def round_times(curves: Curves, styles: Mapping[str, Style]) -> Plot | None:
+    """Plot the share of rounds that took at most a simulated time, over all runs of each row. None without a clock."""
+    times = {
+        name: sorted(line["sim_seconds"] for line in chain(*runs) if "sim_seconds" in line)
+        for name, runs in curves.items()
+    }
+    times = {name: found for name, found in times.items() if found}
+    if not times:
+        return None
+    figure, axes = new_figure()
+    rows: list[list[Any]] = []
+    for name, found in times.items():
+        shares = np.arange(1, len(found) + 1) / len(found)
+        axes.step(found, shares, where="post", label=name, color=styles[name]["color"], linewidth=1.8)
+        rows += [[name, seconds, share] for seconds, share in zip(found, shares.tolist(), strict=True)]
+    if max(map(max, times.values())) > 10 * min(map(min, times.values())) > 0:
+        axes.set_xscale("log")
+    axes.set_xlabel("simulated seconds of a round")
+    title_axis(axes.yaxis, "share of rounds")
+    legend(axes)
+    return Plot(figure, ["method", "seconds", "share"], rows)
+
+
+def participation(curves: Curves, styles: Mapping[str, Style]) -> Plot | None:
+    """Plot the share of each class of devices in the aggregated updates, one bar per row. None without a clock."""
+    counts: dict[str, dict[str, float]] = {name: {} for name in curves}
+    for name, runs in curves.items():
+        for line in chain(*runs):
+            for key in line:
+                if key.startswith(UPDATES):
+                    kind = key.removeprefix(UPDATES)
+                    counts[name][kind] = counts[name].get(kind, 0) + line[key]
+    counts = {name: found for name, found in counts.items() if found}
+    kinds = sorted(set().union(*counts.values()))
+    if not kinds:
+        return None
+    figure, axes = new_figure()
+    width, rows = 0.8 / len(counts), []
+    for i, (name, found) in enumerate(counts.items()):
+        shares = [found.get(kind, 0) / sum(found.values()) for kind in kinds]
+        places = np.arange(len(kinds)) + (i + 0.5) * width - 0.4
+        axes.bar(places, shares, 0.9 * width, label=name, color=styles[name]["color"])
+        rows += [[name, kind, share] for kind, share in zip(kinds, shares, strict=True)]
+    axes.set_xticks(range(len(kinds)), kinds)
+    title_axis(axes.yaxis, "share of updates")
+    legend(axes)
+    return Plot(figure, ["method", "device", "share"], rows)
 
 
 def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot | None:

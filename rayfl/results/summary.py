@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count, takewhile
 from typing import Any, Literal
 
+from pydantic import Field
+
 from rayfl.config import Config
 from rayfl.metrics import ENDS, ROUND, SIMULATED, SPLITS, TOTALS, Line, evaluated, named
 
@@ -43,7 +45,7 @@ class Facts(Config):
     """Number of clients in the population."""
     rounds: int
     """Number of rounds requested."""
-    targets: tuple[float, ...] = ()
+    targets: tuple[float, ...] = Field(default=(), exclude_if=lambda targets: not targets)
     """Values of the judge metric whose simulated time is reported."""
     tuned: tuple[str, ...] = ()
     """Dotted paths of the settings that a sweep tunes."""

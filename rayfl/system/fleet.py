@@ -12,11 +12,11 @@ no measurement of the machine that simulates.
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayfl.clients import Population
 from rayfl.core.seeds import numpy_generator
-from rayfl.system.devices import Device
+from rayfl.system.devices import Device, Speed
 from rayfl.system.settings import System
 
 
@@ -79,13 +79,13 @@ class Fleet:
     def _fits(self, client: int, device: Device, work: Work) -> bool:
         if self.system.capacities == "memory":
             return work.memory_mb <= device.memory_mb
-        seconds = self._seconds(client, work, device.down.mean, device.gflops.mean, device.up.mean)
-        return self.system.capacity_s is not None and sum(seconds) <= self.system.capacity_s
+        return self.system.capacity_s is not None and sum(self._seconds(client, work, device)) <= self.system.capacity_s
 
-    def _seconds(self, client: int, work: Work, down: float, gflops: float, up: float) -> tuple[float, float, float]:
+    def _seconds(self, client: int, work: Work, device: Device) -> tuple[float, float, float]:
+        """Return the seconds of download, training and upload at the device's mean speeds."""
         samples, steps = self.samples(client)
-        compute = samples * work.flops / (1e9 * gflops) + steps * self.system.step_ms / 1000
-        return 8e-6 * work.bytes_down / down, compute, 8e-6 * work.bytes_up / up
+        compute = samples * work.flops / (1e9 * device.gflops.mean) + steps * self.system.step_ms / 1000
+        return 8e-6 * work.bytes_down / device.down.mean, compute, 8e-6 * work.bytes_up / device.up.mean
 
     def dispatch(self, client: int, version: int, start: float, transfers: int) -> Dispatch:
         """Return the visit of a client that starts now. `transfers`: clients that share the server's bandwidth."""
@@ -95,8 +95,8 @@ class Fleet:
         gflops, down, up = (speed.draw(draws) for speed in (device.gflops, device.down, device.up))
         down = min(down, (system.server_down_mbps or math.inf) / transfers)
         up = min(up, (system.server_up_mbps or math.inf) / transfers)
-        down_s, compute_s, up_s = self._seconds(client, work, down, gflops, up)
-        finish = start + down_s + compute_s + up_s
+        today = replace(device, gflops=Speed(gflops), down=Speed(down), up=Speed(up))
+        finish = start + sum(self._seconds(client, work, today))
         leaves = system.availability.until(client, start, self.seed)
         is_lost = leaves < finish or draws.random() < system.dropout
         flops = self.samples(client)[0] * work.flops
@@ -126,11 +126,6 @@ class Fleet:
                 break
         return sorted(found)
 
-    def fastest(self, clients: Collection[int]) -> float:
-        """Return the seconds of the fastest visit at mean speeds."""
-        found = []
-        for id in clients:
-            device = self.device(id)
-            speeds = device.down.mean, device.gflops.mean, device.up.mean
-            found.append(sum(self._seconds(id, self.work[self.capacity(id, 0)], *speeds)))
-        return min(found)
+    def seconds(self, client: int) -> tuple[float, float, float]:
+        """Return the seconds of a client's download, training and upload at mean speeds."""
+        return self._seconds(client, self.work[self.capacity(client, 0)], self.device(client))

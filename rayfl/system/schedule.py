@@ -4,22 +4,24 @@ A plan is a pure function of the configuration and of the past. Only clients who
 only when they are aggregated, each from the version that it was sent.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.metrics import UPDATES
 from rayfl.system.fleet import Dispatch, Fleet
 from rayfl.system.settings import Buffered, Sync
 from rayfl.system.staleness import Staleness
 
 IDLE_S = 600.0
 """Seconds until the server asks again if no client is available."""
+MOST_CHECKED = 1000
+"""Clients whose visits are compared with a deadline before a run."""
 MOST_DISPATCHES = 1000
 """Dispatches per update of a buffer after which a run is given up, because none arrives."""
 
@@ -58,18 +60,22 @@ class Plan:
     staleness: Staleness = Staleness()
 
 
-class Schedule(ABC):
-    """Base class of schedules."""
+class Schedule(Protocol):
+    """Interface of schedules."""
 
-    @abstractmethod
     def plan(self, past: Past, round: int) -> Plan:
         """Return the plan of a round."""
+        ...
 
-    @abstractmethod
+    def check(self) -> None:
+        """Raise a ConfigError if no round could have an update."""
+
     def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
         """Return the capacities [n] of clients [n] in a round."""
+        ...
 
     def capacity(self, id: int, round: int) -> float:
+        """Return the capacity of a client in a round."""
         return float(self.capacities(np.array([id]), round)[0])
 
 
@@ -96,6 +102,17 @@ class Timed(Schedule):
     def plan(self, past: Past, round: int) -> Plan:
         mode = self.fleet.system.mode
         return self._buffered(mode, past, round) if isinstance(mode, Buffered) else self._sync(mode, past, round)
+
+    def check(self) -> None:
+        mode, count = self.fleet.system.mode, self.fleet.population.count
+        if isinstance(mode, Sync) and mode.deadline_s is not None:
+            some = range(0, count, -(-count // MOST_CHECKED))
+            fastest = min(sum(self.fleet.seconds(id)) for id in some)
+            if fastest > mode.deadline_s:
+                raise ConfigError(
+                    f"system.mode.deadline_s: no client can finish within {mode.deadline_s:g} seconds. Allowed: more "
+                    f"than {fastest:.3g}, the fastest visit of {len(some)} clients"
+                )
 
     def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
         return np.array([self.fleet.capacity(id, round) for id in ids.tolist()], dtype=np.float64)
@@ -177,7 +194,7 @@ class Timed(Schedule):
             "wasted_bytes": sum(one.bytes for one in wasted),
             "staleness": sum(round - one.version for one in kept) / max(len(kept), 1),
         }
-        metrics |= {f"updates_{kind}": kinds[kind] for kind in sorted(kinds)}
+        metrics |= {f"{UPDATES}{kind}": kinds[kind] for kind in sorted(kinds)}
         visits = sorted((one.version, one.client) for one in kept)
         return Plan(visits, replace(past, seconds=end, running=tuple(running)), metrics, staleness)
 
