@@ -11,8 +11,10 @@ no measurement of the machine that simulates.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from rayfl.clients import Population
 from rayfl.core.seeds import numpy_generator
@@ -113,18 +115,19 @@ class Fleet:
                 return first
         generator = numpy_generator(self.seed, "asked", version, draw)
         seen, found = set(busy), []
-        # the cost depends on the number of all clients only if few of them are available
-        for is_last in (False, True):
-            count = population.count
-            ids = generator.permutation(count) if is_last else generator.integers(count, size=4 * wanted)
-            for id in ids.tolist():
-                if id not in seen and len(found) < wanted:
-                    seen.add(id)
-                    if availability.until(id, seconds, self.seed) > seconds:
-                        found.append(id)
+        for id in self._drawn(generator, wanted):
             if len(found) == wanted:
                 break
+            if id not in seen:
+                seen.add(id)
+                if availability.until(id, seconds, self.seed) > seconds:
+                    found.append(id)
         return sorted(found)
+
+    def _drawn(self, generator: np.random.Generator, wanted: int) -> Iterator[int]:
+        """Yield random clients, with repetitions, and all of them if these were not enough."""
+        yield from generator.integers(self.population.count, size=16 * wanted).tolist()
+        yield from generator.permutation(self.population.count).tolist()
 
     def seconds(self, client: int) -> tuple[float, float, float]:
         """Return the seconds of a client's download, training and upload at mean speeds."""

@@ -4,6 +4,7 @@ A plan is a pure function of the configuration and of the past. Only clients who
 only when they are aggregated, each from the version that it was sent.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +34,7 @@ class Past:
     seconds: float = 0.0
     """Simulated time since the start of the run."""
     running: tuple[Dispatch, ...] = ()
-    """Clients that are training, in the order of their dispatch."""
+    """Clients that are training."""
 
     @property
     def versions(self) -> set[int]:
@@ -137,14 +138,17 @@ class Timed(Schedule):
         return self._plan(past, round, end, kept + stale, running, new, wasted, mode.staleness)
 
     def _buffered(self, mode: Buffered, past: Past, round: int) -> Plan:
-        now, running, kept = past.seconds, list(past.running), []
+        now, kept = past.seconds, []
+        running = [(_order(one), one) for one in past.running]
+        heapq.heapify(running)
         new, wasted, draw = [], [], 0
         while True:
-            busy = {one.client for one in (*running, *kept)}
+            busy = {one.client for one in (*(one for _, one in running), *kept)}
             started = self._dispatched(mode.concurrency - len(running), round, draw, now, busy)
             draw += 1
-            running += started
             new += started
+            for one in started:
+                heapq.heappush(running, (_order(one), one))
             if len(new) > MOST_DISPATCHES * mode.buffer:
                 raise ConfigError(
                     f"system: no update arrived from {len(new)} clients. Allowed: clients that stay available until "
@@ -153,15 +157,14 @@ class Timed(Schedule):
             if not running:
                 now += IDLE_S
                 continue
-            now = max(now, min(one.finish for one in running))
-            for one in sorted((one for one in running if one.finish <= now), key=_order):
-                if len(kept) == mode.buffer:
-                    break
-                running.remove(one)
+            now = max(now, running[0][1].finish)
+            while running and running[0][1].finish <= now and len(kept) < mode.buffer:
+                _, one = heapq.heappop(running)
                 is_old = mode.max_staleness is not None and round - one.version > mode.max_staleness
                 (wasted if one.is_lost or is_old else kept).append(one)
             if len(kept) == mode.buffer:
-                return self._plan(past, round, now, kept, running, new, wasted, mode.staleness)
+                left = [one for _, one in sorted(running)]
+                return self._plan(past, round, now, kept, left, new, wasted, mode.staleness)
 
     def _dispatched(self, wanted: int, round: int, draw: int, start: float, busy: set[int]) -> list[Dispatch]:
         """Ask clients and send them the model."""
@@ -200,4 +203,5 @@ class Timed(Schedule):
 
 
 def _order(one: Dispatch) -> tuple[float, int]:
+    # a client is never dispatched twice at a time
     return one.finish, one.client
