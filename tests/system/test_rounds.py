@@ -4,8 +4,11 @@ import pytest
 import torch
 from helpers import ADAPTED, Perceptron, assert_same, made_up_for, run, simulate, tiny
 
+import rayfl
 from rayfl.config import ConfigError
 from rayfl.core.seeds import stream, torch_generator
+from rayfl.reference.describe import times
+from rayfl.results.tables import table
 from rayfl.testing.methods import rows_of
 
 EQUAL = {"name": "classes", "classes": [{"name": "board", "gflops": 1}]}
@@ -165,3 +168,44 @@ def test_methods_that_cannot_mix_versions(method):
     with pytest.raises(ConfigError) as error:
         tiny(method=method, system=PHONES, **sections)
     assert f"method {method} needs updates of the current model, because" in str(error.value)
+
+
+def test_a_deadline_that_nobody_meets_is_refused_before_the_run(tmp_path):
+    slow = tiny(system={"devices": EQUAL, "mode": {"name": "sync", "deadline_s": 1e-6}})
+    with pytest.raises(ConfigError) as error:
+        rayfl.run(slow, tmp_path / "run")
+    assert str(error.value).startswith("system.mode.deadline_s: no client can finish within 1e-06 seconds. Allowed: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_times_without_training_are_those_of_the_run(tmp_path):
+    experiment = tiny(method="heterofl", rounds=4, system=PHONES)
+    lines = run(simulate(experiment, tmp_path))
+    notes = []
+    records, facts = times(experiment, notes.append)
+    assert facts["seconds"] == lines[-1]["sim_time"]
+    assert facts["asked"] == sum(line["asked"] for line in lines) / 4
+    assert facts["staleness"] == sum(line["staleness"] for line in lines) / 4
+    assert sum(record["clients"] for record in records) == pytest.approx(1)
+    counted = {
+        record["device"]: sum(line.get(f"updates_{record['device']}", 0) for line in lines) for record in records
+    }
+    assert {record["device"]: record["updates"] for record in records} == {
+        kind: count / sum(counted.values()) for kind, count in counted.items()
+    }
+    assert len(notes) == 1
+
+
+def test_results_have_the_time_to_a_target(tmp_path):
+    system = {"devices": EQUAL, "time_to": [0.0, 0.2, 0.99]}
+    result = rayfl.run(tiny(method="fedavg", rounds=4, evaluation={"every": 2}, system=system), tmp_path / "run")
+    first, *_, last = result.lines
+    evaluated = [line for line in result.lines if "accuracy_mean" in line]
+    reached = next((line["sim_time"] for line in evaluated if line["accuracy_mean"] >= 0.2), None)
+    assert result.summary["time_to_0"] == evaluated[0]["sim_time"] == 2 * first["sim_time"]
+    assert result.summary.get("time_to_0.2") == reached
+    assert "time_to_0.99" not in result.summary
+    assert result.summary["sim_seconds"] == pytest.approx(last["sim_time"])
+    shown = table([result.folder.record()])
+    assert shown.header[-8:-4] == ["to 0 %", "to 20 %", "to 99 %", "simulated"]
+    assert shown.rows[0][-6] == "–"
