@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from rayfl.methods.dense import Dense as Dense
     from rayfl.models.base import ImageModel as ImageModel
     from rayfl.models.base import Model as Model
+    from rayfl.system import Availability as Availability
+    from rayfl.system import Device as Device
+    from rayfl.system import Devices as Devices
+    from rayfl.system import Speed as Speed
     from rayfl.training import Transform as Transform
     from rayfl.tuning.comparison import Comparison as Comparison
     from rayfl.tuning.comparison import sweep as sweep
@@ -64,6 +68,7 @@ _PUBLIC = {
     "methods.base": ("Client", "Deployment", "Method", "Task", "Visit"),
     "methods.dense": ("Dense",),
     "models.base": ("ImageModel", "Model"),
+    "system": ("Availability", "Device", "Devices", "Speed"),
     "training": ("Transform",),
     "tuning.comparison": ("Comparison", "sweep"),
 }
