@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Starts the MLflow server of a cluster on its head, unless it runs: http://127.0.0.1:5000 there, for user admin.
+# Start the cluster's MLflow server on the head if it is not running: http://127.0.0.1:5000, user admin.
 #
-# Secrets are made here at the first start, are in files that nobody else reads, and in no command line.
-# - MLFLOW_BACKEND: the database, else a sqlite on the head's own disk, which ends with it. sqlite must not lie on NFS.
-# - MLFLOW_ARTIFACTS: a folder or s3://BUCKET/PATH, else the folder that all nodes see.
-# Either may stand before the command in a cluster's file. One that holds a password belongs as a line into
-# ~/.rayfl/mlflow.env on the head. A server that runs takes them up after `kill $(cat ~/.rayfl/mlflow.pid)`.
+# Secrets are created at the first start. They are stored in files that only the user can read, never in command lines.
+# - MLFLOW_BACKEND: database. Default: sqlite on the head's disk, deleted with it. sqlite does not work on NFS.
+# - MLFLOW_ARTIFACTS: folder or s3://BUCKET/PATH. Default: the shared folder.
+# Set them before the command in the cluster's file, or, if they contain a password, as a line of ~/.rayfl/mlflow.env on
+# the head. A running server reads new values after `kill $(cat ~/.rayfl/mlflow.pid)`.
 set -euo pipefail
 umask 077
 
@@ -50,7 +50,7 @@ case $MLFLOW_BACKEND_STORE_URI in
 postgresql*) uv pip install --quiet --python ~/env psycopg2-binary ;;
 esac
 
-# one process: of several, uvicorn ends those that a busy head keeps from answering at once. Nobody uses MLflow's jobs.
+# one process: uvicorn kills workers that respond late on a busy head. MLflow's jobs are not used.
 export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
 setsid nohup mlflow server --host 127.0.0.1 --port 5000 --workers 1 --app-name basic-auth \
     >"$own/mlflow.log" 2>&1 </dev/null &

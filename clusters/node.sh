@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes a machine a node: the folder that all nodes see, a Python with rayfl, and what every shell of the node knows.
-# The files of clusters/ call it on every node; whoever calls it again changes nothing.
+# Set up a node: the shared folder, a Python environment with rayfl, and environment variables for every shell.
+# The cluster files call it on every node. Repeated calls have no effect.
 #
-#     node.sh head          workers mount the head's own disk by NFS; it ends with the head
-#     node.sh HOST:/PATH    all nodes mount that, an EFS or another NFS server
-#     node.sh mounted       the folder is there already, on every node
+#     node.sh head          workers mount the head's disk by NFS; it is deleted with the head
+#     node.sh HOST:/PATH    all nodes mount this EFS or other NFS server
+#     node.sh mounted       the folder is already mounted on every node
 #
-# RAYFL_SHARED is the folder, else /mnt/rayfl. Ray sets RAY_HEAD_IP for workers alone. Not run on AWS or GCP.
+# RAYFL_SHARED: the folder. Default: /mnt/rayfl. Ray sets RAY_HEAD_IP only on workers. Not tested on AWS or GCP.
 set -euo pipefail
 
 storage=${1:?what all nodes see: head, HOST:/PATH or mounted}
@@ -22,7 +22,7 @@ fail() {
 }
 
 packages() {
-    # a machine that has just started installs its own updates, and nobody else may meanwhile
+    # a newly started machine installs its updates and holds the apt lock meanwhile
     local tries=0
     until sudo apt-get -qq update; do
         [ $((tries += 1)) -lt 60 ] || fail "apt-get update fails"
@@ -35,7 +35,7 @@ mount_nfs() {
     local mounted
     mounted=$(findmnt -n -o SOURCE --mountpoint "$shared" || true)
     [ "$mounted" = "$1" ] && return
-    # of a head that is gone: nothing answers there
+    # mount of a deleted head, which no longer responds
     [ -z "$mounted" ] || sudo umount -fl "$shared"
     [ -x /sbin/mount.nfs4 ] || packages nfs-common
     sudo mkdir -p "$shared"
@@ -46,7 +46,7 @@ export_nfs() {
     command -v exportfs >/dev/null || [ -x /usr/sbin/exportfs ] || packages nfs-kernel-server
     sudo mkdir -p "$shared" /etc/exports.d
     sudo chown "$(id -u):$(id -g)" "$shared"
-    # private networks; who of them comes through is the matter of the cluster's security group
+    # private networks; the cluster's security group restricts access
     local options="(rw,no_subtree_check)"
     echo "$shared 10.0.0.0/8$options 172.16.0.0/12$options 192.168.0.0/16$options" |
         sudo tee /etc/exports.d/rayfl.exports >/dev/null
@@ -70,7 +70,7 @@ share() {
 
 install() {
     command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | UV_NO_MODIFY_PATH=1 sh
-    # workers have the head's versions: Ray refuses others, and they may have come out since
+    # workers install the head's versions: Ray requires equal versions, and newer ones may have been released since
     local same=$shared/nodes python=3.12 versions=()
     if [ -n "$head" ]; then
         [ -s "$same/versions.txt" ] || fail "$same/versions.txt: the head has not written it; is $shared the head's?"
@@ -90,13 +90,13 @@ environment() {
     mkdir -p "$own"
     chmod 700 "$own"
     {
-        # a shell that starts another would have it twice
+        # nested shells would add it twice
         echo "case :\$PATH: in *:$HOME/env/bin:*) ;; *) export PATH=$HOME/env/bin:$HOME/.local/bin:\$PATH ;; esac"
         echo "export RAY_AUTH_MODE=token RAY_ENABLE_UV_RUN_RUNTIME_ENV=0"
         echo "export RAYFL_SHARED=$shared RAYFL_OUTPUT=$shared/runs"
         [ -n "$head" ] || echo "export RAY_ADDRESS=auto MLFLOW_TRACKING_URI=http://127.0.0.1:5000"
     } >"$own/env.sh"
-    # on top: Ubuntu's .bashrc ends early for shells that nobody types in
+    # at the top: Ubuntu's .bashrc returns early in non-interactive shells
     local line=". $own/env.sh" all
     all=$(cat ~/.bashrc 2>/dev/null || true)
     grep -qxF "$line" <<<"$all" || printf '%s\n%s\n' "$line" "$all" >~/.bashrc

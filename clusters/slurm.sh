@@ -1,13 +1,13 @@
 #!/bin/bash
-# A sweep on the nodes of a Slurm job, whole nodes of one's own. From the repository's root, where `uv sync` was run:
+# Run a sweep on the exclusive nodes of a Slurm job. From the repository's root, after `uv sync`:
 #
 #     sbatch clusters/slurm.sh tune_configs/quickstart.yaml --rounds 10
 #
-# Two minutes before the job's time ends, the sweep writes a checkpoint and the job queues up again. The same command
-# goes on with a sweep that is there. Not run under Slurm: tested with commands that stand in for Slurm's.
+# Two minutes before the job's time limit, the sweep writes a checkpoint and the job is requeued. The same command
+# resumes an existing sweep. Not tested under Slurm, only with substitutes for Slurm's commands.
 #
-# RAYFL_OUTPUT is a folder that all nodes see, as your home is; ~/.ray/auth_token, the token, has to be seen by all too.
-# MLFLOW_TRACKING_URI is your MLflow server; without one MLflow's database lies in RAYFL_OUTPUT.
+# RAYFL_OUTPUT is a shared folder, such as your home; the token ~/.ray/auth_token must be readable on all nodes too.
+# MLFLOW_TRACKING_URI is your MLflow server. Default: a database in RAYFL_OUTPUT.
 #SBATCH --job-name=rayfl
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -17,7 +17,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# not TERM: a job that is cancelled gets that, and must not come back
+# not TERM, which a cancelled job receives: such a job must not be requeued
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
 : "${1:?CONFIG is missing. Allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]}"
@@ -25,9 +25,9 @@ set -euo pipefail
 export PATH="$PWD/.venv/bin:$PATH"
 export RAY_AUTH_MODE=token RAY_ENABLE_UV_RUN_RUNTIME_ENV=0
 export RAYFL_OUTPUT="${RAYFL_OUTPUT:-${SCRATCH:-$PWD}/runs}"
-# short: a socket's path has at most 107 bytes
+# short, because a socket path has at most 107 bytes
 export RAY_TMPDIR="/tmp/r$SLURM_JOB_ID"
-# seconds until all nodes must be there; 30 unless it is set, and a shared file system is slow
+# seconds to wait for all nodes; Ray's default, 30, is too short on a slow shared file system
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 ray get-auth-token --generate > /dev/null
 
@@ -37,10 +37,10 @@ name="$(basename "$1" .yaml)"
 sweep=("$@" --name "$name" --output "$RAYFL_OUTPUT" --address auto)
 if [ -e "$RAYFL_OUTPUT/$name/run.json" ]; then sweep+=(--resume); fi
 
-# this script runs on the head, so it can tell the sweep alone: its Ray has to live until the checkpoint is written
+# this script runs on the head, so it can signal only the sweep: Ray must run until the checkpoint is written
 pid="$RAY_TMPDIR.pid" ended="$RAY_TMPDIR.ended" warned=
 rm -f "$pid" "$ended"
-# without a sweep yet, Ray's start is what ends; both may have ended by now
+# before the sweep starts, this ends Ray's start instead; both may have ended already
 trap 'warned=yes; kill -TERM "$(cat "$pid")" 2> /dev/null || kill -TERM "$step" || true' USR1
 
 # shellcheck disable=SC2016
@@ -50,7 +50,7 @@ srun "${nodes[@]}" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
   bash -c "$run" sweep "$pid" "$ended" "${sweep[@]}" &
 step=$!
 
-# the other nodes see only after a minute that their head is gone, and the job may not have that minute
+# other nodes notice only after a minute that the head has stopped, and the job may not have that minute
 while [ ! -s "$ended" ] && kill -0 "$step" 2> /dev/null; do sleep 1; done
 code=143
 if [ -s "$ended" ]; then
