@@ -313,7 +313,6 @@ def export(
         record = _best_trial(record, row)
         folder = record.path
         notify(f"exporting {folder}")
-    record.require_version()
     experiment = read_experiment(record.config, str(folder / "config.json"))
     if isinstance(experiment.data, InMemory) and data is not None:
         experiment = experiment.with_(data=experiment.data.holding(data))
@@ -339,7 +338,6 @@ def deployments(
     """Return the network of every capacity at a run's newest valid checkpoint, with its norms' statistics, largest
     capacity first. `arrays`: the data, if they are already loaded."""
     record = RunFolder.open(folder)
-    record.require_version()
     experiment = read_experiment(record.config, str(record.path / "config.json"))
     with _restored(experiment, record.path / CHECKPOINTS, notify, arrays) as (_, simulation):
         return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
@@ -443,7 +441,6 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
             raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
         return
     record = RunFolder.open(path)
-    record.require_version()
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))
     same_config(path / "config.json", old, new)
 

@@ -156,14 +156,7 @@ class Experiment(Config):
         population = self.clients
         nets = Affordable(self.model, population.metric, tuple(population.all_capacities))
         return Task(
-            self.model,
-            self.training,
-            nets,
-            max(nets),
-            population.count,
-            population.metric,
-            self.seed,
-            self.data.public,
+            self.model, self.training, nets, max(nets), population.count, population.metric, self.seed, self.data.public
         )
 
     def bound(self) -> Method:
@@ -260,12 +253,7 @@ class Experiment(Config):
 
     def tags(self) -> dict[str, str]:
         """Return the tags of the run for trackers."""
-        return {
-            "method": self.method.name,
-            "model": self.model.name,
-            "data": self.data.name,
-            "seed": str(self.seed),
-        }
+        return {"method": self.method.name, "model": self.model.name, "data": self.data.name, "seed": str(self.seed)}
 
 
 def read_experiment(given: Mapping[str, Any], where: str) -> Experiment:

@@ -122,12 +122,7 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
 """Method -> model and options, with short rounds."""
 for method, (model, options) in KNOWLEDGE.items():
     case(f"{method}-{model['name']}", model=model, data=PUBLIC, partition={"name": "iid"}, method=options)
-case(
-    "fedgkt-mix",
-    model=SPLIT,
-    method={"server": {"epochs": 2, "batch_size": 8}},
-    clients={"weights": [0, 1, 1]},
-)
+case("fedgkt-mix", model=SPLIT, method={"server": {"epochs": 2, "batch_size": 8}}, clients={"weights": [0, 1, 1]})
 
 # other models
 
@@ -225,10 +220,7 @@ case(
         "classifier": False,
     },
 )
-case(
-    "spafl-bounds",
-    method=PRUNING | {"clamp_weights": [-0.1, 0.1], "clamp_thresholds": [0, 0.05]},
-)
+case("spafl-bounds", method=PRUNING | {"clamp_weights": [-0.1, 0.1], "clamp_thresholds": [0, 0.05]})
 case("spafl-thresholds_alone", method=PRUNING | {"train_weights": False, "eq13": False, "weight": "samples"})
 case("fedpm-prior", method={"prior_reset": 2, "soften": True})
 case("fedpm-participation", method={"prior_reset": "ceil_inv_participation", "deployed": "threshold"})

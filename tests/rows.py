@@ -49,12 +49,7 @@ def study(path, labels=("heterofl", "fjord"), rates=(0.1,), seeds=(0, 1, 2), rou
             seed=seed,
             sweep=sweep.id,
             title=label.title(),
-            config={
-                "seed": seed,
-                "data": {"name": "digits"},
-                "partition": {"name": "iid"},
-                "training": {"lr": rate},
-            },
+            config={"seed": seed, "data": {"name": "digits"}, "partition": {"name": "iid"}, "training": {"lr": rate}},
         )
         run.tags |= {"method": label, "data": "digits", "point": f"lr={rate:g}"}
         run.finish("finished")

@@ -44,8 +44,8 @@ OWNERS = {
 
 CORE = ("engine", "evaluation", "experiment", "driver", "results", "tuning", "exporting", "cli")
 """What works for every method alike."""
-NAMES = {"experiment": ("fedavg",), "results.version1": ("lg_fedavg", "spafl", "standalone")}
-"""Methods that a core module names: the default of the section, and what folders of version 1 do not say themselves."""
+NAMES = {"experiment": ("fedavg",)}
+"""Methods that a core module names: the default of the section."""
 
 FOREIGN = {
     "methods.masks.fedpm": "torch.autograd.Function",

@@ -24,7 +24,7 @@ SAMPLES = 12
 
 
 class DataContract:
-    """A subclass says `data`, and `model` if its samples are no images."""
+    """A subclass sets `data`, and `model` if its samples are not images."""
 
     data: Any
     """As in a `data:` section: a name, a mapping with options, or an object."""
@@ -98,7 +98,7 @@ class DataContract:
 
 
 class PartitionContract:
-    """A subclass says `partition`, and `labels` if made-up ones do not suit it."""
+    """A subclass sets `partition`, and `labels` if it needs its own."""
 
     partition: Any
     """As in a `partition:` section: a name, a mapping with options, or an object."""
@@ -150,7 +150,7 @@ class PartitionContract:
 
 
 class ScoreContract:
-    """A subclass says `score`."""
+    """A subclass sets `score`."""
 
     score: Any
     """As in `evaluation.scores`: a name, a mapping with options, or an object."""

@@ -80,11 +80,7 @@ def test_a_script_for_every_shell(shell, monkeypatch):
     ],
 )
 def test_what_a_shell_offers(line, offered):
-    environment = {
-        "_RAYFL_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1),
-    }
+    environment = {"_RAYFL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     assert said(**environment).split() == offered
 
 

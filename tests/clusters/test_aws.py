@@ -326,8 +326,7 @@ def test_a_type_that_would_never_start_is_refused(account, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ('{"a": "${user}"}', "KeyError: 'user'")],
+    ("text", "said"), [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ('{"a": "${user}"}', "KeyError: 'user'")]
 )
 def test_a_policy_that_is_none_is_refused(account, tmp_path, text, said):
     file = tmp_path / "policy.json"

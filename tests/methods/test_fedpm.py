@@ -48,8 +48,7 @@ def flat(params) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("fields", "probability", "score"),
-    [({}, 2 / 3, 0.6931), ({"soften": True}, 0.66333, 0.67818)],
+    ("fields", "probability", "score"), [({}, 2 / 3, 0.6931), ({"soften": True}, 0.66333, 0.67818)]
 )
 def test_three_masks(fields, probability, score):
     method = bound(FedPM(**fields), 1.0)

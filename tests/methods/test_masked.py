@@ -169,10 +169,7 @@ def test_groups():
             (("conv",), ("conv", "stage1", "stage2", "stage3", "stage4", "head")),
             "layer 'conv' is in 2 shards. Allowed: each",
         ),
-        (
-            (("con",),),
-            "'con' is neither a layer nor a parent of one. Allowed: the layers conv, stage1.0.residual.",
-        ),
+        ((("con",),), "'con' is neither a layer nor a parent of one. Allowed: the layers conv, stage1.0.residual."),
     ],
 )
 def test_shards_that_do_not_fit(given, message):

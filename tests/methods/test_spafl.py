@@ -168,11 +168,7 @@ def by_hand(method, params, tau, delta, data, round, momentum=0.9):
             g, b = module.get_parameter(f"{path}.weight").grad, module.get_parameter(f"{path}.bias").grad
             w, bias = params[f"{path}.weight"], params[f"{path}.bias"]
             h = -(g * w).sum(1) - b * bias - alpha * torch.exp(-tau[path])
-            steps = {
-                tau[path]: h,
-                w: g * gates[path][:, None],
-                bias: b * gates[path],
-            }
+            steps = {tau[path]: h, w: g * gates[path][:, None], bias: b * gates[path]}
             for t, step in steps.items():
                 speeds[id(t)] = momentum * speeds.get(id(t), 0) + step
             for t in steps:

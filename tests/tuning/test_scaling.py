@@ -222,13 +222,7 @@ def row(**changes):
     return (
         point
         | dict.fromkeys(results.COLUMNS, 1.0)
-        | {
-            "seconds": 2.0,
-            "driver_own": 10_000,
-            "server_own": 500,
-            "actor_own": 70,
-            "data_bytes": 1_000,
-        }
+        | {"seconds": 2.0, "driver_own": 10_000, "server_own": 500, "actor_own": 70, "data_bytes": 1_000}
         | changes
     )
 
