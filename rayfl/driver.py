@@ -1,14 +1,4 @@
-"""Running an experiment: the command line, notebooks and scripts all call `run`.
-
-    result = rayfl.run(rayfl.Experiment(model="digits_cnn", method="heterofl"))
-    result.metrics                         # a pandas DataFrame, one row per round
-    result.submodel(0.25)                  # the network of this capacity, a plain torch.nn.Module
-
-or round by round:
-
-    for line in rayfl.start(experiment):
-        print(line["round"], line["train_loss"])
-"""
+"""Running an experiment: the command line, notebooks and scripts all call `run` or, round by round, `start`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

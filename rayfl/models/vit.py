@@ -28,8 +28,7 @@ EXPANSION = 4
 class ViTB16(Pretrained):
     """Dosovitskiy et al., arXiv 2010.11929, as torchvision has it, without dropout: 85,806,346 parameters with ten
     classes. `Net.without` names encoder blocks ("encoder.11"), of which nothing stays. It starts as torchvision's
-    does, but its head is not zero: NeFL's is a new linear layer.
-    """
+    does, but its head is not zero: NeFL's is a new linear layer."""
 
     name: Literal["vit_b_16"] = "vit_b_16"
     input: tuple[int, int, int] = (3, 224, 224)

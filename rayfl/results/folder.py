@@ -54,7 +54,7 @@ class RunFolder(Config):
     started: float
     """Start time (Unix, seconds)."""
     made: tuple[Made, ...] = ()
-    """Driver processes in order; empty for runs before 0.5."""
+    """Driver processes in order."""
     status: Status = "running"
     error: str | None = None
     costs: dict[str, Cost] = {}

@@ -63,8 +63,7 @@ class DataContract:
         assert offers.get("classes", data.goal.classes) == data.goal.classes
 
     def test_batches_follow_from_their_generator(self) -> None:
-        """Training batches are shuffled and augmented by it; evaluation batches are always the same, for any batch
-        size."""
+        """Training batches are shuffled and augmented by it; evaluation batches are equal for any batch size."""
         some = self.some()
         for of in (lambda: some.in_order(5), lambda: some.batches(4, 5, torch_generator(0, "test:batches"))):
             first, second = list(of()), list(of())

@@ -305,8 +305,7 @@ class HuggingFace(TokenModel, ABC):
                 shutil.copy(file, to / "transformers")
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
-        """Return transformers' module with these parameters: blocks renumbered, step sizes multiplied into their
-        layers."""
+        """Return transformers' module with these parameters: blocks renumbered, step sizes merged into layers."""
         module, state = self.made_of(self.configuration(net)), dict(params)
         for number, block in enumerate(self.kept(net)):
             names = [name for name in state if name.startswith(f"{block}.")]
