@@ -14,7 +14,7 @@ BASE: dict[str, Any] = {
     "evaluation": {"every": 1, "batch_size": 7},
     "run": {"executor": "serial", "chunk": 2, "threads": 1},
 }
-"""What a case lays its sections over. Capacities divide nothing: of 32 channels they are 32, 20 and 10."""
+"""Base of the sections of each case. Capacities divide nothing: of 32 channels they are 32, 20 and 10."""
 
 DIGITS = {"name": "digits_cnn"}
 RESNET = {"name": "resnet18", "channels": 8}
@@ -37,10 +37,10 @@ SPLIT = {
 PUBLIC = {"shape": [1, 16, 16], "public": {"share": 0.25, "labeled": True}}
 
 NARROW = {"capacities": [0.2, 0.12, 0.06]}
-"""Of models whose 64 channels are a constant."""
+"""Models with 64 constant channels."""
 BY_PARAMETERS = {"metric": "params"}
 PRUNING = {"alpha": 0.2}
-"""What makes SpaFL prune in three rounds."""
+"""Settings with which SpaFL prunes in three rounds."""
 MOMENTUM = {"momentum": 0.9, "weight_decay": 0.001}
 
 CASES: dict[str, dict[str, Any]] = {}

@@ -142,7 +142,7 @@ def test_a_round_that_was_written_before_is_replaced(tmp_path):
 
 
 def kept(path: Path) -> Path:
-    """What client 3 keeps, of round 1 alone."""
+    """The state of client 3 of round 1 only."""
     return path.parent / "kept" / "3-1.safetensors"
 
 

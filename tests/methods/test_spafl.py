@@ -521,7 +521,7 @@ def test_thresholds_that_do_nothing_are_local_training(tmp_path):
 
 
 def test_densities_do_not_depend_on_the_order_of_work(tmp_path):
-    """Of 500 rows and of 50, sums of shares are not exact."""
+    """Sums of shares of 500 and of 50 rows are not exact."""
     spec = tiny(
         method="spafl",
         model="lenet5_caffe",

@@ -439,7 +439,7 @@ def test_the_local_score_in_the_best_round_of_the_server():
 
 
 def test_densities_of_a_run():
-    """Of clients' own masked networks that of the best round, and the last ones."""
+    """Densities of clients' masked networks: of the best round, and of the last rounds."""
     lines = [line(r, local_accuracy_mean=a, local_density=d) for r, a, d in ((1, 0.5, 0.75), (2, 0.875, 0.5))]
     lines.append(line(3, local_accuracy_mean=0.625, local_density=0.25, local_density_conv=0.25, density_1=0.375))
     result = summed(lines, PERSONAL)

@@ -39,7 +39,7 @@ def population(count, folder, **sections):
 
 
 def held(clients, folder):
-    """What a simulation of so many clients allocated and kept, beyond the images, in bytes."""
+    """Return the bytes that a simulation of this many clients allocated and kept, without the images."""
     population(FEW, folder / "before").train()  # what a first round imports and caches
     tracemalloc.start()
     try:
