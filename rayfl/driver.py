@@ -1,14 +1,4 @@
-"""Running an experiment: the command line, notebooks and scripts all call `run`.
-
-    result = rayfl.run(rayfl.Experiment(model="digits_cnn", method="heterofl"))
-    result.metrics                         # a pandas DataFrame, one row per round
-    result.submodel(0.25)                  # the network of this capacity, a plain torch.nn.Module
-
-or round by round:
-
-    for line in rayfl.start(experiment):
-        print(line["round"], line["train_loss"])
-"""
+"""Running an experiment: the command line, notebooks and scripts all call `run` or, round by round, `start`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -313,7 +303,6 @@ def export(
         record = _best_trial(record, row)
         folder = record.path
         notify(f"exporting {folder}")
-    record.require_version()
     experiment = read_experiment(record.config, str(folder / "config.json"))
     if isinstance(experiment.data, InMemory) and data is not None:
         experiment = experiment.with_(data=experiment.data.holding(data))
@@ -339,7 +328,6 @@ def deployments(
     """Return the network of every capacity at a run's newest valid checkpoint, with its norms' statistics, largest
     capacity first. `arrays`: the data, if they are already loaded."""
     record = RunFolder.open(folder)
-    record.require_version()
     experiment = read_experiment(record.config, str(record.path / "config.json"))
     with _restored(experiment, record.path / CHECKPOINTS, notify, arrays) as (_, simulation):
         return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
@@ -446,7 +434,6 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
             raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
         return
     record = RunFolder.open(path)
-    record.require_version()
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))
     same_config(path / "config.json", old, new)
 

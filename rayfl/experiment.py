@@ -7,8 +7,7 @@ system                                                  simulated devices and ti
 run                                                     resources and stopping; only `threads` and `patience` change
                                                         results
 
-Files, searches and notebooks create the same object: `Experiment(model="digits_cnn", method={"name": "heterofl"})`, or
-`Experiment(model=MyModel(), data=rayfl.InMemory(x, y))`. Invalid values raise a ConfigError at once.
+`Experiment(model="digits_cnn", method={"name": "heterofl"})` or `Experiment(model=MyModel(), data=InMemory(x, y))`.
 """
 
 from collections.abc import Callable, Mapping
@@ -80,8 +79,7 @@ class Resources(Config):
     chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Maximum number of clients per job. auto: computed from the work per client and the number of actors."""
     checkpoint_seconds: float = Field(default=30.0, ge=0)
-    """Seconds between checkpoints, in addition to one at the end. 0: a checkpoint after every round and every server
-    task."""
+    """Seconds between checkpoints; the last round is always saved. 0: one after every round and every server task."""
     checkpoint: Literal["last", "best"] = "last"
     """Checkpoints to keep. last: the newest ones. best: also that of the best evaluated round (`rayfl export --best`).
     The round is chosen on validation data (validation_*, or local_validation_* for personalised methods), otherwise on
@@ -171,14 +169,7 @@ class Experiment(Config):
         population = self.clients
         nets = Affordable(self.model, population.metric, tuple(population.all_capacities))
         return Task(
-            self.model,
-            self.training,
-            nets,
-            max(nets),
-            population.count,
-            population.metric,
-            self.seed,
-            self.data.public,
+            self.model, self.training, nets, max(nets), population.count, population.metric, self.seed, self.data.public
         )
 
     def bound(self) -> Method:
@@ -280,12 +271,7 @@ class Experiment(Config):
 
     def tags(self) -> dict[str, str]:
         """Return the tags of the run for trackers."""
-        return {
-            "method": self.method.name,
-            "model": self.model.name,
-            "data": self.data.name,
-            "seed": str(self.seed),
-        }
+        return {"method": self.method.name, "model": self.model.name, "data": self.data.name, "seed": str(self.seed)}
 
 
 def read_experiment(given: Mapping[str, Any], where: str) -> Experiment:

@@ -161,10 +161,7 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
             "nothing is": statistics.median(same),
         }
         found["checkpoint of everything over one of a round's"] = everything / statistics.median(changed)
-        found["GB on disk"] = {
-            "with the first checkpoint": size / 1e9,
-            "with the last two": disk_bytes(folder) / 1e9,
-        }
+        found["GB on disk"] = {"with the first checkpoint": size / 1e9, "with the last two": disk_bytes(folder) / 1e9}
         found["disk over clients x network, with the first checkpoint"] = size / network / what.clients.count
         watch.reset()
         found["seconds of an evaluation"] = seconds_of(lambda: on_server(lambda actor: actor.simulation.evaluate()))

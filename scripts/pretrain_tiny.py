@@ -72,11 +72,7 @@ def pretrain(given: argparse.Namespace) -> None:
     )
     # two places more than tokens, as RoBERTa counts them
     model = Roberta(
-        hidden=given.hidden,
-        layers=given.layers,
-        heads=given.heads,
-        ffn=4 * given.hidden,
-        positions=given.positions + 2,
+        hidden=given.hidden, layers=given.layers, heads=given.heads, ffn=4 * given.hidden, positions=given.positions + 2
     ).fitted(data.name, data.offers, "model")
     net = Net(model)
     training = Training(batch_size=64, steps=given.steps, lr=given.lr, optimizer="adamw", betas=(0.9, 0.98), clip=1)

@@ -23,7 +23,7 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """What a test draws without an address is the same whichever tests ran before it."""
+    """Draws without an address do not depend on the tests before."""
     import torch
 
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Those that need Ray come first: one process has them all, and the others take the rest meanwhile. Of them those
+    """Tests that need Ray come first: one process has them all, and the others take the rest meanwhile. Of them those
     with nodes of their own are first: the process stays in the Ray that the others share."""
     items.sort(key=lambda item: ("ray" not in item.keywords, "raylets" not in item.fixturenames))
 

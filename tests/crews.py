@@ -26,7 +26,7 @@ def resized(pool, group, count):
 
 
 def loaded(pool, experiment):
-    """What makes the pool the executor of an experiment."""
+    """Return a function that makes the pool the executor of an experiment."""
 
     def make(recipe):
         pool.load([ray.put(experiment.data.arrays()), ray.put(recipe)])
@@ -52,7 +52,7 @@ def on_ray(pool, experiment, folder):
 
 
 def public_memory(host):
-    """Of a host: whether its public pixels, and their labels, lie in the node's shared memory."""
+    """Return whether a host's public pixels and labels are in the node's shared memory."""
     samples, regions = host.worker.public.samples, []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "plasma" in line:

@@ -14,7 +14,7 @@ BASE: dict[str, Any] = {
     "evaluation": {"every": 1, "batch_size": 7},
     "run": {"executor": "serial", "chunk": 2, "threads": 1},
 }
-"""What a case lays its sections over. Capacities divide nothing: of 32 channels they are 32, 20 and 10."""
+"""Base of the sections of each case. Capacities divide nothing: of 32 channels they are 32, 20 and 10."""
 
 DIGITS = {"name": "digits_cnn"}
 RESNET = {"name": "resnet18", "channels": 8}
@@ -37,10 +37,10 @@ SPLIT = {
 PUBLIC = {"shape": [1, 16, 16], "public": {"share": 0.25, "labeled": True}}
 
 NARROW = {"capacities": [0.2, 0.12, 0.06]}
-"""Of models whose 64 channels are a constant."""
+"""Models with 64 constant channels."""
 BY_PARAMETERS = {"metric": "params"}
 PRUNING = {"alpha": 0.2}
-"""What makes SpaFL prune in three rounds."""
+"""Settings with which SpaFL prunes in three rounds."""
 MOMENTUM = {"momentum": 0.9, "weight_decay": 0.001}
 
 CASES: dict[str, dict[str, Any]] = {}
@@ -122,12 +122,7 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
 """Method -> model and options, with short rounds."""
 for method, (model, options) in KNOWLEDGE.items():
     case(f"{method}-{model['name']}", model=model, data=PUBLIC, partition={"name": "iid"}, method=options)
-case(
-    "fedgkt-mix",
-    model=SPLIT,
-    method={"server": {"epochs": 2, "batch_size": 8}},
-    clients={"weights": [0, 1, 1]},
-)
+case("fedgkt-mix", model=SPLIT, method={"server": {"epochs": 2, "batch_size": 8}}, clients={"weights": [0, 1, 1]})
 
 # other models
 
@@ -225,10 +220,7 @@ case(
         "classifier": False,
     },
 )
-case(
-    "spafl-bounds",
-    method=PRUNING | {"clamp_weights": [-0.1, 0.1], "clamp_thresholds": [0, 0.05]},
-)
+case("spafl-bounds", method=PRUNING | {"clamp_weights": [-0.1, 0.1], "clamp_thresholds": [0, 0.05]})
 case("spafl-thresholds_alone", method=PRUNING | {"train_weights": False, "eq13": False, "weight": "samples"})
 case("fedpm-prior", method={"prior_reset": 2, "soften": True})
 case("fedpm-participation", method={"prior_reset": "ceil_inv_participation", "deployed": "threshold"})

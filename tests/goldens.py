@@ -73,7 +73,7 @@ def run_case(experiment: dict[str, Any], folder: Path) -> None:
 
 
 def result_of(experiment: dict[str, Any]) -> tuple[Lines, Tensors]:
-    """What a run of three rounds leaves."""
+    """Results of a run of three rounds."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         folder.mkdir()
@@ -87,7 +87,7 @@ def result_of(experiment: dict[str, Any]) -> tuple[Lines, Tensors]:
 
 
 def _saved(checkpoint: Path) -> Iterator[tuple[str, Path]]:
-    """Whose tensors are in which file: the state's, and every client's."""
+    """Owner of tensors -> file: the state's and every client's."""
     for file in sorted(checkpoint.rglob("*.safetensors")):
         # commits before there was kept.npy have clients' files in the checkpoint
         client = re.search(r"\d+$", file.stem)
@@ -136,7 +136,7 @@ def digest(t: torch.Tensor) -> str:
 
 
 def _machine() -> dict[str, str]:
-    """What bits depend on, besides the commit."""
+    """Return the facts that bits depend on, besides the commit."""
     information = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", information.read_text()) if information.exists() else []
     return {"cpu": names[0] if names else platform.processor(), "torch": torch.__version__}
@@ -170,7 +170,7 @@ def compare(old: str, new: str, only: str = "*", excepted: str = "", ignored: st
 
 
 class Said(list[str]):
-    """What there is to say about a case."""
+    """Return the report on a case."""
 
     same = True
     """Whether the bits are the same."""
@@ -197,7 +197,7 @@ def _made(which: str, folder: Path, only: str, float64: bool) -> Path:
 
 
 def _case_differences(cases: list[dict[str, Any] | None], files: list[Path], ignored: list[str]) -> Said:
-    """Of one case, as two commits have it; `files` hold its tensors."""
+    """Comparison of one case in two commits; `files` hold its tensors."""
     said = Said()
     errors = [None if case is None else case.get("error") for case in cases]
     for when, case, error in zip(("old", "new"), cases, errors, strict=True):
@@ -258,7 +258,7 @@ def _owner(path: str) -> str:
 
 
 def _group(path: str) -> str:
-    """What stands between the owner and the name of a tensor."""
+    """Separator between the owner and the name of a tensor."""
     return "/".join(path.split("/")[1:-1])
 
 
@@ -302,7 +302,7 @@ def _change(pair: tuple[Any, Any]) -> float:
 
 
 def _listed(what: str, names: list[str]) -> list[str]:
-    """What to say of these names: nothing where there are none."""
+    """Return a text on these names; "" if there are none."""
     more = f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
     return [f"{what}: {', '.join(names[:SHOWN])}{more}"] * bool(names)
 

@@ -1,4 +1,4 @@
-"""What several test files share, besides `rayfl.testing.tiny`: methods and a model made for tests, and their rounds."""
+"""Helpers of several test files, besides `rayfl.testing.tiny`: methods and a model for tests, and their rounds."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,7 +157,7 @@ def visit(
 
 
 def updated(method: Method, state: dict, capacity: float, data: ClientData, **work) -> Update:
-    """What a client of this capacity answers; `work` as for `visit`."""
+    """Return the update of a client of this capacity; `work` as for `visit`."""
     work = visit(method, state, capacity, data, **work)
     return method.local_update(method.extract(state, work.selection), work)
 

@@ -45,7 +45,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def named(pids: list[int], name: str) -> list[int]:
-    """Those whose command line contains a name."""
+    """Return the processes whose command line contains a name."""
     found = []
     for pid in pids:
         try:
@@ -57,7 +57,7 @@ def named(pids: list[int], name: str) -> list[int]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those that run; a zombie does not."""
+    """Return the running processes, without zombies."""
     found = []
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""What tests of results share: runs' folders and rows that no run made."""
+"""Helpers of tests of results: folders and rows without a run."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ FACTS = {
     "tuned": [],
 }
 PERSONAL = FACTS | {"judge": "local_accuracy_mean"}
-"""Of a run whose clients have networks of their own."""
+"""Facts of a run with personal networks."""
 
 
 def folder(path, label="fedavg", lines=(), *, facts=FACTS, seed=0, status="finished", config=None, **more):
@@ -49,12 +49,7 @@ def study(path, labels=("heterofl", "fjord"), rates=(0.1,), seeds=(0, 1, 2), rou
             seed=seed,
             sweep=sweep.id,
             title=label.title(),
-            config={
-                "seed": seed,
-                "data": {"name": "digits"},
-                "partition": {"name": "iid"},
-                "training": {"lr": rate},
-            },
+            config={"seed": seed, "data": {"name": "digits"}, "partition": {"name": "iid"}, "training": {"lr": rate}},
         )
         run.tags |= {"method": label, "data": "digits", "point": f"lr={rate:g}"}
         run.finish("finished")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 Answer = Callable[[socket.socket, threading.Event], None]
-"""What is done with a connection, until the event is set."""
+"""Handler of a connection, until the event is set."""
 
 
 def trickle(connection: socket.socket, over: threading.Event) -> None:

@@ -51,7 +51,7 @@ UNFIT = {
     *((name, model) for name in ("depthfl_nefl", "scalefl_nefl") for model in WITHOUT_SMALL_BLOCKS),
     *((name, model) for name in ("spafl", "fedpm") for model in ("gpt2", "lora")),
 }
-"""What stands outside of one block a stage costs more than the smallest capacity. The rows of GPT-2's matrices, and of
+"""Layers outside one block per stage cost more than the smallest capacity. The rows of GPT-2's matrices, and of
 adapters, are no neurons."""
 
 

@@ -53,13 +53,7 @@ def of_levels(count, model):
             (330_246_144, 83_334_144, 21_219_840, 5_498_112, 1_471_104),
             (328_930_304, 82_676_224, 20_890_880, 5_333_632, 1_388_864),
         ),
-        (
-            "preact_resnet18",
-            10,
-            (11_172_170, 2_796_714, 701_018, 176_178, 44_510),
-            CIFAR,
-            CIFAR_MACS,
-        ),
+        ("preact_resnet18", 10, (11_172_170, 2_796_714, 701_018, 176_178, 44_510), CIFAR, CIFAR_MACS),
     ],
 )
 def test_heterofl_tables_1_and_2(name, classes, params, official, macs):

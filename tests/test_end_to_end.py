@@ -70,7 +70,7 @@ def recorded(folder):
 
 
 def working(pids):
-    """Those that run, but for Ray's own agents: they hold nothing, and notice within a minute."""
+    """Return running processes without Ray's agents, which hold nothing and end within a minute."""
     running = alive(pids)
     return set(running) - set(named(running, "ray::DashboardAgent")) - set(named(running, "ray::RuntimeEnvAgent"))
 

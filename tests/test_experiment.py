@@ -42,30 +42,18 @@ MISTAKES = {
         {"training": {"lrr": 0.1}},
         f"test: training.lrr: unknown key 'lrr'. Did you mean 'lr'? {TRAINING}",
     ),
-    "key that is no text": (
-        {"training": {1: 2}},
-        f"test: training.1: unknown key 1. {TRAINING}",
-    ),
+    "key that is no text": ({"training": {1: 2}}, f"test: training.1: unknown key 1. {TRAINING}"),
     "no section": (
         {"training": 5},
         f"test: training: 5 is not valid. Allowed: a mapping with the keys {TRAINING.removeprefix('Allowed: ')}",
     ),
-    "wrong type": (
-        {"training": {"lr": "fast"}},
-        "test: training.lr: 'fast' is not valid. Allowed: a number",
-    ),
-    "wrong type at the top": (
-        {"rounds": "many"},
-        "test: rounds: 'many' is not valid. Allowed: a whole number",
-    ),
+    "wrong type": ({"training": {"lr": "fast"}}, "test: training.lr: 'fast' is not valid. Allowed: a number"),
+    "wrong type at the top": ({"rounds": "many"}, "test: rounds: 'many' is not valid. Allowed: a whole number"),
     "wrong type in a list": (
         {"training": {"milestones": [1, "b"]}},
         "test: training.milestones.1: 'b' is not valid. Allowed: a whole number",
     ),
-    "one of two types": (
-        {"run": {"chunk": 0}},
-        "test: run.chunk: 0 is not valid. Allowed: at least 1, or auto",
-    ),
+    "one of two types": ({"run": {"chunk": 0}}, "test: run.chunk: 0 is not valid. Allowed: at least 1, or auto"),
     "neither of two types": (
         {"method": {"name": "nefl", "submodels": 3}},
         "test: method.submodels: 3 is not valid. Allowed: one of auto, published, or a list",
@@ -139,11 +127,7 @@ MISTAKES = {
         "test: capacity 1e-05 by params: the narrowest network of model digits_cnn exceeds it. Allowed: 0.000921 to 1",
     ),
     "group norm does not divide": (
-        {
-            "model": {"name": "digits_cnn", "norm": "group"},
-            "clients": {"capacities": [1, 0.1]},
-            "method": "heterofl",
-        },
+        {"model": {"name": "digits_cnn", "norm": "group"}, "clients": {"capacities": [1, 0.1]}, "method": "heterofl"},
         "test: norm 'group' needs a multiple of 4 channels, but axis 'conv2' has 7 at this width. Hint: use "
         "larger capacities or another norm",
     ),
@@ -168,18 +152,12 @@ MISTAKES = {
         {"training": {"milestones": [-1]}},
         "test: training.milestones.0: -1 is not valid. Allowed: at least 0",
     ),
-    "true is no number": (
-        {"training": {"lr": True}},
-        "test: training.lr: True is not valid. Allowed: a number",
-    ),
+    "true is no number": ({"training": {"lr": True}}, "test: training.lr: True is not valid. Allowed: a number"),
     "more threads than any machine has": (
         {"run": {"threads": 10**9}},
         "test: run.threads: 1000000000 is not valid. Allowed: at most 1024",
     ),
-    "a sliver of a CPU": (
-        {"run": {"cpus": 1e-9}},
-        "test: run.cpus: 1e-09 is not valid. Allowed: at least 0.01",
-    ),
+    "a sliver of a CPU": ({"run": {"cpus": 1e-9}}, "test: run.cpus: 1e-09 is not valid. Allowed: at least 0.01"),
     "a listener that nobody knows": (
         {"listeners": ["early_stop"]},
         "test: listeners.0: name: no listener is called 'early_stop'. Did you mean 'early_stopping'? "
@@ -257,11 +235,7 @@ def test_more_clients_than_data():
 
 def test_names_may_stand_alone_and_sections_have_defaults():
     experiment = read_experiment({"model": "digits_cnn"}, "test")
-    assert (experiment.data.name, experiment.partition.name, experiment.method.name) == (
-        "digits",
-        "iid",
-        "fedavg",
-    )
+    assert (experiment.data.name, experiment.partition.name, experiment.method.name) == ("digits", "iid", "fedavg")
     assert read_experiment(experiment.plain(), "again") == experiment
 
 

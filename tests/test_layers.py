@@ -43,9 +43,9 @@ OWNERS = {
 """Library -> the modules of rayfl that may import it."""
 
 CORE = ("engine", "evaluation", "experiment", "driver", "results", "tuning", "exporting", "cli")
-"""What works for every method alike."""
-NAMES = {"experiment": ("fedavg",), "results.version1": ("lg_fedavg", "spafl", "standalone")}
-"""Methods that a core module names: the default of the section, and what folders of version 1 do not say themselves."""
+"""Modules that work for every method."""
+NAMES = {"experiment": ("fedavg",)}
+"""Methods that a core module names: the default of the section."""
 
 FOREIGN = {
     "methods.masks.fedpm": "torch.autograd.Function",
@@ -98,7 +98,7 @@ def imported(tree: ast.AST) -> list[str]:
 
 
 def for_types(tree: ast.AST) -> list[str]:
-    """What is imported for annotations alone."""
+    """Return the imports for annotations only."""
     blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING"]
     return [name for block in blocks for name in imported(block)]
 
@@ -199,7 +199,7 @@ def flags(modules: dict[str, str]) -> Iterator[str]:
 
 
 def _asked(node: ast.AST) -> list[str]:
-    """What is asked of `method`, `self.method`, `experiment.method`, as an attribute or by `getattr`."""
+    """Return the attributes read from `method`, `self.method`, `experiment.method`, also by `getattr`."""
     if isinstance(node, ast.Attribute) and _is_method(node.value):
         return [node.attr]
     if (

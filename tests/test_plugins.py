@@ -35,7 +35,7 @@ class Outside:
     environment: Path
 
     def run(self, *command: str | Path, folder: Path | None = None) -> str:
-        """What a command of the environment prints; it has to end well."""
+        """Return the output of a command of the environment, which must succeed."""
         done = self.start(*command, folder=folder)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -169,7 +169,7 @@ def test_the_default_sweep_in_an_empty_folder(outside, tmp_path):
 
 
 def test_entry_points_give_short_names(outside, tmp_path):
-    """Of an installed package, which is not sent anywhere."""
+    """Classes of an installed package, which is not sent anywhere."""
     uv("pip", "install", "--no-deps", "--python", outside.environment, outside.folder)
     try:
         (tmp_path / "exp.yaml").write_text(FILES["my_experiment.yaml"].replace('"my_pkg.methods:FedPer"', "fedper"))

@@ -1,4 +1,4 @@
-"""What the READMEs show is true: examples run as they stand, commands, options, files and links exist."""
+"""The READMEs are true: examples run unchanged; commands, options, files and links exist."""
 
 import re
 import shlex

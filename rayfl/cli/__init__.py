@@ -41,9 +41,7 @@ EXAMPLES = {
 """Commands in the order of `--help`, with the example of their own `--help`."""
 
 app = typer.Typer(
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich"
 )
 for command, example in EXAMPLES.items():
     words = " ".join((command.__doc__ or "").split())

@@ -194,9 +194,7 @@ def _files() -> Iterator[tuple[str, str, str]]:
         yield name, " ".join(words).partition(". ")[0].rstrip("."), ", ".join(rows)
 
 
-def schema(
-    kind: Annotated[Literal["run", "sweep"], typer.Argument(help="Kind of file.")] = "sweep",
-) -> None:
+def schema(kind: Annotated[Literal["run", "sweep"], typer.Argument(help="Kind of file.")] = "sweep") -> None:
     """Print the JSON schema of a sweep's or a run's file, for completion and checks in editors."""
     from rayfl.reference.schema import schema as made
 

@@ -130,8 +130,7 @@ def export(
 
 
 def status(
-    address: Address = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    address: Address = None, as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False
 ) -> None:
     """Show a running cluster: nodes with their client actors, and runs with their trial, round, deaths and time left.
     Default: the cluster of this machine."""

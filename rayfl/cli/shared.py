@@ -54,8 +54,7 @@ Cluster = Annotated[
     ),
 ]
 TrackingUri = Annotated[
-    str | None,
-    typer.Option(help="MLflow server. Default: MLFLOW_TRACKING_URI, otherwise sqlite in --output."),
+    str | None, typer.Option(help="MLflow server. Default: MLFLOW_TRACKING_URI, otherwise sqlite in --output.")
 ]
 ToExperiment = Annotated[
     str | None, typer.Option("--experiment", help="MLflow experiment. Default: the name of the run or sweep.")
@@ -122,10 +121,7 @@ def uri_of(output: Path, uri: str | None) -> str:
 
 
 def show(
-    records: "Sequence[Record]",
-    judge: str,
-    published: str | None = None,
-    tuned: "Mapping[str, Best] | None" = None,
+    records: "Sequence[Record]", judge: str, published: str | None = None, tuned: "Mapping[str, Best] | None" = None
 ) -> None:
     """Print the tables of a run or a sweep: results, tuned values and the published numbers, if any. Local accuracies
     also get the table of best rounds."""

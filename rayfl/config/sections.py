@@ -16,14 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 from rayfl.config.plain import DEEPEST, LARGEST_TEXT, joined, read_yaml, shown

@@ -155,8 +155,7 @@ class Public(Config):
         return np.sort(order[: self.count])
 
     def split(self, own: DataSet, arrays: Arrays) -> Split | None:
-        """Return public samples in the format of data set `own` with these arrays. None: they are rows of its training
-        set."""
+        """Return public samples in the format of data set `own` with these arrays; None: rows of its training set."""
         if self.data is not None:
             return self._foreign(self.data, own, arrays)
         return None if self.noise is None else self._noise(self.noise, own, arrays)

@@ -33,7 +33,6 @@ class Synthetic(ImageData):
     shape: tuple[Positive, Positive, Positive] = (1, 8, 8)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Channels, height and width of one image."""
     classes: int = Field(default=10, ge=1, le=MOST_CLASSES)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of classes."""
 
     @model_validator(mode="after")
     def _fits_in_memory(self) -> Self:

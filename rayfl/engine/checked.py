@@ -4,6 +4,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -46,13 +47,13 @@ class Checked:
     method: Method
 
     def init(self) -> State:
-        return self._ask("init", "", _state)
+        return self._ask("init", "", partial(_tensors, what="the state"))
 
     def select(self, state: State, client: Client) -> Selection:
-        return self._ask("select", _of(client), _selection, state, client)
+        return self._ask("select", f", client {client.id}", partial(_require, kind=Selection), state, client)
 
     def extract(self, state: State, selection: Selection) -> Payload:
-        return self._ask("extract", "", _payload, state, selection)
+        return self._ask("extract", "", partial(_tensors, what="the payload"), state, selection)
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         def run() -> Update:
@@ -62,7 +63,7 @@ class Checked:
 
         client = visit.client
         about = f" (round {client.round + 1}, capacity {client.capacity:g}, {len(visit.data)} samples)"
-        return self._run(f"local_update{_of(client)}", run, about)
+        return self._run(f"local_update, client {client.id}", run, about)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         return self._ask("step", f", round {round + 1}", lambda new: _next(new, state, round), state, round, fold)
@@ -120,10 +121,6 @@ def check_finite(state: State, before: State, round: int, hint: str) -> None:
             )
 
 
-def _of(client: Client) -> str:
-    return f", client {client.id}"
-
-
 def _require(answer: Any, kind: type, article: str = "a") -> None:
     if not isinstance(answer, kind):
         raise Problem(f"returned {_named(answer)}. Allowed: {article} {kind.__name__}")
@@ -145,18 +142,6 @@ def _tensors(groups: Any, what: str) -> None:
                 raise Problem(f"{what}: {group}/{name} is {_named(t)}. Allowed: a tensor")
 
 
-def _state(state: Any) -> None:
-    _tensors(state, "the state")
-
-
-def _payload(payload: Any) -> None:
-    _tensors(payload, "the payload")
-
-
-def _selection(selection: Any) -> None:
-    _require(selection, Selection)
-
-
 def _result(result: Any) -> None:
     _require(result, ServerTaskResult)
     _tensors(result.groups, "groups")
@@ -170,7 +155,7 @@ def _server_tasks(tasks: Any) -> None:
 
 def _next(state: Any, before: State, round: int) -> None:
     """Check the state after a step: tensors that it had before keep their shapes and types."""
-    _state(state)
+    _tensors(state, "the state")
     for group in state.keys() & before.keys():
         for name in state[group].keys() & before[group].keys():
             _same(f"{group}/{name}", state[group][name], before[group][name])

@@ -34,8 +34,6 @@ from rayfl.metrics import Line
 
 VERSION = 3
 MANIFEST = "manifest.json"
-UNSUMMED = {"round", "config", "sha256"}
-"""Keys of a manifest of version 1; version 2 adds `version`."""
 STATE = "state.safetensors"
 KEPT = "kept.npy"
 STORE = "kept"
@@ -149,22 +147,16 @@ def _manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     with opened(file) as text:
         manifest = json.load(text)
-    if manifest.keys() - {"version"} == UNSUMMED:
-        raise _wrong_version(path, manifest.get("version", 1))
     if manifest.pop("sum") != _sum(manifest):
         raise DamagedCheckpoint(f"{file}: the SHA-256 differs from the one inside the file")
     if manifest["version"] != VERSION:
-        raise _wrong_version(path, manifest["version"])
+        raise ConfigError(
+            f"{path}: the checkpoint has version {manifest['version']}. Allowed: version {VERSION}. Hint: resume with "
+            "the rayfl that wrote it, or start again in another folder"
+        )
     if path.name != _name(manifest["round"]):
         raise DamagedCheckpoint(f"{path}: the folder contains the checkpoint of another round, {manifest['round']}")
     return manifest
-
-
-def _wrong_version(path: Path, version: int) -> ConfigError:
-    return ConfigError(
-        f"{path}: the checkpoint has version {version}. Allowed: version {VERSION}. Hint: continue with the rayfl that "
-        "wrote it, or start again in another folder"
-    )
 
 
 def _sum(manifest: dict[str, Any]) -> str:

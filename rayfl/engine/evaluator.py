@@ -135,8 +135,7 @@ class Evaluator:
     def collect(
         self, subjects: Mapping[Hashable, Deployment], round: int, client: int | None = None
     ) -> dict[Hashable, Params]:
-        """Return the statistics of static norms for every subject that lacks them, from the data of all clients or of
-        one."""
+        """Return statistics of static norms for subjects that lack them, from the data of all clients or of one."""
         kind = self.evaluation.statistics
         open = [k for k, d in subjects.items() if kind != "batch" and not d.has_statistics]
         own = [] if client is None else [(int(self.federation.train.sizes[client]), self._collect_own(client))]

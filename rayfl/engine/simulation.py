@@ -80,12 +80,7 @@ class Simulation:
         self.clients, self.seed, self.rounds = experiment.clients, experiment.seed, experiment.rounds
         self.data: Federation = experiment.federate(arrays)
         self.recipe = Recipe(
-            self.method,
-            self.data,
-            self.seed,
-            experiment.updates,
-            experiment.scores,
-            experiment.evaluation.statistics,
+            self.method, self.data, self.seed, experiment.updates, experiment.scores, experiment.evaluation.statistics
         )
         self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays)
         self._train, self._test_samples = arrays.train, arrays.test_samples

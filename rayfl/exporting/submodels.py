@@ -45,11 +45,7 @@ def as_module(deployed: Deployment) -> nn.Module:
 
 
 def export_submodel(
-    deployed: Deployment,
-    to: Path,
-    about: Mapping[str, Any],
-    notify: Callable[[str], None],
-    files: Sequence[Path] = (),
+    deployed: Deployment, to: Path, about: Mapping[str, Any], notify: Callable[[str], None], files: Sequence[Path] = ()
 ) -> nn.Module:
     """Write a deployment with its norms' statistics into a new folder; return it `as_module`.
 

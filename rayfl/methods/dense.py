@@ -34,8 +34,7 @@ class Dense(Method):
         return ""
 
     def submodel(self, state: State, round: int, capacity: float) -> Slice:
-        """Return the submodel of a capacity outside training: the first positions of every axis (HeteroFL Algorithm
-        1)."""
+        """Return the submodel outside training: the first positions of every axis (HeteroFL Algorithm 1)."""
         return self.prefix(capacity)
 
     def select(self, state: State, client: Client) -> Selection:

@@ -150,8 +150,7 @@ class Submodel(Config):
 
 
 Submodels = Literal["auto", "published"] | tuple[Submodel, ...]
-"""Submodels of all capacities: cut to their cost by `clients.metric` (auto), from NeFL's paper (published), or
-listed."""
+"""Submodels of all capacities: cut to cost by `clients.metric` (auto), from NeFL's paper (published), or listed."""
 
 
 def nested(task: Task, submodels: Submodels, variants: Sequence[str], steps: bool = False) -> Mapping[float, Net]:

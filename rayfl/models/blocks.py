@@ -121,13 +121,11 @@ class PreActBlock(nn.Module):
 
 
 def _projection(net: Net, cin: Axis, cout: Axis, stride: int, norm_kind: NormKind) -> nn.Module | None:
-    """The skip of a post-activation block, where the stream changes its axis."""
+    """Return the skip of a post-activation block where the axis of the stream changes."""
     if cin.name == cout.name:
         return None
     return sequential(
-        conv=conv(cin, cout, 1, stride=stride, bias=False),
-        scaler=scaler(net.scale),
-        norm=norm(norm_kind, cout),
+        conv=conv(cin, cout, 1, stride=stride, bias=False), scaler=scaler(net.scale), norm=norm(norm_kind, cout)
     )
 
 
@@ -136,7 +134,7 @@ def _step(net: Net) -> nn.Module:
 
 
 def block_paths(depth: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
-    """The module paths of the blocks, stage by stage."""
+    """Return the module paths of the blocks per stage."""
     return tuple(tuple(f"stage{s}.{b}" for b in range(count)) for s, count in enumerate(depth, start=1))
 
 

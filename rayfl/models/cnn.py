@@ -65,16 +65,13 @@ class HeteroFLCNN(ImageModel):
         convs.append(Conv(512, 3, padding=1, pool=False))
         layers, features, _ = convolutions(self, net, convs, self.norm)
         return sequential(
-            **layers,
-            average=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            head=heterofl_linear(features, self.labels),
+            **layers, average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=heterofl_linear(features, self.labels)
         )
 
 
 @dataclass(frozen=True)
 class Conv:
-    """One convolution of stride 1, with 2x2 max pooling behind it or without."""
+    """A convolution of stride 1, optionally followed by 2x2 max pooling."""
 
     channels: int
     kernel: int
@@ -82,22 +79,17 @@ class Conv:
     pool: bool = True
 
     def after(self, size: int) -> int:
-        """Pixels a side that leave, of `size` that enter."""
+        """Return the output's height or width for an input of `size`."""
         size += 2 * self.padding - self.kernel + 1
         return size // 2 if self.pool else size
 
     def before(self, size: int) -> int:
-        """The fewest pixels a side that must enter, for `size` to leave."""
+        """Return the smallest input height or width for an output of `size`."""
         return size * (2 if self.pool else 1) - 2 * self.padding + self.kernel - 1
 
 
 def _flattened(
-    model: ImageModel,
-    net: Net,
-    convs: Sequence[Conv],
-    hidden: int,
-    norm_kind: NormKind = "none",
-    bias: bool = True,
+    model: ImageModel, net: Net, convs: Sequence[Conv], hidden: int, norm_kind: NormKind = "none", bias: bool = True
 ) -> nn.Sequential:
     """Convolutions, then one hidden linear layer over all pixels, then the classifier."""
     layers, channels, pixels = convolutions(model, net, convs, norm_kind, bias)
@@ -115,7 +107,7 @@ def _flattened(
 def convolutions(
     model: ImageModel, net: Net, convs: Sequence[Conv], norm_kind: NormKind, bias: bool = True
 ) -> tuple[dict[str, nn.Module], Axis, int]:
-    """The layers by name, the axis of the last channels, and the number of pixels that leave each."""
+    """Return the layers by name, the axis of the last channels, and the pixels per channel after them."""
     check_without(net, ())
     height, width = _sizes(model, convs)
     layers: dict[str, nn.Module] = {}
@@ -132,7 +124,7 @@ def convolutions(
 
 
 def _sizes(model: ImageModel, convs: Sequence[Conv]) -> tuple[int, int]:
-    """Height and width after all convolutions."""
+    """Return height and width after all convolutions."""
     smallest = 1
     for c in reversed(convs):
         smallest = c.before(smallest)

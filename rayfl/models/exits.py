@@ -81,21 +81,12 @@ class DepthFLExit(nn.Module):
     """
 
     def __init__(
-        self,
-        net: Net,
-        name: str,
-        stream: Axis,
-        channels: Sequence[int],
-        classes: Axis,
-        *,
-        norm_kind: NormKind,
+        self, net: Net, name: str, stream: Axis, channels: Sequence[int], classes: Axis, *, norm_kind: NormKind
     ):
         super().__init__()
         inner = net.axis(f"{name}.gate.inner", channels[0])
         self.gate = sequential(
-            halve=_halving(stream, inner, stream, norm_kind, net.scale),
-            norm=norm(norm_kind, stream),
-            relu=nn.ReLU(),
+            halve=_halving(stream, inner, stream, norm_kind, net.scale), norm=norm(norm_kind, stream), relu=nn.ReLU()
         )
         layers: dict[str, nn.Module] = {}
         cin = stream

@@ -31,7 +31,7 @@ OUTER = 4
 
 
 class GKTResNet(ImageModel, ABC):
-    """An extractor, and what is behind it. A final class adds `name` and `depth`."""
+    """An extractor and the stages after it. A final class adds `name` and `depth`."""
 
     norm: NormKind = "static_bn"
     channels: int = Field(default=16, ge=1)
@@ -68,18 +68,16 @@ class GKTResNet(ImageModel, ABC):
 
 
 class GKTResNet8(GKTResNet):
-    """A client's, whose extractor has a head of two bottlenecks: 10,586 parameters."""
+    """Network of a client: an extractor and a head of two bottlenecks, 10,586 parameters."""
 
     name: Literal["resnet8_gkt"] = "resnet8_gkt"
     depth: Depth = (2,)
-    """Bottlenecks of every stage."""
     smallest: ClassVar = {**ImageModel.smallest, "channels": 4, "depth": (1,)}
 
 
 class GKTResNet55(GKTResNet):
-    """The server's: an extractor of 464 parameters and a trunk of 590,858, which is ResNet-55."""
+    """Network of the server: an extractor of 464 parameters and a trunk of 590,858, ResNet-55."""
 
     name: Literal["resnet55_gkt"] = "resnet55_gkt"
     depth: Depth = (6, 6, 6)
-    """Bottlenecks of every stage."""
     smallest: ClassVar = {**ImageModel.smallest, "channels": 4, "depth": (1, 1)}

@@ -1,4 +1,4 @@
-"""Parts that the networks share: HeteroFL's Scaler, and helpers to string layers together."""
+"""Shared parts of networks: HeteroFL's Scaler, and helpers to combine layers."""
 
 from collections import OrderedDict
 from collections.abc import Collection
@@ -37,7 +37,7 @@ class Scaler(nn.Module):
 
 
 def scaler(scale: float) -> nn.Module:
-    """A Scaler, or nothing at all where the scale is 1."""
+    """Return a Scaler, or an identity if the scale is 1."""
     return nn.Identity() if scale == 1 else Scaler(scale)
 
 
@@ -54,19 +54,19 @@ class Step(nn.Module):
 
 
 def sequential(**layers: nn.Module) -> nn.Sequential:
-    """The layers one after another, by name; identities are left out, so that they cost nothing."""
+    """Return the layers in sequence, by name, without identities."""
     return nn.Sequential(OrderedDict((n, m) for n, m in layers.items() if not isinstance(m, nn.Identity)))
 
 
 def heterofl_linear(cin: Axis, cout: Axis) -> nn.Linear:
-    """As HeteroFL's networks have it: its bias starts at 0."""
+    """Return a linear layer whose bias starts at 0, as in HeteroFL's networks."""
     layer = linear(cin, cout)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def depthwise(channels: Axis, kernel: int, **options: Any) -> nn.Conv2d:
-    """A convolution of every channel on its own, without a bias: weight [channels, 1, kernel, kernel]."""
+    """Return a depthwise convolution without bias: weight [channels, 1, kernel, kernel]."""
     count = channels.length
     layer = nn.Conv2d(count, count, kernel, groups=count, bias=False, **options)
     return declare(layer, weight=(channels, None, None, None))
@@ -78,7 +78,7 @@ kaiming_fan_out: normal by fan-out, for convolutions only, as torchvision's ResN
 
 
 def initialise(module: nn.Module, init: Init) -> None:
-    """Draws the weights of a network anew, in place; `torch` leaves them as they are."""
+    """Initialise the weights of a network again, in place; `torch` leaves them unchanged."""
     if next(module.parameters()).is_meta:
         return
     for layer in module.modules():
@@ -89,7 +89,7 @@ def initialise(module: nn.Module, init: Init) -> None:
 
 
 def check_without(net: Net, blocks: Collection[str], exits: int = 0) -> None:
-    """`net.without` names only `blocks`, and `net.exits` is at most `exits`, or a ValueError."""
+    """Raise a ValueError if `net.without` is not in `blocks`, or `net.exits` exceeds `exits`."""
     for path in net.without:
         if path not in blocks:
             raise ValueError(

@@ -42,7 +42,7 @@ class LiangCNN(ImageModel):
 def _with_linears(
     model: ImageModel, net: Net, layers: dict[str, nn.Module], features: Axis, sizes: dict[str, int]
 ) -> nn.Sequential:
-    """`layers`, a flatten to `features`, hidden linear layers (name -> units), and the classifier."""
+    """Return `layers`, a flatten to `features`, hidden linear layers (name -> units), and the classifier."""
     layers = layers | {"flatten": nn.Flatten()}
     for name, units in sizes.items():
         cout = net.axis(name, units)

@@ -45,32 +45,31 @@ class Lora(Model):
 
     name: Literal["lora"] = "lora"
     base: SerializeAsAny[Model] = Field(default="vit_b_16", validate_default=True)  # pyright: ignore
-    """The network that is adapted: any model's section."""
+    """Base network: the section of any model."""
     targets: tuple[str, ...] = ()
-    """Linear layers that get an adapter, by the end of their paths. Unless given, the queries and values of attention,
-    as transformers call them."""
+    """Linear layers with an adapter, by the end of their paths. Default: the queries and values of attention."""
     rank: int = Field(default=8, ge=1)
-    """Rank of the server's adapters, the largest."""
+    """Rank of the server's adapters, the largest one."""
     scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
-    """s of a client of rank r: alpha / rank for everybody, so that a prefix is a truncation of the same function;
-    alpha / r as in most published code; alpha / sqrt(r) (rsLoRA)."""
+    """Factor s of a client of rank r: alpha / rank for all, so that a prefix truncates the same function; alpha / r, as
+    in most published code; or alpha / sqrt(r) (rsLoRA)."""
     alpha: float = Field(default=16.0, gt=0)
     """Numerator of s."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of an adapter's input in training."""
     head: Literal["train", "frozen"] = "train"
-    """Train the base's head beside the adapters, or freeze it."""
+    """Train the head of the base network too, or freeze it."""
     base_seed: int = Field(default=0, ge=0)
     """Seed of a base without weights, and of a frozen head."""
     adapter: str = ""
-    """A folder with adapter_config.json and adapter_model.safetensors, as the library peft writes them, from which
-    adapters and head start; on the machine of the server. Empty: new ones."""
+    """Folder of the library peft with adapter_config.json and adapter_model.safetensors, on the server's machine:
+    initial adapters and head. Empty: new ones."""
     merged: bool = False
-    """Every target has a third parameter, "<path>.lora.W" [out, in], that is added to W0: what methods fold into the
-    base. No method trains it by gradients."""
+    """Give every target a third parameter, "<path>.lora.W" [out, in], added to W0, which methods fold into the base. It
+    is never trained by gradients."""
     core: bool = False
-    """Every target has a parameter "<path>.lora.M" [r, r] between A and B: y = W0 x + s B M A drop(x). It starts at 0,
-    and B like A; methods train M alone (Fed-SB)."""
+    """Give every target a parameter "<path>.lora.M" [r, r]: y = W0 x + s B M A drop(x). M starts at 0, and B like A;
+    methods train only M (Fed-SB)."""
     smallest: ClassVar = {"rank": 10, "base": {"name": "vit_b_16", **ViTB16.smallest}}
 
     @field_validator("base", mode="before")
@@ -99,7 +98,7 @@ class Lora(Model):
         return start | prefix(replace(net, width=1.0), net).take(self._read_adapter())
 
     def _read_adapter(self) -> Params:
-        """The folder's tensors, by our names. A ConfigError if they are not those of the widest network."""
+        """Return the folder's tensors by rayfl's names. Raise ConfigError if they do not fit the widest network."""
         found = peft.read(self.adapter)
         wanted = {n: shape for n, shape in Net(self).layout.shapes.items() if not n.endswith(".lora.W")}
         given = {name: tuple(t.shape) for name, t in found.items()}
@@ -112,7 +111,7 @@ class Lora(Model):
         return found
 
     def parts(self, net: Net) -> Mapping[str, int]:
-        """The rank, and how many parameters are frozen."""
+        """Return the rank and the number of frozen parameters."""
         base = Net(self.base)
         trained = sum(math.prod(base.layout.shapes[name]) for name in self.head_names)
         return {"rank": self.rank_of(net), "frozen": base.parameters - trained}
@@ -142,7 +141,7 @@ class Lora(Model):
 
     @property
     def head_names(self) -> tuple[str, ...]:
-        """The parameters of the base that are trained beside the adapters."""
+        """Return the trained parameters of the base."""
         if self.head == "frozen":
             return ()
         below = tuple(f"{path}." for path in self.base.head_paths)
@@ -150,7 +149,7 @@ class Lora(Model):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The targets, by the end of their paths. A ConfigError if there is none of this base."""
+        """Return the targets, by the end of their paths. Raise ConfigError if the base has none."""
         if self.targets:
             return self.targets
         layers = list(Net(self.base).layers)
@@ -164,7 +163,7 @@ class Lora(Model):
 
     @property
     def target_paths(self) -> tuple[str, ...]:
-        """The layers that have an adapter. A ConfigError if a target is none."""
+        """Return the layers with an adapter. Raise ConfigError if a target is not a linear layer."""
         layers = list(Net(self.base).layers)
         for target in self.ends:
             if not any(_ends(path, target) for path in layers):
@@ -178,7 +177,7 @@ class Lora(Model):
     # networks
 
     def scale(self, rank: int) -> float:
-        """s of an adapter of a rank."""
+        """Return s of an adapter of this rank."""
         if self.scaling == "constant":
             return self.alpha / self.rank
         return self.alpha / (max(rank, 1) if self.scaling == "alpha_over_r" else math.sqrt(max(rank, 1)))
@@ -198,7 +197,7 @@ class Lora(Model):
         return module
 
     def rank_of(self, net: Net) -> int:
-        """The rank of a network's adapters; of networks with sizes of their own, the first one's."""
+        """Return the rank of a network's adapters; of several ranks, the first."""
         if net.width * self.rank < 1 - 1e-9 and not net.sizes:
             return 0
         return net.axis(f"{self.target_paths[0]}.rank", self.rank).size
@@ -218,7 +217,7 @@ class Lora(Model):
             peft.write(to / "adapter", params, config)
 
     def merged_into_base(self, net: Net, params: Params) -> Params:
-        """The base's parameters W0 + W + s B A, and the trained head: what answers as the network with adapters."""
+        """Return the base's parameters with the adapters merged, W0 + W + s B A, and the trained head."""
         base = Net(self.base).blank()
         found = {name: params.get(name, frozen.tensors_of(self)[name]).clone() for name in params_of(base)}
         for path in self.target_paths:
@@ -240,7 +239,7 @@ class Lora(Model):
         return Adapter(out, cin, Axis(f"{path}.rank", rank), self.scale(rank), self.dropout, self.merged, self.core)
 
     def _shape(self, path: str, layer: nn.Module) -> tuple[int, int]:
-        """Outputs and inputs of a linear layer, however its weight lies."""
+        """Return the outputs and inputs of a linear layer, for both layouts of its weight."""
         if isinstance(layer, nn.Linear):
             return layer.out_features, layer.in_features
         weight = layer.weight

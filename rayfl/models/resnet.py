@@ -133,9 +133,7 @@ class ResNet8(PostActResNet):
 
     name: Literal["resnet8"] = "resnet8"
     channels: int = Field(default=16, ge=1)
-    """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (1, 1, 1)
 
@@ -145,9 +143,7 @@ class ResNet20(PostActResNet):
 
     name: Literal["resnet20"] = "resnet20"
     channels: int = Field(default=16, ge=1)
-    """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (3, 3, 3)
 
@@ -157,9 +153,7 @@ class ResNet32(PostActResNet):
 
     name: Literal["resnet32"] = "resnet32"
     channels: int = Field(default=16, ge=1)
-    """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (5, 5, 5)
 
@@ -169,9 +163,7 @@ class ResNet56(PostActResNet):
 
     name: Literal["resnet56"] = "resnet56"
     channels: int = Field(default=16, ge=1)
-    """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (9, 9, 9)
 
@@ -181,9 +173,7 @@ class ResNet110(PostActResNet):
 
     name: Literal["resnet110"] = "resnet110"
     channels: int = Field(default=16, ge=1)
-    """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "kaiming"
-    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (18, 18, 18)
 
@@ -193,11 +183,8 @@ class WideResNet101(Pretrained, PostActResNet):
 
     name: Literal["wide_resnet101_2"] = "wide_resnet101_2"
     input: tuple[int, int, int] = (3, 224, 224)
-    """Channels, height and width of one image. Default: taken from the data set."""
     maxpool: bool = True
-    """3x3 max pooling of stride 2 after the stem."""
     init: Init = "kaiming_fan_out"
-    """Initialisation, as for resnet18."""
 
     depth: ClassVar[tuple[int, ...]] = (3, 4, 23, 3)
     stem: ClassVar[tuple[int, int]] = (7, 2)
@@ -212,11 +199,8 @@ class DepthFLResNet18(PostActResNet):
 
     name: Literal["depthfl_resnet18"] = "depthfl_resnet18"
     init: Init = "kaiming_fan_out"
-    """Initialisation, as for resnet18."""
     exits: tuple[str, ...] = ("stage1.1", "stage2.1", "stage3.1")
-    """Blocks followed by an early exit, in network order."""
     exit: ExitKind = "depthfl"
-    """Initialisation, as for resnet18."""
     smallest: ClassVar = {**PostActResNet.smallest, "exits": ("stage1.0", "stage2.0")}
 
     depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
@@ -227,9 +211,7 @@ class ScaleFLResNet110(PostActResNet):
 
     name: Literal["scalefl_resnet110"] = "scalefl_resnet110"
     channels: int = Field(default=16, ge=1)
-    """Channels of the stem and the first stage; they double from stage to stage."""
     exits: tuple[str, ...] = ("stage2.11", "stage3.1", "stage3.9")
-    """Blocks followed by an early exit, in network order."""
     smallest: ClassVar = {**PostActResNet.smallest, "exits": ("stage1.0", "stage2.0")}
 
     depth: ClassVar[tuple[int, ...]] = (18, 18, 18)

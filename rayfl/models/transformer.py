@@ -124,16 +124,9 @@ class HeteroFLTransformer(Transformer):
 
     name: Literal["heterofl_transformer"] = "heterofl_transformer"
     task: Literal["classes", "next_token", "masked_lm"] = "masked_lm"
-    """Prediction task. Default: taken from the data set."""
     ids: int = 33_280
-    """Number of input tokens, including a mask token. Default: taken from the data set."""
     classes: int = 33_279
-    """Number of classes, or of output tokens. Default: taken from the data set."""
-    smallest: ClassVar = {
-        **Transformer.smallest,
-        "task": "masked_lm",
-        "exits": ("layers.0", "layers.1"),
-    }
+    smallest: ClassVar = {**Transformer.smallest, "task": "masked_lm", "exits": ("layers.0", "layers.1")}
 
 
 class FedRolexTransformer(Transformer):
@@ -141,22 +134,15 @@ class FedRolexTransformer(Transformer):
 
     name: Literal["fedrolex_transformer"] = "fedrolex_transformer"
     task: Literal["classes", "next_token", "masked_lm"] = "next_token"
-    """Prediction task. Default: taken from the data set."""
     ids: int = 10_000
     """Number of input tokens. Default: taken from the data set."""
     classes: int = 10_000
-    """Number of classes, or of output tokens. Default: taken from the data set."""
     length: int = 20
-    """Tokens in the longest sequence. Default: taken from the data set."""
     smallest: ClassVar = {**Transformer.smallest, "task": "next_token"}
     layers: int = Field(default=3, ge=1)
-    """Number of blocks, with equal initial weights."""
     head_width: int = Field(default=16, ge=1)
-    """Features of a head; the residual stream has as many as all heads."""
     mlp: int = Field(default=2048, ge=1)
-    """Features inside a block's MLP."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout of embeddings, and after attention and both layers of an MLP."""
 
 
 class Tokens(nn.Module):
@@ -196,7 +182,7 @@ class Tokens(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Tokens and their places, added and normalised: x [B, T] -> [B, T, C]."""
+    """Sum of token and position embeddings, normalised: x [B, T] -> [B, T, C]."""
 
     def __init__(self, vocabulary: Axis, positions: Axis, stream: Axis, scale: float, dropout: float):
         super().__init__()
@@ -227,7 +213,7 @@ class Attention(nn.Module):
     [B, T, C] -> [B, T, C]. D is what a head keeps."""
 
     def __init__(self, stream: Axis, inner: Axis, out: Mapping[str, nn.Module], scale: float):
-        """`out`: the layers that put the heads together."""
+        """`out`: the layer that combines the heads."""
         super().__init__()
         self.q, self.k, self.v = (
             sequential(linear=heterofl_linear(stream, inner), scaler=scaler(scale)) for _ in range(3)

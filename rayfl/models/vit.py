@@ -28,13 +28,11 @@ EXPANSION = 4
 class ViTB16(Pretrained):
     """Dosovitskiy et al., arXiv 2010.11929, as torchvision has it, without dropout: 85,806,346 parameters with ten
     classes. `Net.without` names encoder blocks ("encoder.11"), of which nothing stays. It starts as torchvision's
-    does, but its head is not zero: NeFL's is a new linear layer.
-    """
+    does, but its head is not zero: NeFL's is a new linear layer."""
 
     name: Literal["vit_b_16"] = "vit_b_16"
     input: tuple[int, int, int] = (3, 224, 224)
-    """Channels, height and width of one image, which patches divide. Taken from the data set, as resized by
-    `data.size`, unless given."""
+    """Channels, height and width of one image, multiples of `patch`. Default: taken from the data set (`data.size`)."""
     layers: int = Field(default=12, ge=1)
     """Encoder blocks."""
     heads: int = Field(default=12, ge=1)
@@ -165,7 +163,7 @@ def _linear(
     weights: Callable[[torch.Tensor], object] | None = None,
     biases: Callable[[torch.Tensor], object] = nn.init.zeros_,
 ) -> nn.Linear:
-    """A linear layer that starts so; its weights as torch draws them unless given."""
+    """Return a linear layer with these initial weights. Default: torch's."""
     layer = linear(cin, cout)
     if weights is not None:
         weights(layer.weight)

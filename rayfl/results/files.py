@@ -26,11 +26,11 @@ def write_json(path: Path, value: Any) -> None:
     _replace(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def read_array(path: Path, rows: np.dtype) -> np.ndarray | None:
-    """Return the rows in a file; None if the file is missing. Raise ConfigError if it contains anything else."""
+def read_array(path: Path, rows: np.dtype) -> np.ndarray:
+    """Return the rows in a file; none if it is missing. Raise ConfigError if it contains anything else."""
     data = _read(path)
     if data is None:
-        return None
+        return np.empty(0, rows)
     try:
         found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         if found.dtype != rows or found.ndim != 1:

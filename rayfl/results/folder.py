@@ -24,12 +24,12 @@ from pydantic import ConfigDict, Field, field_validator
 from rayfl.config import Config, ConfigError, parse
 from rayfl.config.plain import shown
 from rayfl.metrics import CLIENT_SCORES, Line
-from rayfl.results import files, version1
+from rayfl.results import files
 from rayfl.results.made import Made, here
 from rayfl.results.summary import Cost, Facts, summary
 
 VERSION = 2
-"""Version of the folder format; rayfl 0.4 and earlier wrote version 1 without the field."""
+"""Version of the folder format; rayfl 0.4 and earlier wrote no version."""
 
 Status = Literal["running", "finished", "failed", "stopped"]
 Kind = Literal["run", "sweep", "scale"]
@@ -40,7 +40,7 @@ class RunFolder(Config):
 
     model_config = ConfigDict(frozen=False)
 
-    version: Literal[1, 2] = VERSION
+    version: Literal[2] = VERSION
     id: str
     label: str
     """Row of the run in tables, e.g. "fedavg-largest"."""
@@ -54,7 +54,7 @@ class RunFolder(Config):
     started: float
     """Start time (Unix, seconds)."""
     made: tuple[Made, ...] = ()
-    """Driver processes in order; empty for runs before 0.5."""
+    """Driver processes in order."""
     status: Status = "running"
     error: str | None = None
     costs: dict[str, Cost] = {}
@@ -117,14 +117,11 @@ class RunFolder(Config):
             raise ConfigError(f"{path}: the folder contains no run. Allowed: a folder with a run.json")
         file = Path(path) / "run.json"
         given = files.read_json(file)
-        version = given.get("version", 1)
-        if version not in (1, VERSION):
+        if (version := given.get("version")) != VERSION:
             raise ConfigError(
-                f"{file}: version: {shown(version)} is not valid. Allowed: 1 or {VERSION}. Hint: use the rayfl version "
-                "that wrote it"
+                f"{file}: version: {shown(version)} is not valid. Allowed: {VERSION}. Hint: use the rayfl version that "
+                "wrote it"
             )
-        if version == 1:
-            given = version1.today(given, _config(file.parent), f"{file.parent / 'config.json'}")
         run = parse(cls, given, str(file))
         run.path = Path(path)
         return run
@@ -139,8 +136,6 @@ class RunFolder(Config):
         """`summary` of an ended run with its label as `method` and its seed; {} before the end and for sweeps."""
         file = self.path / "result.json"
         result = files.read_json(file)
-        if result and self.version == 1:
-            return self._summary()
         if result:
             parse(_Result, result, str(file))
         return result
@@ -148,8 +143,7 @@ class RunFolder(Config):
     @property
     def client_scores(self) -> np.ndarray:
         """Rows of `CLIENT_SCORES` at the last evaluation; empty without one."""
-        found = files.read_array(self.path / "clients.npy", CLIENT_SCORES)
-        return version1.client_scores(self.path / "clients.json") if found is None else found
+        return files.read_array(self.path / "clients.npy", CLIENT_SCORES)
 
     def append(self, lines: list[Line]) -> None:
         """Append lines durably. If writing fails, they stay `pending` until the next call."""
@@ -162,8 +156,7 @@ class RunFolder(Config):
 
     def rounds(self) -> list[Line]:
         """Return all lines in order, without an incomplete last line."""
-        lines = files.read_lines(self.path / "metrics.jsonl") + self.pending
-        return version1.lines(lines, self.config) if self.version == 1 else lines
+        return files.read_lines(self.path / "metrics.jsonl") + self.pending
 
     def whole_rounds(self) -> tuple[int, str]:
         """Return the last round up to which metrics.jsonl is complete, and the error of the next line, if any."""
@@ -183,17 +176,8 @@ class RunFolder(Config):
         files.write_lines(file, lines[:round])
         self.pending.clear()
 
-    def require_version(self) -> None:
-        """Raise ConfigError for runs of earlier versions, of which only metrics can be read."""
-        if self.version != VERSION:
-            raise ConfigError(
-                f"{self.path}: the run was made by rayfl 0.4 and can only be reported. Allowed: runs of rayfl 0.5. "
-                "Hint: resume or export it with rayfl 0.4"
-            )
-
     def resume(self, config: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> None:
         """Mark an ended run as running again; `config` and `facts` replace the old ones, e.g. with more rounds."""
-        self.require_version()
         if config is not None:
             files.write_json(self.path / "config.json", config)
         if facts is not None:

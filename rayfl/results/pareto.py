@@ -122,11 +122,7 @@ def write_pareto(
 
 
 def pareto_front(
-    found: Sequence[Offer],
-    best: Sequence[Offer],
-    axis: str,
-    titles: Mapping[str, str],
-    styles: Mapping[str, Style],
+    found: Sequence[Offer], best: Sequence[Offer], axis: str, titles: Mapping[str, str], styles: Mapping[str, Style]
 ) -> Plot:
     """Plot a score over multiply-adds (log) for every offer; the front is connected and named by its parameters, other
     offers are faint. `axis`: title of the score; `titles` of labels, `styles` of titles."""

@@ -76,7 +76,6 @@ def deployments(folder: Path, notify: Notify) -> Deployments:
     """Return capacity -> deployed network from a run's newest complete checkpoint, largest capacity first. No data are
     loaded. Raise ConfigError without a checkpoint or with one of another configuration."""
     run = RunFolder.open(folder)
-    run.require_version()
     return _deployed(read_experiment(run.config, str(folder / "config.json")), folder, notify)
 
 

@@ -158,11 +158,7 @@ def _mean_weight(deployed: Deployment, name: str) -> float:
 
 
 def submodel_curves(
-    runs: Sequence[Sequence[Line]],
-    score: str,
-    capacities: Sequence[float],
-    shades: Mapping[float, Style],
-    axis: str,
+    runs: Sequence[Sequence[Line]], score: str, capacities: Sequence[float], shades: Mapping[float, Style], axis: str
 ) -> Plot | None:
     """Plot the test score of every capacity's network over rounds: mean ± standard deviation over runs. `shades`: at
     least of these capacities; `axis`: title of the score."""

@@ -278,10 +278,7 @@ def _csv(columns: Sequence[str], groups: Mapping[str, Iterable[Record]]) -> str:
 
 
 def write_tables(
-    folder: Path,
-    records: Sequence[Record],
-    metric: str = "accuracy_mean",
-    tuned: Mapping[str, Best] | None = None,
+    folder: Path, records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None
 ) -> None:
     """Write results and best, each as .csv, .md and .tex."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ SAMPLES = 12
 
 
 class DataContract:
-    """A subclass says `data`, and `model` if its samples are no images."""
+    """A subclass sets `data`, and `model` if its samples are not images."""
 
     data: Any
     """As in a `data:` section: a name, a mapping with options, or an object."""
@@ -63,8 +63,7 @@ class DataContract:
         assert offers.get("classes", data.goal.classes) == data.goal.classes
 
     def test_batches_follow_from_their_generator(self) -> None:
-        """Training batches are shuffled and augmented by it; evaluation batches are always the same, for any batch
-        size."""
+        """Training batches are shuffled and augmented by it; evaluation batches are equal for any batch size."""
         some = self.some()
         for of in (lambda: some.in_order(5), lambda: some.batches(4, 5, torch_generator(0, "test:batches"))):
             first, second = list(of()), list(of())
@@ -98,7 +97,7 @@ class DataContract:
 
 
 class PartitionContract:
-    """A subclass says `partition`, and `labels` if made-up ones do not suit it."""
+    """A subclass sets `partition`, and `labels` if it needs its own."""
 
     partition: Any
     """As in a `partition:` section: a name, a mapping with options, or an object."""
@@ -150,7 +149,7 @@ class PartitionContract:
 
 
 class ScoreContract:
-    """A subclass says `score`."""
+    """A subclass sets `score`."""
 
     score: Any
     """As in `evaluation.scores`: a name, a mapping with options, or an object."""

@@ -24,7 +24,7 @@ from rayfl.testing.tiny import model_of, simulate, spread
 
 
 class DenseContract(MethodContract):
-    """For a method that extends `Dense`. A subclass says `method`."""
+    """Tests of a method that extends `Dense`. A subclass sets `method`."""
 
     def narrow(self, model: Any, options: Any = (), **sections: Any) -> Experiment:
         """With clients who have narrow networks, and one each."""

@@ -13,7 +13,7 @@ from rayfl.testing.tiny import tiny
 
 
 class Recorder(Listener):
-    """Remembers what it is told."""
+    """Listener that records its events."""
 
     _told: list[str] = PrivateAttr(default_factory=list)
 
@@ -28,7 +28,7 @@ class Recorder(Listener):
 
 
 class ListenerContract:
-    """A subclass says `listener`."""
+    """A subclass sets `listener`."""
 
     listener: Any
     """As in the `listeners:` section: a name, a mapping with options, or an object."""

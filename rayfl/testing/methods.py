@@ -54,7 +54,7 @@ class MethodPromises:
     method: Any
     """As in a `method:` section: a name, a mapping with options, or an object."""
     models: Sequence[Any] = ()
-    """As in a `model:` section, or by bare names the smallest networks of families. Unless given, ours that fit."""
+    """As in a `model:` section, or names of families, for their smallest networks. Default: suitable ones of rayfl."""
     more_models: Sequence[Any] = ()
     """Others, for the tests of every model, under the marker `slow`."""
     sections: dict[str, Any] = {}  # noqa: RUF012
@@ -189,7 +189,7 @@ class MethodPromises:
 
 
 class MethodContract(MethodPromises):
-    """A subclass says `method`; what else it says fits a method that is unlike ours."""
+    """A subclass sets `method`, and other attributes for a method that differs from rayfl's."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         import pytest

@@ -23,12 +23,12 @@ NARROW = 0.3
 
 
 class ModelContract:
-    """A subclass says `model`, and `data` if its samples are no images."""
+    """A subclass sets `model`, and `data` if its samples are not images."""
 
     model: Any
     """As in a `model:` section: a mapping, an object, or a bare name, the family's smallest network."""
     data: Mapping[str, Any] = {}  # noqa: RUF012
-    """A `data:` section of samples that it fits; unless given made-up images of the model's own size."""
+    """A `data:` section with suitable samples. Default: made-up images of the model's size."""
 
     def network(self) -> Model:
         """The model, with what the data offer."""

@@ -31,7 +31,7 @@ DATA = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "
 
 
 class NetworksContract(MethodPromises):
-    """A subclass says `method`, and `models` if the method does not fit ours."""
+    """A subclass sets `method`, and `models` if the method needs others."""
 
     public: Mapping[str, Any] = {"share": 0.25, "labeled": True}
     """As in a `data.public:` section."""

@@ -1,4 +1,4 @@
-"""Tiny experiments, and what their tests are made of."""
+"""Tiny experiments and helpers of tests."""
 
 import functools
 import pickle
@@ -36,7 +36,7 @@ TINY: Mapping[str, Any] = {
 
 
 def tiny(**sections: Any) -> Experiment:
-    """A tiny experiment; what a section says is laid over TINY's."""
+    """Return a tiny experiment: TINY with these changes."""
     given = dict(TINY)
     for name, section in sections.items():
         below = given.get(name)
@@ -49,7 +49,7 @@ def simulate(experiment: Experiment, folder: Path, make_executor: MakeExecutor |
 
 
 def run(simulation: Simulation, rounds: int | None = None) -> list[Line]:
-    """The lines of the next `rounds` rounds, or of all that are left, without their seconds."""
+    """Return the lines of the next `rounds` rounds, default: of all remaining, without their seconds."""
     lines: list[Line] = []
     while not simulation.done and (rounds is None or len(lines) < rounds):
         line = simulation.run_round()
@@ -69,13 +69,13 @@ def folded(state: dict, *answers: tuple[Selection, Update]) -> Fold:
 
 
 def model_of(given: Any) -> Model:
-    """A model as a section gives it; by its bare name the smallest network of the family."""
+    """Return the model of a section; for a name, the smallest network of the family."""
     return small(MODELS_KIND.find(given, "model")) if isinstance(given, str) else MODELS_KIND.read(given, "model")
 
 
 @functools.cache
 def small(cls: type[Model]) -> Model:
-    """The family's smallest network: what `smallest` says, and one residual block a stage."""
+    """Return the family's smallest network: `smallest`, with one residual block per stage."""
     given = dict(cls.smallest)
     if depth := getattr(cls, "depth", ()):
         given["depth"] = (1,) * len(depth)
@@ -88,7 +88,7 @@ def small(cls: type[Model]) -> Model:
 
 
 def made_up_for(model: Model) -> dict[str, Any]:
-    """The `data:` section of made-up images, or sequences, that a model fits; of another kind of model nothing."""
+    """Return the `data:` section of made-up images or sequences for a model; {} for other kinds."""
     if isinstance(model, Lora):
         return made_up_for(model.base)
     if isinstance(model, TokenModel):
@@ -102,7 +102,7 @@ def made_up_for(model: Model) -> dict[str, Any]:
 
 
 def split_for(model: Model) -> Any:
-    """The `partition:` section of such data: streams of tokens have no classes by which they could be split."""
+    """Return a `partition:` section for such data: streams of tokens have no classes to split by."""
     return "iid" if isinstance(model, TokenModel) and model.task != "classes" else TINY["partition"]
 
 
@@ -110,7 +110,7 @@ def split_for(model: Model) -> Any:
 
 
 def assert_same(actual: Tensors, expected: Tensors) -> None:
-    """Nested tensors are equal, to the bit. Names come first: they say most."""
+    """Assert that nested tensors are equal bit for bit; names are compared first."""
     a, b = dict(leaves(actual)), dict(leaves(expected))
     assert list(a) == list(b), f"names differ: {sorted(a.keys() ^ b.keys()) or 'their order'}"
     differs = [name for name in a if not torch.equal(a[name], b[name])]
@@ -118,7 +118,7 @@ def assert_same(actual: Tensors, expected: Tensors) -> None:
 
 
 def drawn_like(tensors: Params, purpose: str) -> Params:
-    """Random whole numbers in float64: their sums and products are exact."""
+    """Return random whole numbers in float64, whose sums and products are exact."""
     generator = torch_generator(0, f"test:{purpose}")
     return {
         name: torch.randint(-9, 10, t.shape, generator=generator, dtype=torch.float64) for name, t in tensors.items()
@@ -126,14 +126,14 @@ def drawn_like(tensors: Params, purpose: str) -> Params:
 
 
 def spread(selection: Selection, part: Params, like: Params) -> Params:
-    """S^T part: in the shapes of `like`, 0 where nothing is held."""
+    """Return S^T part, in the shapes of `like`."""
     whole = {name: torch.zeros_like(like[name], dtype=t.dtype) for name, t in part.items()}
     selection.put(part, whole)
     return whole
 
 
 def raised(call: Callable[[], object], kind: type[Exception]) -> str:
-    """The message of the error that a call raises; "" if it raises none."""
+    """Return the message of the error that a call raises; "" if it raises none."""
     try:
         call()
     except kind as error:
@@ -142,7 +142,7 @@ def raised(call: Callable[[], object], kind: type[Exception]) -> str:
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder that goes with the block."""
+    """Return a temporary folder."""
     return tempfile.TemporaryDirectory(prefix="rayfl-")
 
 
@@ -150,8 +150,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 class Shuffled(Executor):
-    """Works jobs out, and asks for what they share, in a random order; sends every message through flat buffers, as Ray
-    does."""
+    """Executor that runs jobs in random order and sends every message through flat buffers, as Ray does."""
 
     def __init__(self, worker: Worker, seed: int = 0):
         self.worker, self.seed = worker, seed
@@ -168,5 +167,5 @@ class Shuffled(Executor):
 
 
 def sent(message: Any) -> Any:
-    """As it comes out at the other end."""
+    """Return the message after sending."""
     return unpack(pickle.loads(pickle.dumps(pack(message))))

@@ -55,8 +55,7 @@ OPTIONS: dict[str, type[Config]] = {"asha": Asha, "hyperband": Hyperband, "media
 
 
 def scheduler_of(search: Search, rounds: int, where: str) -> Any:
-    """Return Ray Tune's scheduler for trials of `rounds` rounds, or None for fifo. Raise ConfigError for an invalid
-    option."""
+    """Return Ray Tune's scheduler for trials of `rounds` rounds; None for fifo. Raise ConfigError if it is invalid."""
     if search.scheduler == "fifo":
         return None
     options = parse(OPTIONS[search.scheduler], search.options, f"{where}: search.options")

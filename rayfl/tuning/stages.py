@@ -195,8 +195,7 @@ class _Stages:
             self.storage is None,
         )
         return tune.with_resources(
-            tune.with_parameters(FederatedTrial, shared=shared),
-            tune.PlacementGroupFactory([head, *clients]),
+            tune.with_parameters(FederatedTrial, shared=shared), tune.PlacementGroupFactory([head, *clients])
         )
 
     def _tuner(self, place: str, space: dict[str, Any], config: dict[str, Any]) -> tune.Tuner:

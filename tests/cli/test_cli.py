@@ -160,17 +160,11 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
     ("arguments", "message"),
     [
         (["run", "nothere.yaml"], "nothere.yaml: cannot be read"),
-        (
-            ["run", "quickstat"],
-            "quickstat: no such file, and no shipped file of this name. Did you mean 'quickstart'?",
-        ),
+        (["run", "quickstat"], "quickstat: no such file, and no shipped file of this name. Did you mean 'quickstart'?"),
         (["run", "exp.yaml", "--set", "training.lr"], "Allowed: path=value"),
         (["run", "exp.yaml", "--set", "training.lrr=1"], "Did you mean 'lr'?"),
         (["run", "exp.yaml", "--resume"], "the folder contains no run"),
-        (
-            ["run", "exp.yaml", "--row", "a"],
-            "--row: exp.yaml is a run's file, which has no rows",
-        ),
+        (["run", "exp.yaml", "--row", "a"], "--row: exp.yaml is a run's file, which has no rows"),
         (["run", "exp.yaml", "--name", "n" * 300], "--name: 'nnn"),
         (["run", "exp.yaml", "--name", "../x"], "--name: '../x' is not valid. Allowed: the name of a folder"),
         (["run", "exp.yaml", "--name", ".."], "--name: '..' is not valid. Allowed: the name of a folder"),

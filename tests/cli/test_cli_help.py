@@ -1,4 +1,4 @@
-"""What the command line says of itself: help at 80 columns, its version, what a shell offers on Tab."""
+"""Help at 80 columns, the version, and completion on Tab."""
 
 import os
 import pty
@@ -80,11 +80,7 @@ def test_a_script_for_every_shell(shell, monkeypatch):
     ],
 )
 def test_what_a_shell_offers(line, offered):
-    environment = {
-        "_RAYFL_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1),
-    }
+    environment = {"_RAYFL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     assert said(**environment).split() == offered
 
 
@@ -115,7 +111,7 @@ def test_a_shell_does_not_wait_for_torch():
 
 
 def in_a_terminal(code: str, **environment) -> str:
-    """What some Python writes to a terminal of its own."""
+    """Return the output of Python code on its own terminal."""
     terminal, end = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=end, stdout=end, stderr=end, env=os.environ | environment

@@ -1,4 +1,4 @@
-"""What run and sweep print: for people, the result alone (--quiet), or events for machines (--json)."""
+"""Output of run and sweep: for people, only the result (--quiet), or events for machines (--json)."""
 
 import json
 import subprocess

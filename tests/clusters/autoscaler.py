@@ -1,4 +1,4 @@
-"""What Ray's autoscaler does on the head of a cluster that `ray up` made, with the configuration that it got.
+"""Ray's autoscaler on the head of a cluster made by `ray up`, with its configuration.
 
 Two nodes of a kind are asked for and installed, then one is ended. Writes JSON: those that were made, and are left.
 """

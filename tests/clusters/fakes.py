@@ -62,7 +62,7 @@ class Machines:
         }
 
     def ray(self, *arguments: str, **environment: str) -> str:
-        """What a command of Ray prints; fails if it does."""
+        """Return the output of a Ray command, which must succeed."""
         return self.run(str(Path(sys.executable).with_name("ray")), *arguments, **environment)
 
     def python(self, file: Path, *arguments: str, **environment: str) -> str:
@@ -81,7 +81,7 @@ class Machines:
 
 
 def commands(said: list[dict[str, Any]], host: str) -> list[str]:
-    """What was run on a machine, in order, without what Ray puts around it."""
+    """Return the commands run on a machine, in order, without Ray's wrapping."""
     found = []
     for one in said:
         if one["program"] == "ssh" and one["host"] == host:

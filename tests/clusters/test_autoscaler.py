@@ -19,7 +19,7 @@ from rayfl.engine.on_ray.cluster import cluster
 from rayfl.results.folder import RunFolder, runs
 
 HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
-"""What the provider takes the head's id for."""
+"""Name of the head for the provider."""
 HEAD_TYPE = "ray.head.default"
 IDLE_MINUTES = 0.1
 

@@ -47,7 +47,7 @@ def policy(name: str) -> dict[str, Any]:
 
 
 class Account:
-    """What there is in an account of AWS."""
+    """Return the content of an AWS account."""
 
     def __init__(self, endpoint: str | None = None):
         keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": REGION}
@@ -93,12 +93,12 @@ class Story:
     said: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     started: list[dict[str, str]] = field(default_factory=list)
-    """What EC2 was asked to start; moto's spot nodes lack some of it."""
+    """Return the requested instances; moto's spot nodes lack some fields."""
     autoscaler: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        """What lies in the head's home."""
+        """Return the files in the head's home."""
         return self.machines.folder / self.head["PublicIpAddress"]
 
     def workers(self) -> list[dict[str, Any]]:
@@ -286,7 +286,7 @@ def account(monkeypatch, tmp_path):
 
 
 def cluster(tmp_path: Path, **provider: Any) -> dict[str, Any]:
-    """What Ray hands to the provider."""
+    """Return the configuration that Ray gives the provider."""
     config = prepare_config(yaml.safe_load(Path(FILE).read_text()))
     config["provider"] |= provider
     config["file_mounts"]["~/.ray/auth_token"] = str(tmp_path / "auth_token")
@@ -296,7 +296,7 @@ def cluster(tmp_path: Path, **provider: Any) -> dict[str, Any]:
 
 
 def refused(account: Account, config: dict[str, Any]) -> str:
-    """What is said of it, after nothing was made."""
+    """Return the error, after checking that nothing was made."""
     with pytest.raises(ConfigError) as error:
         Provider.bootstrap_config(config)
     assert account.groups() == [] and account.policies() == {}
@@ -326,8 +326,7 @@ def test_a_type_that_would_never_start_is_refused(account, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ('{"a": "${user}"}', "KeyError: 'user'")],
+    ("text", "said"), [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ('{"a": "${user}"}', "KeyError: 'user'")]
 )
 def test_a_policy_that_is_none_is_refused(account, tmp_path, text, said):
     file = tmp_path / "policy.json"

@@ -39,7 +39,7 @@ def aws():
 
 @pytest.fixture
 def wrong(tmp_path):
-    """What is wrong in a changed file, a line each, without the file's name."""
+    """Return the errors of a changed file, one per line, without its name."""
 
     def said(given):
         path = tmp_path / "cluster.yaml"

@@ -118,7 +118,7 @@ class Client:
 
 
 def partial_round(monkeypatch, tmp_path, *known):
-    """What is submitted, the job, and whether it is new."""
+    """Return the submission, the job, and whether it is new."""
     given = work(sweeps.write(tmp_path))
     client = Client(given, known)
     monkeypatch.setattr(Jobs, "_connected", lambda self: client)

@@ -62,7 +62,7 @@ class Machine:
         return [line.partition(" ")[2] for line in lines if line.split(" ")[0] == name]
 
     def shell(self, variable: str, path: str = "/usr/bin:/bin") -> str:
-        """What a shell that nobody types in has in a variable."""
+        """Return a variable of a non-interactive shell."""
         return self.run("bash", "-c", f'source ~/.bashrc; echo "${variable}"', PATH=path).stdout.strip()
 
 

@@ -51,7 +51,7 @@ class Job:
         )
 
     def warn(self):
-        """What Slurm sends before the time ends, when the sweep is up."""
+        """The signal that Slurm sends before the time limit."""
         until = time.monotonic() + 60
         while not (self.folder / "log.up").exists():
             assert time.monotonic() < until and self.process.poll() is None

@@ -61,18 +61,12 @@ MISTAKES = {
         "randint: [0, 9223372036854775808]",
         "randint.1 (line 1): 9223372036854775808 is not valid. Allowed: finite numbers, whole ones below 2**63",
     ),
-    "infinity": (
-        "a: -.inf",
-        "a (line 1): -.inf is not valid. Allowed: finite numbers, whole ones below 2**63",
-    ),
+    "infinity": ("a: -.inf", "a (line 1): -.inf is not valid. Allowed: finite numbers, whole ones below 2**63"),
     "too large a float": (
         "a: 1e999",
         "a (line 1): 1e999 is not valid. Allowed: finite numbers, whole ones below 2**63",
     ),
-    "no number": (
-        "a: !!int x",
-        "a (line 1): x is not valid. Allowed: finite numbers, whole ones below 2**63",
-    ),
+    "no number": ("a: !!int x", "a (line 1): x is not valid. Allowed: finite numbers, whole ones below 2**63"),
     "a tag": (
         "a: [!!python/name:os.system x]",
         "a.0 (line 1): the tag tag:yaml.org,2002:python/name:os.system is not supported. Allowed: values without a tag",

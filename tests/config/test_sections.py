@@ -74,10 +74,7 @@ MISTAKES = {
         "outer.size: 1e+30 is not valid. Allowed: a whole number below 2**63",
     ),
     "large whole number": ({"size": 2**63}, f"outer.size: {2**63} is not valid. Allowed: at most {2**63 - 1}"),
-    "larger than a float": (
-        {"lr": 10**400},
-        f"outer.lr: 1{'0' * 199}... is not valid. Allowed: a number",
-    ),
+    "larger than a float": ({"lr": 10**400}, f"outer.lr: 1{'0' * 199}... is not valid. Allowed: a number"),
     "text for a number": ({"lr": "fast"}, "outer.lr: 'fast' is not valid. Allowed: a number"),
     "infinity": ({"lr": float("inf")}, "outer.lr: inf is not valid. Allowed: a finite number"),
     "out of range": (
@@ -120,10 +117,7 @@ MISTAKES = {
     "one of two types": ({"chunk": 0}, "outer.chunk: 0 is not valid. Allowed: at least 1, or auto"),
     "neither of two types": ({"parts": 3}, "outer.parts: 3 is not valid. Allowed: one of auto, all, or a list"),
     "a number or a pair": ({"amount": "x"}, "outer.amount: 'x' is not valid. Allowed: a number, or a list"),
-    "control characters in a key": (
-        {"a\nb": 1},
-        f"outer.'a\\nb': unknown key 'a\\nb'. Allowed: {KEYS}",
-    ),
+    "control characters in a key": ({"a\nb": 1}, f"outer.'a\\nb': unknown key 'a\\nb'. Allowed: {KEYS}"),
     "a long value": (
         {"size": ["abc"] * 10**6},
         f"outer.size: {repr(['abc'] * 40)[:200]}... is not valid. Allowed: a whole number",

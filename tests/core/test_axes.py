@@ -93,8 +93,7 @@ def test_a_wrong_declaration_is_named():
     layer = linear(Axis("a", 4), CLASSES)
     layer.axes["weight"] = (Axis("a", 4), CLASSES)  # pyright: ignore
     with pytest.raises(
-        ValueError,
-        match=r"'weight' has shape \[10, 4\], but its axes \['a', 'classes'\] have shape \[4, 10\]",
+        ValueError, match=r"'weight' has shape \[10, 4\], but its axes \['a', 'classes'\] have shape \[4, 10\]"
     ):
         axes_of(layer)
 

@@ -189,10 +189,7 @@ def test_build_and_initial_parameters():
     with torch_scope(3):
         assert all(torch.equal(t, expected[name]) for name, t in params_of(FULL.build()).items())
     statistics = HALF.statistics()
-    assert {name: t.tolist() for name, t in statistics.items()} == {
-        "1.running_mean": [0, 0],
-        "1.running_var": [1, 1],
-    }
+    assert {name: t.tolist() for name, t in statistics.items()} == {"1.running_mean": [0, 0], "1.running_var": [1, 1]}
     HALF.statistics()["1.running_mean"].fill_(5)
     assert not HALF.statistics()["1.running_mean"].any()
 

@@ -90,10 +90,7 @@ def test_cumulative_is_the_mean_of_batch_means_and_of_unbiased_batch_variances()
     batches = [torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0], [4.0]])]
     sums = collect(nn.Sequential(layer), batches)
     assert sums["0"].flatten().tolist() == pytest.approx([5, 8, 22, 2, 1 + 2, 2 + 3])
-    assert finish(sums, "cumulative") == {
-        "0.running_mean": torch.tensor([1.5]),
-        "0.running_var": torch.tensor([2.5]),
-    }
+    assert finish(sums, "cumulative") == {"0.running_mean": torch.tensor([1.5]), "0.running_var": torch.tensor([2.5])}
     exact = finish(sums, "exact")
     assert exact["0.running_mean"].item() == pytest.approx(1.6)
     assert exact["0.running_var"].item() == pytest.approx(22 / 5 - 1.6**2)

@@ -27,11 +27,7 @@ class Heads(ImageModel):
 
     def build(self, net: Net) -> nn.Module:
         a, heads = net.axis("a", 4), net.axis("heads", 4, groups=2)
-        layers = {
-            "flat": linear(a.repeat(2), heads),
-            "out": linear(heads, self.labels),
-            "early": linear(self.image, a),
-        }
+        layers = {"flat": linear(a.repeat(2), heads), "out": linear(heads, self.labels), "early": linear(self.image, a)}
         return nn.ModuleDict(layers)
 
 

@@ -60,11 +60,7 @@ class Answer:
 
 def test_pack_and_unpack():
     packed = pack(NESTED)
-    assert {dtype: len(buffer) for dtype, buffer in packed.buffers.items()} == {
-        "float32": 7,
-        "int64": 1,
-        "bool": 2,
-    }
+    assert {dtype: len(buffer) for dtype, buffer in packed.buffers.items()} == {"float32": 7, "int64": 1, "bool": 2}
     unpacked = unpack(packed)
     assert_same(unpacked, NESTED)
     assert {name: t.dtype for name, t in leaves(unpacked)} == {name: t.dtype for name, t in leaves(NESTED)}

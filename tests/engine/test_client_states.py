@@ -1,4 +1,4 @@
-"""What clients keep: one file a client, linked into checkpoints."""
+"""Client states: one file per client, linked into checkpoints."""
 
 import os
 import shutil

@@ -22,7 +22,7 @@ ROUNDS = 6
 
 
 def experiment(**run):
-    """Whose clients keep something, with a checkpoint after every evaluation."""
+    """Return a run with client states and a checkpoint after every evaluation."""
     run = {"executor": "serial", "checkpoint_seconds": 0} | run
     return tiny(method=PersonalHead(), rounds=ROUNDS, evaluation={"every": 2}, run=run)
 

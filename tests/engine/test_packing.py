@@ -1,4 +1,4 @@
-"""What is packed of a package that only this process can import, and how it is unpacked."""
+"""Packing of a package that only this process can import, and its unpacking."""
 
 import importlib
 import io

@@ -37,7 +37,7 @@ def faulty(tmp_path, fault, times=1, **sections):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What `faulty` runs come to without faults, in this process."""
+    """Return the result of `faulty` runs without faults, in this process."""
     experiment = tiny(method=PersonalHead(), clients={"cohort": 6})
     return result(simulate(experiment, tmp_path_factory.mktemp("serial")))
 

@@ -51,7 +51,7 @@ RUNS = {"students": STUDENTS, "trunk": TRUNK}
 
 
 def inside(folder):
-    """What the newest checkpoint's round has measured, {} between rounds; none where there is no checkpoint."""
+    """Return the partial round of the newest checkpoint, {} between rounds; None without a checkpoint."""
     for path in complete(folder / "checkpoints")[-1:]:
         try:
             return json.loads((path / MANIFEST).read_text())["begun"]

@@ -1,4 +1,4 @@
-"""Whose data the statistics of norms come from, before an evaluation."""
+"""The data from which statistics of norms are collected before an evaluation."""
 
 import pytest
 import torch

@@ -85,7 +85,7 @@ def raylets():
 
 
 def exported() -> str:
-    """What Prometheus gets of all nodes."""
+    """Return the metrics that Prometheus gets from all nodes."""
     places = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes() if node["Alive"]]
     return "".join(urlopen(f"http://{host}:{port}/metrics").read().decode() for host, port in places)
 

@@ -14,7 +14,7 @@ from rayfl.training.settings import every_exit
 
 
 class Bottlenecks(MODELS["wide_resnet101_2"]):
-    """Whose channels are copies of positions."""
+    """Network whose channels are copies of positions."""
 
     depth = (1, 1)
 
@@ -70,7 +70,7 @@ def answers(d: Deployment, statistics: Params) -> torch.Tensor:
 
 
 def along(d: Deployment, axis: str, written: bool = True) -> list[tuple[str, torch.Tensor]]:
-    """What has rows (columns) on the axis: (parameter, view [positions, ...])."""
+    """Return the parameters with rows (columns) on the axis: (parameter, view [positions, ...])."""
     found = []
     for name, dims in d.net.layout.dims.items():
         for i, other in enumerate(dims):
@@ -103,7 +103,7 @@ def same_answers(d: Deployment) -> Deployment:
 
 
 def test_lenet_by_hand():
-    """Of 20, 50 and 500 rows 17, 48 and 490 stay. The classifier's, which are not cut, stay even if they are 0."""
+    """17, 48 and 490 of 20, 50 and 500 rows stay. The classifier's, which are not cut, stay even if they are 0."""
     d = deployed(built("lenet"))
     clear(d, "conv1", [0, 3, 7])
     clear(d, "conv2", [1, 49])

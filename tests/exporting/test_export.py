@@ -108,7 +108,7 @@ def pruned(model):
 
 
 def test_a_masked_network_is_exported_without_the_filters_that_are_not_there(tmp_path):
-    """Of 20, 50 and 500 filters and neurons, 9, 24 and 249 are below their median. There is one pixel a channel behind
+    """9, 24 and 249 of 20, 50 and 500 filters and neurons are below their median. There is one pixel a channel behind
     the second layer."""
     deployed, said, to = pruned(MODELS["lenet5_caffe"](input=(1, 16, 16), classes=4)), [], tmp_path / "to"
     module = export_submodel(deployed, to, {}, said.append)

@@ -139,10 +139,7 @@ def test_a_model_needs_an_exit_for_every_capacity(method_name):
 @pytest.mark.parametrize(
     ("exits", "message"),
     [
-        (
-            [2, 1],
-            "exits: [2, 1] is not valid. Allowed: ascending exits, because larger capacities include the ",
-        ),
+        ([2, 1], "exits: [2, 1] is not valid. Allowed: ascending exits, because larger capacities include the "),
         ([0, 1], "exits.0: 0 is not valid. Allowed: more than 0"),
     ],
 )

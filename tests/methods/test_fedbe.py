@@ -41,7 +41,7 @@ FEW = {
     "average_from": 4,
     "average_every": 2,
 }
-"""Of 36 public samples: 8 steps, and the mean of the networks after 4, 6 and 8."""
+"""Training on 36 public samples: 8 steps, and the mean of the networks after 4, 6 and 8."""
 SAMPLES = 3
 SOME = {**CLIENTS, "capacities": [0.5, 0.25], "weights": [1, 1]}
 
@@ -204,7 +204,7 @@ def test_an_architecture_without_clients_keeps_its_network(tmp_path: Path) -> No
 
 
 def test_the_variance_by_hand() -> None:
-    """Of 1 (n = 1) and 5 (n = 3): mean 4, variance (9 + 3) / 4 = 3. Far from 0 it does not cancel."""
+    """Values 1 (n = 1) and 5 (n = 3): mean 4, variance (9 + 3) / 4 = 3. Far from 0 it does not cancel."""
     for far in (0.0, 1e4):
         given = {"w": torch.tensor([far])}
         clients = [({"w": torch.tensor([far + 1])}, 1.0), ({"w": torch.tensor([far + 5])}, 3.0)]
@@ -269,7 +269,7 @@ def test_the_loss_and_its_gradient() -> None:
 
 
 def test_statistics_are_those_of_all_public_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a network's first norm, whatever the batches are."""
+    """Statistics of a network's first norm do not depend on the batches."""
     simulation = simulate(experiment(), tmp_path)
     net, public = simulation.method.task.nets[0.25], public_of(simulation)
     given = simulation.state["net 0.25"]

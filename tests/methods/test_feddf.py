@@ -34,7 +34,7 @@ from rayfl.testing.tiny import assert_same, folded, run, simulate
 from rayfl.training import distillation
 
 TEACHES = {"patience": 0, "steps": 9, "batch_size": 8, "optimizer": "adam", "lr": 2e-4, "cosine": True, "clip": 0.1}
-"""Of 36 public samples: two epochs of five batches, the last of four samples, but for the last step."""
+"""Training on 36 public samples: two epochs of five batches, the last of four samples, without the last step."""
 
 
 ZOO = {"name": "mix", "networks": {"0.3": {"name": "resnet8", "channels": 4}, "0.2": "mcmahan_cnn"}}

@@ -348,7 +348,7 @@ def test_a_round_without_answers(tmp_path: Path) -> None:
 
 
 def test_traffic_and_work_by_hand(tmp_path: Path) -> None:
-    """Of images of 8x8 there are 4 features a pixel; 4 classes. Trunk: two bottlenecks, the second of stride 2."""
+    """Images of 8x8 with 4 features per pixel; 4 classes. Trunk: two bottlenecks, the second of stride 2."""
     simulation = simulate(experiment(clients=ALL, training={"epochs": 2, "steps": None}), tmp_path)
     first, second = run(simulation)
     sizes = {id: len(rows_of(simulation, id)) for id in range(6)}

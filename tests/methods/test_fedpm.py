@@ -32,7 +32,7 @@ def answers(method, state, round, *masks: float):
 
 
 def answer(method, state, sum_: float, count: int = 1):
-    """What `count` clients answer whose masks add up to the same sum everywhere."""
+    """Return updates of `count` clients whose masks have the same sum everywhere."""
     sums = {name: torch.full_like(t, sum_) for name, t in state["probabilities"].items()}
     return method.select(state, Client(0, 1.0, 0)), Update({}, float(count), {"masks": sums})
 
@@ -48,8 +48,7 @@ def flat(params) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("fields", "probability", "score"),
-    [({}, 2 / 3, 0.6931), ({"soften": True}, 0.66333, 0.67818)],
+    ("fields", "probability", "score"), [({}, 2 / 3, 0.6931), ({"soften": True}, 0.66333, 0.67818)]
 )
 def test_three_masks(fields, probability, score):
     method = bound(FedPM(**fields), 1.0)
@@ -304,7 +303,7 @@ def test_weights_that_a_model_brings_are_refused():
 
 @pytest.mark.parametrize("fields", [{}, {"ste": "official_p"}, {"init_c": "official", "prior_reset": 2}])
 def test_learns(fields):
-    """Which of two pixels are bright: four classes, from three clients who each see all."""
+    """Two pixels, bright or dark: four classes, all seen by each of three clients."""
     method = bound(FedPM(**fields), 1.0, hidden=(64,), optimizer="adam", lr=0.1, epochs=2, batch_size=16)
     pixels = torch.randint(256, (192, 1, 1, 2), generator=torch_generator(0, "test:pixels")).byte()
     bright = (pixels > 127).long().reshape(-1, 2)

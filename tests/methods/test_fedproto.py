@@ -86,7 +86,7 @@ def test_the_distance_s_gradient() -> None:
 
 
 def with_features(module: nn.Module, path: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the classifier at a path reads and answers."""
+    """Return the input and output of the classifier at a path."""
     found = []
     handle = module.get_submodule(path).register_forward_pre_hook(lambda _, given: found.append(given[0]))
     logits = module(x)

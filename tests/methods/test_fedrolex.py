@@ -93,8 +93,7 @@ def coverage(method, capacity: float, rounds: int, sizes: tuple[int, int]) -> fl
 
 @pytest.mark.parametrize("options", [{}, {"direction": -1}], ids=str)
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [((64, 64), [0.984, 0.484, 0.234, 0.109]), ((128, 64), [1.0, 0.734, 0.359, 0.172])],
+    ("sizes", "expected"), [((64, 64), [0.984, 0.484, 0.234, 0.109]), ((128, 64), [1.0, 0.734, 0.359, 0.172])]
 )
 def test_axes_that_roll_together_leave_most_weights_untrained(sizes, expected, options):
     """2 k - 1 of 64 pairs, for any offset."""

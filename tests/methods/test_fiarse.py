@@ -19,7 +19,7 @@ FIARSE = METHODS["fiarse"]
 
 
 def gradient(w, theta, slope):
-    """Of a loss that is linear in the effective weights, slope * w M(w), by the rule."""
+    """Return the gradient of a loss that is linear in the effective weights, slope * w M(w)."""
     return slope * (w.abs() >= theta) * bracket(w, torch.as_tensor(theta, dtype=w.dtype))
 
 
@@ -106,7 +106,7 @@ def test_steps_by_hand(threshold):
 
 
 def test_the_bracket_makes_a_difference():
-    """Of one step: 1 to 1.5 times as far."""
+    """One step is 1 to 1.5 times as long."""
     data, moved = client_data(0, 1, 2, 3), []
     for biased in (True, False):
         method = bound(FIARSE(biased_term=biased), 1.0, 0.4, hidden=(6,), lr=0.5)

@@ -20,12 +20,7 @@ def test_a_round_of_two_capacities(clients_answer):
     new = one_round(method, state, (1.0, client_data(0, 1)), (0.5, client_data(1, 2, 2)))["params"]
     assert new["hidden0.weight"].tolist() == [[2, 2], [3, 3]]
     assert new["hidden0.bias"].tolist() == [2, 3]
-    assert new["head.weight"].tolist() == [
-        [3, 3],
-        [2, 3],
-        [1, old["head.weight"][2][1]],
-        old["head.weight"][3],
-    ]
+    assert new["head.weight"].tolist() == [[3, 3], [2, 3], [1, old["head.weight"][2][1]], old["head.weight"][3]]
     assert new["head.bias"].tolist() == [3, 2, 1, old["head.bias"][3]]
     assert {name: t.tolist() for name, t in state["params"].items()} == old
 

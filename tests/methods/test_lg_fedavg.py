@@ -39,10 +39,7 @@ def on(name, **fields):
 
 @pytest.mark.parametrize(
     ("model", "shared", "travel", "all_"),
-    [
-        ("liang_mlp", ["hidden2", "hidden3", "head"], 99_978, 633_226),
-        ("liang_cnn", ["conv1", "conv2"], 2_872, 64_102),
-    ],
+    [("liang_mlp", ["hidden2", "hidden3", "head"], 99_978, 633_226), ("liang_cnn", ["conv1", "conv2"], 2_872, 64_102)],
 )
 def test_the_authors_splits(model, shared, travel, all_):
     method = on(model, shared=shared)

@@ -78,7 +78,7 @@ def product(method, params, path):
 
 
 def function(method, state):
-    """What the server's network adds to W0, layer by layer."""
+    """Return what the server's adapters add to W0, per layer."""
     params = state["params"]
     found = {path: product(method, params, path) for path in method.layers}
     return {path: t + params.get(f"{path}.lora.W", 0) for path, t in found.items()}
@@ -99,7 +99,7 @@ def noisy(method, round=0):
 
 
 def answers_of(method, state, ranks, trained, round=0):
-    """What the clients train, as `one_round` has them, and their P_k, layer by layer."""
+    """Return the clients' trained factors, as in `one_round`, and their P_k, per layer."""
     found = []
     for k, rank in enumerate(ranks):
         selection = method.select(state, Client(k, rank / R, round))
@@ -118,7 +118,7 @@ def close(found, expected, tolerance=1e-12):
 
 @pytest.mark.parametrize("name", sorted(LOWRANK.keys() - {"zero_padding", "hetlora", "flexlora", "fedrora"}))
 def test_a_round_without_training_changes_no_function(name):
-    """Of three clients of ranks 2, 4 and 8, whatever their weights. LoRA-FAIR's descent stops at a cosine of 1."""
+    """Three clients of ranks 2, 4 and 8, with any weights. LoRA-FAIR's descent stops at a cosine of 1."""
     method = bound(name, **({"start": "seed"} if name == "fedsb" else {}))
     state = started(method)
     before = function(method, state)
@@ -270,7 +270,7 @@ def test_the_cosine_of_lora_fair_grows():
 
 
 def test_flexlora_has_the_best_approximation_of_the_mean():
-    """Of rank 8 on the server, and of rank 2 for a client of rank 2."""
+    """Rank 8 on the server, and rank 2 for a client of rank 2."""
     method, weights = bound("flexlora"), [1, 2, 3, 4]
     state, trained = started(method), noisy(method)
     expected = mean_product(method, state, RANKS, trained, weights)
@@ -355,7 +355,7 @@ def test_hetlora_weighs_by_norms():
 
 
 def test_hetlora_prunes_a_rank_whose_tail_shrinks():
-    """Of rank 8 the factor 0.75 leaves 6, then 4, and 4 is the least; a tail that grows leaves the rank."""
+    """From rank 8, the factor 0.75 gives 6, then 4, the minimum; a growing tail keeps the rank."""
     method = bound("hetlora", (8,), gamma=0.75, rank_min=4)
     state, client = started(method), Client(0, 1.0, 0)
     selection = method.select(state, client)
@@ -401,7 +401,7 @@ def test_the_tail_of_hetlora_has_the_gradient_of_its_norms():
 
 
 HEAD = 84
-"""Of 20 features and 4 classes."""
+"""A base with 20 features and 4 classes."""
 LAYERS = 4
 D = 40
 
@@ -448,7 +448,7 @@ def test_traffic_is_that_of_the_papers(name, options, down, up, tmp_path):
 
 
 def test_a_small_stack_travels_as_it_is(tmp_path):
-    """Of ranks 2 and 2 in 20 x 20: 4 x 40 floats, which is less than 400."""
+    """Ranks 2 and 2 in 20 x 20: 4 x 40 floats, less than 400."""
     experiment = traffic("flora", (1.0,), 2)
     clients = {"count": 2, "cohort": 2, "capacities": [1.0, 0.25], "assignment": "dynamic", "weights": [0, 1]}
     lines = run(simulate(experiment.with_(clients=clients), tmp_path))
@@ -607,7 +607,7 @@ def test_the_most_important_components_are_trained():
 
 @pytest.mark.parametrize("name", ["fed_plora", "rolling_lora", "important_lora"])
 def test_folding_the_others_truncates_nothing(name):
-    """What a client starts from, and what a device runs, is the server's function; left out it is a part of it."""
+    """Clients start from, and devices run, the server's function; without the option, a part of it."""
     method = bound(name)
     state = started(method)
     whole, path = function(method, state), method.layers[0]

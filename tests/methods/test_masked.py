@@ -61,7 +61,7 @@ def test_thresholds_are_those_of_a_sort(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_elements_are_kept_together(seed):
-    """Of six numbers, so that almost everything is equal; 0 and -0 among them."""
+    """Draw from six numbers, including 0 and -0, so that most are equal."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, -2.0000002])
     generator = torch.Generator().manual_seed(seed)
     tensors = [values[torch.randint(6, (n,), generator=generator)] for n in (50, 3)]
@@ -169,10 +169,7 @@ def test_groups():
             (("conv",), ("conv", "stage1", "stage2", "stage3", "stage4", "head")),
             "layer 'conv' is in 2 shards. Allowed: each",
         ),
-        (
-            (("con",),),
-            "'con' is neither a layer nor a parent of one. Allowed: the layers conv, stage1.0.residual.",
-        ),
+        ((("con",),), "'con' is neither a layer nor a parent of one. Allowed: the layers conv, stage1.0.residual."),
     ],
 )
 def test_shards_that_do_not_fit(given, message):
@@ -237,7 +234,7 @@ def test_multiply_adds_stay_within_a_budget_by_flops():
 
 
 def test_by_parameters_small_submodels_compute_more_than_their_share():
-    """Of resnet18 as torch draws it: the stem is nearly whole, stage 4 nearly empty. As many elements as in FIARSE's
+    """Masks of a newly drawn resnet18: the stem is nearly whole, stage 4 nearly empty. As many elements as in FIARSE's
     code, and the specification's multiply-adds."""
     shares = {1: 1, 1 / 4: 0.478, 1 / 16: 0.272, 1 / 64: 0.104, 0.64: 0.75, 0.36: 0.555, 0.16: 0.416, 0.04: 0.232}
     model = MODELS["resnet18"]()

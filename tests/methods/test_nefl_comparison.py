@@ -55,7 +55,7 @@ def test_norms_are_averaged_over_all_holders(clients_answer):
 
 
 def test_running_statistics_too():
-    """Of two clients with the same images: those of the shared first layer are either's; those of a block that only
+    """Two clients with the same images: statistics of the shared first layer are either's; those of a block that only
     the large submodel has are its client's alone, and stay if it does not take part."""
     method = bound(DepthFLNeFL(submodels=TWO), 1.0, 0.5, lr=0.1)
     state = method.init()

@@ -282,8 +282,7 @@ COUNTS = yaml.safe_load((Path(__file__).parents[1] / "nefl_counts.yaml").read_te
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"),
-    [key for key, _ in itertools.groupby(COUNTS, lambda row: (row["arch"], row["variant"]))],
+    ("name", "variant"), [key for key, _ in itertools.groupby(COUNTS, lambda row: (row["arch"], row["variant"]))]
 )
 def test_published_submodels(name, variant):
     """Widths and blocks of every table have the known parameters and multiply-adds."""

@@ -168,11 +168,7 @@ def by_hand(method, params, tau, delta, data, round, momentum=0.9):
             g, b = module.get_parameter(f"{path}.weight").grad, module.get_parameter(f"{path}.bias").grad
             w, bias = params[f"{path}.weight"], params[f"{path}.bias"]
             h = -(g * w).sum(1) - b * bias - alpha * torch.exp(-tau[path])
-            steps = {
-                tau[path]: h,
-                w: g * gates[path][:, None],
-                bias: b * gates[path],
-            }
+            steps = {tau[path]: h, w: g * gates[path][:, None], bias: b * gates[path]}
             for t, step in steps.items():
                 speeds[id(t)] = momentum * speeds.get(id(t), 0) + step
             for t in steps:
@@ -525,7 +521,7 @@ def test_thresholds_that_do_nothing_are_local_training(tmp_path):
 
 
 def test_densities_do_not_depend_on_the_order_of_work(tmp_path):
-    """Of 500 rows and of 50, sums of shares are not exact."""
+    """Sums of shares of 500 and of 50 rows are not exact."""
     spec = tiny(
         method="spafl",
         model="lenet5_caffe",

@@ -82,7 +82,7 @@ def test_robertas_parameters_at_five_widths():
 
 EMBEDDINGS = "roberta.embeddings"
 HELD = ("classifier", f"{EMBEDDINGS}.token_type_embeddings")
-"""What FIARSE's clients hold whole, beside norms."""
+"""Parameters that FIARSE's clients hold whole, besides norms."""
 
 
 def test_the_groups_of_fiarses_roberta():
@@ -104,7 +104,7 @@ def test_the_groups_of_fiarses_roberta():
 
 
 def test_multiply_adds_of_gpt2s_own_layers():
-    """Of 12 tokens: 3 C C of queries, keys and values, C C behind them, and 2 C F; the head reads all tokens too."""
+    """For 12 tokens: 3 C C for queries, keys and values, C C after them, and 2 C F; the head reads all tokens too."""
     net = Net(made("gpt2", hidden=8, heads=2, ffn=6, layers=1))
     assert net.macs == 12 * (4 * 8 * 8 + 2 * 8 * 6 + 8 * 4)
     assert net.layers["transformer.h.0.attn.c_attn"] == (
@@ -203,7 +203,7 @@ def test_attention_step_by_step_is_the_same(name, x):
 
 
 def test_it_answers_with_as_many_tokens_as_there_are():
-    """Of a vocabulary with a row for a mask, and with more rows than the data have tokens."""
+    """A vocabulary with a row for a mask, and one with more rows than the data have tokens."""
     module = network(Net(made("roberta", "masked_lm", vocabulary=60)))
     assert module(torch.full((2, 3), 5)).shape == (2, 3, 50)
 
@@ -459,7 +459,7 @@ def test_the_tokenizer_lies_beside_the_weights(tmp_path):
 
 
 def test_a_masked_network_is_exported_without_neurons_that_are_not_there(x, tmp_path):
-    """Which no configuration can say of one layer: transformers gets it with its zeros."""
+    """No configuration can express this for one layer: transformers gets it with zeros."""
     net, said = Net(made("roberta")), []
     params, path = drawn(net), "roberta.encoder.layer.1.intermediate.dense"
     for name in (f"{path}.weight", f"{path}.bias"):

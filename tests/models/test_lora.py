@@ -141,10 +141,7 @@ def test_other_tensors_forget_networks_of_the_old():
 @pytest.mark.parametrize(
     "changed, message",
     [
-        (
-            {"targets": ["query"]},
-            "model.targets: no linear layer of vit_b_16 ends with 'query'. Allowed: ",
-        ),
+        ({"targets": ["query"]}, "model.targets: no linear layer of vit_b_16 ends with 'query'. Allowed: "),
         (
             {"rank": 21},
             "model.rank: rank 21 is too large for the layer encoder.0.attention.attend.q.linear of 20 x 20. Allowed: "

@@ -276,7 +276,7 @@ def test_a_narrow_projected_network_is_a_part_of_the_wide_one():
 
 @pytest.mark.parametrize("name", ["roberta", "bert", "distilbert"])
 def test_encoders_take_a_projection(name):
-    """Of their children transformers' own module has the references too."""
+    """Transformers' own module also refers to the children."""
     model = MODELS[name](ids=30, classes=4, length=6, **SEQUENCES)
     _, net, path = parts(model)
     check_axes(net)

@@ -94,7 +94,7 @@ def test_the_registered_name_is_the_models(name):
     ],
 )
 def test_published_counts(name, count, layers):
-    """Of the papers' networks: parameters and layers."""
+    """Parameters and layers of the papers' networks."""
     params = Net(MODELS[name]()).initial()
     assert sum(p.numel() for p in params.values()) == Net(MODELS[name]()).parameters == count
     assert list(params) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]

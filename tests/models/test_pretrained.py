@@ -170,7 +170,7 @@ def test_runs_start_from_it(vit):
 
 
 def test_a_new_network_starts_as_ever():
-    """What a pre-trained one replaces is drawn all the same."""
+    """Parameters that pre-trained ones replace are drawn nevertheless."""
     spec = tiny()
     with torch_scope(stream(0, "init")):
         expected = params_of(spec.task.server.build())

@@ -185,7 +185,7 @@ def test_a_narrow_network_is_the_full_one_with_the_rest_at_zero(model, width):
 
 
 def test_sizes_of_a_width_that_heads_do_not_divide():
-    """Of 8 heads of 32 each keeps ceil(0.3 32) = 10 features, 80 in all, and the stream ceil(0.3 256) = 77."""
+    """Each of 8 heads of 32 keeps ceil(0.3 32) = 10 features, 80 in all, and the stream ceil(0.3 256) = 77."""
     axes = Net(WIKITEXT, 0.3).layout.axes
     assert (axes["hidden"].length, axes["layers.3.inner"]) == (77, Axis("layers.3.inner", 10, groups=8))
     assert (axes["layers.0.mlp"].size, axes["head.hidden"].size) == (154, 77)

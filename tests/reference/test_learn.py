@@ -96,7 +96,7 @@ def test_explain_says_all_of_a_setting():
 
 
 def test_explain_of_every_path():
-    """Of an experiment of every method, and of every section that a file may have."""
+    """Experiments with every method, and every section of a file."""
     paths = {*SWEEP, *(f"search.{name}" for name in settings(SECTIONS["search"]))}
     for kind_of in KINDS:
         for cls in KINDS[kind_of].known().values():

@@ -248,7 +248,7 @@ def changed(**values):
         (
             "run.json",
             changed(version=3),
-            "version: 3 is not valid. Allowed: 1 or 2. Hint: use the rayfl version that wrote it",
+            "version: 3 is not valid. Allowed: 2. Hint: use the rayfl version that wrote it",
         ),
         ("run.json", without("id"), "id: a value is required"),
         ("run.json", without("facts"), "facts: a value is required"),
@@ -439,7 +439,7 @@ def test_the_local_score_in_the_best_round_of_the_server():
 
 
 def test_densities_of_a_run():
-    """Of clients' own masked networks that of the best round, and the last ones."""
+    """Densities of clients' masked networks: of the best round, and of the last rounds."""
     lines = [line(r, local_accuracy_mean=a, local_density=d) for r, a, d in ((1, 0.5, 0.75), (2, 0.875, 0.5))]
     lines.append(line(3, local_accuracy_mean=0.625, local_density=0.25, local_density_conv=0.25, density_1=0.375))
     result = summed(lines, PERSONAL)
@@ -472,106 +472,10 @@ def test_amounts_are_spafl_s():
     assert amounts(row | {"rounds": 0}) == {}
 
 
-# folders of rayfl 0.4
-
-
-def version1(path, method, kind="run", **sections):
-    """A folder as rayfl 0.4 wrote it."""
-    path.mkdir(parents=True)
-    config = {"method": {"name": method}, "rounds": 2, "clients": {"count": 8, "cohort": 4}} | sections
-    config["clients"]["capacities"] = "a1-c1-e0"
-    run = {
-        "id": "x",
-        "label": method,
-        "kind": kind,
-        "tags": {"seed": "3"},
-        "sweep": None,
-        "started": 1.0,
-        "costs": {"parameters_1": 100, "macs_1": 1000, "parameters_0.25": 100, "macs_0.25": 1000},
-        "status": "finished",
-        "error": None,
-    }
-    evaluated = {"accuracy_mean": 0.125, "accuracy_0.25": 0.25, "loss_mean": 2.0, "validation_accuracy_mean": 0.5}
-    evaluated |= {"local_accuracy_mean": 0.75, "density_0.25": 0.5, "macs_share_0.25": 0.25}
-    lines = [plain(1, bytes_up=8), plain(2, bytes_up=8) | evaluated]
-    files = {"run.json": run, "config.json": config, "result.json": {"accuracy_mean": 0.125, "macs_0.25": 1000}}
-    for name, value in files.items():
-        (path / name).write_text(json.dumps(value))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return RunFolder.open(path)
-
-
-def test_a_folder_of_rayfl_0_4_gets_its_facts(tmp_path):
-    run = version1(tmp_path / "a", "fiarse")
-    assert run.facts == Facts(
-        judge="accuracy_mean",
-        capacities=(1.0, 0.25, 0.0625),
-        trained=(1.0, 0.25),
-        scores={"accuracy": "max", "loss": "min"},
-        clients=8,
-        rounds=2,
-    )
-    assert [("evaluated" in line) for line in run.rounds()] == [False, True]
-    record = run.record()
-    assert (record["accuracy_mean"], record["bytes_up"], record["seed"], record["method"]) == (0.125, 16, 3, "fiarse")
-    assert (record["parameters_0.25"], record["macs_0.25"], record["macs_1"]) == (50, 250, 1000)
-
-
-def test_clients_of_rayfl_0_4(tmp_path):
-    run = version1(tmp_path / "a", "fedavg")
-    assert len(run.client_scores) == 0
-    file = tmp_path / "a" / "clients.json"
-    file.write_text('{"12": 0.5, "3": NaN, "0": 1.0}')
-    assert run.client_scores.tobytes() == client_scores({0: 1.0, 3: math.nan, 12: 0.5}).tobytes()
-    for damage, said in (
-        ('{"0": 0.5', "is not JSON"),
-        ('{"0": "good"}', "'good' is not valid. Allowed: a number"),
-    ):
-        file.write_text(damage)
-        with pytest.raises(ConfigError, match=said) as error:
-            assert len(run.client_scores)
-        assert str(error.value).startswith(f"{file}: ")
-
-
-def test_scores_of_untrained_networks_of_rayfl_0_4_are_left_out(tmp_path):
-    for method in ("spafl", "standalone", "lg_fedavg"):
-        run = version1(tmp_path / method, method)
-        record = run.record()
-        assert (run.facts.judge, record["best_round"]) == ("local_accuracy_mean", 2)
-        assert record["local_accuracy_mean"] == 0.75
-        assert ("accuracy_mean" in record, "validation_accuracy_mean" in record) == 2 * (method == "lg_fedavg",)
-    blind = version1(tmp_path / "blind", "spafl", evaluation={"clients": False})
-    assert blind.facts.judge == "accuracy_mean"
-
-
-def test_a_sweep_of_rayfl_0_4_is_judged_by_what_tuned_it(tmp_path):
-    sections = {
-        "experiment": {"clients": {"count": 8, "cohort": 4, "capacities": [1, 0.5]}},
-        "search": {"metric": "local_accuracy_mean"},
-    }
-    run = version1(tmp_path / "sweep", "fedavg", "sweep", **sections)
-    assert (run.facts.judge, run.facts.capacities, run.facts.rounds) == ("local_accuracy_mean", (1.0, 0.5), 20)
-
-
-def test_a_run_of_rayfl_0_4_is_not_resumed(tmp_path):
-    run = version1(tmp_path / "a", "fedavg")
+def test_a_folder_of_rayfl_0_4_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"id": "x", "label": "fedavg", "started": 1.0}))
     with pytest.raises(ConfigError) as error:
-        run.resume()
+        RunFolder.open(tmp_path)
     assert str(error.value) == (
-        f"{run.path}: the run was made by rayfl 0.4 and can only be reported. Allowed: runs of rayfl 0.5. "
-        "Hint: resume or export it with rayfl 0.4"
+        f"{tmp_path / 'run.json'}: version: None is not valid. Allowed: 2. Hint: use the rayfl version that wrote it"
     )
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [({"clients": {"capacities": "x1"}}, "config.json: clients.capacities: 'x1' is not valid"), ({}, "")],
-)
-def test_a_damaged_folder_of_rayfl_0_4(tmp_path, config, said):
-    run = version1(tmp_path / "a", "fedavg")
-    (run.path / "config.json").write_text(json.dumps(config))
-    if said:
-        with pytest.raises(ConfigError, match=said):
-            RunFolder.open(run.path)
-    else:
-        assert RunFolder.open(run.path).facts.capacities == (1.0,)

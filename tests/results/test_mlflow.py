@@ -168,10 +168,7 @@ def test_a_sweep_is_the_parent_of_its_trials_and_reads_back(mlflow, tmp_path):
     assert found[two.id].info.status == "KILLED"
     assert found[sweep.id].info.run_name == "digits"
     assert found[two.id].info.run_name == "heterofl, lr=0.1, seed 1"
-    assert row.info.run_name == "fedavg, mean of 1" and history(mlflow, row, "All/accuracy_mean")[-1] == (
-        2,
-        0.02,
-    )
+    assert row.info.run_name == "fedavg, mean of 1" and history(mlflow, row, "All/accuracy_mean")[-1] == (2, 0.02)
     files = {file.path for file in mlflow.store.client.list_artifacts(parent)}
     assert files == {"config.json", "plots", "results.csv"}
 

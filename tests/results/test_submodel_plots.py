@@ -83,10 +83,7 @@ def test_mean_weights_by_hand():
     part = {name: t[:, :1] if t.dim() > 1 else t for name, t in params.items()}
     part["hidden0.weight"] = params["hidden0.weight"][:1]
     narrow = replace(wide, net=Net(Perceptron(), 0.5), params=part)
-    assert weights({1.0: wide, 0.5: narrow}) == {
-        1.0: {"hidden0": 2.0, "head": 1.0},
-        0.5: {"hidden0": 1.5, "head": 1.0},
-    }
+    assert weights({1.0: wide, 0.5: narrow}) == {1.0: {"hidden0": 2.0, "head": 1.0}, 0.5: {"hidden0": 1.5, "head": 1.0}}
     assert steps({1.0: wide, 0.5: narrow}) == {1.0: {}, 0.5: {}}
     assert kept({1.0: wide}) == {} and list(of_networks({1.0: wide})) == ["weights"]
 

@@ -33,11 +33,7 @@ def personal(label, local, **more):
     return record(label, facts=PERSONAL, **COSTS, **{LOCAL: local}, **more)
 
 
-ROWS = [
-    record("fedavg", 1, 0.5),
-    record("heterofl", 0, 0.75),
-    record("fedavg", 0, 0.7),
-]
+ROWS = [record("fedavg", 1, 0.5), record("heterofl", 0, 0.75), record("fedavg", 0, 0.7)]
 
 
 # which rows

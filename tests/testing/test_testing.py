@@ -210,10 +210,7 @@ class Overstated(Synthetic):
 
 @pytest.mark.parametrize(
     ("data", "test"),
-    [
-        (Changing, "test_its_arrays_are_checked_and_always_the_same"),
-        (Overstated, "test_batches_are_what_it_offers"),
-    ],
+    [(Changing, "test_its_arrays_are_checked_and_always_the_same"), (Overstated, "test_batches_are_what_it_offers")],
 )
 def test_a_data_set_that_breaks_a_promise(data, test, tmp_path):
     fails(DataContract, test, tmp_path, data=data())
@@ -233,10 +230,7 @@ class Selfish(IID):
 
 @pytest.mark.parametrize(
     ("partition", "test"),
-    [
-        (Global, "test_it_follows_from_the_seed"),
-        (Selfish, "test_nobody_shares_a_sample_and_nobody_has_none"),
-    ],
+    [(Global, "test_it_follows_from_the_seed"), (Selfish, "test_nobody_shares_a_sample_and_nobody_has_none")],
 )
 def test_a_partition_that_breaks_a_promise(partition, test, tmp_path):
     fails(PartitionContract, test, tmp_path, partition=partition())
@@ -256,10 +250,7 @@ class Backwards(Accuracy):
 
 @pytest.mark.parametrize(
     ("score", "test"),
-    [
-        (MeanOfBatches, "test_it_adds_over_batches"),
-        (Backwards, "test_right_answers_are_not_worse_than_wrong_ones"),
-    ],
+    [(MeanOfBatches, "test_it_adds_over_batches"), (Backwards, "test_right_answers_are_not_worse_than_wrong_ones")],
 )
 def test_a_score_that_breaks_a_promise(score, test, tmp_path):
     fails(ScoreContract, test, tmp_path, score=score())

@@ -39,7 +39,7 @@ def population(count, folder, **sections):
 
 
 def held(clients, folder):
-    """What a simulation of so many clients allocated and kept, beyond the images, in bytes."""
+    """Return the bytes that a simulation of this many clients allocated and kept, without the images."""
     population(FEW, folder / "before").train()  # what a first round imports and caches
     tracemalloc.start()
     try:
@@ -222,13 +222,7 @@ def row(**changes):
     return (
         point
         | dict.fromkeys(results.COLUMNS, 1.0)
-        | {
-            "seconds": 2.0,
-            "driver_own": 10_000,
-            "server_own": 500,
-            "actor_own": 70,
-            "data_bytes": 1_000,
-        }
+        | {"seconds": 2.0, "driver_own": 10_000, "server_own": 500, "actor_own": 70, "data_bytes": 1_000}
         | changes
     )
 

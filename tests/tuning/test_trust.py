@@ -1,4 +1,4 @@
-"""Whose snapshots a sweep goes on from."""
+"""Sweeps resume only from trusted snapshots."""
 
 import pickle
 import shutil
@@ -55,7 +55,7 @@ def test_a_sweep_without_a_place_for_its_notes_goes_on(tmp_path, monkeypatch):
 
 
 class Bomb:
-    """What unpickles it makes a file."""
+    """Object that writes a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path

@@ -97,10 +97,7 @@ def test_a_number_of_400_digits(tmp_path):
             {"space": {"training.lr": {"grid": [True, 0.1]}}},
             "rows.heterofl: training.lr: True is not valid. Allowed: a number",
         ),
-        (
-            {"space": {"training.lr": {"uniform": [-1, 1]}}},
-            "rows.heterofl: training.lr: -0.66",
-        ),
+        ({"space": {"training.lr": {"uniform": [-1, 1]}}}, "rows.heterofl: training.lr: -0.66"),
         ({"space": {"training.rate": {"grid": [0.1]}}}, "rows.heterofl: training.rate: unknown key 'rate'"),
         ({"space": {"seed": {"grid": [1, 2]}}}, "search.space: {'seed': {'grid': [1, 2]}} is not valid"),
         ({"seeds": []}, "search.seeds: [] is not valid. Allowed: a length of at least 1"),
@@ -135,14 +132,8 @@ def test_a_number_of_400_digits(tmp_path):
         ({"searcher": "optnua"}, "search.searcher: no searcher is called 'optnua'. Did you mean 'optuna'?"),
         ({"searcher": "variant_generator"}, "search.searcher: no searcher is called 'variant_generator'"),
         ({"searcher": "zoopt"}, "search.searcher: Ray Tune cannot make 'zoopt' (ZOOpt not found"),
-        (
-            {"space": {"data.samples": {"grid": [80, 60]}}},
-            "rows.heterofl (data.samples=60): data: {",
-        ),
-        (
-            {"space": {"run.threads": {"grid": [1, 2]}}},
-            "rows.heterofl (run.threads=2): run: {",
-        ),
+        ({"space": {"data.samples": {"grid": [80, 60]}}}, "rows.heterofl (data.samples=60): data: {"),
+        ({"space": {"run.threads": {"grid": [1, 2]}}}, "rows.heterofl (run.threads=2): run: {"),
     ],
 )
 def test_a_search_that_is_wrong(tmp_path, search, said):

@@ -74,8 +74,7 @@ class Unequal(Method):
         return {self.group(capacity): net for capacity, net in self.task.nets.items()}
 
     def initial(self, capacity: float) -> Params:
-        """Return the initial parameters and statistics of a capacity's network. A client draws them from the run's
-        seed."""
+        """Return the initial parameters and statistics of a capacity's network, drawn from the run's seed."""
         net = self.task.nets[capacity]
         if net == self.task.server:
             return self.task.initial() | net.statistics()

@@ -6,9 +6,4 @@ from rayfl.methods.masks.fiarse import FIARSE
 from rayfl.methods.masks.pruning_greedy import PruningGreedy
 from rayfl.methods.masks.spafl import SpaFL
 
-MASKS: dict[str, type[Method]] = {
-    "fiarse": FIARSE,
-    "pruning_greedy": PruningGreedy,
-    "spafl": SpaFL,
-    "fedpm": FedPM,
-}
+MASKS: dict[str, type[Method]] = {"fiarse": FIARSE, "pruning_greedy": PruningGreedy, "spafl": SpaFL, "fedpm": FedPM}

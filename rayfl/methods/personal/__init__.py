@@ -4,7 +4,4 @@ from rayfl.methods.base import Method
 from rayfl.methods.personal.lg_fedavg import LGFedAvg
 from rayfl.methods.personal.standalone import Standalone
 
-PERSONAL: dict[str, type[Method]] = {
-    "lg_fedavg": LGFedAvg,
-    "standalone": Standalone,
-}
+PERSONAL: dict[str, type[Method]] = {"lg_fedavg": LGFedAvg, "standalone": Standalone}

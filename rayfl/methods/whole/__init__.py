@@ -5,8 +5,4 @@ from rayfl.methods.whole.fedavg import FedAvg
 from rayfl.methods.whole.fedprox import FedProx
 from rayfl.methods.whole.scaffold import Scaffold
 
-WHOLE: dict[str, type[Method]] = {
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "scaffold": Scaffold,
-}
+WHOLE: dict[str, type[Method]] = {"fedavg": FedAvg, "fedprox": FedProx, "scaffold": Scaffold}

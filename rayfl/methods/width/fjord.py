@@ -196,8 +196,7 @@ class _Ordered(nn.Module):
 
 
 def _zeros(module: nn.Module) -> None:
-    """Set missing gradients (norms of other widths) to 0: torch's fused SGD fails if only some parameters have
-    momentum."""
+    """Set missing gradients (norms of other widths) to 0: fused SGD fails if only some parameters have momentum."""
     for parameter in module.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

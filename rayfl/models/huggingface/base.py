@@ -1,14 +1,12 @@
 """Base of the transformer families: a section with their sizes, and networks of any width.
 
-A family says which class of transformers it is, what its sizes are called there, where its layers are, and, parameter
-by parameter, what the dimensions are: a table of regular expressions. The networks are transformers' own modules, built
-from a configuration of the sizes that a width leaves. Nothing of transformers is imported before one is built.
+A family names its class in transformers, its sizes there, the paths of its layers, and the axes of every parameter in
+a table of regular expressions. The networks are transformers' own modules, built from a configuration with the sizes of
+a width. Transformers is imported when the first network is built.
 
-The residual stream "hidden" and what is inside of an attention, "head", are cut alike, because in a configuration they
-are one number. `cut: inside`: a head of D features keeps the first ceil(width D), and the stream, of H heads, the first
-ceil(width D) H. `cut: heads`: of H heads the first ceil(width H) stay as they are, and the stream has as many times D.
-So every width is a size that transformers builds. Each layer's heads, and what is inside of its perceptron, "ffn", are
-axes of its own.
+The residual stream "hidden" and the attention, "head", have one size in a configuration and are cut together. With
+`cut: inside`, a head keeps its first ceil(width D) of D features, and the stream of H heads ceil(width D) H. With `cut:
+heads`, the first ceil(width H) of H heads are kept. Heads and perceptrons ("ffn") of each layer are separate axes.
 """
 
 import re
@@ -43,30 +41,29 @@ AUTO = {
     "masked_lm": "AutoModelForMaskedLM",
     "next_token": "AutoModelForCausalLM",
 }
-"""Task -> what makes a configuration a module."""
+"""Task -> class that builds a module from a configuration."""
 
 
 class HuggingFace(TokenModel, ABC):
-    """A final class adds `name`, and says what stands below as class attributes."""
+    """A final class adds `name` and the class attributes below."""
 
     weights: str = ""
-    """A folder with config.json and model.safetensors of such a model, from which training starts; on the machine of
-    the server. Sizes that are not given are taken from there. Empty: a new network."""
+    """Folder with config.json and model.safetensors of such a model, on the server's machine. Training starts from it,
+    and it defines the sizes that are not set. Empty: a new network."""
     hidden: int = Field(default=768, ge=1)
-    """Features of the residual stream, shared out among the heads."""
+    """Features of the residual stream, a multiple of `heads`."""
     heads: int = Field(default=12, ge=1)
     """Attention heads."""
     layers: int = Field(default=12, ge=1)
     """Blocks of an attention and a perceptron."""
     ffn: int | None = Field(default=None, ge=1)
-    """Features inside a perceptron. Unless given: four times as many as in the stream."""
+    """Features inside a perceptron. Default: four times those of the stream."""
     positions: int = Field(default=512, ge=1)
-    """Places in a sequence; the data's longest must fit."""
+    """Position embeddings: at least the length of the longest sequence."""
     vocabulary: int | None = Field(default=None, ge=1)
-    """Rows of the token embedding. As many as the data have tokens, unless given."""
+    """Rows of the token embedding. Default: the number of tokens of the data."""
     pad: int | None = Field(default=None, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding may stay at 0. Taken from the data set if
-    it has one, unless given; else the last."""
+    """Padding token. Default: that of the data set, otherwise the last token."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of embeddings and outputs of residual branches."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -74,9 +71,9 @@ class HuggingFace(TokenModel, ABC):
     cut: Literal["inside", "heads"] = "inside"
     """Cut of a narrow network: inside every head, or whole heads."""
     attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention by torch's fused kernels, or step by step."""
+    """Attention by torch's fused kernels, or as separate operations."""
     config: Settings = ()
-    """More of transformers' configuration, by its names: {hidden_act: gelu_new}."""
+    """Further fields of transformers' configuration, e.g. {hidden_act: gelu_new}."""
     smallest: ClassVar[Mapping[str, Any]] = {"hidden": 20, "heads": 2, "layers": 2, "ffn": 12, "positions": 70}
 
     kind: ClassVar[str]
@@ -86,16 +83,16 @@ class HuggingFace(TokenModel, ABC):
     sees: ClassVar[Sees]
     """Visible tokens."""
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
-    """A field of ours -> what the configuration calls it; several names are given the same."""
+    """Field of rayfl -> names in the configuration that get its value."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Fields of the configuration where published networks differ from transformers' defaults."""
     stack: ClassVar[str]
-    """The path of the list of blocks."""
+    """Path of the list of blocks."""
     branches: ClassVar[tuple[str, ...]]
     """Paths within a block of the layers that end a residual branch."""
     table: ClassVar[Mapping[str, tuple[str, ...]]]
-    """End of a parameter's name, as a regular expression -> axes of its dimensions (`axes`); the first match counts. A
-    name that is not an axis is a dimension that is never cut."""
+    """Regular expression of the end of a parameter's name -> axes of its dimensions (`axes`); the first match is used.
+    Other names are dimensions that are never cut."""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,7 +108,7 @@ class HuggingFace(TokenModel, ABC):
             raise ValueError(f"hidden features that {self.heads} heads can share out, such as {near}")
         return self
 
-    # which network
+    # the network
 
     @property
     def rows(self) -> int:
@@ -124,7 +121,7 @@ class HuggingFace(TokenModel, ABC):
 
     @property
     def room(self) -> int:
-        """Tokens of the longest sequence that it can see."""
+        """Length of the longest supported sequence."""
         return self.positions
 
     @property
@@ -132,7 +129,7 @@ class HuggingFace(TokenModel, ABC):
         return (tuple(f"{self.stack}.{i}" for i in range(self.layers)),)
 
     def axes(self, net: Net, block: str) -> dict[str, Axis]:
-        """The axes by the names that the table uses, within a block, or outside of all ("")."""
+        """Return the axes of a block by the names in the table; "": outside all blocks."""
         width = self.hidden // self.heads
         within = f"{block}." if block else ""
         if self.cut == "inside":
@@ -150,23 +147,23 @@ class HuggingFace(TokenModel, ABC):
         }
 
     def sizes(self, net: Net) -> dict[str, Any]:
-        """Our fields as they are in a network of this width."""
+        """Return the values of the fields in a network of this width."""
         axes = self.axes(replace(net, sizes=()), self.blocks[0][0])
         given = {name: getattr(self, name) for name in self.fields}
         return given | {
             "hidden": axes["hidden"].length,
             "heads": self.heads if self.cut == "inside" else axes["head"].size,
             "ffn": axes["ffn"].length,
-            # without a pad that is given, its row of the embedding is one as others are
+            # the row of a default padding token is an ordinary one
             "pad": self.padding if self.pad is not None or self.task == "classes" else None,
         }
 
     def kept(self, net: Net) -> list[str]:
-        """The blocks of a network, by path."""
+        """Return the paths of a network's blocks."""
         return [path for path in self.blocks[0] if path not in net.without]
 
     def configuration(self, net: Net) -> "PreTrainedConfig":
-        """Transformers' own, of the sizes of a network."""
+        """Return transformers' configuration with the sizes of a network."""
         from transformers import CONFIG_MAPPING
 
         sizes = self.sizes(net) | {"layers": len(self.kept(net))}
@@ -178,7 +175,7 @@ class HuggingFace(TokenModel, ABC):
         none = {name: None for name in special if isinstance(i := getattr(cls, name), int) and i >= self.rows}
         return cls(**{**none, **own, "vocab_size": self.rows, **labels, **named})
 
-    # its module
+    # the module
 
     def build(self, net: Net) -> nn.Module:
         self.check(net)
@@ -191,7 +188,7 @@ class HuggingFace(TokenModel, ABC):
         return Network(children, run, self.classes, **ours, **options)
 
     def plain(self, net: Net) -> "PreTrainedModel":
-        """Transformers' module with the axes of its parameters, and with what a method adds to it."""
+        """Return transformers' module with the axes of its parameters, Scaler and step sizes."""
         module = self.made_of(self.configuration(net))
         names = [path.rpartition(".")[2] for path in self.kept(net)]
         module.set_submodule(self.stack, renamed(module.get_submodule(self.stack), names))
@@ -204,7 +201,7 @@ class HuggingFace(TokenModel, ABC):
         return module
 
     def made_of(self, configuration: "PreTrainedConfig") -> "PreTrainedModel":
-        """Transformers' module of a configuration, freshly initialised."""
+        """Return transformers' module of a configuration, newly initialised."""
         return self._auto.from_config(configuration, attn_implementation=self.attention)
 
     @property
@@ -214,7 +211,7 @@ class HuggingFace(TokenModel, ABC):
         return getattr(transformers, AUTO[self.task])
 
     def check(self, net: Net) -> None:
-        """A ValueError if there is no such network."""
+        """Raise a ValueError if there is no such network."""
         check_without(net, self.blocks[0], self.exit_count if self.exit_count > 1 else 0)
         if self.task not in self.tasks:
             raise ValueError(f"model {self.name}: task {self.task} is not valid. Allowed: {', '.join(self.tasks)}")
@@ -235,7 +232,7 @@ class HuggingFace(TokenModel, ABC):
             )
 
     def _declare(self, module: nn.Module, net: Net) -> None:
-        """Says of every parameter what its dimensions are."""
+        """Declare the axes of every parameter."""
         from transformers.pytorch_utils import Conv1D
 
         prefixes = {f"{path}.": self.axes(net, path) for path in self.kept(net)}
@@ -268,10 +265,10 @@ class HuggingFace(TokenModel, ABC):
                 "its first"
             )
 
-    # where it starts
+    # initial values
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
-        # before it finds that the padding is another one too
+        # before the check of the padding, which would differ too
         self.model_copy(update={"ids": offers.get("ids", self.ids)})._check_tokenizer()
         return super().fitted(data, offers, where)
 
@@ -293,11 +290,11 @@ class HuggingFace(TokenModel, ABC):
     def _read(self) -> Params:
         return folder.weights_of(self._auto, self.configuration(Net(self)), self.weights)
 
-    # what transformers reads
+    # export
 
     def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
-        """A folder "transformers", which `from_pretrained` reads, with the tokenizer. It has one head: nothing is
-        written of a network that answers by the mean of several."""
+        """Write a folder "transformers" for `from_pretrained`, with the tokenizer; nothing for a network that averages
+        several heads."""
         if net.exits < 2 or answer == "last":
             module = self.exported(net, params)
             with folder.quiet():
@@ -308,8 +305,7 @@ class HuggingFace(TokenModel, ABC):
                 shutil.copy(file, to / "transformers")
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
-        """Transformers' module with these parameters: blocks by the numbers that they have there, step sizes as a part
-        of the layers that they stand behind."""
+        """Return transformers' module with these parameters: blocks renumbered, step sizes merged into layers."""
         module, state = self.made_of(self.configuration(net)), dict(params)
         for number, block in enumerate(self.kept(net)):
             names = [name for name in state if name.startswith(f"{block}.")]

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama: a token sees those before it; the last one answers for its sequence."""
+"""GPT-2 and Llama: a token sees those before it; the last one represents its sequence."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
@@ -11,12 +11,11 @@ from rayfl.models.huggingface.base import HuggingFace
 
 
 class GPT2(HuggingFace):
-    """Radford et al. 2019: the smallest GPT-2 unless told otherwise. Its layers have matrices [in, out], and one holds
-    queries, keys and values, each with all heads."""
+    """Radford et al. 2019; by default the smallest GPT-2. Its matrices are [in, out], and one layer computes queries,
+    keys and values."""
 
     name: Literal["gpt2"] = "gpt2"
     positions: int = Field(default=1024, ge=1)
-    """Places in a sequence; the data's longest must fit."""
 
     kind: ClassVar = "gpt2"
     sees: ClassVar = "before"
@@ -54,8 +53,8 @@ class GPT2(HuggingFace):
 
 
 class Llama(HuggingFace):
-    """Touvron et al., arXiv 2302.13971; the sizes of SmolLM2-135M unless told otherwise. Queries share keys and values
-    in groups. A narrow network keeps whole groups: a part of a head would have other rotations."""
+    """Touvron et al., arXiv 2302.13971; by default with the sizes of SmolLM2-135M. Queries share keys and values in
+    groups. A narrow network keeps whole groups, because a part of a head would have other rotations."""
 
     name: Literal["llama"] = "llama"
     hidden: int = Field(default=576, ge=1)
@@ -63,19 +62,17 @@ class Llama(HuggingFace):
     heads: int = Field(default=9, ge=1)
     """Heads of queries."""
     groups: int = Field(default=3, ge=1)
-    """Heads of keys and values, each for as many heads of queries."""
+    """Heads of keys and values, each shared by equally many heads of queries."""
     head_width: int | None = Field(default=None, ge=1)
-    """Features of a head, an even number. Unless given: the stream's, shared out among the heads of queries."""
+    """Features of a head, an even number. Default: `hidden` / `heads`."""
     layers: int = Field(default=30, ge=1)
-    """Blocks of an attention and a perceptron."""
     ffn: int | None = Field(default=1536, ge=1)
     """Features inside a perceptron."""
     positions: int = Field(default=2048, ge=1)
     """Tokens of the longest sequence."""
     dropout: Literal[0] = 0
-    """It has none."""
+    """Not supported: the architecture has none."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout of attention weights."""
     cut: Literal["heads"] = "heads"
     """Whole groups."""
     smallest: ClassVar = {**HuggingFace.smallest, "hidden": 16, "heads": 4, "groups": 2}
@@ -127,8 +124,4 @@ class Llama(HuggingFace):
     def sizes(self, net: Net) -> dict[str, Any]:
         groups = self.axes(net, self.blocks[0][0])["kv"].size
         width = self.head_width or self.hidden // self.heads
-        return super().sizes(net) | {
-            "heads": self.heads // self.groups * groups,
-            "groups": groups,
-            "head_width": width,
-        }
+        return super().sizes(net) | {"heads": self.heads // self.groups * groups, "groups": groups, "head_width": width}

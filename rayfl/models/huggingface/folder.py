@@ -1,4 +1,4 @@
-"""Folders as transformers writes them: config.json and model.safetensors. Nothing in one is ever run."""
+"""Folders of transformers: config.json and model.safetensors. Code in a folder is never run."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 FREE = ("dropout", "attention_dropout")
-"""Fields that may be given another value than the folder's: no tensor depends on them."""
+"""Fields that may differ from the folder's, because no tensor depends on them."""
 
 NO_MATTER = {"architectures", "dtype", "id2label", "label2id", "problem_type", "use_cache"}
 """Fields of a configuration that do not describe the network."""
@@ -94,7 +94,7 @@ def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str
 
 
 def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[str, Any], folder: str) -> None:
-    """A ConfigError if what is below the head is not all there."""
+    """Raise ConfigError if tensors below the head are missing."""
     trunk = f"{module.base_model_prefix}."
     wrong = sorted(name for name in lacking if name.startswith(trunk) and not name.startswith(f"{trunk}pooler."))
     if wrong:
@@ -110,7 +110,7 @@ def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[st
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' words on new heads, and without its progress."""
+    """Suppress transformers' messages on new heads and its progress bars."""
     from transformers import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -74,7 +74,7 @@ class Network(nn.Module):
 
 
 def scaled(module: nn.Module, scale: float) -> None:
-    """HeteroFL's Scaler behind every embedding and linear layer but those that answer."""
+    """Add HeteroFL's Scaler after every embedding and linear layer except the outputs."""
     for layer in module.modules():
         dims = getattr(layer, "axes", {}).get("weight", ())
         answers = not isinstance(layer, nn.Embedding) and bool(dims) and getattr(dims[0], "name", None) == CLASSES
@@ -87,7 +87,7 @@ def _divided(scale: float, layer: nn.Module, inputs: object, output: torch.Tenso
 
 
 def stepped(block: nn.Module, branches: Sequence[str]) -> None:
-    """A step size, "step1", "step2", ..., behind each layer that ends a residual branch of a block."""
+    """Add a step size, "step1", "step2", ..., after each layer that ends a residual branch of a block."""
     for number, path in enumerate(branches, start=1):
         step = Step()
         block.add_module(f"step{number}", step)
@@ -100,7 +100,7 @@ def _multiplied(step: Step, layer: nn.Module, inputs: object, output: torch.Tens
 
 
 def renamed(layers: nn.Module, names: Sequence[str]) -> nn.ModuleList:
-    """A list of layers under other numbers: those that they have where none is left out."""
+    """Return a list of layers with the numbers that they have in the whole network."""
     found = nn.ModuleList()
     for name, layer in zip(names, layers.children(), strict=True):
         found.add_module(name, layer)
@@ -108,7 +108,7 @@ def renamed(layers: nn.Module, names: Sequence[str]) -> nn.ModuleList:
 
 
 def resized(module: nn.Module, path: str, inside: int, outside: int) -> nn.Linear:
-    """A linear layer of other sizes in the place of the one at `path`: what no configuration can say."""
+    """Replace the linear layer at `path` by one of other sizes, which no configuration can express."""
     old = module.get_submodule(path)
     layer = nn.Linear(inside, outside, bias=getattr(old, "bias", None) is not None)
     module.set_submodule(path, layer)
@@ -116,7 +116,7 @@ def resized(module: nn.Module, path: str, inside: int, outside: int) -> nn.Linea
 
 
 def owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """Path, module and own parameters of every module that has some; a tied parameter is its first owner's alone."""
+    """Yield path, module and own parameters of every module with parameters; tied ones belong to their first owner."""
     first = {name for name, _ in module.named_parameters()}
     for path, part in module.named_modules():
         own = {n: p for n, p in part.named_parameters(recurse=False) if (f"{path}.{n}" if path else n) in first}

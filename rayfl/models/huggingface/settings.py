@@ -1,4 +1,4 @@
-"""Anything of a configuration that rayfl has no field for, as a hashable value: a mapping in a file."""
+"""Further fields of a configuration as a hashable value: a mapping in a file."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

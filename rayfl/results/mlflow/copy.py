@@ -32,12 +32,7 @@ METRICS_A_BATCH, TEXTS_A_BATCH = 1000, 100
 PARAM_LENGTH, TAG_LENGTH = 6000, 8000
 """Limits of MLflow."""
 
-STATUS: dict[Status, str] = {
-    "running": "RUNNING",
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "stopped": "KILLED",
-}
+STATUS: dict[Status, str] = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 FACTS, RESULT, MADE = "rayfl.facts", "rayfl.result", "rayfl.made"
 """Tags with a run's `Facts`, its result.json, and its provenance (`Made`)."""
