@@ -54,11 +54,11 @@ CLIENT_FLOPS = Cost(
 SIMULATED_TIME = Cost(
     "simulated time",
     ("sim_seconds",),
-    3600,
-    "sim_hours",
-    "simulated time, hours",
+    60,
+    "sim_minutes",
+    "simulated time, minutes",
     "takes no time",
-    lambda hours: human_time(hours * 3600),
+    lambda minutes: human_time(minutes * 60),
 )
 COSTS = {"traffic": TRAFFIC, "flops": CLIENT_FLOPS, "time": SIMULATED_TIME}
 """Name in files -> cost."""
