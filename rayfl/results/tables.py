@@ -174,7 +174,7 @@ def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mappi
             first[0] = runs[0]["status"]
         chosen = [str(tuned[name].settings[i]) if name in tuned else "–" for i in range(len(paths))]
         others = [columns.cell(values_of(runs, column)) for column in rest]
-        spent = [mean(values_of(runs, key), human) for key, (_, human) in costs.items()]
+        spent = [mean(values_of(runs, key), human) + _missing(runs, key) for key, (_, human) in costs.items()]
         rows.append([titles[name], str(len(runs)), *first, *chosen, *others, *spent])
     header = ["method", "seeds", *front.values(), *names_of(paths).values(), *rest.values()]
     places = {name: 2 + i + (len(paths) if name in rest else 0) for i, name in enumerate((*front, *rest))}
@@ -183,6 +183,12 @@ def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mappi
     if all(metric != row["facts"]["judge"] for row in records):
         below.append(f"Ranked by {metric}")
     return Table([*header, *(title for title, _ in costs.values())], rows, marks, below, "results.csv")
+
+
+def _missing(runs: Sequence[Record], key: str) -> str:
+    """Return " (2 of 3)" if only some runs have a number, such as the time to a target."""
+    known = len(values_of(runs, key))
+    return f" ({known} of {len(runs)})" if 0 < known < len(runs) else ""
 
 
 def _places(groups: Mapping[str, Sequence[Record]], titles: Mapping[str, str], tuned: Mapping[str, Best]) -> list[str]:

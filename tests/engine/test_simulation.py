@@ -42,13 +42,13 @@ def test_losses_and_steps_are_those_of_the_clients(tmp_path):
     assert "train_samples" not in line
 
 
-def test_the_cohort_is_the_round_s_by_what_its_clients_hold(tmp_path):
+def test_a_cohort_is_grouped_by_version_and_selection(tmp_path):
     simulation = simulate(tiny(method="heterofl", clients={"assignment": "dynamic"}), tmp_path)
     for round in range(3):
         simulation.round = round
         cohort = simulation.cohort()
         for key, (selection, clients) in cohort.items():
-            assert key == selection.key and [client.id for client in clients] == sorted(c.id for c in clients)
+            assert key == (round, selection.key) and [client.id for client in clients] == sorted(c.id for c in clients)
         drawn = {client.id: client.capacity for _, clients in cohort.values() for client in clients}
         assert sorted(drawn) == simulation.clients.sample(0, round)
         assert drawn == {id: simulation.clients.capacity(id, 0, round) for id in drawn}
