@@ -15,7 +15,7 @@ from rayfl.metrics import SPLITS, label, named
 from rayfl.results.drawing import MARKERS, Style
 from rayfl.results.findings import Findings
 from rayfl.results.folder import RunFolder
-from rayfl.results.page.series import COARSE, curves_of
+from rayfl.results.page.series import AXES, COARSE, curves_of
 from rayfl.results.pareto import candidates, front, offers
 from rayfl.results.plots import axis_of, counts_in, named_styles, with_unit
 from rayfl.results.rows import by_label, capacities, facts_of, titles_of, values_of
@@ -60,12 +60,15 @@ def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
     curves = curves_of(found)
     if not curves.best:
         return None
+    used = [curve for of_metric in curves.best.values() for curve in of_metric.values()]
+    axes = [cost for cost in AXES if any(any(curve[cost.unit]) for curve in used)]
     data = {
         "kind": "curves",
         "metrics": {
             title: [{"name": name, **_line(styles[name]), **curve} for name, curve in curves.best[metric].items()]
             for metric, title in curves.titles.items()
         },
+        "axes": [{"of": "x", "title": "round"}, *({"of": cost.unit, "title": cost.axis} for cost in axes)],
         "chosen": curves.titles.get(found.metric, ""),
         "others": [{"name": name, "point": point, **_line(styles[name]), **c} for name, point, c in curves.others],
     }
@@ -74,7 +77,7 @@ def _curves(found: Findings, styles: Mapping[str, Style]) -> Chart | None:
         text += f" For {data['chosen']}, thin lines show all other trials of the search, with at most {COARSE} rounds."
     if curves.left_out:
         text += f" Left out because of their size: {', '.join(curves.left_out)} (see metrics.jsonl of each run)."
-    controls = {"metric": list(curves.titles.values()), "axis": ["rounds", "Gbit, up and down"]}
+    controls = {"metric": list(curves.titles.values()), "axis": [axis["title"] for axis in data["axes"]]}
     return Chart("plot-curves", "curves", "Over rounds", text, data, 480, controls)
 
 

@@ -24,7 +24,7 @@ function layoutOf(given, height) {
 }
 
 function curve(row, axis) {
-  const x = axis ? row.gbit : row.x;
+  const x = row[axis.of];
   const line = { color: row.color, dash: row.dash, width: 2 };
   const mode = x.length > 12 ? "lines" : "lines+markers";
   const hover = "%{y:.4g} at %{x}<extra>%{fullData.name}</extra>";
@@ -42,15 +42,15 @@ function curve(row, axis) {
 function figureOf(id) {
   const chart = data[id];
   if (chart.kind === "plotly") return [chart.traces, chart.layout];
-  const [metric, axis] = [...document.querySelectorAll(`select[data-chart="${id}"]`)].map((select) => select.selectedIndex);
+  const [metric, place] = [...document.querySelectorAll(`select[data-chart="${id}"]`)].map((select) => select.selectedIndex);
+  const axis = chart.axes[place];
   const title = Object.keys(chart.metrics)[metric];
   const thin = title !== chart.chosen ? [] : chart.others.map((row) => ({
-    x: axis ? row.gbit : row.x, y: row.y, name: row.name, legendgroup: row.name, showlegend: false, mode: "lines",
+    x: row[axis.of], y: row.y, name: row.name, legendgroup: row.name, showlegend: false, mode: "lines",
     opacity: 0.3, line: { color: row.color, width: 1 }, hovertemplate: `%{y:.4g} at %{x}<extra>${row.name} ${row.point}</extra>`,
   }));
   const traces = [...thin, ...chart.metrics[title].flatMap((row) => curve(row, axis))];
-  const name = axis ? "communicated by all clients, Gbit" : "round";
-  return [traces, { xaxis: { title: { text: name } }, yaxis: { title: { text: title } } }];
+  return [traces, { xaxis: { title: { text: axis.title } }, yaxis: { title: { text: title } } }];
 }
 
 function draw(id) {

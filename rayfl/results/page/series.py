@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from rayfl.metrics import Line, label, named
-from rayfl.results.budgets import TRAFFIC, with_spent
+from rayfl.results.budgets import SIMULATED_TIME, TRAFFIC, with_spent
 from rayfl.results.findings import Findings
 from rayfl.results.folder import RunFolder
 from rayfl.results.plots import axis_of, common, mean_and_std, with_unit
-from rayfl.results.rows import by_label, capacities, facts_of, titles_of
+from rayfl.results.rows import Record, by_label, capacities, facts_of, titles_of
 
 COARSE = 40
 """Maximum number of rounds of a trial that is not the best."""
@@ -24,7 +24,9 @@ MOST = 300_000
 """Maximum number of numbers in all curves: three megabytes."""
 
 Curve = dict[str, Any]
-"""Lists of equal lengths: x, gbit, y, and std for several seeds."""
+"""Lists of equal lengths: x, the units of `AXES`, y, and std for several seeds."""
+AXES = (TRAFFIC, SIMULATED_TIME)
+"""Costs that can replace rounds as the axis."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,7 @@ class Curves:
 
 def curves_of(found: Findings) -> Curves:
     titles = titles_of(found.best)
-    lines = {
-        titles[of]: [with_spent(RunFolder.open(row["path"]).rounds(), TRAFFIC) for row in rows]
-        for of, rows in by_label(found.best, found.judge).items()
-    }
+    lines = {titles[of]: [_lines(row) for row in rows] for of, rows in by_label(found.best, found.judge).items()}
     best: dict[str, dict[str, Curve]] = {}
     names, left_out, size = _metrics(found), [], 0
     for metric, title in names.items():
@@ -58,6 +57,13 @@ def curves_of(found: Findings) -> Curves:
         else:
             best[metric] = of_metric
     return Curves({metric: names[metric] for metric in best}, best, list(_others(found, names[found.metric])), left_out)
+
+
+def _lines(record: Record) -> list[Line]:
+    lines = RunFolder.open(record["path"]).rounds()
+    for cost in AXES:
+        lines = with_spent(lines, cost)
+    return lines
 
 
 def _metrics(found: Findings) -> dict[str, str]:
@@ -78,9 +84,11 @@ def _curve(runs: Sequence[Sequence[Line]], metric: str, title: str) -> Curve | N
     rounds, values = common(runs, metric)
     if not rounds:
         return None
-    _, sent = common([[line for line in lines if metric in line] for lines in runs], "gbit")
     mean, std = mean_and_std(values * (100 if title.endswith("%") else 1))
-    curve = {"x": rounds, "gbit": sent.mean(0).tolist(), "y": mean.tolist()}
+    curve = {"x": rounds, "y": mean.tolist()}
+    for cost in AXES:
+        _, spent = common([[line for line in lines if metric in line] for lines in runs], cost.unit)
+        curve[cost.unit] = spent.mean(0).tolist()
     return curve | ({"std": std.tolist()} if len(runs) > 1 else {})
 
 
@@ -91,7 +99,7 @@ def _others(found: Findings, title: str) -> list[tuple[str, str, Curve]]:
     for record in found.finished:
         if record["id"] in best or record["label"] not in titles:
             continue
-        lines = [line for line in with_spent(RunFolder.open(record["path"]).rounds(), TRAFFIC) if found.metric in line]
+        lines = [line for line in _lines(record) if found.metric in line]
         if lines:
             kept = np.unique(np.linspace(0, len(lines) - 1, min(len(lines), COARSE)).round().astype(int))
             if curve := _curve([[lines[i] for i in kept]], found.metric, title):
