@@ -52,6 +52,11 @@ class Dispatch:
     bytes: float
     """Traffic in both directions."""
 
+    @property
+    def visit(self) -> tuple[int, int]:
+        """(version, client), unique among the updates of a run."""
+        return self.version, self.client
+
 
 @dataclass(frozen=True)
 class Fleet:

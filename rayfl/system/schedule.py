@@ -21,6 +21,8 @@ from rayfl.system.staleness import Staleness
 
 IDLE_S = 600.0
 """Seconds until the server asks again if no client is available."""
+MOST_IDLE_S = 30 * 86_400.0
+"""Seconds without an available client after which a run is given up."""
 MOST_CHECKED = 1000
 """Clients whose visits are compared with a deadline before a run."""
 MOST_DISPATCHES = 1000
@@ -129,13 +131,16 @@ class Timed(Schedule):
         kept = [one for one in arrived if one.finish <= end][:cohort]
         if len(kept) == cohort:
             end = kept[-1].finish
-        late = [one for one in (*past.running, *arrived) if one not in kept]
         if len(kept) < max(mode.minimum * cohort, 1):
-            late, kept = [*late, *kept], []
-        stale = [one for one in late if kept and one.version < round and one.finish <= end]
-        running = [one for one in late if one not in stale and round - one.version < mode.late_rounds]
-        wasted = [one for one in (*new, *past.running) if one not in (*kept, *stale, *running)]
-        return self._plan(past, round, end, kept + stale, running, new, wasted, mode.staleness)
+            kept = []
+        if kept:
+            kept += [one for one in past.running if one.finish <= end]
+        used = {one.visit for one in kept}
+        left = [one for one in (*past.running, *new) if one.visit not in used]
+        running = [one for one in left if not one.is_lost and round - one.version < mode.late_rounds]
+        going = {one.visit for one in running}
+        wasted = [one for one in left if one.visit not in going]
+        return self._plan(past, round, end, kept, running, new, wasted, mode.staleness)
 
     def _buffered(self, mode: Buffered, past: Past, round: int) -> Plan:
         now, kept = past.seconds, []
@@ -154,6 +159,8 @@ class Timed(Schedule):
                     f"system: no update arrived from {len(new)} clients. Allowed: clients that stay available until "
                     "they have finished"
                 )
+            if not running and now > past.seconds + MOST_IDLE_S:
+                raise ConfigError("system.availability: no client was available for 30 days. Allowed: some clients")
             if not running:
                 now += IDLE_S
                 continue
@@ -198,7 +205,7 @@ class Timed(Schedule):
             "staleness": sum(round - one.version for one in kept) / max(len(kept), 1),
         }
         metrics |= {f"{UPDATES}{kind}": kinds[kind] for kind in sorted(kinds)}
-        visits = sorted((one.version, one.client) for one in kept)
+        visits = sorted(one.visit for one in kept)
         return Plan(visits, replace(past, seconds=end, running=tuple(running)), metrics, staleness)
 
 
