@@ -344,10 +344,7 @@ def _check(experiment: Experiment) -> None:
 
 def _check_system(system: System, method: Method, clients: Population) -> None:
     """Raise a ValueError if the system, the method and the population do not fit together."""
-    try:
-        system.check(clients.count, clients.cohort)
-    except ValueError as error:
-        raise ValueError(f"system.{error}") from None
+    system.check(clients.count, clients.cohort)
     if system.mixes_versions and method.synchronous:
         raise ValueError(
             f"system.mode: method {method.name} needs updates of the current model, because {method.synchronous}. "

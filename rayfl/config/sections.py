@@ -50,6 +50,8 @@ PLAIN_WORDS = {
     "too_long": "a length of at most {max_length}",
     "too_short": "a length of at least {min_length}",
     "tuple_type": "a list",
+    "union_tag_invalid": "a name, one of {expected_tags}",
+    "union_tag_not_found": "a mapping with a name",
 }
 """Error type of pydantic -> description of the allowed values."""
 

@@ -91,12 +91,17 @@ class System(Config):
 
     def check(self, clients: int, cohort: int) -> None:
         """Raise a ValueError if the section does not fit a population."""
-        self.devices.check(clients)
-        self.availability.check(clients)
+        for place, part in (("devices", self.devices), ("availability", self.availability)):
+            try:
+                part.check(clients)
+            except ValueError as error:
+                raise ValueError(f"system.{place}: {error}") from None
         asked = self.asked(cohort)
         if asked > clients:
-            what = "mode.concurrency" if isinstance(self.mode, Buffered) else "mode.select * clients.cohort"
-            raise ValueError(f"{what} is {asked} clients. Allowed: at most clients.count = {clients}")
+            what = "concurrency" if isinstance(self.mode, Buffered) else "select"
+            raise ValueError(
+                f"system.mode.{what}: {asked} clients train at a time. Allowed: at most clients.count = {clients}"
+            )
 
     @property
     def mixes_versions(self) -> bool:
