@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rayfl.config import Config
+from rayfl.config import Config, ConfigError
 from rayfl.results.cells import percent
 from rayfl.results.rows import Record, by_label, facts_of, titles_of
 from rayfl.results.summary import AMOUNTS, amounts
@@ -41,11 +41,16 @@ def in_config(published: Published, changed: Sequence[str]) -> str:
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[Published | None, list[str]]:
-    """Return what `in_config` stored in a sweep's configuration, or in its parameters in MLflow."""
+    """Return what `in_config` stored in a configuration, or in parameters in MLflow. Raise ConfigError if it is
+    damaged."""
     if "published" not in config:
         return None, []
-    kept = json.loads(config["published"])
-    return Published(**kept["section"]), kept["changed"]
+    try:
+        kept = json.loads(config["published"])
+        return Published(**kept["section"]), list(kept["changed"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"published: the stored text is damaged: {reason}. Hint: restore a copy of it") from None
 
 
 def table(published: Published, records: Sequence[Record]) -> Table:

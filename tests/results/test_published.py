@@ -248,3 +248,11 @@ def test_the_configurations_of_spafls_table_are_of_the_same_training():
         assert given == (epochs, rounds, is_head_masked, COHORT)
         assert plan.published.numbers["gbit"].keys() == plan.published.numbers["client_macs"].keys()
         assert plan.published.numbers["gbit"]["local"] == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["text", "{}", '{"section": 3, "changed": []}', '{"section": {}, "changed": []}', "[" * 5000]
+)
+def test_a_damaged_text_is_refused(text):
+    with pytest.raises(ConfigError, match="published: the stored text is damaged: .*Hint: restore a copy of it"):
+        from_config({"published": text})
