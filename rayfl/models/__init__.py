@@ -1,4 +1,4 @@
-"""One network family a file. To add one: its file, and its line here."""
+"""Network families, one per file. To add one, write its file and add it to `MODELS` here."""
 
 from rayfl.models.base import MODELS
 from rayfl.models.base import MODELS_KIND as MODELS_KIND

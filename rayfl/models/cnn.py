@@ -1,8 +1,8 @@
 """Plain convolutional networks: convolutions with pooling, then linear layers.
 
-Every convolution is followed by Scaler, norm, max pooling where there is any, and ReLU; a hidden linear layer by Scaler
-and ReLU (HeteroFL section 3.3: a Scaler behind every parametric layer, but not behind the classifier). Max pooling and
-ReLU commute, gradients included; in this order ReLU has a quarter of the work.
+Every convolution is followed by Scaler, norm, optional max pooling, and ReLU; a hidden linear layer by Scaler and ReLU
+(HeteroFL section 3.3: a Scaler after every parametric layer except the classifier). Max pooling and ReLU commute,
+gradients included; in this order ReLU does a quarter of the work.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from rayfl.models.layers import NormKind, check_without, heterofl_linear, scaler
 
 
 class DigitsCNN(ImageModel):
-    """For the 8x8 digits of scikit-learn: 53,194 parameters."""
+    """CNN for the 8x8 digits of scikit-learn: 53,194 parameters."""
 
     name: Literal["digits_cnn"] = "digits_cnn"
     input: tuple[int, int, int] = (1, 8, 8)
@@ -74,7 +74,7 @@ class HeteroFLCNN(ImageModel):
 
 @dataclass(frozen=True)
 class Conv:
-    """One convolution of stride 1, with 2x2 max pooling behind it or without."""
+    """Convolution of stride 1, optionally followed by 2x2 max pooling."""
 
     channels: int
     kernel: int
@@ -82,12 +82,12 @@ class Conv:
     pool: bool = True
 
     def after(self, size: int) -> int:
-        """Pixels a side that leave, of `size` that enter."""
+        """Return the output size, in pixels per side, for an input of `size`."""
         size += 2 * self.padding - self.kernel + 1
         return size // 2 if self.pool else size
 
     def before(self, size: int) -> int:
-        """The fewest pixels a side that must enter, for `size` to leave."""
+        """Return the smallest input size, in pixels per side, for an output of `size`."""
         return size * (2 if self.pool else 1) - 2 * self.padding + self.kernel - 1
 
 
@@ -99,7 +99,7 @@ def _flattened(
     norm_kind: NormKind = "none",
     bias: bool = True,
 ) -> nn.Sequential:
-    """Convolutions, then one hidden linear layer over all pixels, then the classifier."""
+    """Return a network of convolutions, one hidden linear layer over all pixels, and the classifier."""
     layers, channels, pixels = convolutions(model, net, convs, norm_kind, bias)
     features = net.axis("hidden", hidden)
     return sequential(
@@ -115,7 +115,7 @@ def _flattened(
 def convolutions(
     model: ImageModel, net: Net, convs: Sequence[Conv], norm_kind: NormKind, bias: bool = True
 ) -> tuple[dict[str, nn.Module], Axis, int]:
-    """The layers by name, the axis of the last channels, and the number of pixels that leave each."""
+    """Return the layers by name, the axis of the last channels, and the number of output pixels per channel."""
     check_without(net, ())
     height, width = _sizes(model, convs)
     layers: dict[str, nn.Module] = {}
@@ -132,7 +132,7 @@ def convolutions(
 
 
 def _sizes(model: ImageModel, convs: Sequence[Conv]) -> tuple[int, int]:
-    """Height and width after all convolutions."""
+    """Return height and width after all convolutions. Raise ConfigError if the images are too small."""
     smallest = 1
     for c in reversed(convs):
         smallest = c.before(smallest)

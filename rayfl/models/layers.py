@@ -1,4 +1,4 @@
-"""Parts that the networks share: HeteroFL's Scaler, and helpers to string layers together."""
+"""Shared layers of the networks: HeteroFL's Scaler, step sizes, and helpers to build sequences of layers."""
 
 from collections import OrderedDict
 from collections.abc import Collection
@@ -15,8 +15,8 @@ from rayfl.core.net import Net
 NormKind = Annotated[
     Literal["static_bn", "group", "instance", "layer", "none"],
     Field(
-        description="The norms behind its convolutions (HeteroFL's Table 4). static_bn: of the batch in training, of "
-        "statistics that are made for an evaluation; group: four groups; instance: a group a channel; layer: one group."
+        description="Norm after every convolution (HeteroFL, Table 4). static_bn: batch norm, with the statistics for "
+        "evaluation computed separately; group: four groups; instance: one group per channel; layer: one group."
     ),
 ]
 """See `rayfl.core.axes.norm`."""
@@ -37,12 +37,12 @@ class Scaler(nn.Module):
 
 
 def scaler(scale: float) -> nn.Module:
-    """A Scaler, or nothing at all where the scale is 1."""
+    """Return a Scaler, or an identity if the scale is 1."""
     return nn.Identity() if scale == 1 else Scaler(scale)
 
 
 class Step(nn.Module):
-    """x * scale: the step size of a residual branch, a parameter (NeFL section IV). Any shape."""
+    """x * scale, where scale is a trained step size of a residual branch (NeFL section IV). Any shape."""
 
     def __init__(self):
         super().__init__()
@@ -54,31 +54,31 @@ class Step(nn.Module):
 
 
 def sequential(**layers: nn.Module) -> nn.Sequential:
-    """The layers one after another, by name; identities are left out, so that they cost nothing."""
+    """Return the layers in sequence, by name, without identities."""
     return nn.Sequential(OrderedDict((n, m) for n, m in layers.items() if not isinstance(m, nn.Identity)))
 
 
 def heterofl_linear(cin: Axis, cout: Axis) -> nn.Linear:
-    """As HeteroFL's networks have it: its bias starts at 0."""
+    """Return a linear layer as in HeteroFL's networks: with bias 0."""
     layer = linear(cin, cout)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def depthwise(channels: Axis, kernel: int, **options: Any) -> nn.Conv2d:
-    """A convolution of every channel on its own, without a bias: weight [channels, 1, kernel, kernel]."""
+    """Return a depthwise convolution without bias: weight [channels, 1, kernel, kernel]."""
     count = channels.length
     layer = nn.Conv2d(count, count, kernel, groups=count, bias=False, **options)
     return declare(layer, weight=(channels, None, None, None))
 
 
 Init = Literal["torch", "kaiming", "kaiming_fan_out"]
-"""Initial weights. torch: as its layers. kaiming: normal by fan-in, for convolutions and linear layers.
-kaiming_fan_out: normal by fan-out, for convolutions only, as torchvision's ResNets."""
+"""Initial weights. torch: torch's defaults. kaiming: normal by fan-in, for convolutions and linear layers.
+kaiming_fan_out: normal by fan-out, for convolutions only, as in torchvision's ResNets."""
 
 
 def initialise(module: nn.Module, init: Init) -> None:
-    """Draws the weights of a network anew, in place; `torch` leaves them as they are."""
+    """Initialise the weights of a network in place; `torch` keeps them unchanged."""
     if next(module.parameters()).is_meta:
         return
     for layer in module.modules():
@@ -89,7 +89,7 @@ def initialise(module: nn.Module, init: Init) -> None:
 
 
 def check_without(net: Net, blocks: Collection[str], exits: int = 0) -> None:
-    """`net.without` names only `blocks`, and `net.exits` is at most `exits`, or a ValueError."""
+    """Raise ValueError if `net.without` names other than `blocks`, or `net.exits` is more than `exits`."""
     for path in net.without:
         if path not in blocks:
             raise ValueError(

@@ -1,12 +1,12 @@
 """Low-rank adapters over a frozen network (Hu et al., "LoRA", ICLR 2022, arXiv 2106.09685).
 
-At every target, a linear layer x -> W0 x of the base network, stand two small matrices:
+Every target, a linear layer x -> W0 x of the base network, gets two small matrices A and B:
 
     y = W0 x + s B A drop(x),   A [r, in] ~ U(-1 / sqrt(in), 1 / sqrt(in)),   B [out, r] = 0
 
-The base is frozen: it is in no layout, payload or sum (`rayfl.core.frozen`). Trained are A, B, and the base's head. The
-rank is an ordinary axis, one a target, so a client of a smaller capacity has a prefix of every A and B. It is a
-valid start, because A's distribution does not depend on the rank.
+The base is frozen: it is in no layout, payload or sum (`rayfl.core.frozen`). A, B and the base's head are trained. The
+rank is an ordinary axis, one per target: a client of a smaller capacity has a prefix of every A and B. This prefix is a
+valid initialisation, because A's distribution does not depend on the rank.
 """
 
 import math
@@ -39,38 +39,38 @@ QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_att
 class Lora(Model):
     """Adapters of at most `rank` at the targets of a base network.
 
-    A capacity c has rank ceil(c `rank`); one below 1 / `rank` has rank 0, the head alone. Layers keep the base's paths:
-    parameters are "<path>.lora.A" and "<path>.lora.B", and those of the base's head.
+    A capacity c has rank ceil(c `rank`). Below 1 / `rank` the rank is 0, so that only the head is trained. Layers keep
+    the base's paths: parameters are "<path>.lora.A", "<path>.lora.B", and those of the base's head.
     """
 
     name: Literal["lora"] = "lora"
     base: SerializeAsAny[Model] = Field(default="vit_b_16", validate_default=True)  # pyright: ignore
-    """The network that is adapted: any model's section."""
+    """Network to adapt: any `model:` section."""
     targets: tuple[str, ...] = ()
-    """Linear layers that get an adapter, by the end of their paths. Unless given, the queries and values of attention,
-    as transformers call them."""
+    """Linear layers that get an adapter, by the end of their paths. Default: queries and values of attention, by their
+    names in transformers."""
     rank: int = Field(default=8, ge=1)
-    """Rank of the server's adapters, the largest."""
+    """Rank of the server's adapters, the maximum."""
     scaling: Literal["constant", "alpha_over_r", "rslora"] = "constant"
-    """s of a client of rank r: alpha / rank for everybody, so that a prefix is a truncation of the same function;
-    alpha / r as in most published code; alpha / sqrt(r) (rsLoRA)."""
+    """s of a client of rank r. constant: alpha / rank for all clients, so that a prefix truncates the same function;
+    alpha_over_r: alpha / r, as in most published code; rslora: alpha / sqrt(r)."""
     alpha: float = Field(default=16.0, gt=0)
     """Numerator of s."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of an adapter's input in training."""
     head: Literal["train", "frozen"] = "train"
-    """Train the base's head beside the adapters, or freeze it."""
+    """Whether the base's head is trained with the adapters."""
     base_seed: int = Field(default=0, ge=0)
-    """Seed of a base without weights, and of a frozen head."""
+    """Seed of a base without pretrained weights, and of a frozen head."""
     adapter: str = ""
-    """A folder with adapter_config.json and adapter_model.safetensors, as the library peft writes them, from which
-    adapters and head start; on the machine of the server. Empty: new ones."""
+    """Folder of the library peft, with adapter_config.json and adapter_model.safetensors, that contains the initial
+    adapters and head; on the machine of the server. Default: new adapters."""
     merged: bool = False
-    """Every target has a third parameter, "<path>.lora.W" [out, in], that is added to W0: what methods fold into the
-    base. No method trains it by gradients."""
+    """Whether every target has a parameter "<path>.lora.W" [out, in], added to W0, for updates that methods merge into
+    the base. No method trains it by gradients."""
     core: bool = False
-    """Every target has a parameter "<path>.lora.M" [r, r] between A and B: y = W0 x + s B M A drop(x). It starts at 0,
-    and B like A; methods train M alone (Fed-SB)."""
+    """Whether every target has a parameter "<path>.lora.M" [r, r] between A and B: y = W0 x + s B M A drop(x). M starts
+    at 0, B is initialised like A. Methods train M alone (Fed-SB)."""
     smallest: ClassVar = {"rank": 10, "base": {"name": "vit_b_16", **ViTB16.smallest}}
 
     @field_validator("base", mode="before")
@@ -99,7 +99,7 @@ class Lora(Model):
         return start | prefix(replace(net, width=1.0), net).take(self._read_adapter())
 
     def _read_adapter(self) -> Params:
-        """The folder's tensors, by our names. A ConfigError if they are not those of the widest network."""
+        """Return the folder's tensors by rayfl's names. Raise ConfigError if they do not match the widest network."""
         found = peft.read(self.adapter)
         wanted = {n: shape for n, shape in Net(self).layout.shapes.items() if not n.endswith(".lora.W")}
         given = {name: tuple(t.shape) for name, t in found.items()}
@@ -112,14 +112,13 @@ class Lora(Model):
         return found
 
     def parts(self, net: Net) -> Mapping[str, int]:
-        """The rank, and how many parameters are frozen."""
+        """Return the rank and the number of frozen parameters."""
         base = Net(self.base)
         trained = sum(math.prod(base.layout.shapes[name]) for name in self.head_names)
         return {"rank": self.rank_of(net), "frozen": base.parameters - trained}
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """As of the base."""
         return self.base.varying
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
@@ -132,7 +131,7 @@ class Lora(Model):
         return self.base, self.base_seed
 
     def frozen(self) -> Params:
-        """Parameters and buffers of the base. A head that is trained starts from these too."""
+        """Return the base's parameters and buffers, which also initialise a trained head."""
         with torch_scope(stream(self.base_seed, "frozen")):
             net = Net(self.base)
             module = net.build()
@@ -142,7 +141,7 @@ class Lora(Model):
 
     @property
     def head_names(self) -> tuple[str, ...]:
-        """The parameters of the base that are trained beside the adapters."""
+        """Names of the base's parameters that are trained with the adapters."""
         if self.head == "frozen":
             return ()
         below = tuple(f"{path}." for path in self.base.head_paths)
@@ -150,7 +149,7 @@ class Lora(Model):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The targets, by the end of their paths. A ConfigError if there is none of this base."""
+        """Ends of the targets' paths. Raise ConfigError if no default target is in this base."""
         if self.targets:
             return self.targets
         layers = list(Net(self.base).layers)
@@ -164,7 +163,7 @@ class Lora(Model):
 
     @property
     def target_paths(self) -> tuple[str, ...]:
-        """The layers that have an adapter. A ConfigError if a target is none."""
+        """Paths of the layers with an adapter. Raise ConfigError if a target matches no layer."""
         layers = list(Net(self.base).layers)
         for target in self.ends:
             if not any(_ends(path, target) for path in layers):
@@ -178,13 +177,13 @@ class Lora(Model):
     # networks
 
     def scale(self, rank: int) -> float:
-        """s of an adapter of a rank."""
+        """Return s of an adapter of this rank."""
         if self.scaling == "constant":
             return self.alpha / self.rank
         return self.alpha / (max(rank, 1) if self.scaling == "alpha_over_r" else math.sqrt(max(rank, 1)))
 
     def build(self, net: Net) -> nn.Module:
-        # its own parameters would be drawn for nothing
+        # do not initialise parameters that are replaced below
         with torch.device("meta"):
             module = Net(self.base).build()
         is_meta = torch.get_default_device().type == "meta"
@@ -198,7 +197,7 @@ class Lora(Model):
         return module
 
     def rank_of(self, net: Net) -> int:
-        """The rank of a network's adapters; of networks with sizes of their own, the first one's."""
+        """Return the rank of a network's adapters, or of its first adapter if `net.sizes` sets ranks."""
         if net.width * self.rank < 1 - 1e-9 and not net.sizes:
             return 0
         return net.axis(f"{self.target_paths[0]}.rank", self.rank).size
@@ -218,7 +217,7 @@ class Lora(Model):
             peft.write(to / "adapter", params, config)
 
     def merged_into_base(self, net: Net, params: Params) -> Params:
-        """The base's parameters W0 + W + s B A, and the trained head: what answers as the network with adapters."""
+        """Return the base's parameters with merged adapters, W0 + W + s B A (or s B M A), and the trained head."""
         base = Net(self.base).blank()
         found = {name: params.get(name, frozen.tensors_of(self)[name]).clone() for name in params_of(base)}
         for path in self.target_paths:
@@ -240,13 +239,13 @@ class Lora(Model):
         return Adapter(out, cin, Axis(f"{path}.rank", rank), self.scale(rank), self.dropout, self.merged, self.core)
 
     def _shape(self, path: str, layer: nn.Module) -> tuple[int, int]:
-        """Outputs and inputs of a linear layer, however its weight lies."""
+        """Return the number of outputs and inputs of a linear layer, torch's or transformers' Conv1D."""
         if isinstance(layer, nn.Linear):
             return layer.out_features, layer.in_features
         weight = layer.weight
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             raise ConfigError(f"model.targets: {path!r} is a {type(layer).__name__}. Allowed: linear layers")
-        # transformers' Conv1D keeps its weight as [in, out]
+        # Conv1D stores its weight as [in, out]
         return weight.shape[1], weight.shape[0]
 
 
@@ -279,7 +278,7 @@ def _take_base(module: nn.Module, trained: set[str], tensors: Params | None) -> 
 
 
 class Adapter(nn.Module):
-    """s B A drop(x), or s B M A drop(x), and W x where it has one: [..., in] -> [..., out]."""
+    """Adapter: s B A drop(x), or s B M A drop(x), plus W x if it has W: [..., in] -> [..., out]."""
 
     def __init__(self, out: int, cin: int, rank: Axis, scale: float, dropout: float, merged: bool, core: bool):
         super().__init__()

@@ -1,11 +1,11 @@
-"""The vision transformer: patches of an image as a sequence, and a token that becomes its class.
+"""Vision transformer: the patches of an image as a sequence, preceded by a class token.
 
-Shapes: B images, N tokens (one a patch, and the first), C features of the residual stream, H heads of D features.
+Shapes: B images, N tokens (one per patch, and the class token), C features of the residual stream, H heads of D
+features.
 
-The stream is one axis, "hidden", of as many positions as a head of the full network has features, each of H
-features: a narrow network has the first ceil(width D) H features of it. Inside an attention every head keeps its
-first ceil(width D) features, queries, keys and values alike, so that all heads stay: slicing the stacked q, k and v
-that torchvision has would mix them. The multilayer perceptron is four times as wide as the stream.
+The stream is one axis, "hidden", of D positions with H features each: a narrow network has its first ceil(width D) H
+features. Inside an attention every head keeps its first ceil(width D) features, in queries, keys and values. Slicing
+torchvision's stacked q, k and v would mix the heads. The MLP is four times as wide as the stream.
 """
 
 from collections.abc import Callable
@@ -26,15 +26,15 @@ EXPANSION = 4
 
 
 class ViTB16(Pretrained):
-    """Dosovitskiy et al., arXiv 2010.11929, as torchvision has it, without dropout: 85,806,346 parameters with ten
-    classes. `Net.without` names encoder blocks ("encoder.11"), of which nothing stays. It starts as torchvision's
-    does, but its head is not zero: NeFL's is a new linear layer.
+    """ViT-B/16 (Dosovitskiy et al., arXiv 2010.11929) as in torchvision, without dropout: 85,806,346 parameters with
+    ten classes. `Net.without` names encoder blocks ("encoder.11") that are left out completely. Initial weights are as
+    in torchvision, except that the head is not zero: NeFL's is a new linear layer.
     """
 
     name: Literal["vit_b_16"] = "vit_b_16"
     input: tuple[int, int, int] = (3, 224, 224)
-    """Channels, height and width of one image, which patches divide. Taken from the data set, as resized by
-    `data.size`, unless given."""
+    """Channels, height and width of one image. Height and width must be multiples of `patch`. Default: taken from the
+    data set, as resized by `data.size`."""
     layers: int = Field(default=12, ge=1)
     """Encoder blocks."""
     heads: int = Field(default=12, ge=1)
@@ -99,7 +99,7 @@ class ViTB16(Pretrained):
 
 
 class Tokens(nn.Module):
-    """Patches as tokens behind the first one, each with its position: [B, C, H', W'] -> [B, N, C], N = 1 + H' W'."""
+    """Class token and patch tokens, plus position embeddings: [B, C, H', W'] -> [B, N, C], N = 1 + H' W'."""
 
     def __init__(self, patches: int, stream: Axis):
         super().__init__()
@@ -121,7 +121,7 @@ class First(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """x + attention(x), then x + mlp(x): [B, N, C] -> [B, N, C]."""
+    """Encoder block: x + attention(x), then x + mlp(x): [B, N, C] -> [B, N, C]."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module):
         super().__init__()
@@ -133,9 +133,9 @@ class EncoderBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every head's softmax(q k^T / sqrt(D)) v, put together by a linear layer: [B, N, C] -> [B, N, C].
+    """Attention softmax(q k^T / sqrt(D)) v of every head, combined by a linear layer: [B, N, C] -> [B, N, C].
 
-    Queries, keys and values are layers of their own, [H D, C] each, with `inner`, D features of H groups.
+    Queries, keys and values are separate layers, [H D, C] each. `inner`: axis of D features in H groups.
     """
 
     def __init__(self, stream: Axis, inner: Axis, scale: float):
@@ -165,7 +165,7 @@ def _linear(
     weights: Callable[[torch.Tensor], object] | None = None,
     biases: Callable[[torch.Tensor], object] = nn.init.zeros_,
 ) -> nn.Linear:
-    """A linear layer that starts so; its weights as torch draws them unless given."""
+    """Return a linear layer with these initialisers. Default of `weights`: torch's."""
     layer = linear(cin, cout)
     if weights is not None:
         weights(layer.weight)
