@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers, narrowed by their own configuration; README.md says how to add a family."""
+"""Models of Hugging Face's transformers, cut by their configuration. README.md describes how to add a family."""
 
 from rayfl.models.huggingface.base import HuggingFace as HuggingFace
 from rayfl.models.huggingface.decoders import GPT2 as GPT2

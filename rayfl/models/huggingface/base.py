@@ -1,14 +1,13 @@
 """Base of the transformer families: a section with their sizes, and networks of any width.
 
-A family says which class of transformers it is, what its sizes are called there, where its layers are, and, parameter
-by parameter, what the dimensions are: a table of regular expressions. The networks are transformers' own modules, built
-from a configuration of the sizes that a width leaves. Nothing of transformers is imported before one is built.
+A family defines its `model_type`, the names of its sizes in the configuration, the path of its layers, and a table of
+regular expressions for the dimensions of every parameter. The networks are transformers' modules, built from a
+configuration with the sizes of a width. transformers is imported when the first one is built.
 
-The residual stream "hidden" and what is inside of an attention, "head", are cut alike, because in a configuration they
-are one number. `cut: inside`: a head of D features keeps the first ceil(width D), and the stream, of H heads, the first
-ceil(width D) H. `cut: heads`: of H heads the first ceil(width H) stay as they are, and the stream has as many times D.
-So every width is a size that transformers builds. Each layer's heads, and what is inside of its perceptron, "ffn", are
-axes of its own.
+The residual stream, "hidden", and the features inside an attention, "head", are cut by the same rule, because a
+configuration has one number for both. `cut: inside`: each of H heads of D features keeps the first ceil(width D), and
+the stream the first ceil(width D) H. `cut: heads`: the first ceil(width H) heads stay whole, and the stream has as many
+times D features. So transformers can build every width. Each layer has its own axes "head" and "ffn" (inside its MLP).
 """
 
 import re
@@ -43,30 +42,30 @@ AUTO = {
     "masked_lm": "AutoModelForMaskedLM",
     "next_token": "AutoModelForCausalLM",
 }
-"""Task -> what makes a configuration a module."""
+"""Task -> class of transformers that builds the module."""
 
 
 class HuggingFace(TokenModel, ABC):
-    """A final class adds `name`, and says what stands below as class attributes."""
+    """Transformer network. A final class adds `name` and the class attributes declared below."""
 
     weights: str = ""
-    """A folder with config.json and model.safetensors of such a model, from which training starts; on the machine of
-    the server. Sizes that are not given are taken from there. Empty: a new network."""
+    """Folder with config.json and model.safetensors of the initial weights, on the machine of the server. It also sets
+    the defaults of sizes. Default: a new network."""
     hidden: int = Field(default=768, ge=1)
-    """Features of the residual stream, shared out among the heads."""
+    """Features of the residual stream, a multiple of `heads`."""
     heads: int = Field(default=12, ge=1)
     """Attention heads."""
     layers: int = Field(default=12, ge=1)
-    """Blocks of an attention and a perceptron."""
+    """Number of blocks, each an attention and an MLP."""
     ffn: int | None = Field(default=None, ge=1)
-    """Features inside a perceptron. Unless given: four times as many as in the stream."""
+    """Features inside an MLP. Default: 4 `hidden`."""
     positions: int = Field(default=512, ge=1)
-    """Places in a sequence; the data's longest must fit."""
+    """Number of position embeddings, at least the length of the longest sequence."""
     vocabulary: int | None = Field(default=None, ge=1)
-    """Rows of the token embedding. As many as the data have tokens, unless given."""
+    """Rows of the token embedding. Default: the data set's number of tokens."""
     pad: int | None = Field(default=None, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding may stay at 0. Taken from the data set if
-    it has one, unless given; else the last."""
+    """ID of the padding token, which is not a word; its embedding may stay 0. Default: taken from the data set,
+    otherwise the last token."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of embeddings and outputs of residual branches."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -74,9 +73,9 @@ class HuggingFace(TokenModel, ABC):
     cut: Literal["inside", "heads"] = "inside"
     """Cut of a narrow network: inside every head, or whole heads."""
     attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention by torch's fused kernels, or step by step."""
+    """Implementation of attention. sdpa: torch's fused kernels; eager: separate operations."""
     config: Settings = ()
-    """More of transformers' configuration, by its names: {hidden_act: gelu_new}."""
+    """Further fields of transformers' configuration: {hidden_act: gelu_new}."""
     smallest: ClassVar[Mapping[str, Any]] = {"hidden": 20, "heads": 2, "layers": 2, "ffn": 12, "positions": 70}
 
     kind: ClassVar[str]
@@ -86,11 +85,11 @@ class HuggingFace(TokenModel, ABC):
     sees: ClassVar[Sees]
     """Visible tokens."""
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
-    """A field of ours -> what the configuration calls it; several names are given the same."""
+    """rayfl's field -> its names in the configuration, which all get the same value."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Fields of the configuration where published networks differ from transformers' defaults."""
     stack: ClassVar[str]
-    """The path of the list of blocks."""
+    """Path of the list of blocks."""
     branches: ClassVar[tuple[str, ...]]
     """Paths within a block of the layers that end a residual branch."""
     table: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -108,14 +107,14 @@ class HuggingFace(TokenModel, ABC):
     def _of_whole_heads(self) -> Self:
         if self.hidden % self.heads:
             near = self.hidden // self.heads * self.heads or self.heads
-            raise ValueError(f"hidden features that {self.heads} heads can share out, such as {near}")
+            raise ValueError(f"hidden: a multiple of {self.heads}, the heads, such as {near}")
         return self
 
     # which network
 
     @property
     def rows(self) -> int:
-        """Axis of the token embedding."""
+        """Number of rows of the token embedding."""
         return self.ids if self.vocabulary is None else self.vocabulary
 
     @property
@@ -124,7 +123,7 @@ class HuggingFace(TokenModel, ABC):
 
     @property
     def room(self) -> int:
-        """Tokens of the longest sequence that it can see."""
+        """Number of tokens of the longest supported sequence."""
         return self.positions
 
     @property
@@ -132,7 +131,7 @@ class HuggingFace(TokenModel, ABC):
         return (tuple(f"{self.stack}.{i}" for i in range(self.layers)),)
 
     def axes(self, net: Net, block: str) -> dict[str, Axis]:
-        """The axes by the names that the table uses, within a block, or outside of all ("")."""
+        """Return the axes by their names in `table`, for a block, or for layers outside of all blocks ("")."""
         width = self.hidden // self.heads
         within = f"{block}." if block else ""
         if self.cut == "inside":
@@ -150,30 +149,30 @@ class HuggingFace(TokenModel, ABC):
         }
 
     def sizes(self, net: Net) -> dict[str, Any]:
-        """Our fields as they are in a network of this width."""
+        """Return rayfl's fields with the sizes of a network of this width."""
         axes = self.axes(replace(net, sizes=()), self.blocks[0][0])
         given = {name: getattr(self, name) for name in self.fields}
         return given | {
             "hidden": axes["hidden"].length,
             "heads": self.heads if self.cut == "inside" else axes["head"].size,
             "ffn": axes["ffn"].length,
-            # without a pad that is given, its row of the embedding is one as others are
+            # without `pad` set, the padding token's embedding is a normal row
             "pad": self.padding if self.pad is not None or self.task == "classes" else None,
         }
 
     def kept(self, net: Net) -> list[str]:
-        """The blocks of a network, by path."""
+        """Return the paths of a network's blocks."""
         return [path for path in self.blocks[0] if path not in net.without]
 
     def configuration(self, net: Net) -> "PreTrainedConfig":
-        """Transformers' own, of the sizes of a network."""
+        """Return transformers' configuration with the sizes of a network."""
         from transformers import CONFIG_MAPPING
 
         sizes = self.sizes(net) | {"layers": len(self.kept(net))}
         named = {name: sizes[field] for field, names in self.fields.items() for name in names}
         labels = {"num_labels": self.classes} if self.task == "classes" else {}
         cls, own = CONFIG_MAPPING[self.kind], {**self.defaults, **settings.plain(self.config)}
-        # a smaller vocabulary than the published one lacks its special tokens
+        # a vocabulary smaller than the published one lacks its special tokens
         special = ("bos_token_id", "eos_token_id")
         none = {name: None for name in special if isinstance(i := getattr(cls, name), int) and i >= self.rows}
         return cls(**{**none, **own, "vocab_size": self.rows, **labels, **named})
@@ -191,7 +190,7 @@ class HuggingFace(TokenModel, ABC):
         return Network(children, run, self.classes, **ours, **options)
 
     def plain(self, net: Net) -> "PreTrainedModel":
-        """Transformers' module with the axes of its parameters, and with what a method adds to it."""
+        """Return transformers' module with declared axes, and with the Scaler and step sizes of the network."""
         module = self.made_of(self.configuration(net))
         names = [path.rpartition(".")[2] for path in self.kept(net)]
         module.set_submodule(self.stack, renamed(module.get_submodule(self.stack), names))
@@ -204,7 +203,7 @@ class HuggingFace(TokenModel, ABC):
         return module
 
     def made_of(self, configuration: "PreTrainedConfig") -> "PreTrainedModel":
-        """Transformers' module of a configuration, freshly initialised."""
+        """Return a newly initialised module of transformers."""
         return self._auto.from_config(configuration, attn_implementation=self.attention)
 
     @property
@@ -214,7 +213,7 @@ class HuggingFace(TokenModel, ABC):
         return getattr(transformers, AUTO[self.task])
 
     def check(self, net: Net) -> None:
-        """A ValueError if there is no such network."""
+        """Raise ValueError if the network is not supported."""
         check_without(net, self.blocks[0], self.exit_count if self.exit_count > 1 else 0)
         if self.task not in self.tasks:
             raise ValueError(f"model {self.name}: task {self.task} is not valid. Allowed: {', '.join(self.tasks)}")
@@ -235,7 +234,7 @@ class HuggingFace(TokenModel, ABC):
             )
 
     def _declare(self, module: nn.Module, net: Net) -> None:
-        """Says of every parameter what its dimensions are."""
+        """Declare the axes of every parameter."""
         from transformers.pytorch_utils import Conv1D
 
         prefixes = {f"{path}.": self.axes(net, path) for path in self.kept(net)}
@@ -246,7 +245,7 @@ class HuggingFace(TokenModel, ABC):
             if net.sizes and isinstance(part, nn.Linear):
                 part = resized(module, path, *(axis.length for axis in reversed(dims["weight"]) if axis))
             declare(part, **dims)
-            # transformers' own linear layer
+            # Conv1D is transformers' linear layer
             part.is_linear = isinstance(part, Conv1D)  # type: ignore[assignment]
 
     def _dims(self, name: str, tensor: torch.Tensor, axes: Mapping[str, Axis]) -> Dims:
@@ -271,7 +270,7 @@ class HuggingFace(TokenModel, ABC):
     # where it starts
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
-        # before it finds that the padding is another one too
+        # report another tokenizer before the padding that also differs
         self.model_copy(update={"ids": offers.get("ids", self.ids)})._check_tokenizer()
         return super().fitted(data, offers, where)
 
@@ -296,8 +295,8 @@ class HuggingFace(TokenModel, ABC):
     # what transformers reads
 
     def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
-        """A folder "transformers", which `from_pretrained` reads, with the tokenizer. It has one head: nothing is
-        written of a network that answers by the mean of several."""
+        """Write a folder "transformers" for `from_pretrained`, with the tokenizer. It has one head: nothing is written
+        for a network that averages several exits."""
         if net.exits < 2 or answer == "last":
             module = self.exported(net, params)
             with folder.quiet():
@@ -308,8 +307,8 @@ class HuggingFace(TokenModel, ABC):
                 shutil.copy(file, to / "transformers")
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
-        """Transformers' module with these parameters: blocks by the numbers that they have there, step sizes as a part
-        of the layers that they stand behind."""
+        """Return transformers' module with these parameters: blocks are numbered consecutively, step sizes multiplied
+        into the layers before them."""
         module, state = self.made_of(self.configuration(net)), dict(params)
         for number, block in enumerate(self.kept(net)):
             names = [name for name in state if name.startswith(f"{block}.")]

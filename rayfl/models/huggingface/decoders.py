@@ -1,4 +1,4 @@
-"""GPT-2 and Llama: a token sees those before it; the last one answers for its sequence."""
+"""GPT-2 and Llama: causal attention; the last token classifies its sequence."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
@@ -11,12 +11,12 @@ from rayfl.models.huggingface.base import HuggingFace
 
 
 class GPT2(HuggingFace):
-    """Radford et al. 2019: the smallest GPT-2 unless told otherwise. Its layers have matrices [in, out], and one holds
+    """GPT-2 (Radford et al. 2019). Default: sizes of the smallest one. Its weights are [in, out]; one matrix contains
     queries, keys and values, each with all heads."""
 
     name: Literal["gpt2"] = "gpt2"
     positions: int = Field(default=1024, ge=1)
-    """Places in a sequence; the data's longest must fit."""
+    """Number of position embeddings, at least the length of the longest sequence."""
 
     kind: ClassVar = "gpt2"
     sees: ClassVar = "before"
@@ -54,30 +54,30 @@ class GPT2(HuggingFace):
 
 
 class Llama(HuggingFace):
-    """Touvron et al., arXiv 2302.13971; the sizes of SmolLM2-135M unless told otherwise. Queries share keys and values
-    in groups. A narrow network keeps whole groups: a part of a head would have other rotations."""
+    """Llama (Touvron et al., arXiv 2302.13971). Default: sizes of SmolLM2-135M. Groups of query heads share keys and
+    values. A narrow network keeps whole groups, because a part of a head would have other rotations."""
 
     name: Literal["llama"] = "llama"
     hidden: int = Field(default=576, ge=1)
     """Features of the residual stream."""
     heads: int = Field(default=9, ge=1)
-    """Heads of queries."""
+    """Query heads."""
     groups: int = Field(default=3, ge=1)
-    """Heads of keys and values, each for as many heads of queries."""
+    """Heads of keys and values, each shared by `heads` / `groups` query heads."""
     head_width: int | None = Field(default=None, ge=1)
-    """Features of a head, an even number. Unless given: the stream's, shared out among the heads of queries."""
+    """Features of a head, an even number. Default: `hidden` / `heads`."""
     layers: int = Field(default=30, ge=1)
-    """Blocks of an attention and a perceptron."""
+    """Number of blocks, each an attention and an MLP."""
     ffn: int | None = Field(default=1536, ge=1)
-    """Features inside a perceptron."""
+    """Features inside an MLP."""
     positions: int = Field(default=2048, ge=1)
     """Tokens of the longest sequence."""
     dropout: Literal[0] = 0
-    """It has none."""
+    """Not supported by Llama."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights."""
     cut: Literal["heads"] = "heads"
-    """Whole groups."""
+    """Cut of a narrow network: whole groups of heads."""
     smallest: ClassVar = {**HuggingFace.smallest, "hidden": 16, "heads": 4, "groups": 2}
 
     kind: ClassVar = "llama"

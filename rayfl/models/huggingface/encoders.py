@@ -1,4 +1,4 @@
-"""RoBERTa, BERT and DistilBERT: every token sees all others; the first one answers for its sequence."""
+"""RoBERTa, BERT and DistilBERT: bidirectional attention; the first token classifies its sequence."""
 
 from abc import ABC
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -31,18 +31,18 @@ BERT = {
     r"output\.dense\.weight": ("hidden", "ffn"),
     r"output\.dense\.bias": ("hidden",),
 }
-"""The trunk of BERT and RoBERTa."""
+"""Table of the trunk of BERT and RoBERTa."""
 
 
 class Encoder(HuggingFace, ABC):
-    """A family may have early exits: heads like its own, behind some of its layers. A final class adds `head` and
+    """Encoder with optional early exits: heads like its own after inner layers. A final class adds `head` and
     `activation`."""
 
     exits: tuple[PositiveInt, ...] = ()
-    """Behind how many layers an early exit stands, ascending, fewer than all."""
+    """Number of layers before each early exit, ascending, fewer than `layers`."""
 
     head: ClassVar[tuple[str, str]]
-    """The paths of the two layers of its classifier: the hidden one, and the one that answers."""
+    """Paths of the two layers of its classifier: hidden layer and output layer."""
     activation: ClassVar[str] = "tanh"
     """Activation of the classifier: tanh, relu or gelu."""
     sees: ClassVar = "all"
@@ -80,7 +80,7 @@ class Encoder(HuggingFace, ABC):
             trunk = module.base_model
             children, run = {module.base_model_prefix: trunk}, trunk.forward
             if getattr(trunk, "pooler", None) is not None:
-                # of the head
+                # the pooler is a part of the head
                 trunk.register_module("pooler", None)
         kept = self.kept(net)
         depths = [sum(path in kept for path in paths[:after]) for after in self.exits[: net.exits]]
@@ -95,7 +95,7 @@ class Encoder(HuggingFace, ABC):
             )
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
-        """The last exit's head is the module's."""
+        """Return transformers' module, with the last exit as its head."""
         own = {name: t for name, t in params.items() if not name.startswith("exit")}
         if 0 < net.exits < self.exit_count:
             for path, layer in zip(self.head, ("dense", "answer"), strict=True):
@@ -108,7 +108,7 @@ class Encoder(HuggingFace, ABC):
 
 
 class ExitHead(nn.Module):
-    """The first token's class, by a hidden layer: [B, T, hidden] -> [B, C]."""
+    """Classifier of the first token, with a hidden layer: [B, T, hidden] -> [B, C]."""
 
     def __init__(self, hidden: Axis, pool: Axis, labels: Axis, activation: str, dropout: float, scale: float):
         super().__init__()
@@ -123,15 +123,15 @@ class ExitHead(nn.Module):
 
 
 class Roberta(Encoder):
-    """Liu et al., arXiv 1907.11692; 124,648,708 parameters with its 50,265 tokens and four classes. The first place of
-    a sequence is `pad` + 1."""
+    """RoBERTa (Liu et al., arXiv 1907.11692): 124,648,708 parameters with 50,265 tokens and four classes. Positions
+    start at `pad` + 1."""
 
     name: Literal["roberta"] = "roberta"
     positions: int = Field(default=514, ge=1)
-    """Places in a sequence, of which `pad` + 1 are never used; the data's longest must fit into the others."""
+    """Number of position embeddings, at least the length of the longest sequence + `pad` + 1."""
     pad: int | None = Field(default=1, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0, and it has no place. The data
-    set's, if it has one, unless given."""
+    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, if it has
+    one."""
 
     kind: ClassVar = "roberta"
     head: ClassVar = ("classifier.dense", "classifier.out_proj")
@@ -165,12 +165,12 @@ class Roberta(Encoder):
 
 
 class Bert(Encoder):
-    """Devlin et al., arXiv 1810.04805: BERT-base unless told otherwise."""
+    """BERT (Devlin et al., arXiv 1810.04805). Default: sizes of BERT-base."""
 
     name: Literal["bert"] = "bert"
     pad: int | None = Field(default=0, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has
-    one, unless given."""
+    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, if it has
+    one."""
 
     kind: ClassVar = "bert"
     head: ClassVar = ("bert.pooler.dense", "classifier")
@@ -189,14 +189,14 @@ class Bert(Encoder):
 
 
 class DistilBert(Encoder):
-    """Sanh et al., arXiv 1910.01108: six layers."""
+    """DistilBERT (Sanh et al., arXiv 1910.01108): six layers."""
 
     name: Literal["distilbert"] = "distilbert"
     layers: int = Field(default=6, ge=1)
-    """Blocks of an attention and a perceptron."""
+    """Number of blocks, each an attention and an MLP."""
     pad: int | None = Field(default=0, ge=0)
-    """The token that stands where nothing is, which is no word: its embedding stays at 0. The data set's, if it has
-    one, unless given."""
+    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, if it has
+    one."""
 
     kind: ClassVar = "distilbert"
     head: ClassVar = ("pre_classifier", "classifier")

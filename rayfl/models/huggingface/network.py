@@ -1,7 +1,7 @@
-"""A module of transformers as a network of rayfl: tokens in, logits out, every parameter by its own name.
+"""A module of transformers as a network of rayfl: tokens in, logits out, with unchanged parameter names.
 
-What a method adds is done by forward hooks, so that the module stays as it is: HeteroFL's Scaler behind every layer but
-the one that answers, and step sizes behind what ends a residual branch.
+Forward hooks leave the module unchanged and add HeteroFL's Scaler after every layer except the output layer, and step
+sizes at the end of residual branches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Sees = Literal["all", "before"]
 
 
 class Network(nn.Module):
-    """x [B, T] int64, -1 where nothing is -> logits [B, C] of sequences or [B, T, C] of tokens; with early exits a
+    """Network: x [B, T] int64, -1 for padding -> logits [B, C] of sequences or [B, T, C] of tokens; with early exits a
     tuple, the first exit's first."""
 
     def __init__(
@@ -35,9 +35,9 @@ class Network(nn.Module):
         has_exits: bool = False,
         has_head: bool = True,
     ):
-        """`children`: by name, what `run` computes with. `run`: transformers' forward; a bound method, because as a
-        module its parameters would have a second name. `pad`: the token that stands for nothing. `depths`: behind how
-        many layers "exit1", "exit2", ... of the children stand. `has_head`: whether `run` gives logits."""
+        """`children`: name -> module used by `run`. `run`: transformers' forward; a bound method, because a module
+        would give its parameters second names. `pad`: ID of the padding token. `depths`: number of layers before the
+        children "exit1", "exit2", .... `has_head`: whether `run` returns logits."""
         super().__init__()
         for name, child in children.items():
             self.add_module(name, child)
@@ -53,13 +53,13 @@ class Network(nn.Module):
             for number, depth in enumerate(self.depths, start=1)
         ]
         if self.has_head:
-            # a vocabulary may have more rows than there are tokens to answer
+            # a vocabulary may have more rows than output tokens
             answers.append(given.logits[..., : self.classes])
         return tuple(answers) if self.has_exits else answers[0]
 
     def set_submodule(self, target: str, module: nn.Module, strict: bool = False) -> None:
         super().set_submodule(target, module, strict)
-        # what computes is transformers' module, which has the children too
+        # `run` belongs to transformers' module, which has the same children
         owner = getattr(self.run, "__self__")  # noqa: B009
         owner.set_submodule(target, module, strict)
 
@@ -74,7 +74,7 @@ class Network(nn.Module):
 
 
 def scaled(module: nn.Module, scale: float) -> None:
-    """HeteroFL's Scaler behind every embedding and linear layer but those that answer."""
+    """Add HeteroFL's Scaler after every embedding and linear layer except output layers."""
     for layer in module.modules():
         dims = getattr(layer, "axes", {}).get("weight", ())
         answers = not isinstance(layer, nn.Embedding) and bool(dims) and getattr(dims[0], "name", None) == CLASSES
@@ -87,11 +87,11 @@ def _divided(scale: float, layer: nn.Module, inputs: object, output: torch.Tenso
 
 
 def stepped(block: nn.Module, branches: Sequence[str]) -> None:
-    """A step size, "step1", "step2", ..., behind each layer that ends a residual branch of a block."""
+    """Add step sizes, "step1", "step2", ..., after the layers that end a block's residual branches."""
     for number, path in enumerate(branches, start=1):
         step = Step()
         block.add_module(f"step{number}", step)
-        # a partial can be copied with the network, and a function would keep the step of the original
+        # a partial is copied with the network; a closure would keep the step of the original
         block.get_submodule(path).register_forward_hook(partial(_multiplied, step))
 
 
@@ -100,7 +100,7 @@ def _multiplied(step: Step, layer: nn.Module, inputs: object, output: torch.Tens
 
 
 def renamed(layers: nn.Module, names: Sequence[str]) -> nn.ModuleList:
-    """A list of layers under other numbers: those that they have where none is left out."""
+    """Return a list of layers under the numbers they have in the network with all layers."""
     found = nn.ModuleList()
     for name, layer in zip(names, layers.children(), strict=True):
         found.add_module(name, layer)
@@ -108,7 +108,7 @@ def renamed(layers: nn.Module, names: Sequence[str]) -> nn.ModuleList:
 
 
 def resized(module: nn.Module, path: str, inside: int, outside: int) -> nn.Linear:
-    """A linear layer of other sizes in the place of the one at `path`: what no configuration can say."""
+    """Replace the linear layer at `path` by one of other sizes, which no configuration can express, and return it."""
     old = module.get_submodule(path)
     layer = nn.Linear(inside, outside, bias=getattr(old, "bias", None) is not None)
     module.set_submodule(path, layer)
@@ -116,7 +116,8 @@ def resized(module: nn.Module, path: str, inside: int, outside: int) -> nn.Linea
 
 
 def owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """Path, module and own parameters of every module that has some; a tied parameter is its first owner's alone."""
+    """Yield path, module and own parameters of every module with parameters; only a tied parameter's first owner has
+    it."""
     first = {name for name, _ in module.named_parameters()}
     for path, part in module.named_modules():
         own = {n: p for n, p in part.named_parameters(recurse=False) if (f"{path}.{n}" if path else n) in first}
