@@ -20,22 +20,22 @@ from rayfl.metrics import SPLITS, named
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
 
 SAMPLES = 12
-"""That a test looks at."""
+"""Number of samples used by a test."""
 
 
 class DataContract:
-    """A subclass says `data`, and `model` if its samples are no images."""
+    """Contract tests of a data set. A subclass sets `data`, and `model` if its samples are not images."""
 
     data: Any
-    """As in a `data:` section: a name, a mapping with options, or an object."""
+    """Data set, as in a `data:` section: a name, a mapping with options, or an object."""
     model: Any = "liang_mlp"
-    """A model that fits it."""
+    """Model that supports the data set."""
 
     def set(self) -> DataSet:
         return DATASETS_KIND.read(self.data, "data")
 
     def some(self) -> ClientData:
-        """The first samples."""
+        """Return the first samples."""
         data = self.set()
         samples = {name: as_tensor(array[:SAMPLES]) for name, array in data.arrays().train.items()}
         return ClientData(samples, data.prepare, data.goal)
@@ -63,8 +63,7 @@ class DataContract:
         assert offers.get("classes", data.goal.classes) == data.goal.classes
 
     def test_batches_follow_from_their_generator(self) -> None:
-        """Training batches are shuffled and augmented by it; evaluation batches are always the same, for any batch
-        size."""
+        """It shuffles and augments training batches. Evaluation batches are always equal, for any batch size."""
         some = self.some()
         for of in (lambda: some.in_order(5), lambda: some.batches(4, 5, torch_generator(0, "test:batches"))):
             first, second = list(of()), list(of())
@@ -75,7 +74,7 @@ class DataContract:
         [whole] = some.in_order(len(some))
         for of_parts, add_updates in zip(cut, whole, strict=True):
             for one, other in zip(of_parts, add_updates, strict=True):
-                # a sequence is as long as the longest of its batch
+                # sequences are padded to the longest of their batch
                 torch.testing.assert_close(one, other[: len(one)] if one.dim() == 1 else other)
 
     def test_its_labels_say_who_gets_what(self) -> None:
@@ -98,18 +97,18 @@ class DataContract:
 
 
 class PartitionContract:
-    """A subclass says `partition`, and `labels` if made-up ones do not suit it."""
+    """Contract tests of a partition. A subclass sets `partition`, and `labels` if the synthetic ones do not fit."""
 
     partition: Any
-    """As in a `partition:` section: a name, a mapping with options, or an object."""
+    """Partition, as in a `partition:` section: a name, a mapping with options, or an object."""
     clients: tuple[int, ...] = (5, 10)
-    """Numbers of clients that it is asked for."""
+    """Tested numbers of clients."""
 
     def rule(self) -> Partition:
         return PARTITIONS_KIND.read(self.partition, "partition")
 
     def labels(self) -> Labels:
-        """Labels of 400 training and 100 test samples: 10 classes of different frequency, and 20 natural users."""
+        """Return labels of 400 training and 100 test samples: 10 classes of different frequency, 20 natural users."""
         generator = numpy_generator(0, "test:labels")
         train, test = (np.minimum(generator.integers(12, size=n), 9) for n in (400, 100))
         return Labels(train, test, generator.integers(20, size=400), 10)
@@ -127,7 +126,7 @@ class PartitionContract:
                 assert not set(train.idx.tolist()) & set(test.idx.tolist()), "a client is tested on training samples"
 
     def test_it_follows_from_the_seed(self) -> None:
-        """Whatever the global generators are at; and it leaves the labels as they are."""
+        """The global generators have no influence, and the labels stay unchanged."""
         rule, labels, found = self.rule(), self.labels(), []
         before = labels.train.copy(), labels.test.copy()
         for noise in (1, 2):
@@ -150,22 +149,22 @@ class PartitionContract:
 
 
 class ScoreContract:
-    """A subclass says `score`."""
+    """Contract tests of a score. A subclass sets `score`."""
 
     score: Any
-    """As in `evaluation.scores`: a name, a mapping with options, or an object."""
+    """Score, as in `evaluation.scores`: a name, a mapping with options, or an object."""
 
     def made(self) -> Score:
         return SCORES_KIND.read(self.score, "evaluation.scores")
 
     def answers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [60, 4] and labels [60]; right more often than not."""
+        """Return logits [60, 4] and labels [60]; most predictions are correct."""
         y = torch.arange(60) % 4
         logits = torch.randn(60, 4, generator=torch_generator(0, "test:logits"))
         return logits + torch.nn.functional.one_hot(y, 4), y
 
     def test_it_adds_over_batches(self) -> None:
-        """In whatever batches, down to single samples; one that is `by_batch` over the same batches in any order."""
+        """For any batch size; a score that is `by_batch`, for the same batches in any order."""
         score, (logits, y) = self.made(), self.answers()
         whole = score.counts(logits, y)
         assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)
@@ -203,6 +202,6 @@ class ScoreContract:
                 assert math.isfinite(line[name]) and known[name].better == score.better
 
     def test_arrays_are_enough(self) -> None:
-        """It travels to workers as what it is made of."""
+        """A pickled copy, as sent to workers, gives equal counts."""
         score, (logits, y) = self.made(), self.answers()
         assert torch.equal(pickle.loads(pickle.dumps(score)).counts(logits, y), score.counts(logits, y))

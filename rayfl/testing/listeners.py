@@ -13,7 +13,7 @@ from rayfl.testing.tiny import tiny
 
 
 class Recorder(Listener):
-    """Remembers what it is told."""
+    """Listener that records its calls."""
 
     _told: list[str] = PrivateAttr(default_factory=list)
 
@@ -28,17 +28,17 @@ class Recorder(Listener):
 
 
 class ListenerContract:
-    """A subclass says `listener`."""
+    """Contract tests of a listener. A subclass sets `listener`."""
 
     listener: Any
-    """As in the `listeners:` section: a name, a mapping with options, or an object."""
+    """Listener, as in the `listeners:` section: a name, a mapping with options, or an object."""
     rounds: int = 3
 
     def made(self) -> Listener:
         return LISTENERS_KIND.read(self.listener, "listeners")
 
     def test_a_run_is_told_of_and_stays_the_same(self, tmp_path: Path) -> None:
-        """From its start to its end, which the listener may bring nearer."""
+        """The listener may stop the run early, but its rounds stay equal."""
         alone = run(tiny(rounds=self.rounds, evaluation={"every": 1}), tmp_path / "alone")
         recorder = Recorder()
         heard = run(

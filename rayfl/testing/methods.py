@@ -49,21 +49,21 @@ CAPACITIES = (0.3, 0.2, 0.1)
 
 
 class MethodPromises:
-    """Tests of all methods, base of `MethodContract` and `NetworksContract`."""
+    """Contract tests of all methods, base of `MethodContract` and `NetworksContract`."""
 
     method: Any
-    """As in a `method:` section: a name, a mapping with options, or an object."""
+    """Method, as in a `method:` section: a name, a mapping with options, or an object."""
     models: Sequence[Any] = ()
-    """As in a `model:` section, or by bare names the smallest networks of families. Unless given, ours that fit."""
+    """Models, as in a `model:` section; a bare name is the family's smallest network. Default: `FITTING`."""
     more_models: Sequence[Any] = ()
-    """Others, for the tests of every model, under the marker `slow`."""
+    """Further models, for tests of every model, under the marker `slow`."""
     sections: dict[str, Any] = {}  # noqa: RUF012
-    """Other sections of every experiment."""
+    """Further sections of every experiment."""
 
     # experiments
 
     def given(self, **options: Any) -> Method:
-        """The method, unbound, with other options."""
+        """Return the unbound method with these options."""
         method = METHODS_KIND.read(self.method, "method")
         return parse(type(method), method.model_dump(exclude={"task"}) | options, "method")
 
@@ -76,7 +76,7 @@ class MethodPromises:
         return self.models or FITTING[self.contract.wants]
 
     def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
-        """A tiny experiment, on the first model unless one is given."""
+        """Return a tiny experiment. Default of `model`: the first of `fitting`."""
         network = model_of(self.fitting[0] if model is None else model)
         given: dict[str, Any] = {
             "method": self.given(**dict(options)),
@@ -89,7 +89,7 @@ class MethodPromises:
         return tiny(**given)
 
     def with_changing_capacities(self, **sections: Any) -> Experiment:
-        """With capacities that change from round to round, if the method bears that."""
+        """Return an experiment whose capacities change in every round, if the method supports this."""
         try:
             return self.experiment(clients={"assignment": "dynamic"}, **sections)
         except ConfigError:
@@ -131,7 +131,7 @@ class MethodPromises:
     # the same bits
 
     def test_a_resumed_run_is_the_straight_run(self, tmp_path: Path) -> None:
-        """To the bit: state, what clients keep, and every line of metrics."""
+        """State, client states and metrics are equal bit for bit."""
         experiment = self.with_changing_capacities(rounds=4, evaluation={"every": 2})
         straight = simulate(experiment, tmp_path / "straight")
         lines = run(straight)
@@ -148,8 +148,7 @@ class MethodPromises:
         assert second.client_scores.tobytes() == straight.client_scores.tobytes()
 
     def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
-        """Nor how it is cut up: jobs of one client and of two, in a random order, whose messages go through flat
-        buffers, as on Ray."""
+        """Nor does the size of jobs: one client or two, in a random order, with messages in flat buffers, as on Ray."""
         experiment = self.experiment()
         arrays = experiment.data.arrays()
 
@@ -165,7 +164,7 @@ class MethodPromises:
             assert_same(simulation.state, serial.state)
 
     def test_verbs_are_pure_and_travel_by_pickle(self, tmp_path: Path) -> None:
-        """A local update changes neither what it was sent nor the state, and is a function of its inputs."""
+        """A local update changes neither its payload nor the state, and is a function of its inputs."""
         simulation = simulate(self.experiment(), tmp_path)
         method, state = simulation.method, simulation.state
         [(selection, [client, *_]), *_] = simulation.cohort().values()
@@ -189,7 +188,7 @@ class MethodPromises:
 
 
 class MethodContract(MethodPromises):
-    """A subclass says `method`; what else it says fits a method that is unlike ours."""
+    """Contract tests of a method. A subclass sets `method`."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         import pytest
@@ -226,8 +225,8 @@ class MethodContract(MethodPromises):
                 assert found.setdefault(selection.key, cover) == cover, f"two selections have the key {selection.key}"
 
     def test_the_mean_is_over_holders(self, model: Any) -> None:
-        """Client k answers (k + 1) / 4 everywhere: the mean counts, coordinate by coordinate, who holds it; or all
-        clients, and then who does not hold it answers 0."""
+        """Client k returns (k + 1) / 4 everywhere. The mean of a coordinate is over its holders, or over all clients,
+        where missing values count as 0."""
         if self.contract.over == "products":
             return
         method = self.experiment(model, self.contract.plain).bound()
@@ -251,7 +250,7 @@ class MethodContract(MethodPromises):
     # a round
 
     def test_a_round_changes_what_its_clients_hold(self, model: Any, tmp_path: Path) -> None:
-        """And what it deploys is judged: each capacity's own network, and the metric that a run is judged by."""
+        """The deployed networks of all capacities are evaluated, and the metric that compares runs is reported."""
         experiment = self.experiment(model, rounds=1)
         simulation = simulate(experiment, tmp_path)
         before, covers = self.shared(simulation.state), []
@@ -271,7 +270,7 @@ class MethodContract(MethodPromises):
         self.check_deployments(simulation, line)
 
     def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:
-        """The mean over holders of what was sent is what was sent. What a state counts is no parameter."""
+        """The mean over holders of equal parameters leaves them unchanged. Integer tensors of the state may change."""
         if not self.contract.exact or self.contract.over == "all":
             return
         training = {"steps": None, "epochs": 0}
@@ -283,7 +282,7 @@ class MethodContract(MethodPromises):
                 torch.testing.assert_close(t, before[name], rtol=1e-6, atol=1e-7)
 
     def test_at_full_capacity_it_is_fedavg(self, plain_model: Any, tmp_path: Path) -> None:
-        """To the bit, where losses and weights are the same, and the network has one exit."""
+        """Bit for bit, with equal losses and weights, and one exit."""
         if self.contract.fedavg is None:
             return
         same = {"mask": "none", "label_rows": "all", "weight": "uniform"}
@@ -298,11 +297,11 @@ class MethodContract(MethodPromises):
             assert_same({name: found[name] for name in reference}, reference)
 
 
-# what tests look at
+# helpers
 
 
 def check_selection(selection: Selection, x: Params) -> None:
-    """<S x, y> = <x, S^T y>, S S^T = I, cover = S^T 1, and `covers`, on tensors of whole numbers: exact."""
+    """Check <S x, y> = <x, S^T y>, S S^T = I, cover = S^T 1, and `covers`, exactly, on tensors of integers."""
     taken = selection.take(x)
     y = drawn_like(taken, "y")
     whole = {name: torch.zeros_like(t) for name, t in x.items()}
@@ -319,12 +318,12 @@ def _ones(tensors: Params) -> Params:
 
 
 def rows_of(simulation: Simulation, client: int) -> Any:
-    """A client's training data."""
+    """Return a client's training data."""
     return simulation.executor.worker._rows("train", simulation.data.train[client])  # pyright: ignore
 
 
 ABLE = {"clients": {"capacities": [1.0], "count": 4, "cohort": 2}, "rounds": 3, "evaluation": {"every": 5}}
-"""Clients who all have the largest capacity."""
+"""Sections with the largest capacity for all clients."""
 
 
 _FEDAVG: dict[tuple[str, Net], list[Params]] = {}

@@ -1,4 +1,4 @@
-"""Tiny experiments, and what their tests are made of."""
+"""Tiny experiments and test helpers."""
 
 import functools
 import pickle
@@ -32,11 +32,11 @@ TINY: Mapping[str, Any] = {
     "evaluation": {"batch_size": 7},
     "run": {"executor": "serial", "chunk": 1},
 }
-"""Capacities that give 10, 7 or 4 of 32 channels: no divisors."""
+"""Sections of a tiny experiment. Its capacities give 10, 7 or 4 of 32 channels, none of them divisors."""
 
 
 def tiny(**sections: Any) -> Experiment:
-    """A tiny experiment; what a section says is laid over TINY's."""
+    """Return a tiny experiment. Sections are merged into those of TINY."""
     given = dict(TINY)
     for name, section in sections.items():
         below = given.get(name)
@@ -49,7 +49,7 @@ def simulate(experiment: Experiment, folder: Path, make_executor: MakeExecutor |
 
 
 def run(simulation: Simulation, rounds: int | None = None) -> list[Line]:
-    """The lines of the next `rounds` rounds, or of all that are left, without their seconds."""
+    """Return the lines of the next `rounds` rounds, or of all remaining ones, without their seconds."""
     lines: list[Line] = []
     while not simulation.done and (rounds is None or len(lines) < rounds):
         line = simulation.run_round()
@@ -69,26 +69,26 @@ def folded(state: dict, *answers: tuple[Selection, Update]) -> Fold:
 
 
 def model_of(given: Any) -> Model:
-    """A model as a section gives it; by its bare name the smallest network of the family."""
+    """Return the model of a `model:` section, or the family's smallest network for a bare name."""
     return small(MODELS_KIND.find(given, "model")) if isinstance(given, str) else MODELS_KIND.read(given, "model")
 
 
 @functools.cache
 def small(cls: type[Model]) -> Model:
-    """The family's smallest network: what `smallest` says, and one residual block a stage."""
+    """Return the family's smallest network: fields of `smallest`, and one residual block per stage."""
     given = dict(cls.smallest)
     if depth := getattr(cls, "depth", ()):
         given["depth"] = (1,) * len(depth)
     attributes = {name: given.pop(name) for name in list(given) if name not in cls.model_fields}
     if attributes:
         name = f"Small{cls.__name__}"
-        # under its name here it can be pickled
+        # pickle finds the class by this name
         globals()[name] = cls = type(name, (cls,), attributes | {"__module__": __name__})
     return cls(**given)
 
 
 def made_up_for(model: Model) -> dict[str, Any]:
-    """The `data:` section of made-up images, or sequences, that a model fits; of another kind of model nothing."""
+    """Return a `data:` section of synthetic images or sequences for a model, empty for other kinds of models."""
     if isinstance(model, Lora):
         return made_up_for(model.base)
     if isinstance(model, TokenModel):
@@ -96,13 +96,13 @@ def made_up_for(model: Model) -> dict[str, Any]:
         return {"name": "synthetic_text", "task": model.task} | length
     if not isinstance(model, ImageModel):
         return {}
-    # a model takes the number of classes from the data, unless it was given
+    # the number of classes comes from the data, if the model does not set it
     classes = {"classes": model.classes} if "classes" in model.model_fields_set else {}
     return {"shape": list(model.input)} | classes
 
 
 def split_for(model: Model) -> Any:
-    """The `partition:` section of such data: streams of tokens have no classes by which they could be split."""
+    """Return a `partition:` section for such data: streams of tokens have no classes for a split."""
     return "iid" if isinstance(model, TokenModel) and model.task != "classes" else TINY["partition"]
 
 
@@ -110,7 +110,7 @@ def split_for(model: Model) -> Any:
 
 
 def assert_same(actual: Tensors, expected: Tensors) -> None:
-    """Nested tensors are equal, to the bit. Names come first: they say most."""
+    """Assert that nested tensors have equal names, and are equal bit for bit."""
     a, b = dict(leaves(actual)), dict(leaves(expected))
     assert list(a) == list(b), f"names differ: {sorted(a.keys() ^ b.keys()) or 'their order'}"
     differs = [name for name in a if not torch.equal(a[name], b[name])]
@@ -118,7 +118,7 @@ def assert_same(actual: Tensors, expected: Tensors) -> None:
 
 
 def drawn_like(tensors: Params, purpose: str) -> Params:
-    """Random whole numbers in float64: their sums and products are exact."""
+    """Return random integers in float64, whose sums and products are exact."""
     generator = torch_generator(0, f"test:{purpose}")
     return {
         name: torch.randint(-9, 10, t.shape, generator=generator, dtype=torch.float64) for name, t in tensors.items()
@@ -126,14 +126,14 @@ def drawn_like(tensors: Params, purpose: str) -> Params:
 
 
 def spread(selection: Selection, part: Params, like: Params) -> Params:
-    """S^T part: in the shapes of `like`, 0 where nothing is held."""
+    """Return S^T part: in the shapes of `like`, 0 outside of the selection."""
     whole = {name: torch.zeros_like(like[name], dtype=t.dtype) for name, t in part.items()}
     selection.put(part, whole)
     return whole
 
 
 def raised(call: Callable[[], object], kind: type[Exception]) -> str:
-    """The message of the error that a call raises; "" if it raises none."""
+    """Return the message of the error that a call raises, "" if none."""
     try:
         call()
     except kind as error:
@@ -142,16 +142,16 @@ def raised(call: Callable[[], object], kind: type[Exception]) -> str:
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder that goes with the block."""
+    """Return a temporary folder, deleted after the `with` block."""
     return tempfile.TemporaryDirectory(prefix="rayfl-")
 
 
-# an executor that makes trouble
+# an executor with random order
 
 
 class Shuffled(Executor):
-    """Works jobs out, and asks for what they share, in a random order; sends every message through flat buffers, as Ray
-    does."""
+    """Executor that runs jobs and requests their shared messages in a random order, with messages in flat buffers, as
+    on Ray."""
 
     def __init__(self, worker: Worker, seed: int = 0):
         self.worker, self.seed = worker, seed
@@ -168,5 +168,5 @@ class Shuffled(Executor):
 
 
 def sent(message: Any) -> Any:
-    """As it comes out at the other end."""
+    """Return the message as received after a transfer."""
     return unpack(pickle.loads(pickle.dumps(pack(message))))
