@@ -155,7 +155,7 @@ class Side:
 
     def _failed(self, what: str) -> Failed:
         last = self.log.read_text(errors="replace").strip().splitlines()[-20:]
-        return Failed("\n".join([f"{self.name}: {what}; its last words:", *last]))
+        return Failed("\n".join([f"{self.name}: {what}; last output:", *last]))
 
 
 Start = Callable[[str, str], Side]
