@@ -108,7 +108,7 @@ def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
         "SGD, fused": plain(fused=True),
         "rayfl, not recorded": lambda: eager.run(*batch, LR),
         "rayfl, recorded": lambda: recorded.run(*batch, LR),
-        f"vmap of {TOGETHER}, a client": add_updates(net.build().to(device), batch)[0],
+        f"vmap of {TOGETHER}, per client": add_updates(net.build().to(device), batch)[0],
     }
     if device.type == "cuda":
         module = net.build().to(device)
@@ -198,7 +198,7 @@ def rows_of(name: str, net: Net, size: int, scale: Scale, device: torch.device) 
     module, payload = net.build().to(device), params_of(net.build())
     contenders["change of clients"] = seconds_a_step(lambda: load(module, payload), scale.steps, device)
     found = {way: statistics.median(turns) * 1e6 for way, turns in in_turns(contenders, scale.turns).items()}
-    found[f"vmap of {TOGETHER}, a client"] /= TOGETHER
+    found[f"vmap of {TOGETHER}, per client"] /= TOGETHER
     found["recorded: times as fast"] = found["rayfl, not recorded"] / found["rayfl, recorded"]
     return {"network": name, "batch": size} | found
 

@@ -48,7 +48,7 @@ LETTERS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 
 @dataclass(frozen=True)
 class Case:
-    """Visit of a client."""
+    """Client visit to measure."""
 
     method: str
     model: str

@@ -47,7 +47,7 @@ class DataContract:
         for split, other in ((arrays.train, again.train), (arrays.test, again.test)):
             assert split.keys() == data.columns.keys()
             for name, array in split.items():
-                assert np.array_equal(array, other[name]), f"{name}: another load gives other values"
+                assert np.array_equal(array, other[name]), f"{name}: loading again returns other values"
 
     def test_batches_are_what_it_offers(self) -> None:
         data, some = self.set(), self.some()
@@ -120,7 +120,7 @@ class PartitionContract:
             assert len(train) == len(test) == clients and (train.sizes > 0).all()
             tested = labels.test if rule.test_source == "test" else labels.train
             for shards, y in ((train, labels.train), (test, tested)):
-                assert len(np.unique(shards.idx)) == len(shards.idx), "two clients have one sample"
+                assert len(np.unique(shards.idx)) == len(shards.idx), "two clients share a sample"
                 assert not len(shards.idx) or (0 <= shards.idx.min() and shards.idx.max() < len(y))
             if rule.test_source == "train":
                 assert not set(train.idx.tolist()) & set(test.idx.tolist()), "a client is tested on training samples"
@@ -164,7 +164,7 @@ class ScoreContract:
         return logits + torch.nn.functional.one_hot(y, 4), y
 
     def test_it_adds_over_batches(self) -> None:
-        """For any batch size; a score that is `by_batch`, for the same batches in any order."""
+        """Sums are equal for any batch size; if the score is `by_batch`, for the same batches in any order."""
         score, (logits, y) = self.made(), self.answers()
         whole = score.counts(logits, y)
         assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)

@@ -94,7 +94,7 @@ class DenseContract(MethodContract):
         payload = method.extract(simulation.state, narrow)
         assert isinstance(method, Dense)
         if method.own(narrow.net) in payload:
-            pytest.skip("every network has norms of its own")
+            pytest.skip("every network has its own norms")
         groups = {name: group for name, group in payload.items() if group.keys() <= params.keys()}
         masked = {
             name: embedded(group) if name == "params" else spread(cut, group, params) for name, group in groups.items()
@@ -120,7 +120,7 @@ def normless(model: Model) -> Model:
     if model.exit_count > 1:
         pytest.skip("an early exit adds to the loss of the wider network")
     if any(isinstance(module, nn.LayerNorm | nn.GroupNorm) for module in Net(network).blank().modules()):
-        pytest.skip("its norms see the width")
+        pytest.skip("its norms depend on the width")
     return network
 
 

@@ -95,7 +95,7 @@ class MethodPromises:
         except ConfigError:
             return self.experiment(**sections)
 
-    # what it is
+    # the method
 
     def test_it_is_read_from_a_file(self) -> None:
         method = self.given()
@@ -105,7 +105,7 @@ class MethodPromises:
 
     def test_a_state_holds_tensors_and_follows_from_the_seed(self) -> None:
         state = self.experiment().bound().init()
-        assert all(isinstance(t, torch.Tensor) for _, t in leaves(state)), "a state holds nothing but tensors"
+        assert all(isinstance(t, torch.Tensor) for _, t in leaves(state)), "a state must contain only tensors"
         assert_same(state, self.experiment().bound().init())
 
     # a round
@@ -117,7 +117,7 @@ class MethodPromises:
             shapes = {name: p.shape for name, p in deployed.net.blank().named_parameters()}
             assert {name: t.shape for name, t in deployed.params.items()} == shapes
             name, judged = named("accuracy", capacity), not deployed.is_start
-            assert (name in line) == judged, f"capacity {capacity}: what clients start from is nobody's result"
+            assert (name in line) == judged, f"capacity {capacity}: an initial network must not be evaluated"
             assert (f"density_{label(capacity)}" in line) == (judged and bool(deployed.masked))
             accuracies += [line[name]] if judged else []
         if accuracies:
@@ -125,10 +125,10 @@ class MethodPromises:
             assert math.isclose(line["accuracy_mean"], sum(accuracies) / len(accuracies))
             assert line["accuracy_worst"] == min(accuracies)
         judge = experiment.facts()["judge"]
-        assert judge in line and judge in experiment.metrics(), f"a run is judged by {judge}, which no line has"
+        assert judge in line and judge in experiment.metrics(), f"no line has {judge}, the metric that compares runs"
         assert line[EVALUATED]
 
-    # the same bits
+    # reproducibility
 
     def test_a_resumed_run_is_the_straight_run(self, tmp_path: Path) -> None:
         """State, client states and metrics are equal bit for bit."""
@@ -148,7 +148,7 @@ class MethodPromises:
         assert second.client_scores.tobytes() == straight.client_scores.tobytes()
 
     def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
-        """Nor does the size of jobs: one client or two, in a random order, with messages in flat buffers, as on Ray."""
+        """Jobs of one or two clients run in a random order, with messages in flat buffers, as on Ray."""
         experiment = self.experiment()
         arrays = experiment.data.arrays()
 
@@ -173,7 +173,7 @@ class MethodPromises:
         before = checksum({"payload": payload, "state": state})
         public = simulation.executor.worker.public  # pyright: ignore
         first = method.local_update(payload, Visit(client, selection, data, None, 9, public))
-        assert checksum({"payload": payload, "state": state}) == before, "a local update changes what it is sent"
+        assert checksum({"payload": payload, "state": state}) == before, "a local update changes its inputs"
 
         copy, copied = pickle.loads(pickle.dumps((method, selection)))
         assert (copy, copied.key) == (method, selection.key)
@@ -184,7 +184,7 @@ class MethodPromises:
         assert (second.weight, second.metrics) == (first.weight, first.metrics)
 
         simulation.train()
-        assert checksum({"payload": payload, "state": state}) == before, "a step changes the state before it"
+        assert checksum({"payload": payload, "state": state}) == before, "a step changes the previous state"
 
 
 class MethodContract(MethodPromises):
@@ -245,7 +245,7 @@ class MethodContract(MethodPromises):
             unheld, divisor = (old, held.sum(0)) if self.contract.over == "holders" else (torch.zeros_like(old), 3)
             expected = torch.where(held.any(0), (held * values).sum(0) / divisor, unheld)
             torch.testing.assert_close(new[name], expected, rtol=0, atol=1e-6)
-            assert torch.equal(new[name][~held.any(0)], unheld[~held.any(0)]), f"{name}: what nobody held has changed"
+            assert torch.equal(new[name][~held.any(0)], unheld[~held.any(0)]), f"{name}: values without holders changed"
 
     # a round
 
@@ -266,7 +266,7 @@ class MethodContract(MethodPromises):
         for name, t in before.items():
             assert after[name].isfinite().all()
             if self.contract.over == "holders":
-                assert torch.equal(after[name][~held[name]], t[~held[name]]), f"{name}: what nobody held has changed"
+                assert torch.equal(after[name][~held[name]], t[~held[name]]), f"{name}: values without holders changed"
         self.check_deployments(simulation, line)
 
     def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:

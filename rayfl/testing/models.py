@@ -69,12 +69,12 @@ class ModelContract:
         assert sum(wide.layer_macs.values()) <= wide.macs
 
     def test_it_answers_with_logits_of_every_class(self) -> None:
-        """For samples of the data set, with shape and type of `example`."""
+        """Samples of the data set have the shape and type of `example`."""
         x, y, goal = self.batch()
         every, _, _ = self.batch(None)
         for net in self.nets():
             example = net.model.example(len(every), "cpu")
-            assert (example.shape, example.dtype) == (every.shape, every.dtype), "`example` does not look like the data"
+            assert (example.shape, example.dtype) == (every.shape, every.dtype), "`example` does not match the data"
             with torch_scope(0):
                 given = net.build()(x)
             exits = every_exit(given)
@@ -107,10 +107,10 @@ class ModelContract:
                 module = net.build().eval()
                 load(module, drawn[0])
                 answers.append(every_exit(module(x))[-1])
-        assert torch.equal(*answers), "the network draws in evaluation, or has numbers that are no parameters"
+        assert torch.equal(*answers), "evaluation is random, or depends on tensors that are not parameters"
 
     def test_a_network_may_end_early(self) -> None:
-        """At every exit, and without any one residual block."""
+        """It can end at every exit, and work without any one residual block."""
         model = self.network()
         for exits in range(1, model.exit_count + 1 if model.exit_count > 1 else 1):
             net = Net(model, exits=exits)
@@ -122,7 +122,7 @@ class ModelContract:
             net.build()(model.example(2, "cpu"))
 
     def test_methods_train_it(self, tmp_path: Path) -> None:
-        """As narrow networks, whole ones, and single weights; costs are counted."""
+        """Methods train narrow networks, whole ones, and single weights, and count costs."""
         for method in ("heterofl", "fedavg", "fiarse"):
             simulation = simulate(self.experiment(method=method, rounds=1), tmp_path / method)
             before = dict(simulation.state["params"])

@@ -92,7 +92,7 @@ class NetworksContract(MethodPromises):
                 assert_same(again.client_states.get(client) or {}, straight.client_states.get(client) or {})
 
     def test_labels_of_public_data_are_not_looked_at(self, tmp_path: Path) -> None:
-        """Unless the method requires them."""
+        """Methods that require labels are skipped."""
         unlabeled = {"data": {"public": {**self.public, "labeled": False}}}
         try:
             experiment = self.experiment(**unlabeled)

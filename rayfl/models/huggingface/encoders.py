@@ -130,8 +130,8 @@ class Roberta(Encoder):
     positions: int = Field(default=514, ge=1)
     """Number of position embeddings, at least the length of the longest sequence + `pad` + 1."""
     pad: int | None = Field(default=1, ge=0)
-    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, if it has
-    one."""
+    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, otherwise
+    1."""
 
     kind: ClassVar = "roberta"
     head: ClassVar = ("classifier.dense", "classifier.out_proj")
@@ -169,8 +169,8 @@ class Bert(Encoder):
 
     name: Literal["bert"] = "bert"
     pad: int | None = Field(default=0, ge=0)
-    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, if it has
-    one."""
+    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, otherwise
+    0."""
 
     kind: ClassVar = "bert"
     head: ClassVar = ("bert.pooler.dense", "classifier")
@@ -195,8 +195,8 @@ class DistilBert(Encoder):
     layers: int = Field(default=6, ge=1)
     """Number of blocks, each an attention and an MLP."""
     pad: int | None = Field(default=0, ge=0)
-    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, if it has
-    one."""
+    """ID of the padding token, which is not a word; its embedding stays 0. Default: taken from the data set, otherwise
+    0."""
 
     kind: ClassVar = "distilbert"
     head: ClassVar = ("pre_classifier", "classifier")
