@@ -96,8 +96,7 @@ class Pretrained(ImageModel, ABC):
         return start | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in start.keys() & cut}
 
     def _published(self) -> Params:
-        """Return parameters and statistics of the full network by rayfl's names, without the layers `drawn`. Raise
-        ConfigError if they do not match."""
+        """Return the full network's tensors by rayfl's names, without `drawn`. Raise ConfigError if they differ."""
         file, full = self._file(), Net(self).blank()
         found, wanted = (self._kept(t) for t in (translated(_read(file), self.names), params_of(full) | fresh(full)))
         names = sorted(found.keys() | wanted.keys())

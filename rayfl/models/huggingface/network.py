@@ -116,8 +116,7 @@ def resized(module: nn.Module, path: str, inside: int, outside: int) -> nn.Linea
 
 
 def owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """Yield path, module and own parameters of every module with parameters; only a tied parameter's first owner has
-    it."""
+    """Yield path, module and own parameters of every module with parameters; tied ones only for their first owner."""
     first = {name for name, _ in module.named_parameters()}
     for path, part in module.named_modules():
         own = {n: p for n, p in part.named_parameters(recurse=False) if (f"{path}.{n}" if path else n) in first}
