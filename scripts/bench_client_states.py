@@ -1,16 +1,16 @@
 """Cost of a network per client: memory of each process, disk, and seconds per checkpoint.
 
     python scripts/bench_client_states.py                                # 20 clients, a small ResNet: a minute
-    python scripts/bench_client_states.py --clients 100 --channels 64    # 45 MB a client: minutes, 5 GB of disk
+    python scripts/bench_client_states.py --clients 100 --channels 64    # 45 MB per client: minutes, 5 GB of disk
 
-Ten clients a round take one step on two images each, until all have been drawn, so that moving networks is all the
-work. Then checkpoints: of everything that clients keep, of what one more round changed, and of nothing new. Then an
-evaluation of every client's own network, and a resume. Memory is sampled every 50 ms: a process's own (RssAnon), and
-what it has mapped of the object store (RssShmem). Ray frees objects about once a second, so that the store shows a
-second of traffic beside what is in use. Linux only.
+Ten clients per round take one step on two images each, until all clients have trained, so that most work is moving
+networks. Then checkpoints are written: of all client states, of those changed by one more round, and of no changes.
+Then every client's network is evaluated, and the run is resumed. Memory is sampled every 50 ms: of each process
+(RssAnon), and its mapped part of the object store (RssShmem). Ray frees objects about once per second, so the store
+includes about a second of unused messages. Linux only.
 """
 
-# its settings for Ray and torch come first, as they are read when those are imported
+# first, because Ray and torch read its settings when they are imported
 from bench_round import show  # isort: skip
 
 import argparse
@@ -52,11 +52,11 @@ def experiment(method: str, clients: int, channels: int) -> Experiment:
     )
 
 
-# what processes hold
+# memory of processes
 
 
 class Watch:
-    """The most that processes, by name, and the object store have held since `reset`, in bytes."""
+    """Peak memory of processes, by name, and of the object store since `reset`, in bytes."""
 
     def __init__(self, pids: Mapping[str, int], seconds: float = 0.05):
         self.pids, self.seconds = pids, seconds
@@ -84,12 +84,12 @@ class Watch:
         held = {"object store": store_bytes()}
         for name, pid in self.pids.items():
             anonymous, shared = cached_module(pid)
-            held |= {f"{name}, own": anonymous, f"{name}, mapped of the store": shared}
+            held |= {f"{name}, own": anonymous, f"{name}, mapped from the store": shared}
         return held
 
 
 def cached_module(pid: int) -> tuple[int, int]:
-    """Bytes of a process in memory: its own, and shared ones."""
+    """Return a process's memory in bytes: its own, and shared."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
     return found["RssAnon:"] * 1024, found["RssShmem:"] * 1024
@@ -141,13 +141,13 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
     clients = on_server(lambda actor: ray.get([s.actor.__ray_call__.remote(pid_of) for s in actor.pool.slots]))
     pids |= {f"client actor {i}": pid for i, pid in enumerate(clients, start=1)}
     network = what.bound().task.server.parameters * 4
-    found: dict[str, Any] = {"MB of a network": network / MEGABYTE}
+    found: dict[str, Any] = {"MB per network": network / MEGABYTE}
     with Watch(pids) as watch:
         while on_server(lambda actor: len(actor.simulation.client_states.files)) < what.clients.count:
             rounds.append(round())
-        found["rounds until every client keeps one"] = len(rounds)
-        found["seconds a round"] = statistics.median(rounds)
-        found["MB at most, training"] = {name: n / MEGABYTE for name, n in watch.peaks.items()}
+        found["rounds until every client has a state"] = len(rounds)
+        found["seconds per round"] = statistics.median(rounds)
+        found["peak MB, training"] = {name: n / MEGABYTE for name, n in watch.peaks.items()}
         everything = save()
         size = disk_bytes(folder)
         changed, same = [], []
@@ -155,19 +155,19 @@ def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[s
             round()
             changed.append(save())
             same.append(save())
-        found["seconds of a checkpoint"] = {
-            "all that clients keep is new": everything,
-            "a round's clients are": statistics.median(changed),
-            "nothing is": statistics.median(same),
+        found["seconds per checkpoint"] = {
+            "all client states": everything,
+            "client states of a round": statistics.median(changed),
+            "no changes": statistics.median(same),
         }
         found["checkpoint of everything over one of a round's"] = everything / statistics.median(changed)
         found["GB on disk"] = {"with the first checkpoint": size / 1e9, "with the last two": disk_bytes(folder) / 1e9}
         found["disk over clients x network, with the first checkpoint"] = size / network / what.clients.count
         watch.reset()
-        found["seconds of an evaluation"] = seconds_of(lambda: on_server(lambda actor: actor.simulation.evaluate()))
-        found["MB at most, evaluation"] = {name: n / MEGABYTE for name, n in watch.peaks.items()}
-        found["networks in the object store at most, evaluation"] = watch.peaks["object store"] / network
-        found["seconds of a resume"] = seconds_of(lambda: ray.get(server.restore.remote(saved)))
+        found["seconds per evaluation"] = seconds_of(lambda: on_server(lambda actor: actor.simulation.evaluate()))
+        found["peak MB, evaluation"] = {name: n / MEGABYTE for name, n in watch.peaks.items()}
+        found["peak networks in the object store, evaluation"] = watch.peaks["object store"] / network
+        found["seconds to resume"] = seconds_of(lambda: ray.get(server.restore.remote(saved)))
     ray.get(server.close.remote())
     ray.shutdown()
     return found
@@ -179,11 +179,11 @@ def pid_of(actor: Any) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--method", default="spafl", help="one whose clients keep their networks (spafl)")
-    parser.add_argument("--clients", type=int, default=20, help="clients, of which ten train a round (20)")
-    parser.add_argument("--channels", type=int, default=16, help="of the ResNet-18's first layer (16; 64 is published)")
-    parser.add_argument("--actors", type=int, default=2, help="client actors (2)")
-    parser.add_argument("--repeats", type=int, default=3, help="checkpoints after a round that count (3)")
+    parser.add_argument("--method", default="spafl", help="method with a network per client (default: spafl)")
+    parser.add_argument("--clients", type=int, default=20, help="number of clients; ten train per round (default: 20)")
+    parser.add_argument("--channels", type=int, default=16, help="ResNet-18's channels (default: 16; published: 64)")
+    parser.add_argument("--actors", type=int, default=2, help="number of client actors (default: 2)")
+    parser.add_argument("--repeats", type=int, default=3, help="measured checkpoints after a round (default: 3)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     what = experiment(options.method, options.clients, options.channels)

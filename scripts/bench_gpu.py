@@ -1,11 +1,11 @@
 """Time of a small client's step on a GPU: with separate launches, or recorded as one CUDA graph.
 
-    python scripts/bench_gpu.py             # on a CUDA device; some ten minutes
-    python scripts/bench_gpu.py --dry-run   # the same code on a CPU with tiny networks: nothing in it is a measurement
+    python scripts/bench_gpu.py             # on a CUDA device; about ten minutes
+    python scripts/bench_gpu.py --dry-run   # test of the code on a CPU with tiny networks, not a measurement
 
-It was never run on a GPU. First it checks that recorded steps are the others to the bit, and that a batch that is
-filled up is the smaller one but for the order of sums. Then it prints microseconds of a step and of a change of
-clients, by network, batch size and way, and clients a second of several processes on one device.
+Not yet run on a GPU. It first checks that recorded steps equal the others bit for bit, and that a padded batch equals
+the smaller one except for the order of sums. Then it prints microseconds per step and per change of clients, by
+network, batch size and implementation, and clients per second of several processes on one device.
 """
 
 import argparse
@@ -46,10 +46,10 @@ class Scale:
     batches: tuple[int, ...]
     processes: tuple[int, ...]
     steps: int
-    """A turn."""
+    """Steps per turn."""
     turns: int
     clients: int
-    """Measurements of a process."""
+    """Clients per process."""
 
 
 FAMILIES: Any = MODELS
@@ -81,18 +81,18 @@ DRY = Scale(
 
 
 def batch_of(net: Net, size: int, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs [B, C, H, W] whose channels are last in memory, as `Images` leaves them, and labels [B]."""
+    """Return inputs [B, C, H, W] in channels-last memory format, as from `Images`, and labels [B]."""
     generator = torch.Generator().manual_seed(seed)
     channels, height, width = net.model.input  # pyright: ignore[reportAttributeAccessIssue]
     x = torch.randn(size, height, width, channels, generator=generator).permute(0, 3, 1, 2)
     return x.to(device), torch.randint(10, (size,), generator=generator).to(device)
 
 
-# ways to step
+# implementations of a step
 
 
 def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
-    """Name -> what makes one step; each has a network of its own."""
+    """Return name -> function for one step, each with its own network."""
     batch, training = batch_of(net, size, device), Training(batch_size=size)
 
     def plain(**options: Any) -> Step:
@@ -108,7 +108,7 @@ def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
         "SGD, fused": plain(fused=True),
         "rayfl, not recorded": lambda: eager.run(*batch, LR),
         "rayfl, recorded": lambda: recorded.run(*batch, LR),
-        f"vmap of {TOGETHER}, a client": add_updates(net.build().to(device), batch)[0],
+        f"vmap of {TOGETHER}, per client": add_updates(net.build().to(device), batch)[0],
     }
     if device.type == "cuda":
         module = net.build().to(device)
@@ -124,7 +124,7 @@ def step_of(module: Callable, optimizer: torch.optim.Optimizer, batch: tuple[tor
 
 
 def add_updates(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
-    """Return a step function for equal clients at once, and their parameters, [clients, ...] each."""
+    """Return a function that steps several equal clients at once, and their parameters, [clients, ...] each."""
     module.train()
     params, _ = stack_module_state([module] * TOGETHER)
     params = {name: t.detach() for name, t in params.items()}
@@ -147,8 +147,8 @@ def add_updates(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> 
 
 
 def check(net: Net, size: int, device: torch.device) -> dict[str, float]:
-    """Largest differences of parameters after a client of full batches, which must be 0, and of one whose last batch is
-    smaller. An AssertionError says which network breaks its bound."""
+    """Return the largest differences of parameters after a client with full batches, which must be 0, and after one
+    with a smaller last batch. Raise AssertionError if a difference exceeds its bound."""
     training, start = Training(batch_size=size), params_of(net.build())
     whole = [batch_of(net, size, device, seed) for seed in range(5)]
     found = {}
@@ -193,18 +193,18 @@ def _wait(device: torch.device) -> None:
 
 
 def rows_of(name: str, net: Net, size: int, scale: Scale, device: torch.device) -> dict[str, Any]:
-    """Microseconds."""
+    """Return a row of the table of steps, in microseconds."""
     contenders = {way: seconds_a_step(step, scale.steps, device) for way, step in ways(net, size, device).items()}
     module, payload = net.build().to(device), params_of(net.build())
     contenders["change of clients"] = seconds_a_step(lambda: load(module, payload), scale.steps, device)
     found = {way: statistics.median(turns) * 1e6 for way, turns in in_turns(contenders, scale.turns).items()}
-    found[f"vmap of {TOGETHER}, a client"] /= TOGETHER
+    found[f"vmap of {TOGETHER}, per client"] /= TOGETHER
     found["recorded: times as fast"] = found["rayfl, not recorded"] / found["rayfl, recorded"]
     return {"network": name, "batch": size} | found
 
 
 def serve(net: Net, clients: int, device: torch.device) -> None:
-    """A process of several: trains clients of 30 steps of batch 20 whenever it reads a line, and answers one."""
+    """Train clients of 30 steps of batch 20 for every line read, and print a line when done."""
     batches, training = [batch_of(net, 20, device)] * 30, Training(batch_size=20)
     module, start = cached_module(net, device), params_of(net.build())
 
@@ -221,7 +221,7 @@ def serve(net: Net, clients: int, device: torch.device) -> None:
 
 
 def clients_a_second(name: str, count: int, scale: Scale, options: list[str]) -> float:
-    """Return the measurements of several concurrent processes on one device."""
+    """Return the clients per second of `count` concurrent processes on one device."""
     command = [sys.executable, __file__, *options, "--serve", name]
     children = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
@@ -243,7 +243,7 @@ def clients_a_second(name: str, count: int, scale: Scale, options: list[str]) ->
 def _heard(child: subprocess.Popen) -> None:
     assert child.stdout
     if not child.stdout.readline():
-        raise RuntimeError("a process ended before its clients were trained; what it said is above")
+        raise RuntimeError("a process ended before its clients were trained; see its output above")
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -255,8 +255,8 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="on a CPU, with tiny networks")
-    parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32", help="of multiplications (fp32)")
+    parser.add_argument("--dry-run", action="store_true", help="run on a CPU with tiny networks")
+    parser.add_argument("--precision", choices=("fp32", "tf32"), default="fp32", help="of products (default: fp32)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()

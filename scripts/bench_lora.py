@@ -2,10 +2,10 @@
 
     python scripts/bench_lora.py
 
-A RoBERTa of 20 million parameters with random weights is frozen, and ten clients train adapters of ranks 2 to 16 on
-made-up text, on two client actors that are on another node than the server (two raylets on this machine). The time
-outside of training is that of the same rounds with clients who train nothing. The bytes are those that came into the
-object store of the actors' node.
+Ten clients train adapters of ranks 2 to 16 on synthetic text. The base is a frozen RoBERTa of 20 million parameters
+with random weights. Two client actors run on another node than the server (two raylets on this machine). The time
+outside of training is measured in rounds without training. The bytes are those received by the object store of the
+actors' node.
 """
 
 import json
@@ -26,7 +26,7 @@ BASE = {"name": "roberta", "hidden": 384, "heads": 6, "layers": 8, "ffn": 1536, 
 
 def experiment(steps: int) -> rayfl.Experiment:
     given: dict[str, Any] = {
-        # the last one, which is evaluated, is never reached
+        # never reached, because the last round is evaluated
         "rounds": 100,
         "data": {"name": "synthetic_text", "samples": 4000, "length": 64, "tokens": 1000},
         "model": {"name": "lora", "base": BASE, "rank": 16, "targets": ["query", "value"]},
@@ -40,8 +40,8 @@ def experiment(steps: int) -> rayfl.Experiment:
 
 
 def rounds(address: str | None, node: str, steps: int) -> tuple[float, float]:
-    """The median round after the first, in seconds; and the bytes that came to a node before the first round, by what
-    each later round brought."""
+    """Return the median seconds of the rounds after the first, and the bytes received by a node before the first round:
+    all until its end, less those of a later round."""
     seconds, came, before = [], [], came_to(node)
     with rayfl.start(experiment(steps), address) as session:
         for line, _ in zip(session, range(1 + ROUNDS), strict=False):
@@ -52,7 +52,7 @@ def rounds(address: str | None, node: str, steps: int) -> tuple[float, float]:
 
 
 def came_to(node: str) -> int:
-    """Bytes that were ever put into the object store of a node, or came there."""
+    """Return the total bytes put into or received by the object store of a node."""
     [found] = [entry for entry in ray.nodes() if entry["NodeID"] == node]
     return node_stats(found["NodeManagerAddress"], found["NodeManagerPort"]).store_stats.cumulative_created_bytes
 
@@ -74,10 +74,10 @@ def main() -> None:
         "parameters of the base": rayfl.Net(model.base).parameters,  # pyright: ignore[reportAttributeAccessIssue]
         "bytes of the base": size,
         "bytes to the actors' node before the first round": round(came),
-        "the same, in bases": round(came / size, 3),
-        "seconds a round": round(trained, 3),
-        "outside of training": round(idle, 3),
-        "share outside": round(idle / trained, 4),
+        "the same, over the bytes of the base": round(came / size, 3),
+        "seconds per round": round(trained, 3),
+        "seconds outside of training": round(idle, 3),
+        "share outside of training": round(idle / trained, 4),
     }
     print(json.dumps(found, indent=2))
 

@@ -1,13 +1,13 @@
 """Seconds per round of rayfl, Flower, pfl and a bare PyTorch loop.
 
-    python scripts/bench_peers.py                                          # all of it
+    python scripts/bench_peers.py                                          # all workloads and systems
     python scripts/bench_peers.py --workloads compute --systems rayfl,pfl --turns 3
 
-Flower and pfl get environments of their own, made by uv below --environments: the versions named here, and the same
-Python and torch as rayfl's. Every system trains the same network on the same images, in two processes of one thread,
-on the same two cores; a system that waits for its turn is stopped. No system evaluates. Systems take turns, round by
-round, and ratios are medians over turns. A system's first round is not among them: it is reported with all that comes
-before it, from the start of the program. Give it idle cores.
+Flower and pfl run in separate environments, created by uv under --environments: the versions below, with the Python and
+torch of rayfl. Every system trains the same network on the same images, in two processes of one thread, on the same two
+cores; waiting systems are stopped. No system evaluates. Systems take turns, round by round, and ratios are medians over
+turns. The first round of a system is not a turn: it is reported separately, and as the time since the start of the
+program. Use idle cores.
 """
 
 import argparse
@@ -39,31 +39,31 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "flower": ("flwr[simulation]==1.41.0",),
     "pfl": ("pfl==0.6.0",),
 }
-"""System -> what its environment needs beside torch; rayfl and the bare loop run in this one."""
+"""System -> packages of its environment besides torch; rayfl and the bare loop run in the current environment."""
 HETEROGENEOUS = ("rayfl", "flower")
 COLD = "cold"
-"""The workload that starts every system anew in every turn."""
+"""Workload that restarts every system in every turn."""
 NEWEST_PYTHON = (3, 12)
-"""That pfl runs on."""
+"""Newest Python supported by pfl."""
 ANSWER_SECONDS, END_SECONDS = 1800.0, 60.0
 SCRIPTS = Path(__file__).resolve().parent
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # or Ray copies this folder for every worker
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # otherwise Ray copies this folder for every worker
 }
 
 
 class Failed(Exception):
-    """Says which system, and what it said last."""
+    """Raised if a system fails, with its name and last output."""
 
 
 # environments
 
 
 def python_of(system: str, folder: Path) -> str:
-    """The interpreter of a system's environment, which is made if it is not there."""
+    """Return the interpreter of a system's environment, created if missing."""
     if not SYSTEMS[system]:
         return sys.executable
     python = ".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON)))
@@ -71,7 +71,7 @@ def python_of(system: str, folder: Path) -> str:
     place = folder / f"{system}-{hashlib.sha256(repr((python, needs)).encode()).hexdigest()[:8]}"
     interpreter, ready = place / "bin" / "python", place / "ready"
     if not ready.exists():
-        print(f"making {place}: Python {python}, {', '.join(needs)}", file=sys.stderr)
+        print(f"creating {place}: Python {python}, {', '.join(needs)}", file=sys.stderr)
         shutil.rmtree(place, ignore_errors=True)
         _uv("venv", "--quiet", "--python", python, str(place))
         _uv("pip", "install", "--quiet", "--compile-bytecode", "--python", str(interpreter), *needs)
@@ -83,7 +83,7 @@ def _uv(*arguments: str) -> None:
     try:
         done = subprocess.run(["uv", *arguments], stderr=subprocess.PIPE, text=True)
     except FileNotFoundError:
-        raise Failed("uv: not found; the environments of other systems are made by it: pip install uv") from None
+        raise Failed("uv: not found. Hint: pip install uv; it creates the environments of other systems") from None
     if done.returncode:
         raise Failed(f"uv {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr.strip()}")
 
@@ -92,7 +92,7 @@ def _uv(*arguments: str) -> None:
 
 
 class Side:
-    """A system at work on a workload, in processes of its own, which stand still between its turns."""
+    """A system that runs a workload in separate processes, which are stopped between its turns."""
 
     def __init__(self, system: str, python: str, workload: str, logs: Path):
         self.name, self.log = f"{system} on {workload}", logs / f"{workload}_{system}.log"
@@ -106,7 +106,7 @@ class Side:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                # if the bench is killed, the kernel wakes and ends a group that stands still, but not another session
+                # if the benchmark is killed, the kernel resumes and ends a stopped group, but not another session
                 process_group=0,
             )
 
@@ -114,7 +114,7 @@ class Side:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # it ends when nothing can come any more
+        # the program ends when its input is closed
         with self.process as process:
             assert process.stdin
             process.send_signal(signal.SIGCONT)
@@ -125,16 +125,16 @@ class Side:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def start(self) -> dict[str, float]:
-        """Seconds of the first round, and from the start of the program to its end."""
+        """Run the first round. Return its seconds, and those from the start of the program to its end."""
         first = self.round()
         return {"first round": first, "from start": time.perf_counter() - self.started}
 
     def round(self) -> float:
-        """Seconds."""
+        """Run a round and return its seconds."""
         return self._ask("round")["seconds"]
 
     def close(self) -> dict[str, Any]:
-        """The loss after all rounds, and the versions."""
+        """Return the loss after all rounds, and the versions."""
         return self._ask("close")
 
     def _ask(self, command: str) -> dict[str, Any]:
@@ -149,21 +149,21 @@ class Side:
         line = self.process.stdout.readline()
         if not line:
             raise self._failed("ended")
-        # Flower's server looks for messages ten times a second, at a cost that grows with the clients
+        # Flower's server polls for messages ten times per second, at a cost that grows with the clients
         self.process.send_signal(signal.SIGSTOP)
         return json.loads(line)
 
     def _failed(self, what: str) -> Failed:
         last = self.log.read_text(errors="replace").strip().splitlines()[-20:]
-        return Failed("\n".join([f"{self.name}: {what}; its last words:", *last]))
+        return Failed("\n".join([f"{self.name}: {what}; last output:", *last]))
 
 
 Start = Callable[[str, str], Side]
-"""(system, workload) -> the system at work."""
+"""(system, workload) -> the started system."""
 
 
 def rounds(workload: str, systems: Sequence[str], turns: int, start: Start) -> dict[str, dict[str, Any]]:
-    """Rounds of a workload, system by system."""
+    """Measure rounds of a workload, per system."""
     with ExitStack() as stack:
         sides, found = {}, {}
         for system in systems:
@@ -176,7 +176,7 @@ def rounds(workload: str, systems: Sequence[str], turns: int, start: Start) -> d
 
 
 def cold_starts(systems: Sequence[str], turns: int, start: Start) -> dict[str, dict[str, Any]]:
-    """Seconds from the start of the program to the end of the first compute-bound round."""
+    """Measure seconds from the start of the program to the end of the first compute-bound round, per system."""
 
     def once(system: str) -> float:
         with start(system, "compute") as side:
@@ -190,14 +190,14 @@ def cold_starts(systems: Sequence[str], turns: int, start: Start) -> dict[str, d
 
 
 def summary(found: dict[str, dict[str, Any]]) -> None:
-    """Adds medians, the fastest, and rayfl's share of what another system takes."""
+    """Add medians, minima, and ratios of rayfl's seconds to those of every system."""
     for of in found.values():
         of["median"], of["fastest"] = statistics.median(of["seconds"]), min(of["seconds"])
         if "rayfl" in found:
             of["rayfl over it"] = statistics.median(ratios(found["rayfl"]["seconds"], of["seconds"]))
 
 
-# what is printed
+# output
 
 
 def about(workload: str) -> str:
@@ -226,7 +226,7 @@ def show_versions(results: Mapping[str, Mapping[str, Mapping[str, Any]]], consol
 
 
 def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Reads names with commas between them."""
+    """Return a reader of comma-separated names."""
 
     def read(text: str) -> list[str]:
         names = text.split(",")
@@ -249,13 +249,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--systems", type=some_of(list(SYSTEMS)), default=list(SYSTEMS), help=",".join(SYSTEMS))
     parser.add_argument("--workloads", type=some_of(workloads), default=workloads, help=",".join(workloads))
-    parser.add_argument("--turns", type=positive, default=5, help="turns that count, after one that does not (5)")
+    parser.add_argument("--turns", type=positive, default=5, help="measured turns, after one that is not (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "--environments",
         type=Path,
         default=Path.home() / ".cache" / "rayfl-peers",
-        help="where the environments are (~/.cache/rayfl-peers)",
+        help="folder of the environments (default: ~/.cache/rayfl-peers)",
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

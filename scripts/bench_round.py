@@ -1,20 +1,20 @@
 """Seconds per round, compared with a bare PyTorch loop that trains the same clients on the same cores.
 
     python scripts/bench_round.py            # cold start, compute-bound round, round without work
-    python scripts/bench_round.py --server   # also: extract and fold, beside a plain memory copy
+    python scripts/bench_round.py --server   # also: extract and fold, compared with a plain memory copy
 
-The compute-bound round is FedAvg on 60,000 images of 1x28x28: 10 of 100 clients with 600 images each, one
-epoch of batches of 20, SGD 0.05, the CNN of McMahan et al. (1,663,370 parameters), no evaluation. The bare
-loop has its tensors in PyTorch's default layout, its own optimiser and no Ray; its processes stay up, get the
-model through shared memory and answer one sum each. All processes run one thread. What is compared takes
-turns, and ratios are medians over turns: a machine that slows down slows both sides. Give it idle cores.
+The compute-bound round is FedAvg on 60,000 images of 1x28x28: 10 of 100 clients with 600 images each, one epoch of
+batches of 20, SGD 0.05, the CNN of McMahan et al. (1,663,370 parameters), no evaluation. The bare loop has tensors in
+PyTorch's default layout, its own optimiser and no Ray. Its processes persist, get the model through shared memory and
+return one sum each. All processes run one thread. Compared programs take turns, and ratios are medians over turns, so
+that a slower machine affects both sides. Use idle cores.
 """
 
 import os
 import time
 
 STARTED = time.perf_counter()
-os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # or Ray copies this folder for every worker
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # otherwise Ray copies this folder for every worker
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse  # noqa: E402
@@ -46,7 +46,7 @@ from rayfl.models.resnet import ResNet18  # noqa: E402
 
 @contextmanager
 def on_rayfl(workload: Workload, actors: int) -> Iterator[Callable[[], float]]:
-    """Return a function that runs a round and returns its seconds, as measured by the driver."""
+    """Yield a function that runs a round and returns its seconds, as measured by the driver."""
     with rayfl.start(experiment(workload, actors)) as session:
         rounds = iter(session)
 
@@ -65,12 +65,12 @@ def on_bare(workload: Workload, processes: int) -> Iterator[Callable[[], float]]
         bare.close()
 
 
-# the server's own work
+# work of the server
 
 
 def server_bandwidth(repeats: int) -> dict[str, float]:
-    """Seconds of a plain copy of the submodel, once to go out and once to come in, over the seconds of
-    extracting it (into the buffer that goes out) and folding an answer of it."""
+    """Return the ratio of seconds: two plain copies of the submodel, over extracting it (into the outgoing buffer) and
+    folding one update of it."""
     torch.set_num_threads(1)
     keep_freed_memory()
     model: Any = ResNet18(input=(3, 32, 32))
@@ -116,7 +116,7 @@ def seconds_of(work: Callable[[], None]) -> float:
 def measure(rounds: int, server: bool) -> dict[str, Any]:
     import ray
 
-    # those of the client actors of all three runs
+    # CPUs of the client actors of all three runs
     ray.init(address="local", num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     with ExitStack() as stack:
         rayfl_two = stack.enter_context(on_rayfl(WORKLOADS["compute"], 2))
@@ -132,7 +132,7 @@ def measure(rounds: int, server: bool) -> dict[str, Any]:
         turns |= in_turns({"no work 2": stack.enter_context(on_rayfl(WORKLOADS["noop"], 2))}, rounds)
     found: dict[str, Any] = {
         "first round done, seconds after start": first,
-        "seconds a round": {name: statistics.median(t) for name, t in turns.items()},
+        "seconds per round": {name: statistics.median(t) for name, t in turns.items()},
         "fastest round": {name: min(t) for name, t in turns.items()},
         "rayfl over bare, 1 process": statistics.median(ratios(turns["rayfl 1"], turns["bare 1"])),
         "rayfl over bare, 2 processes": statistics.median(ratios(turns["rayfl 2"], turns["bare 2"])),
@@ -146,7 +146,7 @@ def measure(rounds: int, server: bool) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    table = Table("what", "measured")
+    table = Table("quantity", "measured")
     for name, value in found.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, number in parts:
@@ -156,9 +156,9 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="turns that count (7)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured turns (default: 7)")
     parser.add_argument("--quick", action="store_true", help="3 turns")
-    parser.add_argument("--server", action="store_true", help="also extract and fold")
+    parser.add_argument("--server", action="store_true", help="also measure extract and fold")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     found = measure(3 if options.quick else options.rounds, options.server)

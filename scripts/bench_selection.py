@@ -1,4 +1,4 @@
-"""Server cost of finding the largest elements, compared with the usual ways, and of sending them.
+"""Server cost of finding the largest elements, compared with common algorithms, and of sending them.
 
     python scripts/bench_selection.py          # a ResNet-18, 11 million parameters
     python scripts/bench_selection.py --large  # also RoBERTa-base, 124 million
@@ -6,14 +6,14 @@
 Thresholds: the exact k-th largest |x| over all maskable tensors, for 1/4, 1/16 and 1/64 of their elements, by
 
     sort        all of |x|, once
-    topk        torch.topk of the largest k, which gives the others
-    partition   numpy.partition at the three places
-    ours        `threshold_for`: counting the bits' high half, then the low half of the few elements that are left
+    topk        torch.topk of the largest k, which contains the others
+    partition   numpy.partition at the three positions
+    ours        `threshold_for`: counting the bits' high half, then the low half of the few remaining elements
 
-What a round costs: `select`, the thresholds of four capacities (1 too) and the places that reach them, and `extract`,
-what one client of each is sent, in CPU seconds; and how many bytes that is, values and the codes of their places. All
-on one thread, in a process that keeps its memory as the server's does. What is compared takes turns, and ratios are
-medians over turns: a machine that slows down slows all.
+Cost of a round in CPU seconds: `select`, the thresholds of four capacities (including 1) and the positions that reach
+them; and `extract`, the payload of one client of each. Bytes: values and the codes of their positions. One thread, in a
+process that keeps freed memory like the server. Compared functions take turns, and ratios are medians over turns, so
+that a slower machine affects all of them.
 """
 
 import argparse
@@ -86,7 +86,7 @@ WAYS: dict[str, Callable[[Params], list[float]]] = {
 
 
 def roberta() -> Masked:
-    """FIARSE's for AG News: RoBERTa-base with thresholds for word embeddings, position embeddings and the encoder."""
+    """Return FIARSE for AG News: RoBERTa-base, thresholds for word embeddings, position embeddings and the encoder."""
     words, positions, types = (f"roberta.embeddings.{name}_embeddings" for name in ("word", "position", "token_type"))
     shards = ((words,), (positions,), ("roberta.encoder",))
     fiarse = FIARSE(embeddings=True, whole=("classifier", types), threshold="shard", shards=shards)
@@ -99,7 +99,7 @@ def bound(method: Masked, model: Model) -> Masked:
 
 
 def seconds_of(work: Callable[[], None]) -> float:
-    """Return the name of the CPU."""
+    """Return the CPU seconds of the work."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -122,7 +122,7 @@ def thresholds(params: Params, repeats: int) -> dict[str, Any]:
 
 
 def round_of_a_server(method: Masked, repeats: int) -> dict[str, Any]:
-    """Seconds of what a server does before it can send anything, and what it sends, in MB."""
+    """Return the CPU seconds of the server's work before it sends payloads, and the payloads' MB."""
     state, values, places, selected = method.init(), {}, {}, {}
 
     def select() -> None:
@@ -138,9 +138,9 @@ def round_of_a_server(method: Masked, repeats: int) -> dict[str, Any]:
 
     turns = in_turns({"select": lambda: seconds_of(select), "extract": lambda: seconds_of(extract)}, repeats)
     return {
-        "a round, CPU seconds": {name: statistics.median(seconds) for name, seconds in turns.items()},
+        "CPU seconds per round": {name: statistics.median(seconds) for name, seconds in turns.items()},
         "MB down": {label(c): values[c] + places[c] for c in values},
-        "of it places": {label(c): places[c] for c in SHARES},
+        "of it positions": {label(c): places[c] for c in SHARES},
     }
 
 
@@ -161,8 +161,8 @@ def measure(repeats: int, large: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7, help="turns that count (7)")
-    parser.add_argument("--large", action="store_true", help="also 124 million elements")
+    parser.add_argument("--repeats", type=int, default=7, help="measured turns (default: 7)")
+    parser.add_argument("--large", action="store_true", help="also measure 124 million elements")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     found = measure(options.repeats, options.large)

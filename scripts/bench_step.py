@@ -1,11 +1,11 @@
 """Time of a client's steps, in three tables of ratios: tiny networks, masks, and widths.
 
     python scripts/bench_step.py                         # all three
-    python scripts/bench_step.py --against ../older      # tiny networks also beside those of another checkout
+    python scripts/bench_step.py --against ../older      # also compare tiny networks with another checkout
 
-A row is a whole visit of one client, `method.local_update`: weights in, batches, steps, answer. It is measured in
-seconds of one core's time and not of the clock, so that other work on the machine matters less. What is compared takes
-turns, and ratios are medians over turns. One thread.
+A row is a whole visit of one client, `method.local_update`: loading weights, batches, steps, update. It is measured in
+CPU seconds, so that other work on the machine matters less. Compared cases take turns, and ratios are medians over
+turns. One thread.
 """
 
 import os
@@ -48,7 +48,7 @@ LETTERS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 
 @dataclass(frozen=True)
 class Case:
-    """A client's visit."""
+    """Client visit to measure."""
 
     method: str
     model: str
@@ -56,9 +56,9 @@ class Case:
     steps: int = 10
     batch_size: int = 20
     input: tuple[int, int, int] | None = None
-    """Channels, height and width of an image, if not the model's own default."""
+    """Channels, height and width of an image. Default: the model's."""
     spans: float = 0.02
-    """Seconds that a turn takes at least."""
+    """Minimum seconds per turn."""
 
     def visit(self) -> tuple[Callable[[], Any], float]:
         """Return a function that trains the client, and its floating point operations."""
@@ -77,7 +77,7 @@ class Case:
         data = ClientData({"x": pixels, "y": labels}, Images(mean=(0.3,) * model.input[0], std=(0.3,)), Classes(10))
         visit = Visit(client, selection, data, None, 7)
         payload = unpack(pack(method.extract(state, selection)))
-        # a client's first visit draws what it starts from
+        # the first visit creates the client state
         visit = replace(visit, client_state=method.local_update(payload, visit).client_states.get(client.id))
 
         def train() -> Any:
@@ -119,7 +119,7 @@ WIDTHS = {f"mcmahan_cnn, {letter}": Case("heterofl", "mcmahan_cnn", width) for l
 
 
 def tiny(turns: int, against: Path | None) -> dict[str, dict[str, float]]:
-    """By row: microseconds a step, clients a second, and how many times as long as in the other checkout."""
+    """Return per row: microseconds per step, clients per second, and the ratio to the other checkout."""
     with elsewhere(against) as there:
         found = in_turns(here() | {f"{name}, there": turn for name, turn in there.items()}, turns)
     rows = {}
@@ -137,7 +137,7 @@ def here() -> dict[str, Callable[[], float]]:
 
 @contextmanager
 def elsewhere(folder: Path | None) -> Iterator[dict[str, Callable[[], float]]]:
-    """The rows of the first table as the rayfl in another folder runs them, in a process of its own."""
+    """Yield the rows of the first table, measured by the rayfl in another folder, in a separate process."""
     if folder is None:
         yield {}
         return
@@ -155,14 +155,14 @@ def elsewhere(folder: Path | None) -> Iterator[dict[str, Callable[[], float]]]:
 
 
 def serve() -> None:
-    """Answers the seconds of the rows that it reads the names of."""
+    """Print the seconds of every row whose name is read from standard input."""
     sides = here()
     for line in sys.stdin:
         print(sides[line.strip()](), flush=True)
 
 
 def masks(turns: int) -> dict[str, dict[str, float]]:
-    """By row: microseconds a step, and how many times FedAvg's."""
+    """Return per row: microseconds per step, and the ratio to FedAvg's."""
     found = in_turns({name: case.seconds() for name, case in MASKS.items()}, turns)
     return {
         name: {
@@ -174,8 +174,8 @@ def masks(turns: int) -> dict[str, dict[str, float]]:
 
 
 def widths(turns: int) -> dict[str, dict[str, float]]:
-    """By row: milliseconds a step, beside the largest network's; the share of its operations; the one over the other.
-    The mix of all five is what a cohort of them costs beside one of the largest."""
+    """Return per row: milliseconds per step, their ratio to the largest network's, the same ratio of operations, and
+    the quotient of both. The mix is the mean of all five."""
     found = in_turns({name: case.seconds() for name, case in WIDTHS.items()}, turns)
     rows = {}
     for model in dict.fromkeys(case.model for case in WIDTHS.values()):
@@ -205,9 +205,9 @@ def show(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
 def main() -> None:
     tables = ("tiny", "masks", "widths")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", choices=tables, help="one table")
-    parser.add_argument("--turns", type=int, default=9, help="turns that count (9)")
-    parser.add_argument("--against", type=Path, help="a folder with another checkout, as recent as 0.5.0")
+    parser.add_argument("--only", choices=tables, help="print only this table")
+    parser.add_argument("--turns", type=int, default=9, help="measured turns (default: 9)")
+    parser.add_argument("--against", type=Path, help="folder of another checkout, 0.5.0 or later")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -3,11 +3,11 @@
     python scripts/bench_text.py            # HeteroFL's transformer at level d, WikiText-2's vocabulary
     python scripts/bench_text.py --level a
 
-Both train the same network on one row of tokens as HeteroFL does: batches of 1 x 64 tokens, 15 % of them hidden, logits
-of tokens that the row does not have at 0, the gradient's norm clipped, SGD with momentum and weight decay. Ours is a
-whole visit of a client, `method.local_update`: weights in, batches, steps, answer; and the same of a client that has
-the rows of its own tokens alone (`vocab: own`), which comes to the same weights. The bare loop goes on with its own.
-Seconds are of one core's time. All take turns, and ratios are medians over turns. One thread.
+Both train the same network on one row of tokens as in HeteroFL: batches of 1 x 64 tokens, 15 % of them masked, logits
+of tokens not in the row set to 0, gradient norm clipped, SGD with momentum and weight decay. rayfl runs a whole visit
+of a client, `method.local_update`: loading weights, batches, steps, update; and the same for a client with only the
+rows of its own tokens (`vocab: own`), which gives the same weights. The bare loop continues with its weights. Times are
+CPU seconds. All take turns, and ratios are medians over turns. One thread.
 """
 
 import os
@@ -41,11 +41,11 @@ from rayfl.training.settings import Training  # noqa: E402
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 TRAINING = Training(batch_size=1, lr=0.1, momentum=0.9, weight_decay=5e-4, clip=1)
 DISTINCT = 3774
-"""Different tokens in a row of WikiText-2, the mean over its 100 rows."""
+"""Number of distinct tokens in a row of WikiText-2, the mean over its 100 rows."""
 
 
 def rows(model: HeteroFLTransformer, steps: int) -> torch.Tensor:
-    """Tokens [steps, 64] of a client."""
+    """Return the tokens [steps, 64] of a client."""
     generator = torch.Generator().manual_seed(0)
     known = torch.randperm(model.classes, generator=generator)[:DISTINCT]
     return known[torch.randint(DISTINCT, (steps, model.length), generator=generator)].int()
@@ -96,9 +96,9 @@ def timed(work: Callable[[], Any]) -> Callable[[], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--level", choices=LEVELS, default="d", help="of HeteroFL's widths (d)")
-    parser.add_argument("--steps", type=int, default=40, help="a turn (40)")
-    parser.add_argument("--turns", type=int, default=9, help="turns that count (9)")
+    parser.add_argument("--level", choices=LEVELS, default="d", help="HeteroFL's width (default: d)")
+    parser.add_argument("--steps", type=int, default=40, help="steps per turn (default: 40)")
+    parser.add_argument("--turns", type=int, default=9, help="measured turns (default: 9)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)

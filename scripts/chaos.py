@@ -1,15 +1,14 @@
-"""Random faults against real runs, which have to end with the bits of a serial run that nobody disturbed.
+"""Inject random faults into real runs, whose results must equal those of serial runs bit for bit.
 
     python scripts/chaos.py --minutes 30 --seed 0
 
-A run is `rayfl run` in a process of its own, on a Ray of its own or, one time in three, on a cluster of three raylets.
-Its clients keep something between their rounds. At random moments a fault is drawn, from `FAULTS`; a run that ends of
-one is resumed. A run that is done is compared, to the bit, with its serial twin: every line of metrics but the seconds,
-the last checkpoint's state, what clients keep, every client's score. Then the next run begins, with another method,
-until the time is over.
+A run is `rayfl run` in a separate process, on its own Ray or, one time in three, on a cluster of three raylets. Its
+method has client states. At random moments a fault is drawn from `FAULTS`; a run that ends is resumed. A completed run
+is compared with a serial run without faults, bit for bit: every line of metrics except the seconds, the last state,
+client states and client scores. Then the next run starts, with another method, until the time is over.
 
-It ends with 1 at the first difference, unexpected end or hang, and leaves the run's folder. Which faults come in which
-order follows from the seed; what they meet does not.
+The exit code is 1 after the first difference, unexpected end or hang, and the run's folder is kept. The seed determines
+the order of faults, but not the work that they interrupt.
 """
 
 import argparse
@@ -31,11 +30,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # or Ray copies this folder for every worker
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # otherwise Ray copies this folder for every worker
 os.environ["OMP_NUM_THREADS"] = "1"
 TESTS = str(Path(__file__).parents[1] / "tests")
 sys.path.append(TESTS)
-# Ray's processes find what the run's listener is made of
+# Ray's processes import the run's listener
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
 
 from processes import Command, alive, descendants, named  # noqa: E402
@@ -59,13 +58,13 @@ EXPERIMENT = {
     "run": {"chunk": 1, "cpus": 0.5},
 }
 JOB_SECONDS = 20.0
-"""After which a job goes to another actor."""
+"""Seconds after which a job goes to another actor."""
 PAUSE = 4.0
-"""The most seconds from one fault, or from a start, to the next."""
+"""Maximum seconds from a start or fault to the next fault."""
 EARLY = 0.25
 """Probability of a fault before the first round of a command."""
 HANG = 300.0
-"""Seconds without a new line of metrics."""
+"""Seconds without a new line of metrics that count as a hang."""
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 ACTOR, SERVER, RAYLET, GCS = "ray::ClientActor", "ServerActor", "/raylet", "/gcs_server"
 
@@ -79,7 +78,7 @@ class Wrong(Exception):
 
 @dataclass
 class Run:
-    """A run, the command that works on it, and the cluster that it is on; None: on one of its own."""
+    """A run, its current command, and its cluster (None: its own Ray)."""
 
     method: str
     output: Path
@@ -87,11 +86,11 @@ class Run:
     cluster: Any = None
     command: Command | None = None
     made: Counter[str] = field(default_factory=Counter)
-    """Faults since it began."""
+    """Faults since its start."""
     stopped: dict[int, int] = field(default_factory=dict)
-    """Processes that stand still -> the round of the run when they were stopped."""
+    """Stopped process -> round in which it was stopped."""
     grown: float = 0.0
-    """When its metrics last changed."""
+    """Time of the last change of its metrics."""
     seen: int = 0
     has_begun: bool = False
     """True if the command finished a round."""
@@ -107,7 +106,7 @@ class Run:
         return EXPERIMENT | {"method": self.method}
 
     def start(self) -> None:
-        """The command, from the beginning or from where it is."""
+        """Start or resume the command."""
         file = self.output / "run.yaml"
         run = {"actors": ACTORS, "checkpoint_seconds": self.draw.choice([0, 3])}
         listeners = [{"name": "faults:Impatient", "seconds": JOB_SECONDS}]
@@ -147,7 +146,7 @@ class Run:
         return self.is_running() and (self.folder / "lock").exists()
 
     def waits(self, seconds: float, until: Callable[[], object] = lambda: False) -> bool:
-        """Waits, at most so long, while the command runs; whether the condition came true. Wrong if it hangs."""
+        """Wait while the command runs, and return whether the condition became true. Raise Wrong if it hangs."""
         deadline = time.monotonic() + seconds
         while self.is_running() and time.monotonic() < deadline:
             if until():
@@ -162,13 +161,13 @@ class Run:
         return self.waits(HANG, lambda: self.rounds() > before + 1)
 
     def _go_on(self) -> None:
-        """Looks whether the run gets on. What stands still goes on, too late, once others did its work."""
+        """Check the run's progress, and continue stopped processes once others have done their work."""
         rounds, now = self.rounds(), time.monotonic()
         if rounds != self.seen:
             self.has_begun |= rounds > self.seen
             self.seen, self.grown = rounds, now
         if now - self.grown > HANG:
-            raise Wrong(f"it hangs: nothing new for {HANG:.0f} s; its process {self.driver} still runs")
+            raise Wrong(f"the run hangs: no new line of metrics for {HANG:.0f} s; process {self.driver} still runs")
         for pid, round in list(self.stopped.items()):
             if rounds > round + 2:
                 _signal([pid], signal.SIGCONT)
@@ -176,7 +175,7 @@ class Run:
 
 
 def _signal(pids: list[int], number: int) -> int:
-    """Number of processes that got it."""
+    """Send a signal and return the number of processes that received it."""
     sent = 0
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -198,7 +197,7 @@ def kill_actor(run: Run) -> int:
 
 
 def kill_actors(run: Run) -> int:
-    """All but one, one soon after another."""
+    """Kill all client actors except one, in short intervals."""
     killed = 0
     for pid in run.draw.sample(found := run.processes(ACTOR), max(len(found) - 1, 0)):
         killed += _signal([pid], signal.SIGKILL)
@@ -221,7 +220,7 @@ def kill_raylet(run: Run) -> int:
 
 
 def kill_node(run: Run) -> int:
-    """The raylet of a node without the driver; another node takes its place."""
+    """Kill the raylet of a node without the driver, and add another node."""
     nodes = sorted(run.cluster.worker_nodes, key=lambda node: node.unique_id)
     node = run.draw.choice(nodes)
     killed = _signal([node.all_processes["raylet"][0].process.pid], signal.SIGKILL)
@@ -260,20 +259,20 @@ def interrupt(run: Run) -> int:
 class Fault:
     about: str
     strike: Callable[[Run], int]
-    """Does it; how many processes it hit."""
+    """Function that causes the fault and returns the number of affected processes."""
     codes: tuple[int, ...] = ()
-    """The exit codes that the run may then end with; none: it goes on by itself."""
+    """Possible exit codes of the run; empty if it must continue."""
     on: str = "any"
-    """own: only on a Ray of the run's own; nodes: only on several raylets."""
+    """own: only on the run's own Ray; nodes: only on several raylets."""
     hears: bool = False
-    """The command has to hear signals."""
+    """Whether the command must handle signals."""
 
 
 KILLED = -signal.SIGKILL
 FAULTS = [
     Fault("kill -9 of a client actor", kill_actor),
     Fault("kill -9 of all client actors but one, in a row", kill_actors),
-    Fault("SIGSTOP of a client actor, SIGCONT once its work was done", stop_actor),
+    Fault("SIGSTOP of a client actor, SIGCONT after its work was done", stop_actor),
     Fault("kill -9 of a node's raylet", kill_node, on="nodes"),
     Fault("kill -9 of the server actor", kill_server, (FAILED,)),
     Fault("kill -9 of the only raylet", kill_raylet, (FAILED,), on="own"),
@@ -286,7 +285,7 @@ FAULTS = [
 ]
 
 
-# a run from its start to its comparison
+# runs and their comparison
 
 
 @dataclass
@@ -302,7 +301,7 @@ class Tally:
 
 @contextmanager
 def raylets() -> Iterator[Any]:
-    """A head for the driver and the server, and two nodes, each with room for two client actors."""
+    """Start a head for the driver and the server, and two nodes with space for two client actors each."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -316,7 +315,7 @@ def raylets() -> Iterator[Any]:
 
 
 def disturb(run: Run, ends: float, tally: Tally, notify: Callable[[str], None]) -> None:
-    """Takes a run to its end, with faults until `ends`."""
+    """Complete a run, with faults until `ends`."""
     place = "nodes" if run.cluster else "own"
     faults = [fault for fault in FAULTS if fault.on in ("any", place)]
     run.start()
@@ -347,10 +346,10 @@ def disturb(run: Run, ends: float, tally: Tally, notify: Callable[[str], None]) 
             raise Wrong(f"process {run.driver} did not end within {HANG:.0f} s of: {fault.about}")
         code, printed = run.command.finish()
         if code not in (0, *(fault.codes if hit else ())):
-            raise Wrong(f"it ended with {code}. Allowed: {fault.codes if hit else 0}; it printed:\n{printed}")
-        # a command that ends before it takes the run up leaves the folder as it was
+            raise Wrong(f"exit code {code}. Allowed: {fault.codes if hit else 0}. Output:\n{printed}")
+        # a command that ends before it resumes the run does not change the folder
         if code > 0 and run.says_running() and (run.has_begun or not run.was_left_running):
-            raise Wrong(f"it ended with {code}, and its folder says that it is running; it printed:\n{printed}")
+            raise Wrong(f"exit code {code}, but the folder is marked as running. Output:\n{printed}")
         if code == 0:
             if hit:
                 tally.outlived[fault.about] += 1
@@ -364,7 +363,7 @@ Outcome = tuple[list[dict[str, Any]], str, str, list]
 
 
 def outcome(folder: Path) -> Outcome:
-    """A run's lines without seconds, the checksums of its last state and of what its clients keep, their scores."""
+    """Return a run's lines without seconds, checksums of its last state and of its client states, and client scores."""
     record = RunFolder.open(folder)
     found = read(complete(folder / "checkpoints")[-1])
     kept = {str(client): load_tensors(file) for client, file in sorted(found.client_states.files.items())}
@@ -373,20 +372,20 @@ def outcome(folder: Path) -> Outcome:
 
 
 def difference(run: Outcome, twin: Outcome) -> str:
-    """The first part that differs; "" if none does."""
+    """Return the first difference of two runs, "" if they are equal."""
     if len(run[0]) != len(twin[0]):
-        return f"{len(run[0])} lines of metrics, and the serial run has {len(twin[0])}"
+        return f"{len(run[0])} lines of metrics, but {len(twin[0])} in the serial run"
     for ours, theirs in zip(run[0], twin[0], strict=True):
         if ours != theirs:
             return f"the line of round {theirs['round']}:\n{ours}\n{theirs}"
-    names = ("the last state", "what clients keep", "the clients' scores")
+    names = ("the last state", "client states", "client scores")
     return ", ".join(name for name, a, b in zip(names, run[1:], twin[1:], strict=True) if a != b)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="after which no new fault comes")
-    parser.add_argument("--seed", type=int, default=None, help="of all draws; unless given it is drawn and printed")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time with faults (default: 30)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the faults (default: random, and printed)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, leave)
     seed = random.randrange(10**6) if args.seed is None else args.seed
@@ -409,7 +408,7 @@ def main() -> None:
             cluster = stack.enter_context(raylets()) if draw.random() < 1 / 3 else None
             where = "three raylets" if cluster else "one raylet"
             run = Run(method, output, draw, cluster)
-            notify(f"begins on {where}")
+            notify(f"starts on {where}")
             try:
                 disturb(run, ends, tally, notify)
                 if method not in twins:
@@ -436,7 +435,7 @@ def main() -> None:
 
 def report(tally: Tally, console: Console, seconds: float) -> None:
     table = Table(title=f"faults in {seconds / 60:.1f} minutes", title_justify="left", box=None)
-    for column in ("fault", "made", "outlived", "resumed after"):
+    for column in ("fault", "injected", "survived", "resumed after"):
         table.add_column(column, justify="left" if column == "fault" else "right")
     for fault in FAULTS:
         counts = (tally.faults, tally.outlived, tally.resumed)
@@ -444,7 +443,7 @@ def report(tally: Tally, console: Console, seconds: float) -> None:
     table.add_row("all", *(str(count.total()) for count in (tally.faults, tally.outlived, tally.resumed)))
     console.print(table)
     each = ", ".join(f"{method} on {where} ({faults})" for method, where, faults in tally.runs)
-    console.print(f"{len(tally.runs)} runs equal to their serial twins, to the bit (faults of each): {each}")
+    console.print(f"{len(tally.runs)} runs equal to their serial twins bit for bit (number of faults): {each}")
 
 
 if __name__ == "__main__":

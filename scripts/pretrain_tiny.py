@@ -1,12 +1,12 @@
-"""A small RoBERTa, and its tokenizer, from WikiText-2: something to fine-tune where no published weights are at hand.
+"""Pre-train a small RoBERTa and its tokenizer on WikiText-2, for fine-tuning without published weights.
 
     python scripts/pretrain_tiny.py roberta_tiny
 
-`tune_configs/lora_sst2_small.yaml` says how it is used.
+See `tune_configs/lora_sst2_small.yaml` for its use.
 
-It trains a byte-level BPE of RoBERTa's kind on the training text, and then the network as a masked language model, with
-BERT's rule, a warm-up and half a cosine. The folder has what transformers and `weights:` read: config.json,
-model.safetensors, tokenizer.json. WikiText-2 lies where `data.root` or RAYFL_DATA says (rayfl/data/README.md).
+It trains a byte-level BPE tokenizer like RoBERTa's on the training text, and then the network as a masked language
+model, with BERT's masking, a warm-up and a cosine decay. The folder is for transformers and `weights:`: config.json,
+model.safetensors, tokenizer.json. WikiText-2 is read from `data.root` or RAYFL_DATA (rayfl/data/README.md).
 """
 
 import argparse
@@ -33,20 +33,20 @@ EVERY = 50
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a new folder")
-    parser.add_argument("--steps", type=int, default=4000, help="of 64 sequences each")
+    parser.add_argument("folder", type=Path, help="output folder, which must not exist")
+    parser.add_argument("--steps", type=int, default=4000, help="number of steps, of 64 sequences each")
     parser.add_argument("--vocabulary", type=int, default=4000)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
-    parser.add_argument("--positions", type=int, default=128, help="tokens of the longest text to fine-tune on")
-    parser.add_argument("--hide", type=float, default=0.4, help="the share of tokens to guess")
+    parser.add_argument("--length", type=int, default=32, help="tokens per sequence")
+    parser.add_argument("--positions", type=int, default=128, help="tokens of the longest text in fine-tuning")
+    parser.add_argument("--hide", type=float, default=0.4, help="fraction of tokens to mask")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.folder.exists():
-        raise SystemExit(f"{given.folder}: is there already; give a new folder")
+        raise SystemExit(f"{given.folder}: the folder exists. Allowed: a new folder")
     try:
         pretrain(given)
     except ConfigError as error:
@@ -70,7 +70,7 @@ def pretrain(given: argparse.Namespace) -> None:
         ClientData({n: torch.from_numpy(a) for n, a in split.items()}, data.prepare, data.goal)
         for split in (arrays.train, arrays.test)
     )
-    # two places more than tokens, as RoBERTa counts them
+    # two more positions than tokens, as in RoBERTa
     model = Roberta(
         hidden=given.hidden, layers=given.layers, heads=given.heads, ffn=4 * given.hidden, positions=given.positions + 2
     ).fitted(data.name, data.offers, "model")
@@ -92,12 +92,12 @@ def pretrain(given: argparse.Namespace) -> None:
                 total = float(steps.total)
                 loss, before = (total - before) / (EVERY * training.batch_size), total
                 print(f"step {i}/{given.steps}, loss {loss:.3f}, {time.monotonic() - started:.0f} s", flush=True)
-    print(f"test loss of hidden tokens: {judged(module, held):.3f}", flush=True)
+    print(f"test loss of masked tokens: {judged(module, held):.3f}", flush=True)
     save(net, module, given.folder)
 
 
 def tokenizer_of(text: Path, vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of so many tokens; a text stands between <s> and </s>."""
+    """Return a byte-level BPE tokenizer with this many tokens, which encloses a text in <s> and </s>."""
     made = Tokenizer(models.BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     made.decoder = decoders.ByteLevel()
@@ -108,7 +108,7 @@ def tokenizer_of(text: Path, vocabulary: int) -> Tokenizer:
         show_progress=False,
     )
     with text.open(encoding="utf-8") as lines:
-        # SST-2, like much other text, is in lower case
+        # SST-2 is in lower case
         made.train_from_iterator(itertools.chain.from_iterable((line, line.lower()) for line in lines), trainer)
     made.post_processor = processors.RobertaProcessing(("</s>", SPECIAL.index("</s>")), ("<s>", SPECIAL.index("<s>")))
     return made
@@ -116,7 +116,7 @@ def tokenizer_of(text: Path, vocabulary: int) -> Tokenizer:
 
 @torch.no_grad()
 def judged(module: torch.nn.Module, data: ClientData) -> float:
-    """The mean cross-entropy of the hidden tokens."""
+    """Return the mean cross-entropy of the masked tokens."""
     module.eval()
     total, count = 0.0, 0
     for x, y in itertools.islice(data.in_order(64), 40):

@@ -1,4 +1,4 @@
-"""Model families: one description from which the network of any width and depth is built."""
+"""Model families: descriptions that build networks of any width and depth."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,22 +15,22 @@ from rayfl.core.norms import fresh
 from rayfl.core.tensors import Params
 
 SAMPLES = {"input": "images", "ids": "sequences of tokens"}
-"""Key that a data set offers -> kind of its samples."""
+"""Key offered by a data set -> kind of its samples."""
 
 
 class Model(Named, ABC):
     """The `model:` section. A subclass adds its fields.
 
     Fields that the data set offers by the same name (`DataSet.offers`: input, classes, ...) default to the data set's
-    values; other values are refused.
+    values; other values are errors.
     """
 
     takes: ClassVar[str] = ""
-    """Key of `SAMPLES` that its networks take; "" if unknown."""
+    """Key of `SAMPLES` accepted by its networks; "" if unknown."""
     smallest: ClassVar[Mapping[str, Any]] = {}
     """Fields and class attributes of its smallest useful network, for the contract tests of `rayfl.testing`."""
 
-    if TYPE_CHECKING:  # pydantic makes it
+    if TYPE_CHECKING:  # created by pydantic
 
         def __hash__(self) -> int: ...
 
@@ -48,7 +48,7 @@ class Model(Named, ABC):
 
     @abstractmethod
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
-        """Return made-up samples of the shape and type that a network takes."""
+        """Return synthetic samples of the shape and type that a network takes."""
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         """Return the model with the fields that a data set offers. Raise ConfigError if it has other values or takes
@@ -86,8 +86,8 @@ class Model(Named, ABC):
         return fresh(net.blank())
 
     def write(self, net: Net, params: Params, answer: Answer, files: Sequence[Path], to: Path) -> None:
-        """Write files for other libraries into an existing folder, beside those of `rayfl.exporting`. `answer`: which
-        early exits count. `files`: attached by the data set (`DataSet.attached`)."""
+        """Write files for other libraries into an existing folder, in addition to those of `rayfl.exporting`. `answer`:
+        early exits to use. `files`: attached by the data set (`DataSet.attached`)."""
 
     def chosen(self, capacity: float) -> Net | None:
         """Return the network configured for a capacity, or None for the widest that fits the capacity."""
@@ -113,7 +113,7 @@ class Model(Named, ABC):
 
     @property
     def head_paths(self) -> tuple[str, ...]:
-        """Paths of the modules that turn features into classes, which are trained beside adapters."""
+        """Paths of the modules that map features to classes, which are trained with adapters."""
         return tuple(sorted({name.partition(".")[0] for name in Net(self).layout.classifier}))
 
     @property
@@ -136,7 +136,7 @@ def prepare_at(place: str, model: Model) -> None:
 
 
 class ImageModel(Model):
-    """A classifier of images: [B, *input] -> logits [B, classes]."""
+    """Classifier of images: [B, *input] -> logits [B, classes]."""
 
     takes: ClassVar = "input"
 
@@ -186,7 +186,7 @@ class TokenModel(Model):
 
     @property
     def head_paths(self) -> tuple[str, ...]:
-        # the token rows of a language model are most of its parameters
+        # a language model's token rows are most of its parameters
         return super().head_paths if self.task == "classes" else ()
 
     @property

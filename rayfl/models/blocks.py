@@ -1,9 +1,9 @@
-"""Residual blocks, and the stages that they make.
+"""Residual blocks and stages.
 
-The residual stream of a stage is one axis, "stage1", "stage2", ...: whatever is added to it is cut with it. The
-channels between the convolutions of a block are axes of their own. `Net.without` names blocks ("stage2.1") whose
-residual branch is left out. What the skip needs of such a block stays: the projection, and before it the norm of a
-pre-activation block. With `Net.steps` a residual branch ends in a step size.
+The residual stream of a stage is one axis, "stage1", "stage2", ...: everything added to it is cut with it. The
+channels between the convolutions of a block have their own axes. `Net.without` names blocks ("stage2.1") without
+their residual branch. Their skip keeps its projection and, in a pre-activation block, the norm before it. With
+`Net.steps` a residual branch ends in a step size.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class PostActBlock(nn.Module):
 def basic_block(
     net: Net, path: str, cin: Axis, channels: int, cout: Axis, stride: int, *, norm_kind: NormKind
 ) -> PostActBlock:
-    """Two 3x3 convolutions, with `channels` between them in the widest network."""
+    """Return a block of two 3x3 convolutions, with `channels` between them in the widest network."""
     inner, residual = net.axis(f"{path}.inner", channels), None
     if path not in net.without:
         residual = sequential(
@@ -51,8 +51,8 @@ def basic_block(
 def bottleneck_block(
     net: Net, path: str, cin: Axis, channels: int, cout: Axis, stride: int, *, norm_kind: NormKind, copies: int
 ) -> PostActBlock:
-    """Convolutions of 1x1, 3x3 and 1x1, with `channels` times `copies` between them in the widest network. The second
-    has the stride, as torchvision's."""
+    """Return a block of 1x1, 3x3 and 1x1 convolutions, with `channels` times `copies` between them in the widest
+    network. The second has the stride, as in torchvision."""
     inner1, inner2 = (net.axis(f"{path}.inner{i}", channels).repeat(copies) for i in (1, 2))
     residual = None
     if path not in net.without:
@@ -76,8 +76,8 @@ def bottleneck_block(
 class PreActBlock(nn.Module):
     """residual(a) + skip, a = relu(norm(x)): [B, cin, H, W] -> [B, cout, H', W'].
 
-    The skip is x itself, or a projection of a. `pre` and `post` are what the Scaler divides by
-    before a norm and behind a convolution.
+    The skip is x itself, or a projection of a. `pre` and `post` are the divisors of the Scaler before a norm and after
+    a convolution.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ def stages_of(
     copies: int = 1,
     last: str | None = None,
 ) -> tuple[dict[str, nn.Module], list[Axis]]:
-    """The stages by name, and the axes of their streams, of which a channel is `copies` in a row. Nothing is made
-    behind the block `last`.
+    """Return the stages by name, up to the block `last`, and the axes of their streams, each channel repeated `copies`
+    times.
 
-    `block(net, path, cin, channels, cout, stride)` makes one block.
+    `block(net, path, cin, channels, cout, stride)` returns one block.
     """
     stages: dict[str, nn.Module] = {}
     streams: list[Axis] = []

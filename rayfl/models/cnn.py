@@ -1,8 +1,8 @@
 """Plain convolutional networks: convolutions with pooling, then linear layers.
 
-Every convolution is followed by Scaler, norm, max pooling where there is any, and ReLU; a hidden linear layer by Scaler
-and ReLU (HeteroFL section 3.3: a Scaler behind every parametric layer, but not behind the classifier). Max pooling and
-ReLU commute, gradients included; in this order ReLU has a quarter of the work.
+Every convolution is followed by Scaler, norm, optional max pooling, and ReLU; a hidden linear layer by Scaler and ReLU
+(HeteroFL section 3.3: a Scaler after every parametric layer except the classifier). Max pooling and ReLU commute,
+gradients included; in this order ReLU does a quarter of the work.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from rayfl.models.layers import NormKind, check_without, heterofl_linear, scaler
 
 
 class DigitsCNN(ImageModel):
-    """For the 8x8 digits of scikit-learn: 53,194 parameters."""
+    """CNN for the 8x8 digits of scikit-learn: 53,194 parameters."""
 
     name: Literal["digits_cnn"] = "digits_cnn"
     input: tuple[int, int, int] = (1, 8, 8)
@@ -91,7 +91,7 @@ class Conv:
 def _flattened(
     model: ImageModel, net: Net, convs: Sequence[Conv], hidden: int, norm_kind: NormKind = "none", bias: bool = True
 ) -> nn.Sequential:
-    """Convolutions, then one hidden linear layer over all pixels, then the classifier."""
+    """Return a network of convolutions, one hidden linear layer over all pixels, and the classifier."""
     layers, channels, pixels = convolutions(model, net, convs, norm_kind, bias)
     features = net.axis("hidden", hidden)
     return sequential(

@@ -1,6 +1,6 @@
-"""Early exits of residual networks: the heads that read a stage's feature map, and the network that answers at them.
+"""Early exits of residual networks: heads on the feature map of a stage, and the network that contains them.
 
-All channels of an exit are axes of its own, but for those that it reads, which are the residual stream's.
+The input channels of an exit have the axis of the residual stream; its other channels have their own axes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ ExitKind = Literal["scalefl", "depthfl"]
 
 
 class EarlyExits(nn.Module):
-    """[B, *input] -> the logits [B, classes] of every exit, the first exit's first.
+    """Network with early exits: [B, *input] -> the logits [B, classes] of every exit, the first exit's first.
 
-    `trunk` is a plain network up to the last exit, whose layers keep their names; if it has a head, that answers
-    last. `exits` says which exit, "exit1", "exit2", ..., reads what a layer or block of the trunk gives.
+    `trunk` is a plain network up to the last exit; its layers keep their names. If it has a head, the head's logits
+    are last. `exits`: path of a layer or block of the trunk -> the exit that reads its output ("exit1", ... in order).
     """
 
     def __init__(self, trunk: nn.Sequential, exits: Mapping[str, nn.Module], has_head: bool):
@@ -44,7 +44,7 @@ class EarlyExits(nn.Module):
 
 
 def _paths(trunk: nn.Sequential) -> list[str]:
-    """Its layers in order, those of a stage one by one."""
+    """Return the paths of its layers in order, with the blocks of a stage listed individually."""
     paths = []
     for name, layer in trunk.named_children():
         blocks = dict(layer.named_children()) if isinstance(layer, nn.Sequential) else {}
@@ -55,9 +55,9 @@ def _paths(trunk: nn.Sequential) -> list[str]:
 def scalefl_exit(
     net: Net, name: str, stream: Axis, channels: int, classes: Axis, *, norm_kind: NormKind
 ) -> nn.Sequential:
-    """ScaleFL's (its released code): three 3x3 convolutions, of `channels` in the widest network, and a classifier.
-    [B, stream, H, W] -> [B, classes]. Its Scaler is in force while training, as HeteroFL's; the code's is also in
-    evaluation, where norms by the batch undo it."""
+    """Return ScaleFL's exit (released code): three 3x3 convolutions, of `channels` in the widest network, and a
+    classifier. [B, stream, H, W] -> [B, classes]. The Scaler applies in training only, as in HeteroFL. In the released
+    code it also applies in evaluation, where batch norms cancel it."""
     layers: dict[str, nn.Module] = {}
     cin = stream
     for i in (1, 2, 3):
@@ -73,11 +73,11 @@ def scalefl_exit(
 
 
 class DepthFLExit(nn.Module):
-    """DepthFL's (its authors' baseline in Flower): the feature map is multiplied by a gate that it gives itself, and
-    halved in size stage by stage until it has the channels of the last. [B, stream, H, W] -> [B, classes].
+    """DepthFL's exit (its authors' baseline in Flower): the feature map is multiplied by a gate computed from it, then
+    halved in size once per later stage until it has the channels of the last. [B, stream, H, W] -> [B, classes].
 
-    `channels` are those of the stages from the exit's own on, in the widest network. The gate is scaled to the size
-    of the map; the baseline doubles it, which is the same where height and width are even.
+    `channels`: of the exit's stage and all later ones, in the widest network. The gate is interpolated to the size of
+    the map; the baseline doubles its size, which is equivalent for even height and width.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class DepthFLExit(nn.Module):
 
 
 def _halving(cin: Axis, inner: Axis, cout: Axis, norm_kind: NormKind, scale: float) -> nn.Sequential:
-    """Two separable 3x3 convolutions, the first of stride 2: [B, cin, H, W] -> [B, cout, H / 2, W / 2]. No Scaler
-    stands behind their depthwise halves, which sum over no channels."""
+    """Return two separable 3x3 convolutions, the first of stride 2: [B, cin, H, W] -> [B, cout, H / 2, W / 2]. Their
+    depthwise parts have no Scaler, because they do not sum over channels."""
     return sequential(
         depth1=depthwise(cin, 3, stride=2, padding=1),
         point1=conv(cin, inner, 1, bias=False),

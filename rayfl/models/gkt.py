@@ -1,8 +1,8 @@
-"""FedGKT's networks (He et al., NeurIPS 2020, arXiv 2007.14513; FedML's resnet56_gkt): an extractor of features, and
-behind it a small head for clients, or a large trunk for the server.
+"""FedGKT's networks (He et al., NeurIPS 2020, arXiv 2007.14513; FedML's resnet56_gkt): a feature extractor, followed by
+a small head for clients or a large trunk for the server.
 
-`extractor`: a convolution of 3x3, a norm and ReLU: [B, 3, H, W] -> [B, channels, H, W]. What stands behind it are
-stages of bottlenecks (`rayfl.models.blocks`), the mean over pixels and a linear layer; the first block of a later stage
+`extractor`: a 3x3 convolution, a norm and ReLU: [B, 3, H, W] -> [B, channels, H, W]. It is followed by stages of
+bottlenecks (`rayfl.models.blocks`), the mean over pixels and a linear layer. The first block of every later stage
 halves the image.
 
     >>> from rayfl.models import MODELS
@@ -27,7 +27,7 @@ from rayfl.models.layers import Init, NormKind, check_without, initialise, scale
 Depth = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 
 OUTER = 4
-"""Channels between two bottlenecks, as a multiple of those inside them."""
+"""Ratio of the channels between bottlenecks to those inside them."""
 
 
 class GKTResNet(ImageModel, ABC):
@@ -35,12 +35,12 @@ class GKTResNet(ImageModel, ABC):
 
     norm: NormKind = "static_bn"
     channels: int = Field(default=16, ge=1)
-    """Channels of the features, and inside the bottlenecks of the first stage; these double from stage to stage."""
+    """Channels of the features and inside the first stage's bottlenecks; the latter double from stage to stage."""
     init: Init = "kaiming_fan_out"
-    """Initial weights. torch: as torch's layers; kaiming: normal by fan-in, for convolutions and linear layers;
+    """Initial weights. torch: torch's defaults; kaiming: normal by fan-in, for convolutions and linear layers;
     kaiming_fan_out: normal by fan-out, for convolutions only."""
     depth: Depth
-    """Bottlenecks of every stage."""
+    """Number of bottlenecks per stage."""
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:

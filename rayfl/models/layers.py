@@ -15,8 +15,8 @@ from rayfl.core.net import Net
 NormKind = Annotated[
     Literal["static_bn", "group", "instance", "layer", "none"],
     Field(
-        description="The norms behind its convolutions (HeteroFL's Table 4). static_bn: of the batch in training, of "
-        "statistics that are made for an evaluation; group: four groups; instance: a group a channel; layer: one group."
+        description="Norm after every convolution (HeteroFL, Table 4). static_bn: batch norm, with the statistics for "
+        "evaluation computed separately; group: four groups; instance: one group per channel; layer: one group."
     ),
 ]
 """See `rayfl.core.axes.norm`."""
@@ -42,7 +42,7 @@ def scaler(scale: float) -> nn.Module:
 
 
 class Step(nn.Module):
-    """x * scale: the step size of a residual branch, a parameter (NeFL section IV). Any shape."""
+    """x * scale, where scale is a trained step size of a residual branch (NeFL section IV). Any shape."""
 
     def __init__(self):
         super().__init__()
@@ -73,8 +73,8 @@ def depthwise(channels: Axis, kernel: int, **options: Any) -> nn.Conv2d:
 
 
 Init = Literal["torch", "kaiming", "kaiming_fan_out"]
-"""Initial weights. torch: as its layers. kaiming: normal by fan-in, for convolutions and linear layers.
-kaiming_fan_out: normal by fan-out, for convolutions only, as torchvision's ResNets."""
+"""Initial weights. torch: torch's defaults. kaiming: normal by fan-in, for convolutions and linear layers.
+kaiming_fan_out: normal by fan-out, for convolutions only, as in torchvision's ResNets."""
 
 
 def initialise(module: nn.Module, init: Init) -> None:

@@ -1,7 +1,7 @@
-"""The two networks of LG-FedAvg (Liang et al., arXiv 2001.01523) and of the baselines that HeteroFL took from it.
+"""The two networks of LG-FedAvg (Liang et al., arXiv 2001.01523), also used by HeteroFL's baselines from that paper.
 
-Every layer but the last is followed by Scaler and ReLU. The authors' MLP ends in a softmax, to which their loss
-applies another one; these networks end in logits.
+Every layer except the last is followed by Scaler and ReLU. The authors' MLP ends in a softmax, and their loss applies
+a second one; these networks end in logits.
 """
 
 from typing import ClassVar, Literal
@@ -16,7 +16,7 @@ from rayfl.models.layers import check_without, scaler, sequential
 
 
 class LiangMLP(ImageModel):
-    """For MNIST: 633,226 parameters. Its layers are input, hidden1, hidden2, hidden3, head."""
+    """MLP for MNIST: 633,226 parameters. Its layers are input, hidden1, hidden2, hidden3, head."""
 
     name: Literal["liang_mlp"] = "liang_mlp"
     input: tuple[int, int, int] = (1, 28, 28)
@@ -29,7 +29,7 @@ class LiangMLP(ImageModel):
 
 
 class LiangCNN(ImageModel):
-    """For CIFAR-10: 64,102 parameters. Its layers are conv1, conv2, hidden1, hidden2, head."""
+    """CNN for CIFAR-10: 64,102 parameters. Its layers are conv1, conv2, hidden1, hidden2, head."""
 
     name: Literal["liang_cnn"] = "liang_cnn"
     smallest: ClassVar = {"input": (1, 16, 16), "classes": 4}

@@ -1,12 +1,12 @@
 """Low-rank adapters over a frozen network (Hu et al., "LoRA", ICLR 2022, arXiv 2106.09685).
 
-At every target, a linear layer x -> W0 x of the base network, stand two small matrices:
+Every target, a linear layer x -> W0 x of the base network, gets two small matrices A and B:
 
     y = W0 x + s B A drop(x),   A [r, in] ~ U(-1 / sqrt(in), 1 / sqrt(in)),   B [out, r] = 0
 
-The base is frozen: it is in no layout, payload or sum (`rayfl.core.frozen`). Trained are A, B, and the base's head. The
-rank is an ordinary axis, one a target, so a client of a smaller capacity has a prefix of every A and B. It is a
-valid start, because A's distribution does not depend on the rank.
+The base is frozen: it is in no layout, payload or sum (`rayfl.core.frozen`). A, B and the base's head are trained. The
+rank is an ordinary axis, one per target: a client of a smaller capacity has a prefix of every A and B. This prefix is a
+valid initialisation, because A's distribution does not depend on the rank.
 """
 
 import math
@@ -39,8 +39,8 @@ QUERIES_VALUES = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_att
 class Lora(Model):
     """Adapters of at most `rank` at the targets of a base network.
 
-    A capacity c has rank ceil(c `rank`); one below 1 / `rank` has rank 0, the head alone. Layers keep the base's paths:
-    parameters are "<path>.lora.A" and "<path>.lora.B", and those of the base's head.
+    A capacity c has rank ceil(c `rank`). Below 1 / `rank` the rank is 0, so that only the head is trained. Layers keep
+    the base's paths: parameters are "<path>.lora.A", "<path>.lora.B", and those of the base's head.
     """
 
     name: Literal["lora"] = "lora"
@@ -60,7 +60,7 @@ class Lora(Model):
     head: Literal["train", "frozen"] = "train"
     """Train the head of the base network too, or freeze it."""
     base_seed: int = Field(default=0, ge=0)
-    """Seed of a base without weights, and of a frozen head."""
+    """Seed of a base without pretrained weights, and of a frozen head."""
     adapter: str = ""
     """Folder of the library peft with adapter_config.json and adapter_model.safetensors, on the server's machine:
     initial adapters and head. Empty: new ones."""
@@ -118,7 +118,6 @@ class Lora(Model):
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """As of the base."""
         return self.base.varying
 
     def example(self, batch: int, device: torch.device | str) -> torch.Tensor:
@@ -131,7 +130,7 @@ class Lora(Model):
         return self.base, self.base_seed
 
     def frozen(self) -> Params:
-        """Parameters and buffers of the base. A head that is trained starts from these too."""
+        """Return the base's parameters and buffers, which also initialise a trained head."""
         with torch_scope(stream(self.base_seed, "frozen")):
             net = Net(self.base)
             module = net.build()
@@ -183,7 +182,7 @@ class Lora(Model):
         return self.alpha / (max(rank, 1) if self.scaling == "alpha_over_r" else math.sqrt(max(rank, 1)))
 
     def build(self, net: Net) -> nn.Module:
-        # its own parameters would be drawn for nothing
+        # do not initialise parameters that are replaced below
         with torch.device("meta"):
             module = Net(self.base).build()
         is_meta = torch.get_default_device().type == "meta"
@@ -245,7 +244,7 @@ class Lora(Model):
         weight = layer.weight
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             raise ConfigError(f"model.targets: {path!r} is a {type(layer).__name__}. Allowed: linear layers")
-        # transformers' Conv1D keeps its weight as [in, out]
+        # Conv1D stores its weight as [in, out]
         return weight.shape[1], weight.shape[0]
 
 
@@ -278,7 +277,7 @@ def _take_base(module: nn.Module, trained: set[str], tensors: Params | None) -> 
 
 
 class Adapter(nn.Module):
-    """s B A drop(x), or s B M A drop(x), and W x where it has one: [..., in] -> [..., out]."""
+    """Adapter: s B A drop(x), or s B M A drop(x), plus W x if it has W: [..., in] -> [..., out]."""
 
     def __init__(self, out: int, cin: int, rank: Axis, scale: float, dropout: float, merged: bool, core: bool):
         super().__init__()

@@ -5,7 +5,7 @@
     >>> [mix.chosen(capacity).parameters for capacity in (1, 0.5)]
     [272474, 19954]
 
-Where one network is needed, a mix is the network of its largest capacity.
+Uses that need a single network take that of the largest capacity.
 """
 
 from abc import ABC, abstractmethod
@@ -93,8 +93,8 @@ class Projected(Around):
     """Networks of another model with a linear projection of their last features directly before the classifier, so that
     classifiers of all models have one shape: logits = W (P f + p) + b, f [B, D], P [features, D], W [C, features].
 
-    The classifier at a path, say "head", becomes "head.project" and "head.classifier". Both are drawn as torch's linear
-    layers are. Features of the projection are never cut. It has no early exits.
+    The classifier at a path such as "head" becomes "head.project" and "head.classifier", both initialised as torch's
+    linear layers. Features of the projection are never cut. Early exits are not supported.
     """
 
     of: SerializeAsAny[Model]

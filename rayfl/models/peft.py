@@ -1,8 +1,8 @@
-"""Adapters as files that the library peft reads and writes (https://github.com/huggingface/peft, 0.21).
+"""Adapter files of the library peft (https://github.com/huggingface/peft, 0.21).
 
-adapter_config.json            rank, scaling, targets, what else was trained
+adapter_config.json            rank, scaling, targets, other trained modules
 adapter_model.safetensors      "base_model.model.<path>.lora_A.weight" [r, in], "...lora_B.weight" [out, r]; the head by
-                               its own names behind "base_model.model."
+                               its own names after "base_model.model."
 """
 
 import json
@@ -20,17 +20,17 @@ from rayfl.core.tensors import Params
 BEFORE = "base_model.model."
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TASKS = {"classes": "SEQ_CLS", "next_token": "CAUSAL_LM"}
-"""Our tasks -> peft's."""
+"""rayfl's task -> peft's."""
 
 
 def written(params: Params) -> Params:
-    """By peft's names; adapters of rank 0, and what was merged into the base, are left out."""
+    """Return the parameters by peft's names, without adapters of rank 0 and updates merged into the base."""
     kept = {name: t for name, t in params.items() if t.numel() and not name.endswith(".lora.W")}
     return {BEFORE + _theirs(name): t.detach().contiguous() for name, t in kept.items()}
 
 
 def write(folder: Path, params: Params, config: dict[str, Any]) -> None:
-    """`params`: by our names; `config`: what `config_of` says."""
+    """Write the adapter files into a new folder. `params`: by rayfl's names; `config`: from `config_of`."""
     folder.mkdir(parents=True)
     save_file(written(params), folder / WEIGHTS)
     as_new(folder / WEIGHTS)
@@ -40,7 +40,7 @@ def write(folder: Path, params: Params, config: dict[str, Any]) -> None:
 def config_of(
     rank: int, scale: float, targets: Sequence[str], head: Sequence[str], dropout: float, task: str, base: str
 ) -> dict[str, Any]:
-    """adapter_config.json. `scale` is s of y = W0 x + s B A x, `base` the folder of the frozen network."""
+    """Return the content of adapter_config.json. `scale`: s of y = W0 x + s B A x; `base`: folder of the base."""
     return {
         "peft_type": "LORA",
         "task_type": TASKS.get(task),
@@ -59,14 +59,14 @@ def config_of(
 
 
 def read(folder: str) -> Params:
-    """The folder's tensors by our names. A ConfigError if it has none that can be read."""
+    """Return the folder's tensors by rayfl's names. Raise ConfigError if the file cannot be read."""
     file = Path(folder).expanduser() / WEIGHTS
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"model.adapter: {folder!r}, whose {WEIGHTS} cannot be read ({error}) is not valid. Allowed: a folder that "
-            "peft, or rayfl export, has written"
+            f"model.adapter: {WEIGHTS} in {folder!r} cannot be read ({error}). Allowed: a folder written by peft or "
+            "rayfl export"
         ) from None
     return {_ours(name.removeprefix(BEFORE)): t.float() for name, t in tensors.items()}
 

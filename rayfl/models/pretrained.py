@@ -1,8 +1,8 @@
-"""Networks that start from what torchvision has trained on ImageNet.
+"""Networks with torchvision's ImageNet weights.
 
-A file holds torchvision's network at full width, by torchvision's names. `Pretrained.initial` says them as rayfl
-does, cuts them to the first positions of every axis for a narrower network, and leaves the layers `drawn` as they
-are in a new one: the classifier, and the stem where images are small (NeFL has a 3x3 convolution for 7x7).
+A file holds torchvision's network at full width. `Pretrained.initial` renames its tensors and cuts them to the first
+positions of every axis for a narrower network. The layers `drawn` start as in a new network: the classifier, and the
+stem for small images (NeFL replaces the 7x7 convolution by a 3x3 one).
 """
 
 import pickle
@@ -49,11 +49,11 @@ VIT = {
     r"\.mlp\.(3|linear_2)\.": ".mlp.down.",
     r"^heads\.head\.": "head.",
 }
-"""torchvision's names -> rayfl's, as regular expressions that are applied one after another."""
+"""torchvision's names -> rayfl's, as regular expressions applied in this order."""
 
 
 class Pretrained(ImageModel, ABC):
-    """A final class adds `url` and `names`."""
+    """Image model with optional pretrained weights. A final class adds `url` and `names`."""
 
     pretrained: str = ""
     """Initial weights. Default: a new network. imagenet: torchvision's IMAGENET1K_V1, downloaded into torch's hub
@@ -64,7 +64,7 @@ class Pretrained(ImageModel, ABC):
     names: ClassVar[Mapping[str, str]]
     """`RESNET` or `VIT`."""
     drawn: ClassVar[tuple[str, ...]] = ("head",)
-    """Layers that are not taken, but start as in a new network."""
+    """Layers that start as in a new network."""
 
     @field_validator("pretrained")
     @classmethod
@@ -88,7 +88,7 @@ class Pretrained(ImageModel, ABC):
         return self._taken(super().statistics(net), net)
 
     def _taken(self, start: Params, net: Net) -> Params:
-        """`start`, with what is published in its place."""
+        """Return `start` with the published tensors, cut to the network's width, in place of the new ones."""
         if not self.pretrained:
             return start
         published = self._published()
@@ -96,7 +96,7 @@ class Pretrained(ImageModel, ABC):
         return start | {name: cut[name].clone(memory_format=torch.contiguous_format) for name in start.keys() & cut}
 
     def _published(self) -> Params:
-        """Parameters and statistics of the full network, by rayfl's names, but for what is drawn."""
+        """Return the full network's tensors by rayfl's names, without `drawn`. Raise ConfigError if they differ."""
         file, full = self._file(), Net(self).blank()
         found, wanted = (self._kept(t) for t in (translated(_read(file), self.names), params_of(full) | fresh(full)))
         names = sorted(found.keys() | wanted.keys())
@@ -115,7 +115,7 @@ class Pretrained(ImageModel, ABC):
         return {name: t.float() for name, t in tensors.items() if not name.startswith(layers)}
 
     def _file(self) -> Path:
-        """The file with the weights, downloaded if need be."""
+        """Return the file with the weights, downloaded if necessary."""
         if self.pretrained != "imagenet":
             file = Path(self.pretrained).expanduser()
             if not file.is_file():
@@ -140,7 +140,7 @@ class Pretrained(ImageModel, ABC):
 
 
 def translated(state: Params, names: Mapping[str, str]) -> Params:
-    """torchvision's state of a network by rayfl's names: `names` says how. Counts of batches are left out."""
+    """Return torchvision's state by rayfl's names, without counts of batches. `names`: such as `RESNET`."""
     found = {}
     for name, t in state.items():
         if name.endswith("num_batches_tracked"):

@@ -1,4 +1,4 @@
-"""Residual networks: a stem, stages of blocks (`rayfl.models.blocks`), and a classifier; the first block of a later
+"""Residual networks: a stem, stages of blocks (`rayfl.models.blocks`), and a classifier. The first block of every later
 stage halves the image."""
 
 from abc import ABC
@@ -22,9 +22,9 @@ ScalerSite = Literal["pre_norm", "post_conv"]
 
 
 class PostActResNet(ImageModel, ABC):
-    """He et al., arXiv 1512.03385; a stage changes its stream by a 1x1 convolution and a norm. With `Net.exits` it
-    gives a tuple: the logits [B, classes] of its early exits. A final class adds `name` and `depth`, perhaps another
-    stem and bottlenecks."""
+    """ResNet of He et al., arXiv 1512.03385. Between stages the skip is a 1x1 convolution and a norm. With `Net.exits`
+    it returns a tuple: the logits [B, classes] of its early exits. A final class adds `name`, `depth`, and optionally
+    another stem and bottlenecks."""
 
     norm: NormKind = "static_bn"
     maxpool: bool = False
@@ -32,7 +32,7 @@ class PostActResNet(ImageModel, ABC):
     channels: int = Field(default=64, ge=1)
     """Channels of the stem and the first stage; they double from stage to stage."""
     init: Init = "torch"
-    """Initial weights. torch: as torch's layers; kaiming: normal by fan-in, for convolutions and linear layers;
+    """Initial weights. torch: torch's defaults; kaiming: normal by fan-in, for convolutions and linear layers;
     kaiming_fan_out: normal by fan-out, for convolutions only."""
     exits: tuple[str, ...] = ()
     """Blocks ("stage2.1") followed by an early exit, in network order."""
@@ -41,13 +41,13 @@ class PostActResNet(ImageModel, ABC):
     smallest: ClassVar = {**ImageModel.smallest, "channels": 16}
 
     depth: ClassVar[tuple[int, ...]]
-    """Blocks of every stage."""
+    """Number of blocks per stage."""
     stem: ClassVar[tuple[int, int]] = (3, 1)
     """Kernel and stride of the first convolution."""
     inner: ClassVar[int] = 1
     outer: ClassVar[int] = 1
-    """Channels inside the blocks of the first stage and of its stream, as multiples of `channels`, which are cut
-    together. Blocks are bottlenecks where the two differ."""
+    """Multiples of `channels`: channels inside the blocks (`inner`) and of the stream (`outer`) of the first stage. The
+    copies of a channel are cut together. Blocks are bottlenecks if the two differ."""
 
     @field_validator("exits")
     @classmethod
@@ -98,7 +98,7 @@ class PostActResNet(ImageModel, ABC):
         return module
 
     def _exit(self, net: Net, index: int, streams: list[Axis]) -> nn.Module:
-        """The early exit behind the block `self.exits[index]`."""
+        """Return the early exit after the block `self.exits[index]`."""
         path, name = self.exits[index], f"exit{index + 1}"
         stage = next(s for s, paths in enumerate(self.blocks) if path in paths)
         channels = [self.channels * 2**s for s in range(stage, len(self.depth))]
@@ -109,7 +109,7 @@ class PostActResNet(ImageModel, ABC):
 
 
 class ResNet18(Pretrained, PostActResNet):
-    """11,173,962 parameters."""
+    """ResNet-18 with a 3x3 stem: 11,173,962 parameters."""
 
     name: Literal["resnet18"] = "resnet18"
     depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
@@ -119,7 +119,7 @@ class ResNet18(Pretrained, PostActResNet):
 
 
 class ResNet34(Pretrained, PostActResNet):
-    """21,282,122 parameters."""
+    """ResNet-34 with a 3x3 stem: 21,282,122 parameters."""
 
     name: Literal["resnet34"] = "resnet34"
     depth: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
@@ -129,7 +129,7 @@ class ResNet34(Pretrained, PostActResNet):
 
 
 class ResNet8(PostActResNet):
-    """For small images, as resnet56, with 3 blocks: 78,042 parameters."""
+    """ResNet for small images, like resnet56, with 3 blocks: 78,042 parameters."""
 
     name: Literal["resnet8"] = "resnet8"
     channels: int = Field(default=16, ge=1)
@@ -139,7 +139,7 @@ class ResNet8(PostActResNet):
 
 
 class ResNet20(PostActResNet):
-    """For small images, as resnet56, with 9 blocks: 272,474 parameters."""
+    """ResNet for small images, like resnet56, with 9 blocks: 272,474 parameters."""
 
     name: Literal["resnet20"] = "resnet20"
     channels: int = Field(default=16, ge=1)
@@ -149,7 +149,7 @@ class ResNet20(PostActResNet):
 
 
 class ResNet32(PostActResNet):
-    """For small images, as resnet56, with 15 blocks: 466,906 parameters."""
+    """ResNet for small images, like resnet56, with 15 blocks: 466,906 parameters."""
 
     name: Literal["resnet32"] = "resnet32"
     channels: int = Field(default=16, ge=1)
@@ -159,7 +159,7 @@ class ResNet32(PostActResNet):
 
 
 class ResNet56(PostActResNet):
-    """For small images, as in NeFL, with projections: 855,770 parameters."""
+    """ResNet-56 for small images, as in NeFL, with projections: 855,770 parameters."""
 
     name: Literal["resnet56"] = "resnet56"
     channels: int = Field(default=16, ge=1)
@@ -169,7 +169,7 @@ class ResNet56(PostActResNet):
 
 
 class ResNet110(PostActResNet):
-    """For small images, as in NeFL, with projections: 1,730,714 parameters."""
+    """ResNet-110 for small images, as in NeFL, with projections: 1,730,714 parameters."""
 
     name: Literal["resnet110"] = "resnet110"
     channels: int = Field(default=16, ge=1)
@@ -195,7 +195,7 @@ class WideResNet101(Pretrained, PostActResNet):
 
 
 class DepthFLResNet18(PostActResNet):
-    """DepthFL's, with early exits behind the first three stages: 12,283,344 parameters with 100 classes."""
+    """DepthFL's ResNet-18, with early exits after the first three stages: 12,283,344 parameters with 100 classes."""
 
     name: Literal["depthfl_resnet18"] = "depthfl_resnet18"
     init: Init = "kaiming_fan_out"
@@ -207,7 +207,7 @@ class DepthFLResNet18(PostActResNet):
 
 
 class ScaleFLResNet110(PostActResNet):
-    """ScaleFL's, with early exits behind 30, 38 and 46 of its 54 blocks: 1,982,136 parameters."""
+    """ScaleFL's ResNet-110, with early exits after 30, 38 and 46 of its 54 blocks: 1,982,136 parameters."""
 
     name: Literal["scalefl_resnet110"] = "scalefl_resnet110"
     channels: int = Field(default=16, ge=1)
@@ -218,16 +218,16 @@ class ScaleFLResNet110(PostActResNet):
 
 
 class PreActResNet(ImageModel, ABC):
-    """He et al., arXiv 1603.05027, with a 3x3 stem. A final class adds `name` and `depth`."""
+    """Pre-activation ResNet of He et al., arXiv 1603.05027, with a 3x3 stem. A final class adds `name` and `depth`."""
 
     norm: NormKind = "static_bn"
     scaler_site: ScalerSite = "pre_norm"
-    """Place of the Scaler: at the input of every norm, as in HeteroFL's code, which does not scale the skip; or after
-    every convolution, as in its section 3.3."""
+    """Place of the Scaler. pre_norm: before every norm, as in HeteroFL's code, which does not scale the skip;
+    post_conv: after every convolution, as in its section 3.3."""
     smallest: ClassVar = {**ImageModel.smallest, "channels": 16}
 
     depth: ClassVar[tuple[int, ...]]
-    """Blocks of every stage."""
+    """Number of blocks per stage."""
     channels: ClassVar[int] = 64
     """Channels of the stem and the first stage; they double from stage to stage."""
 
@@ -256,7 +256,7 @@ class PreActResNet(ImageModel, ABC):
 
 
 class PreActResNet18(PreActResNet):
-    """FedRolex's, and that of HeteroFL's code since 2021: 11,172,170 parameters."""
+    """Pre-activation ResNet-18 of FedRolex and of HeteroFL's code since 2021: 11,172,170 parameters."""
 
     name: Literal["preact_resnet18"] = "preact_resnet18"
     depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)

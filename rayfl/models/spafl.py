@@ -1,5 +1,5 @@
 """SpaFL's networks for CIFAR (Kim, Saad, Debbah, Hong, arXiv 2406.00431), as in the authors' code; its network for
-Fashion-MNIST is `lenet5_caffe`. Their norms are batch norms, of which every client has its own.
+Fashion-MNIST is `lenet5_caffe`. Their norms are batch norms, private to each client.
 """
 
 from functools import partial
@@ -18,9 +18,9 @@ from rayfl.models.layers import NormKind, check_without, scaler, sequential
 
 
 class SpaFLCNN(ImageModel):
-    """For CIFAR-10, seven layers without biases: 806,080 parameters, of which 804,800 are weights. The paper's 807,366
-    are these, the norms' running statistics and six counters of batches; its 1,418 thresholds are those of another
-    network, for this one has 650 filters and neurons."""
+    """Seven layers without biases for CIFAR-10: 806,080 parameters, of which 804,800 are weights. The paper's 807,366
+    also include the norms' running statistics and six counters of batches. Its 1,418 thresholds belong to another
+    network: this one has 650 filters and neurons."""
 
     name: Literal["spafl_cnn"] = "spafl_cnn"
     smallest: ClassVar = {"input": (1, 28, 28), "classes": 4}
@@ -41,18 +41,18 @@ class SpaFLCNN(ImageModel):
 
 
 class SpaFLResNet18(ImageModel):
-    """For CIFAR-100, of pre-activation blocks, with a norm behind the stem and none before the classifier: 2,819,396
-    parameters with 100 classes. The paper's 11,159,232 are the convolutions' with 64 channels."""
+    """Pre-activation ResNet for CIFAR-100, with a norm after the stem and none before the classifier: 2,819,396
+    parameters with 100 classes. The paper's 11,159,232 are those of the convolutions with 64 channels."""
 
     name: Literal["spafl_resnet18"] = "spafl_resnet18"
     norm: NormKind = "static_bn"
     channels: int = Field(default=32, ge=1)
-    """Channels of the stem and the first stage, which double from stage to stage: 32 in the authors' code and in the
+    """Channels of the stem and the first stage; they double from stage to stage. 32 in the authors' code and the
     paper's list of layers, 64 in the paper's counts of parameters, bytes and operations."""
     smallest: ClassVar = {**ImageModel.smallest, "channels": 16}
 
     depth: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
-    """Blocks of every stage."""
+    """Number of blocks per stage."""
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:

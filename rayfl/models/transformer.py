@@ -1,10 +1,10 @@
-"""HeteroFL's transformer, and FedRolex's, which is the same with other sizes: post-norm blocks over tokens.
+"""Transformers of HeteroFL and FedRolex, which differ in sizes only: post-norm blocks over tokens.
 
-Shapes: B sequences, T tokens, C features of the residual stream, H heads of D features, V classes or tokens to answer.
+Shapes: B sequences, T tokens, C features of the residual stream, H heads of D features, V classes or output tokens.
 
-The stream is one axis, "hidden"; every attention and every perceptron has one of its own, and so has each head that
-answers. Inside an attention all heads stay, and each keeps its first ceil(width D) features. The vocabulary is never
-cut by width. Positions that hold nothing (a token below 0) are seen by no other.
+The stream is one axis, "hidden". Every attention, MLP and output head has its own axis. A narrow network keeps all
+attention heads, each with its first ceil(width D) features. The vocabulary is never cut by width. Padding (a token
+below 0) is masked in attention.
 """
 
 from abc import ABC
@@ -24,11 +24,11 @@ from rayfl.models.layers import Step, check_without, heterofl_linear, scaler, se
 
 
 class Transformer(TokenModel, ABC):
-    """x [B, T] -> logits of every token [B, T, V], or of every sequence [B, V] by the mean over its tokens.
+    """Transformer: x [B, T] -> logits [B, T, V] of every token, or [B, V] of every sequence, by the mean of its tokens.
 
-    A model of the next token sees those before it alone; all others see both sides. `Net.without` names blocks
-    ("layers.1"), of which nothing stays. With `Net.exits` it gives a tuple: the logits of its early exits, each a head
-    of its own. A final class adds `name` and sizes.
+    Attention is causal for `next_token`, bidirectional for other tasks. `Net.without` names blocks ("layers.1") that
+    are left out completely. With `Net.exits` it returns a tuple: the logits of its early exits, each with its own head.
+    A final class adds `name` and sizes.
     """
 
     layers: int = Field(default=4, ge=1)
@@ -67,8 +67,8 @@ class Transformer(TokenModel, ABC):
 
     @property
     def vocabulary(self) -> Axis:
-        """The rows of the token embedding: never cut. Those of tokens that can be answered are classes; behind them
-        is that of a mask, also where none is used, as in both papers."""
+        """Axis of the token embedding's rows, which is never cut: output tokens, then a mask token, present also if
+        unused, as in both papers."""
         if self.task == "classes":
             return Axis.fixed("vocabulary", self.ids)
         return Axis.fixed(CLASSES, max(self.ids, self.classes + 1))
@@ -120,7 +120,7 @@ class Transformer(TokenModel, ABC):
 
 
 class HeteroFLTransformer(Transformer):
-    """HeteroFL's, for WikiText-2 (section 4 and the authors' code): 19,263,999 parameters with its 33,279 tokens."""
+    """HeteroFL's transformer for WikiText-2 (section 4, authors' code): 19,263,999 parameters with 33,279 tokens."""
 
     name: Literal["heterofl_transformer"] = "heterofl_transformer"
     task: Literal["classes", "next_token", "masked_lm"] = "masked_lm"
@@ -130,7 +130,8 @@ class HeteroFLTransformer(Transformer):
 
 
 class FedRolexTransformer(Transformer):
-    """FedRolex's, for the next word of Stack Overflow (the authors' code): 4,374,416 parameters with 10,000 words."""
+    """FedRolex's transformer for next-word prediction on Stack Overflow (authors' code): 4,374,416 parameters with
+    10,000 words."""
 
     name: Literal["fedrolex_transformer"] = "fedrolex_transformer"
     task: Literal["classes", "next_token", "masked_lm"] = "next_token"
@@ -146,7 +147,7 @@ class FedRolexTransformer(Transformer):
 
 
 class Tokens(nn.Module):
-    """x [B, T] int64 -> the logits of its head, or a tuple of those of all its exits."""
+    """Network: x [B, T] int64 -> the logits of its head, or a tuple of the logits of all its exits."""
 
     def __init__(
         self,
@@ -157,8 +158,7 @@ class Tokens(nn.Module):
         is_causal: bool,
         has_exits: bool,
     ):
-        """`blocks`: path -> block, or None where it is left out; `heads`: name -> the block behind which it stands, and
-        the head."""
+        """`blocks`: path -> block, or None if left out; `heads`: name -> path of the block before it, and the head."""
         super().__init__()
         self.embedded = embedded
         self.layers = nn.ModuleDict({path.rpartition(".")[2]: b for path, b in blocks.items() if b is not None})
@@ -170,7 +170,7 @@ class Tokens(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         there = x >= 0
-        # where it is causal, padding stands behind whatever could see it
+        # causal attention needs no mask: padding is at the end
         seen = None if self.is_causal else there[:, None, None]
         h, answers = self.embedded(x), []
         for path in self.order:
@@ -190,13 +190,13 @@ class Embedded(nn.Module):
         self.sum = sequential(scaler=scaler(scale), norm=layer_norm(stream), dropout=nn.Dropout(dropout))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # what stands for padding counts nowhere
+        # padding is masked, so any token can replace it
         tokens = self.tokens(x.clamp(min=0))
         return self.sum(tokens + self.positions.weight[: x.shape[1]])
 
 
 class Block(nn.Module):
-    """norm(x + attention(x)), then norm(x + mlp(x)): [B, T, C] -> [B, T, C]."""
+    """Post-norm block: norm(x + attention(x)), then norm(x + mlp(x)): [B, T, C] -> [B, T, C]."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module, stream: Axis):
         super().__init__()
@@ -209,8 +209,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every head's softmax(q k^T / sqrt(D)) v over what is `seen` [B, 1, 1, T], or, without, over what stands before:
-    [B, T, C] -> [B, T, C]. D is what a head keeps."""
+    """Attention softmax(q k^T / sqrt(D)) v of every head, masked by `seen` [B, 1, 1, T], or causal if that is None:
+    [B, T, C] -> [B, T, C]. D: features of a head in this network."""
 
     def __init__(self, stream: Axis, inner: Axis, out: Mapping[str, nn.Module], scale: float):
         """`out`: the layer that combines the heads."""
@@ -228,7 +228,7 @@ class Attention(nn.Module):
 
 
 class Head(nn.Module):
-    """A hidden layer, and the answer: [B, T, C] -> [B, T, V], or of the mean over what is `there` [B, T]: [B, V]."""
+    """Hidden layer and output layer: [B, T, C] -> [B, T, V], or [B, V] of the mean over positions `there` [B, T]."""
 
     def __init__(self, stream: Axis, hidden: Axis, labels: Axis, scale: float, *, is_pooled: bool):
         super().__init__()

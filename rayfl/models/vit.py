@@ -1,11 +1,11 @@
-"""The vision transformer: patches of an image as a sequence, and a token that becomes its class.
+"""Vision transformer: the patches of an image as a sequence, preceded by a class token.
 
-Shapes: B images, N tokens (one a patch, and the first), C features of the residual stream, H heads of D features.
+Shapes: B images, N tokens (one per patch, and the class token), C features of the residual stream, H heads of D
+features.
 
-The stream is one axis, "hidden", of as many positions as a head of the full network has features, each of H
-features: a narrow network has the first ceil(width D) H features of it. Inside an attention every head keeps its
-first ceil(width D) features, queries, keys and values alike, so that all heads stay: slicing the stacked q, k and v
-that torchvision has would mix them. The multilayer perceptron is four times as wide as the stream.
+The stream is one axis, "hidden", of D positions with H features each: a narrow network has its first ceil(width D) H
+features. Inside an attention every head keeps its first ceil(width D) features, in queries, keys and values. Slicing
+torchvision's stacked q, k and v would mix the heads. The MLP is four times as wide as the stream.
 """
 
 from collections.abc import Callable
@@ -97,7 +97,7 @@ class ViTB16(Pretrained):
 
 
 class Tokens(nn.Module):
-    """Patches as tokens behind the first one, each with its position: [B, C, H', W'] -> [B, N, C], N = 1 + H' W'."""
+    """Class token and patch tokens, plus position embeddings: [B, C, H', W'] -> [B, N, C], N = 1 + H' W'."""
 
     def __init__(self, patches: int, stream: Axis):
         super().__init__()
@@ -119,7 +119,7 @@ class First(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """x + attention(x), then x + mlp(x): [B, N, C] -> [B, N, C]."""
+    """Encoder block: x + attention(x), then x + mlp(x): [B, N, C] -> [B, N, C]."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module):
         super().__init__()
@@ -131,9 +131,9 @@ class EncoderBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every head's softmax(q k^T / sqrt(D)) v, put together by a linear layer: [B, N, C] -> [B, N, C].
+    """Attention softmax(q k^T / sqrt(D)) v of every head, combined by a linear layer: [B, N, C] -> [B, N, C].
 
-    Queries, keys and values are layers of their own, [H D, C] each, with `inner`, D features of H groups.
+    Queries, keys and values are separate layers, [H D, C] each. `inner`: axis of D features in H groups.
     """
 
     def __init__(self, stream: Axis, inner: Axis, scale: float):

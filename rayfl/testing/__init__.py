@@ -1,15 +1,15 @@
-"""The contract suite: what every method, model, data set, partition, score and listener promises.
+"""Contract tests of methods, models, data sets, partitions, scores and listeners.
 
-A package of your own inherits it by one import, with pytest:
+To test your own package, subclass one, with pytest:
 
     from rayfl.testing import MethodContract
 
     class TestMine(MethodContract):
         method = {"name": "my_package.heads:PersonalHead"}
 
-A method that extends `rayfl.Dense` takes `DenseContract`, one whose clients run different networks
-`NetworksContract`. Each class documents what else a subclass may say. For the
-values in a failed assertion: `pytest.register_assert_rewrite("rayfl.testing")` in your conftest.py.
+Use `DenseContract` for a method that extends `rayfl.Dense`, and `NetworksContract` if clients run different networks.
+Each class documents its further attributes. To see the values in a failed assertion, add
+`pytest.register_assert_rewrite("rayfl.testing")` to your conftest.py.
 """
 
 from rayfl.testing.data import DataContract as DataContract

@@ -20,22 +20,22 @@ from rayfl.metrics import SPLITS, named
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
 
 SAMPLES = 12
-"""That a test looks at."""
+"""Number of samples used by a test."""
 
 
 class DataContract:
     """A subclass sets `data`, and `model` if its samples are not images."""
 
     data: Any
-    """As in a `data:` section: a name, a mapping with options, or an object."""
+    """Data set, as in a `data:` section: a name, a mapping with options, or an object."""
     model: Any = "liang_mlp"
-    """A model that fits it."""
+    """Model that supports the data set."""
 
     def set(self) -> DataSet:
         return DATASETS_KIND.read(self.data, "data")
 
     def some(self) -> ClientData:
-        """The first samples."""
+        """Return the first samples."""
         data = self.set()
         samples = {name: as_tensor(array[:SAMPLES]) for name, array in data.arrays().train.items()}
         return ClientData(samples, data.prepare, data.goal)
@@ -47,7 +47,7 @@ class DataContract:
         for split, other in ((arrays.train, again.train), (arrays.test, again.test)):
             assert split.keys() == data.columns.keys()
             for name, array in split.items():
-                assert np.array_equal(array, other[name]), f"{name}: another load gives other values"
+                assert np.array_equal(array, other[name]), f"{name}: loading again returns other values"
 
     def test_batches_are_what_it_offers(self) -> None:
         data, some = self.set(), self.some()
@@ -74,7 +74,7 @@ class DataContract:
         [whole] = some.in_order(len(some))
         for of_parts, add_updates in zip(cut, whole, strict=True):
             for one, other in zip(of_parts, add_updates, strict=True):
-                # a sequence is as long as the longest of its batch
+                # sequences are padded to the longest of their batch
                 torch.testing.assert_close(one, other[: len(one)] if one.dim() == 1 else other)
 
     def test_its_labels_say_who_gets_what(self) -> None:
@@ -100,15 +100,15 @@ class PartitionContract:
     """A subclass sets `partition`, and `labels` if it needs its own."""
 
     partition: Any
-    """As in a `partition:` section: a name, a mapping with options, or an object."""
+    """Partition, as in a `partition:` section: a name, a mapping with options, or an object."""
     clients: tuple[int, ...] = (5, 10)
-    """Numbers of clients that it is asked for."""
+    """Tested numbers of clients."""
 
     def rule(self) -> Partition:
         return PARTITIONS_KIND.read(self.partition, "partition")
 
     def labels(self) -> Labels:
-        """Labels of 400 training and 100 test samples: 10 classes of different frequency, and 20 natural users."""
+        """Return labels of 400 training and 100 test samples: 10 classes of different frequency, 20 natural users."""
         generator = numpy_generator(0, "test:labels")
         train, test = (np.minimum(generator.integers(12, size=n), 9) for n in (400, 100))
         return Labels(train, test, generator.integers(20, size=400), 10)
@@ -120,13 +120,13 @@ class PartitionContract:
             assert len(train) == len(test) == clients and (train.sizes > 0).all()
             tested = labels.test if rule.test_source == "test" else labels.train
             for shards, y in ((train, labels.train), (test, tested)):
-                assert len(np.unique(shards.idx)) == len(shards.idx), "two clients have one sample"
+                assert len(np.unique(shards.idx)) == len(shards.idx), "two clients share a sample"
                 assert not len(shards.idx) or (0 <= shards.idx.min() and shards.idx.max() < len(y))
             if rule.test_source == "train":
                 assert not set(train.idx.tolist()) & set(test.idx.tolist()), "a client is tested on training samples"
 
     def test_it_follows_from_the_seed(self) -> None:
-        """Whatever the global generators are at; and it leaves the labels as they are."""
+        """The global generators have no influence, and the labels stay unchanged."""
         rule, labels, found = self.rule(), self.labels(), []
         before = labels.train.copy(), labels.test.copy()
         for noise in (1, 2):
@@ -152,19 +152,19 @@ class ScoreContract:
     """A subclass sets `score`."""
 
     score: Any
-    """As in `evaluation.scores`: a name, a mapping with options, or an object."""
+    """Score, as in `evaluation.scores`: a name, a mapping with options, or an object."""
 
     def made(self) -> Score:
         return SCORES_KIND.read(self.score, "evaluation.scores")
 
     def answers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [60, 4] and labels [60]; right more often than not."""
+        """Return logits [60, 4] and labels [60]; most predictions are correct."""
         y = torch.arange(60) % 4
         logits = torch.randn(60, 4, generator=torch_generator(0, "test:logits"))
         return logits + torch.nn.functional.one_hot(y, 4), y
 
     def test_it_adds_over_batches(self) -> None:
-        """In whatever batches, down to single samples; one that is `by_batch` over the same batches in any order."""
+        """Sums are equal for any batch size; if the score is `by_batch`, for the same batches in any order."""
         score, (logits, y) = self.made(), self.answers()
         whole = score.counts(logits, y)
         assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)
@@ -202,6 +202,6 @@ class ScoreContract:
                 assert math.isfinite(line[name]) and known[name].better == score.better
 
     def test_arrays_are_enough(self) -> None:
-        """It travels to workers as what it is made of."""
+        """A pickled copy, as sent to workers, gives equal counts."""
         score, (logits, y) = self.made(), self.answers()
         assert torch.equal(pickle.loads(pickle.dumps(score)).counts(logits, y), score.counts(logits, y))

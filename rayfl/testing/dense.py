@@ -27,7 +27,7 @@ class DenseContract(MethodContract):
     """Tests of a method that extends `Dense`. A subclass sets `method`."""
 
     def narrow(self, model: Any, options: Any = (), **sections: Any) -> Experiment:
-        """With clients who have narrow networks, and one each."""
+        """Return an experiment where each client has one narrow network."""
         own_size = {"size": "own"} if "size" in type(self.given()).model_fields else {}
         return self.experiment(model, own_size | dict(self.contract.plain) | dict(options), **sections)
 
@@ -49,7 +49,7 @@ class DenseContract(MethodContract):
         assert {name: line[name] for name in expected} == dict(expected)
 
     def costs(self, simulation: Simulation, selection: Slice, client: Client) -> Counter:
-        """From the network itself."""
+        """Return a client's costs per round, computed from its network."""
         method, net = simulation.method, selection.net
         assert isinstance(method, Dense)
         module = net.blank()
@@ -71,8 +71,8 @@ class DenseContract(MethodContract):
         return Counter(bytes_down=4 * (down + extra), bytes_up=4 * (up + extra), train_flops=flops)
 
     def test_sliced_training_is_masked_full_width_training(self, model: Any, tmp_path: Path) -> None:
-        """The narrow network trains as the server's with zeros outside of the selection: there all gradients vanish.
-        Without Scaler and norm, which see the width. A residual branch of zeros is none."""
+        """A narrow network trains like the server's network with zeros outside of the selection, where all gradients
+        vanish. Scaler and norm are excluded, because they depend on the width."""
         import pytest
 
         network = normless(model_of(model))
@@ -82,7 +82,7 @@ class DenseContract(MethodContract):
         clients = [Client(0, capacity, 3) for capacity in (0.2, 0.3)]
         narrow, wide = (method.select(simulation.state, client) for client in clients)
         assert isinstance(narrow, Slice) and isinstance(wide, Slice)
-        # what a client keeps is a part of the network that its selection may not hold
+        # the client state contains the parts of its network outside of its selection
         cut = replace(narrow, names=None)
         own = {name: t for name, t in cut.take(params).items() if name not in narrow.part_layout.dims}
         missing = wide.part_layout.dims.keys() - narrow.part_layout.dims.keys() - own.keys()
@@ -94,7 +94,7 @@ class DenseContract(MethodContract):
         payload = method.extract(simulation.state, narrow)
         assert isinstance(method, Dense)
         if method.own(narrow.net) in payload:
-            pytest.skip("every network has norms of its own")
+            pytest.skip("every network has its own norms")
         groups = {name: group for name, group in payload.items() if group.keys() <= params.keys()}
         masked = {
             name: embedded(group) if name == "params" else spread(cut, group, params) for name, group in groups.items()
@@ -113,14 +113,14 @@ class DenseContract(MethodContract):
 
 
 def normless(model: Model) -> Model:
-    """The model without norms. A test of a model whose norms or exits see the width is skipped."""
+    """Return the model without norms. Skip the test if norms or exits depend on the width."""
     import pytest
 
     network = model.model_copy(update={"norm": "none"}) if "norm" in type(model).model_fields else model
     if model.exit_count > 1:
         pytest.skip("an early exit adds to the loss of the wider network")
     if any(isinstance(module, nn.LayerNorm | nn.GroupNorm) for module in Net(network).blank().modules()):
-        pytest.skip("its norms see the width")
+        pytest.skip("its norms depend on the width")
     return network
 
 
@@ -139,7 +139,7 @@ def held_by_hand(selection: Slice, name: str, shape: torch.Size) -> torch.Tensor
 
 
 def holders(simulation: Simulation) -> Iterator[tuple[Slice, Client]]:
-    """The next round's clients, each with what it holds."""
+    """Yield the next round's clients, each with its selection."""
     for selection, clients in simulation.cohort().values():
         assert isinstance(selection, Slice)
         for client in clients:

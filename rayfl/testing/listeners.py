@@ -31,14 +31,14 @@ class ListenerContract:
     """A subclass sets `listener`."""
 
     listener: Any
-    """As in the `listeners:` section: a name, a mapping with options, or an object."""
+    """Listener, as in the `listeners:` section: a name, a mapping with options, or an object."""
     rounds: int = 3
 
     def made(self) -> Listener:
         return LISTENERS_KIND.read(self.listener, "listeners")
 
     def test_a_run_is_told_of_and_stays_the_same(self, tmp_path: Path) -> None:
-        """From its start to its end, which the listener may bring nearer."""
+        """The listener may stop the run early, but its rounds stay equal."""
         alone = run(tiny(rounds=self.rounds, evaluation={"every": 1}), tmp_path / "alone")
         recorder = Recorder()
         heard = run(

@@ -49,21 +49,21 @@ CAPACITIES = (0.3, 0.2, 0.1)
 
 
 class MethodPromises:
-    """Tests of all methods, base of `MethodContract` and `NetworksContract`."""
+    """Contract tests of all methods, base of `MethodContract` and `NetworksContract`."""
 
     method: Any
-    """As in a `method:` section: a name, a mapping with options, or an object."""
+    """Method, as in a `method:` section: a name, a mapping with options, or an object."""
     models: Sequence[Any] = ()
     """As in a `model:` section, or names of families, for their smallest networks. Default: suitable ones of rayfl."""
     more_models: Sequence[Any] = ()
-    """Others, for the tests of every model, under the marker `slow`."""
+    """Further models, for tests of every model, under the marker `slow`."""
     sections: dict[str, Any] = {}  # noqa: RUF012
-    """Other sections of every experiment."""
+    """Further sections of every experiment."""
 
     # experiments
 
     def given(self, **options: Any) -> Method:
-        """The method, unbound, with other options."""
+        """Return the unbound method with these options."""
         method = METHODS_KIND.read(self.method, "method")
         return parse(type(method), method.model_dump(exclude={"task"}) | options, "method")
 
@@ -76,7 +76,7 @@ class MethodPromises:
         return self.models or FITTING[self.contract.wants]
 
     def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
-        """A tiny experiment, on the first model unless one is given."""
+        """Return a tiny experiment. Default of `model`: the first of `fitting`."""
         network = model_of(self.fitting[0] if model is None else model)
         given: dict[str, Any] = {
             "method": self.given(**dict(options)),
@@ -89,13 +89,13 @@ class MethodPromises:
         return tiny(**given)
 
     def with_changing_capacities(self, **sections: Any) -> Experiment:
-        """With capacities that change from round to round, if the method bears that."""
+        """Return an experiment whose capacities change in every round, if the method supports this."""
         try:
             return self.experiment(clients={"assignment": "dynamic"}, **sections)
         except ConfigError:
             return self.experiment(**sections)
 
-    # what it is
+    # the method
 
     def test_it_is_read_from_a_file(self) -> None:
         method = self.given()
@@ -105,7 +105,7 @@ class MethodPromises:
 
     def test_a_state_holds_tensors_and_follows_from_the_seed(self) -> None:
         state = self.experiment().bound().init()
-        assert all(isinstance(t, torch.Tensor) for _, t in leaves(state)), "a state holds nothing but tensors"
+        assert all(isinstance(t, torch.Tensor) for _, t in leaves(state)), "a state must contain only tensors"
         assert_same(state, self.experiment().bound().init())
 
     # a round
@@ -117,7 +117,7 @@ class MethodPromises:
             shapes = {name: p.shape for name, p in deployed.net.blank().named_parameters()}
             assert {name: t.shape for name, t in deployed.params.items()} == shapes
             name, judged = named("accuracy", capacity), not deployed.is_start
-            assert (name in line) == judged, f"capacity {capacity}: what clients start from is nobody's result"
+            assert (name in line) == judged, f"capacity {capacity}: an initial network must not be evaluated"
             assert (f"density_{label(capacity)}" in line) == (judged and bool(deployed.masked))
             accuracies += [line[name]] if judged else []
         if accuracies:
@@ -125,13 +125,13 @@ class MethodPromises:
             assert math.isclose(line["accuracy_mean"], sum(accuracies) / len(accuracies))
             assert line["accuracy_worst"] == min(accuracies)
         judge = experiment.facts()["judge"]
-        assert judge in line and judge in experiment.metrics(), f"a run is judged by {judge}, which no line has"
+        assert judge in line and judge in experiment.metrics(), f"no line has {judge}, the metric that compares runs"
         assert line[EVALUATED]
 
-    # the same bits
+    # reproducibility
 
     def test_a_resumed_run_is_the_straight_run(self, tmp_path: Path) -> None:
-        """To the bit: state, what clients keep, and every line of metrics."""
+        """State, client states and metrics are equal bit for bit."""
         experiment = self.with_changing_capacities(rounds=4, evaluation={"every": 2})
         straight = simulate(experiment, tmp_path / "straight")
         lines = run(straight)
@@ -148,8 +148,7 @@ class MethodPromises:
         assert second.client_scores.tobytes() == straight.client_scores.tobytes()
 
     def test_the_order_of_work_changes_no_bit(self, tmp_path: Path) -> None:
-        """Nor how it is cut up: jobs of one client and of two, in a random order, whose messages go through flat
-        buffers, as on Ray."""
+        """Jobs of one or two clients run in a random order, with messages in flat buffers, as on Ray."""
         experiment = self.experiment()
         arrays = experiment.data.arrays()
 
@@ -165,7 +164,7 @@ class MethodPromises:
             assert_same(simulation.state, serial.state)
 
     def test_verbs_are_pure_and_travel_by_pickle(self, tmp_path: Path) -> None:
-        """A local update changes neither what it was sent nor the state, and is a function of its inputs."""
+        """A local update changes neither its payload nor the state, and is a function of its inputs."""
         simulation = simulate(self.experiment(), tmp_path)
         method, state = simulation.method, simulation.state
         [(selection, [client, *_]), *_] = simulation.cohort().values()
@@ -174,7 +173,7 @@ class MethodPromises:
         before = checksum({"payload": payload, "state": state})
         public = simulation.executor.worker.public  # pyright: ignore
         first = method.local_update(payload, Visit(client, selection, data, None, 9, public))
-        assert checksum({"payload": payload, "state": state}) == before, "a local update changes what it is sent"
+        assert checksum({"payload": payload, "state": state}) == before, "a local update changes its inputs"
 
         copy, copied = pickle.loads(pickle.dumps((method, selection)))
         assert (copy, copied.key) == (method, selection.key)
@@ -185,7 +184,7 @@ class MethodPromises:
         assert (second.weight, second.metrics) == (first.weight, first.metrics)
 
         simulation.train()
-        assert checksum({"payload": payload, "state": state}) == before, "a step changes the state before it"
+        assert checksum({"payload": payload, "state": state}) == before, "a step changes the previous state"
 
 
 class MethodContract(MethodPromises):
@@ -226,8 +225,8 @@ class MethodContract(MethodPromises):
                 assert found.setdefault(selection.key, cover) == cover, f"two selections have the key {selection.key}"
 
     def test_the_mean_is_over_holders(self, model: Any) -> None:
-        """Client k answers (k + 1) / 4 everywhere: the mean counts, coordinate by coordinate, who holds it; or all
-        clients, and then who does not hold it answers 0."""
+        """Client k returns (k + 1) / 4 everywhere. The mean of a coordinate is over its holders, or over all clients,
+        where missing values count as 0."""
         if self.contract.over == "products":
             return
         method = self.experiment(model, self.contract.plain).bound()
@@ -246,12 +245,12 @@ class MethodContract(MethodPromises):
             unheld, divisor = (old, held.sum(0)) if self.contract.over == "holders" else (torch.zeros_like(old), 3)
             expected = torch.where(held.any(0), (held * values).sum(0) / divisor, unheld)
             torch.testing.assert_close(new[name], expected, rtol=0, atol=1e-6)
-            assert torch.equal(new[name][~held.any(0)], unheld[~held.any(0)]), f"{name}: what nobody held has changed"
+            assert torch.equal(new[name][~held.any(0)], unheld[~held.any(0)]), f"{name}: values without holders changed"
 
     # a round
 
     def test_a_round_changes_what_its_clients_hold(self, model: Any, tmp_path: Path) -> None:
-        """And what it deploys is judged: each capacity's own network, and the metric that a run is judged by."""
+        """The deployed networks of all capacities are evaluated, and the metric that compares runs is reported."""
         experiment = self.experiment(model, rounds=1)
         simulation = simulate(experiment, tmp_path)
         before, covers = self.shared(simulation.state), []
@@ -267,11 +266,11 @@ class MethodContract(MethodPromises):
         for name, t in before.items():
             assert after[name].isfinite().all()
             if self.contract.over == "holders":
-                assert torch.equal(after[name][~held[name]], t[~held[name]]), f"{name}: what nobody held has changed"
+                assert torch.equal(after[name][~held[name]], t[~held[name]]), f"{name}: values without holders changed"
         self.check_deployments(simulation, line)
 
     def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:
-        """The mean over holders of what was sent is what was sent. What a state counts is no parameter."""
+        """The mean over holders of equal parameters leaves them unchanged. Integer tensors of the state may change."""
         if not self.contract.exact or self.contract.over == "all":
             return
         training = {"steps": None, "epochs": 0}
@@ -283,7 +282,7 @@ class MethodContract(MethodPromises):
                 torch.testing.assert_close(t, before[name], rtol=1e-6, atol=1e-7)
 
     def test_at_full_capacity_it_is_fedavg(self, plain_model: Any, tmp_path: Path) -> None:
-        """To the bit, where losses and weights are the same, and the network has one exit."""
+        """Bit for bit, with equal losses and weights, and one exit."""
         if self.contract.fedavg is None:
             return
         same = {"mask": "none", "label_rows": "all", "weight": "uniform"}
@@ -298,11 +297,11 @@ class MethodContract(MethodPromises):
             assert_same({name: found[name] for name in reference}, reference)
 
 
-# what tests look at
+# helpers
 
 
 def check_selection(selection: Selection, x: Params) -> None:
-    """<S x, y> = <x, S^T y>, S S^T = I, cover = S^T 1, and `covers`, on tensors of whole numbers: exact."""
+    """Check <S x, y> = <x, S^T y>, S S^T = I, cover = S^T 1, and `covers`, exactly, on tensors of integers."""
     taken = selection.take(x)
     y = drawn_like(taken, "y")
     whole = {name: torch.zeros_like(t) for name, t in x.items()}
@@ -319,12 +318,12 @@ def _ones(tensors: Params) -> Params:
 
 
 def rows_of(simulation: Simulation, client: int) -> Any:
-    """A client's training data."""
+    """Return a client's training data."""
     return simulation.executor.worker._rows("train", simulation.data.train[client])  # pyright: ignore
 
 
 ABLE = {"clients": {"capacities": [1.0], "count": 4, "cohort": 2}, "rounds": 3, "evaluation": {"every": 5}}
-"""Clients who all have the largest capacity."""
+"""Sections with the largest capacity for all clients."""
 
 
 _FEDAVG: dict[tuple[str, Net], list[Params]] = {}

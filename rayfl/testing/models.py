@@ -26,12 +26,12 @@ class ModelContract:
     """A subclass sets `model`, and `data` if its samples are not images."""
 
     model: Any
-    """As in a `model:` section: a mapping, an object, or a bare name, the family's smallest network."""
+    """Model, as in a `model:` section: a mapping, an object, or a bare name, the family's smallest network."""
     data: Mapping[str, Any] = {}  # noqa: RUF012
     """A `data:` section with suitable samples. Default: made-up images of the model's size."""
 
     def network(self) -> Model:
-        """The model, with what the data offer."""
+        """Return the model with the fields that the data set offers."""
         return self.experiment().model
 
     def experiment(self, **sections: Any) -> Experiment:
@@ -40,7 +40,7 @@ class ModelContract:
         return tiny(**given | {"method": "heterofl"} | sections)
 
     def nets(self) -> list[Net]:
-        """Networks of two widths, with all early exits and step sizes of the model."""
+        """Return networks of two widths, with all early exits and step sizes of the model."""
         model = self.network()
         net = Net(model, exits=model.exit_count if model.exit_count > 1 else 0, steps=True)
         return [net, replace(net, width=NARROW)]
@@ -59,7 +59,7 @@ class ModelContract:
             assert shapes == {name: tuple(shape) for name, shape in net.layout.shapes.items()}
 
     def test_a_narrow_network_is_narrow(self) -> None:
-        """A share of every cuttable axis, and no more parameters and multiply-adds than these have."""
+        """It has a share of every cuttable axis, and fewer parameters and multiply-adds."""
         wide, narrow = self.nets()
         assert wide.layout.axes, "it has no axis that can be cut"
         for name, axis in narrow.layout.axes.items():
@@ -69,12 +69,12 @@ class ModelContract:
         assert sum(wide.layer_macs.values()) <= wide.macs
 
     def test_it_answers_with_logits_of_every_class(self) -> None:
-        """For the samples of its data, which look like its own made-up ones."""
+        """Samples of the data set have the shape and type of `example`."""
         x, y, goal = self.batch()
         every, _, _ = self.batch(None)
         for net in self.nets():
             example = net.model.example(len(every), "cpu")
-            assert (example.shape, example.dtype) == (every.shape, every.dtype), "`example` does not look like the data"
+            assert (example.shape, example.dtype) == (every.shape, every.dtype), "`example` does not match the data"
             with torch_scope(0):
                 given = net.build()(x)
             exits = every_exit(given)
@@ -84,13 +84,13 @@ class ModelContract:
                 assert goal.loss(logits, y).isfinite()
 
     def batch(self, count: int | None = 3) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Some samples of the data, or all, and their goal."""
+        """Return `count` samples of the data set, or all, and their goal."""
         data = self.experiment().data
         samples = {name: torch.from_numpy(array[:count]) for name, array in data.arrays().train.items()}
         return *data.prepare.batch(data.prepare.whole(samples), None), data.goal
 
     def test_it_starts_from_the_seed(self) -> None:
-        """Whatever the global generator is at; and an evaluation is a function of parameters and statistics."""
+        """The global generator has no influence; an evaluation is a function of parameters and statistics."""
         net = self.nets()[1]
         drawn = []
         for noise in (1, 2):
@@ -107,10 +107,10 @@ class ModelContract:
                 module = net.build().eval()
                 load(module, drawn[0])
                 answers.append(every_exit(module(x))[-1])
-        assert torch.equal(*answers), "the network draws in evaluation, or has numbers that are no parameters"
+        assert torch.equal(*answers), "evaluation is random, or depends on tensors that are not parameters"
 
     def test_a_network_may_end_early(self) -> None:
-        """At every exit, with what the exits before have; and without any one residual block."""
+        """It can end at every exit, and work without any one residual block."""
         model = self.network()
         for exits in range(1, model.exit_count + 1 if model.exit_count > 1 else 1):
             net = Net(model, exits=exits)
@@ -122,7 +122,7 @@ class ModelContract:
             net.build()(model.example(2, "cpu"))
 
     def test_methods_train_it(self, tmp_path: Path) -> None:
-        """Narrow networks, whole ones, and single weights; all that is trained changes, and is counted."""
+        """Methods train narrow networks, whole ones, and single weights, and count costs."""
         for method in ("heterofl", "fedavg", "fiarse"):
             simulation = simulate(self.experiment(method=method, rounds=1), tmp_path / method)
             before = dict(simulation.state["params"])

@@ -15,7 +15,7 @@ MIX = {
     "networks": {"0.3": "mcmahan_cnn", "0.2": {"name": "resnet8", "channels": 4}, "0.1": "digits_cnn"},
     "features": 6,
 }
-"""Three families whose classifiers have one shape."""
+"""Mix of three families with equal classifier shapes."""
 SPLIT = {
     "name": "mix",
     "networks": {
@@ -24,7 +24,7 @@ SPLIT = {
         "0.1": {"name": "resnet8_gkt", "channels": 4, "depth": [1]},
     },
 }
-"""A network of the server, and two of clients that begin as it does."""
+"""Mix of a server network and two client networks with the same extractor."""
 FITTING: Mapping[str, tuple[Any, ...]] = {"networks": ("digits_cnn", MIX), "features": (MIX,), "extractors": (SPLIT,)}
 """Requirement of a method -> models that meet it."""
 DATA = {"name": "synthetic", "samples": 120, "test_samples": 24, "classes": 4, "shape": [1, 8, 8]}
@@ -34,14 +34,14 @@ class NetworksContract(MethodPromises):
     """A subclass sets `method`, and `models` if the method needs others."""
 
     public: Mapping[str, Any] = {"share": 0.25, "labeled": True}
-    """As in a `data.public:` section."""
+    """Public data, as in a `data.public:` section."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         if "model" in metafunc.fixturenames:
             metafunc.parametrize("model", self.fitting, ids=lambda model: model if isinstance(model, str) else "mix")
 
     def given(self, **options: Any) -> Method:
-        """With few steps of a student."""
+        """Return the unbound method with few distillation steps."""
         method = super().given()
         short = dict(method.contract.short)
         if (how := getattr(method, "distillation", None)) is not None:
@@ -57,7 +57,7 @@ class NetworksContract(MethodPromises):
         return self.models or FITTING[self.contract.wants]
 
     def experiment(self, model: Any = None, options: Any = (), **sections: Any) -> Experiment:
-        """With public data, and rows that the server holds out."""
+        """Return a tiny experiment with public data and validation data."""
         data = {**DATA, "public": self.public} | sections.pop("data", {})
         held = {"holdout": 0.2, "local_holdout": 0.2} | sections.pop("evaluation", {})
         partition = sections.pop("partition", "iid")
@@ -72,7 +72,7 @@ class NetworksContract(MethodPromises):
         self.check_deployments(simulation, line)
 
     def test_it_goes_on_from_the_middle_of_a_round(self, model: Any, tmp_path: Path) -> None:
-        """From wherever a checkpoint can be written, to the same bits."""
+        """A run resumed from any checkpoint of a partial round equals the uninterrupted run bit for bit."""
         experiment = self.experiment(model)
         straight = simulate(experiment, tmp_path / "straight")
         lines = run(straight)
@@ -92,7 +92,7 @@ class NetworksContract(MethodPromises):
                 assert_same(again.client_states.get(client) or {}, straight.client_states.get(client) or {})
 
     def test_labels_of_public_data_are_not_looked_at(self, tmp_path: Path) -> None:
-        """Unless the method says that it wants them."""
+        """Methods that require labels are skipped."""
         unlabeled = {"data": {"public": {**self.public, "labeled": False}}}
         try:
             experiment = self.experiment(**unlabeled)

@@ -32,7 +32,7 @@ TINY: Mapping[str, Any] = {
     "evaluation": {"batch_size": 7},
     "run": {"executor": "serial", "chunk": 1},
 }
-"""Capacities that give 10, 7 or 4 of 32 channels: no divisors."""
+"""Sections of a tiny experiment. Its capacities give 10, 7 or 4 of 32 channels, none of them divisors."""
 
 
 def tiny(**sections: Any) -> Experiment:
@@ -82,7 +82,7 @@ def small(cls: type[Model]) -> Model:
     attributes = {name: given.pop(name) for name in list(given) if name not in cls.model_fields}
     if attributes:
         name = f"Small{cls.__name__}"
-        # under its name here it can be pickled
+        # pickle finds the class by this name
         globals()[name] = cls = type(name, (cls,), attributes | {"__module__": __name__})
     return cls(**given)
 
@@ -96,7 +96,7 @@ def made_up_for(model: Model) -> dict[str, Any]:
         return {"name": "synthetic_text", "task": model.task} | length
     if not isinstance(model, ImageModel):
         return {}
-    # a model takes the number of classes from the data, unless it was given
+    # the number of classes comes from the data, if the model does not set it
     classes = {"classes": model.classes} if "classes" in model.model_fields_set else {}
     return {"shape": list(model.input)} | classes
 
@@ -146,7 +146,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="rayfl-")
 
 
-# an executor that makes trouble
+# an executor with random order
 
 
 class Shuffled(Executor):

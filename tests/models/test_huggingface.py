@@ -352,7 +352,7 @@ def test_nothing_in_a_folder_is_run(weights, tmp_path):
     started(evil).prepare()
     (evil / "model.safetensors").unlink()
     torch.save(module.state_dict(), evil / "pytorch_model.bin")
-    assert "other formats may run code when they are read" in message(started(evil).prepare)
+    assert "other formats can execute code when loaded" in message(started(evil).prepare)
 
 
 def test_data_that_do_not_fit():
@@ -368,9 +368,7 @@ def test_data_that_do_not_fit():
     assert "model roberta: task next_token is not valid. Allowed: classes, masked_lm" in message(
         tiny, **given | {"data": text | {"task": "next_token"}}
     )
-    assert "hidden features that 3 heads can share out, such as 18" in message(
-        tiny, **given | {"model": model | {"heads": 3}}
-    )
+    assert "hidden: a multiple of 3, the heads, such as 18" in message(tiny, **given | {"model": model | {"heads": 3}})
 
 
 def test_padding_is_the_vocabularys():

@@ -116,7 +116,7 @@ def test_a_wrong_option_says_what_is_allowed(bench, monkeypatch, capsys, given, 
 
 def test_a_system_that_ends_is_named_with_its_last_words(bench, tmp_path):
     with bench.Side("bare", sys.executable, "hot", tmp_path) as side:
-        with pytest.raises(bench.Failed, match="(?s)bare on hot: ended; its last words:.*KeyError: 'hot'"):
+        with pytest.raises(bench.Failed, match="(?s)bare on hot: ended; last output:.*KeyError: 'hot'"):
             side.start()
 
 

@@ -55,7 +55,7 @@ class HuggingFace(TokenModel, ABC):
     heads: int = Field(default=12, ge=1)
     """Attention heads."""
     layers: int = Field(default=12, ge=1)
-    """Blocks of an attention and a perceptron."""
+    """Number of blocks, each an attention and an MLP."""
     ffn: int | None = Field(default=None, ge=1)
     """Features inside a perceptron. Default: four times those of the stream."""
     positions: int = Field(default=512, ge=1)
@@ -105,14 +105,14 @@ class HuggingFace(TokenModel, ABC):
     def _of_whole_heads(self) -> Self:
         if self.hidden % self.heads:
             near = self.hidden // self.heads * self.heads or self.heads
-            raise ValueError(f"hidden features that {self.heads} heads can share out, such as {near}")
+            raise ValueError(f"hidden: a multiple of {self.heads}, the heads, such as {near}")
         return self
 
     # the network
 
     @property
     def rows(self) -> int:
-        """Axis of the token embedding."""
+        """Number of rows of the token embedding."""
         return self.ids if self.vocabulary is None else self.vocabulary
 
     @property
@@ -170,7 +170,7 @@ class HuggingFace(TokenModel, ABC):
         named = {name: sizes[field] for field, names in self.fields.items() for name in names}
         labels = {"num_labels": self.classes} if self.task == "classes" else {}
         cls, own = CONFIG_MAPPING[self.kind], {**self.defaults, **settings.plain(self.config)}
-        # a smaller vocabulary than the published one lacks its special tokens
+        # a vocabulary smaller than the published one lacks its special tokens
         special = ("bos_token_id", "eos_token_id")
         none = {name: None for name in special if isinstance(i := getattr(cls, name), int) and i >= self.rows}
         return cls(**{**none, **own, "vocab_size": self.rows, **labels, **named})
@@ -243,7 +243,7 @@ class HuggingFace(TokenModel, ABC):
             if net.sizes and isinstance(part, nn.Linear):
                 part = resized(module, path, *(axis.length for axis in reversed(dims["weight"]) if axis))
             declare(part, **dims)
-            # transformers' own linear layer
+            # Conv1D is transformers' linear layer
             part.is_linear = isinstance(part, Conv1D)  # type: ignore[assignment]
 
     def _dims(self, name: str, tensor: torch.Tensor, axes: Mapping[str, Axis]) -> Dims:

@@ -60,21 +60,21 @@ class Llama(HuggingFace):
     hidden: int = Field(default=576, ge=1)
     """Features of the residual stream."""
     heads: int = Field(default=9, ge=1)
-    """Heads of queries."""
+    """Query heads."""
     groups: int = Field(default=3, ge=1)
     """Heads of keys and values, each shared by equally many heads of queries."""
     head_width: int | None = Field(default=None, ge=1)
     """Features of a head, an even number. Default: `hidden` / `heads`."""
     layers: int = Field(default=30, ge=1)
     ffn: int | None = Field(default=1536, ge=1)
-    """Features inside a perceptron."""
+    """Features inside an MLP."""
     positions: int = Field(default=2048, ge=1)
     """Tokens of the longest sequence."""
     dropout: Literal[0] = 0
     """Not supported: the architecture has none."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     cut: Literal["heads"] = "heads"
-    """Whole groups."""
+    """Cut of a narrow network: whole groups of heads."""
     smallest: ClassVar = {**HuggingFace.smallest, "hidden": 16, "heads": 4, "groups": 2}
 
     kind: ClassVar = "llama"

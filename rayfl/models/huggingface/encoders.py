@@ -31,7 +31,7 @@ BERT = {
     r"output\.dense\.weight": ("hidden", "ffn"),
     r"output\.dense\.bias": ("hidden",),
 }
-"""The trunk of BERT and RoBERTa."""
+"""Table of the trunk of BERT and RoBERTa."""
 
 
 class Encoder(HuggingFace, ABC):
@@ -187,7 +187,7 @@ class Bert(Encoder):
 
 
 class DistilBert(Encoder):
-    """Sanh et al., arXiv 1910.01108: six layers."""
+    """DistilBERT (Sanh et al., arXiv 1910.01108): six layers."""
 
     name: Literal["distilbert"] = "distilbert"
     layers: int = Field(default=6, ge=1)

@@ -34,8 +34,8 @@ def filled(
         said = json.loads(file.read_text())
     except ValueError as error:
         raise ConfigError(
-            f"weights: {given['weights']!r}, whose config.json cannot be read ({error}) is not valid. Allowed: a "
-            "folder as transformers saves it"
+            f"weights: config.json in {given['weights']!r} cannot be read ({error}). Allowed: a folder saved by "
+            "transformers"
         ) from None
     model_type = said.get("model_type") if isinstance(said, dict) else None
     if model_type != kind:
@@ -48,27 +48,24 @@ def filled(
     ours = {field: value for field, value in ours.items() if value is not None}
     for field, value in ours.items():
         if field in given and given[field] != value and field not in FREE:
-            raise ConfigError(
-                f"{field}: {given[field]!r} is not valid. Allowed: {value!r}, as {file} says, or nothing, to take it "
-                "from there"
-            )
+            raise ConfigError(f"{field}: {given[field]!r} is not valid. Allowed: {value!r}, as in {file}, or no value")
     named = {name for names in fields.values() for name in names} | NO_MATTER
     more = {name: value for name, value in there.to_dict().items() if name in usual and value != usual[name]}
     config = {name: value for name, value in more.items() if name not in named} | plain(frozen(given.get("config", {})))
-    # also where it is the usual one
+    # the size of the vocabulary is kept even if it is the default
     return {**ours, **given, "config": config | {"vocab_size": there.vocab_size}}
 
 
 def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str) -> Params:
-    """The parameters, float32, that the folder has for a module of this configuration: all but those of its head, if
-    the folder has another one. A ConfigError if it is not there, or has other tensors."""
+    """Return the folder's parameters for a module of this configuration, as float32; without its head if the folder's
+    head differs. Raise ConfigError if the folder is missing or has other tensors."""
     from safetensors import SafetensorError
 
     if not any(_file(folder, name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise ConfigError(
             f"model.weights: {folder!r} is not valid. Allowed: a folder with config.json and model.safetensors of a "
-            f"{configuration.model_type}, as transformers saves it and its hub has it; other formats may run code when "
-            "they are read, so that they are not"
+            f"{configuration.model_type}, as saved by transformers or on its hub; other formats can execute code when "
+            "loaded and are not supported"
         )
     if not _file(folder, "config.json").is_file():
         raise ConfigError(f"model.weights: {folder!r} has no config.json. Allowed: a folder that has one")
@@ -86,7 +83,7 @@ def weights_of(made: "type[Any]", configuration: "PreTrainedConfig", folder: str
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             [reason, *_] = [*str(error).splitlines(), type(error).__name__]
             raise ConfigError(
-                f"model.weights: {folder!r} cannot be read ({reason}). Allowed: a folder as transformers saves it"
+                f"model.weights: {folder!r} cannot be read ({reason}). Allowed: a folder saved by transformers"
             ) from None
     lacking = {*found["missing_keys"]} | {name for name, *_ in found["mismatched_keys"]}
     _check_trunk(module, lacking, found, folder)
@@ -103,8 +100,8 @@ def _check_trunk(module: "PreTrainedModel", lacking: set[str], found: Mapping[st
         others = sorted(found["unexpected_keys"])
         raise ConfigError(
             f"model.weights: {len(wrong)} tensors of {folder!r} do not match the configured {module.config.model_type} "
-            f"({wrong[0]} is {given.get(wrong[0], 'missing')} and should be {wanted}), and {len(others)} are of "
-            f"something else{f', such as {others[0]}' if others else ''}. Allowed: the weights of that configuration"
+            f"({wrong[0]} is {given.get(wrong[0], 'missing')} and should be {wanted}), and {len(others)} are "
+            f"unknown{f', such as {others[0]}' if others else ''}. Allowed: the weights of that configuration"
         )
 
 

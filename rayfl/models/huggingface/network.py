@@ -1,7 +1,7 @@
-"""A module of transformers as a network of rayfl: tokens in, logits out, every parameter by its own name.
+"""A module of transformers as a network of rayfl: tokens in, logits out, with unchanged parameter names.
 
-What a method adds is done by forward hooks, so that the module stays as it is: HeteroFL's Scaler behind every layer but
-the one that answers, and step sizes behind what ends a residual branch.
+Forward hooks leave the module unchanged and add HeteroFL's Scaler after every layer except the output layer, and step
+sizes at the end of residual branches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Sees = Literal["all", "before"]
 
 
 class Network(nn.Module):
-    """x [B, T] int64, -1 where nothing is -> logits [B, C] of sequences or [B, T, C] of tokens; with early exits a
+    """Network: x [B, T] int64, -1 for padding -> logits [B, C] of sequences or [B, T, C] of tokens; with early exits a
     tuple, the first exit's first."""
 
     def __init__(
@@ -35,9 +35,9 @@ class Network(nn.Module):
         has_exits: bool = False,
         has_head: bool = True,
     ):
-        """`children`: by name, what `run` computes with. `run`: transformers' forward; a bound method, because as a
-        module its parameters would have a second name. `pad`: the token that stands for nothing. `depths`: behind how
-        many layers "exit1", "exit2", ... of the children stand. `has_head`: whether `run` gives logits."""
+        """`children`: name -> module used by `run`. `run`: transformers' forward; a bound method, because a module
+        would give its parameters second names. `pad`: ID of the padding token. `depths`: number of layers before the
+        children "exit1", "exit2", .... `has_head`: whether `run` returns logits."""
         super().__init__()
         for name, child in children.items():
             self.add_module(name, child)
@@ -53,13 +53,13 @@ class Network(nn.Module):
             for number, depth in enumerate(self.depths, start=1)
         ]
         if self.has_head:
-            # a vocabulary may have more rows than there are tokens to answer
+            # a vocabulary may have more rows than output tokens
             answers.append(given.logits[..., : self.classes])
         return tuple(answers) if self.has_exits else answers[0]
 
     def set_submodule(self, target: str, module: nn.Module, strict: bool = False) -> None:
         super().set_submodule(target, module, strict)
-        # what computes is transformers' module, which has the children too
+        # `run` belongs to transformers' module, which has the same children
         owner = getattr(self.run, "__self__")  # noqa: B009
         owner.set_submodule(target, module, strict)
 
@@ -91,7 +91,7 @@ def stepped(block: nn.Module, branches: Sequence[str]) -> None:
     for number, path in enumerate(branches, start=1):
         step = Step()
         block.add_module(f"step{number}", step)
-        # a partial can be copied with the network, and a function would keep the step of the original
+        # a partial is copied with the network; a closure would keep the step of the original
         block.get_submodule(path).register_forward_hook(partial(_multiplied, step))
 
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 
 def frozen(value: Any) -> Any:
-    """Mappings as tuples of pairs, lists as tuples, all the way down.
+    """Return mappings as tuples of pairs and lists as tuples, recursively.
 
     >>> frozen({"rope_parameters": {"rope_type": "default"}, "layers": [1, 2]})
     (('layers', (1, 2)), ('rope_parameters', (('rope_type', 'default'),)))
@@ -18,7 +18,7 @@ def frozen(value: Any) -> Any:
 
 
 def plain(settings: tuple[Any, ...]) -> dict[str, Any]:
-    """The mapping that `frozen` was given.
+    """Return the mapping passed to `frozen`.
 
     >>> plain(frozen({"rope_parameters": {"rope_type": "default"}, "layers": [1, 2]}))
     {'layers': [1, 2], 'rope_parameters': {'rope_type': 'default'}}
@@ -36,7 +36,7 @@ def _thawed(value: Any) -> Any:
 def _read(value: Any) -> Any:
     if isinstance(value, Mapping) or value in ((), []):
         return frozen(value)
-    raise ValueError("a mapping of names of the configuration")
+    raise ValueError("a mapping from names of the configuration to values")
 
 
 Settings = Annotated[
