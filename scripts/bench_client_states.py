@@ -83,12 +83,12 @@ class Watch:
     def _now(self) -> dict[str, int]:
         held = {"object store": store_bytes()}
         for name, pid in self.pids.items():
-            anonymous, shared = cached_module(pid)
+            anonymous, shared = resident_memory(pid)
             held |= {f"{name}, own": anonymous, f"{name}, mapped from the store": shared}
         return held
 
 
-def cached_module(pid: int) -> tuple[int, int]:
+def resident_memory(pid: int) -> tuple[int, int]:
     """Return a process's memory in bytes: its own, and shared."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}

@@ -108,7 +108,7 @@ def ways(net: Net, size: int, device: torch.device) -> dict[str, Step]:
         "SGD, fused": plain(fused=True),
         "rayfl, not recorded": lambda: eager.run(*batch, LR),
         "rayfl, recorded": lambda: recorded.run(*batch, LR),
-        f"vmap of {TOGETHER}, per client": add_updates(net.build().to(device), batch)[0],
+        f"vmap of {TOGETHER}, per client": vmap_step(net.build().to(device), batch)[0],
     }
     if device.type == "cuda":
         module = net.build().to(device)
@@ -123,7 +123,7 @@ def step_of(module: Callable, optimizer: torch.optim.Optimizer, batch: tuple[tor
     optimizer.step()
 
 
-def add_updates(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
+def vmap_step(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Step, Params]:
     """Return a function that steps several equal clients at once, and their parameters, [clients, ...] each."""
     module.train()
     params, _ = stack_module_state([module] * TOGETHER)

@@ -72,8 +72,8 @@ class DataContract:
             )
         cut = [[one for part in parts for one in part] for parts in zip(*some.in_order(5), strict=True)]
         [whole] = some.in_order(len(some))
-        for of_parts, add_updates in zip(cut, whole, strict=True):
-            for one, other in zip(of_parts, add_updates, strict=True):
+        for of_cut, of_whole in zip(cut, whole, strict=True):
+            for one, other in zip(of_cut, of_whole, strict=True):
                 # sequences are padded to the longest of their batch
                 torch.testing.assert_close(one, other[: len(one)] if one.dim() == 1 else other)
 
