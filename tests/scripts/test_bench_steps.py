@@ -37,7 +37,7 @@ def test_clients_together_train_as_each_alone(bench):
     gpu = bench("bench_gpu")
     net, module = gpu.DRY.nets["group norm"], gpu.DRY.nets["group norm"].build()
     batch, before = gpu.batch_of(net, 4, CPU), [p.detach().clone() for p in module.parameters()]
-    step, params = gpu.add_updates(module, batch)
+    step, params = gpu.vmap_step(module, batch)
     step()
     gpu.step_of(module, torch.optim.SGD(module.parameters(), gpu.LR), batch)
     for p, own, was in zip(module.parameters(), params.values(), before, strict=True):
