@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rayfl.data.partition.base import Partition as Partition
     from rayfl.driver import Result as Result
     from rayfl.driver import Session as Session
-    from rayfl.driver import export as export
     from rayfl.driver import run as run
     from rayfl.driver import start as start
     from rayfl.experiment import Experiment as Experiment
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from rayfl.methods.dense import Dense as Dense
     from rayfl.models.base import ImageModel as ImageModel
     from rayfl.models.base import Model as Model
+    from rayfl.networks import export as export
     from rayfl.system import Availability as Availability
     from rayfl.system import Device as Device
     from rayfl.system import Devices as Devices
@@ -62,12 +62,13 @@ _PUBLIC = {
     "data.images": ("ImageData", "Images"),
     "data.memory": ("InMemory",),
     "data.partition.base": ("NOBODY", "Labels", "Partition"),
-    "driver": ("Result", "Session", "export", "run", "start"),
+    "driver": ("Result", "Session", "run", "start"),
     "experiment": ("Experiment",),
     "listeners": ("Listener",),
     "methods.base": ("Client", "Deployment", "Method", "Task", "Visit"),
     "methods.dense": ("Dense",),
     "models.base": ("ImageModel", "Model"),
+    "networks": ("export",),
     "system": ("Availability", "Device", "Devices", "Speed"),
     "training": ("Transform",),
     "tuning.comparison": ("Comparison", "sweep"),

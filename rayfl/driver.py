@@ -1,7 +1,7 @@
 """Running an experiment: the command line, notebooks and scripts all call `run` or, round by round, `start`."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +11,16 @@ import numpy as np
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.data.memory import InMemory
-from rayfl.engine.checked import Checked
-from rayfl.engine.checkpoints import BEST, Best, complete, forget_after, latest, round_of, same_config
+from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
+from rayfl.engine.files import check_place
 from rayfl.engine.locks import Temporary, clear_temporary, locked
-from rayfl.engine.simulation import STEP_SECONDS, Simulation
+from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.listeners import Listener, tell
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
+from rayfl.networks import at_checkpoint, check_device, place_of
 from rayfl.results.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-CHECKPOINTS = "checkpoints"
 LOADING, WRITING = "loading the data", "writing tables and plots"
 STARTING = {"ray": "starting Ray and the client actors", "serial": "preparing the first round"}
 """Executor -> phase of a run before its first round."""
@@ -209,8 +208,8 @@ class Result:
         `best`: of the best round instead of the last, if `run.checkpoint` was best."""
         from rayfl.exporting.submodels import as_module
 
-        place = _place(self.folder.path, best)
-        return as_module(_at_checkpoint(self.experiment, place, capacity, client, print)[1])
+        place = place_of(self.folder.path, best)
+        return as_module(at_checkpoint(self.experiment, place, capacity, client, print)[1])
 
 
 # round by round
@@ -271,118 +270,8 @@ class Session:
 
         if self._open is None:
             raise RuntimeError("the run has ended. Hint: `with rayfl.start(...) as session` keeps it open")
-        _check_device(self.experiment, capacity, client)
+        check_device(self.experiment, capacity, client)
         return as_module(self.simulation.deployment(capacity, client))
-
-
-# networks of a finished run
-
-
-def export(
-    folder: str | Path,
-    capacity: float,
-    to: str | Path,
-    client: int | None = None,
-    *,
-    row: str | None = None,
-    best: bool = False,
-    data: InMemory | None = None,
-    notify: Callable[[str], None] = print,
-) -> "nn.Module":
-    """Write the network deployed at this capacity, or a client's personal network, as files; return it.
-
-    `folder`: a run with a checkpoint, or a sweep, of which the best trial of `row` is exported. `best`: of the best
-    round instead of the last, if `run.checkpoint` was best. `data`: the arrays, if they were in memory; only needed for
-    norms without statistics. See `rayfl.exporting.submodels` for the list of files.
-    """
-    from rayfl.exporting.submodels import export_submodel
-
-    folder, to = Path(folder), Path(to)
-    record = RunFolder.open(folder)
-    if record.kind == "sweep" or row is not None:
-        record = _best_trial(record, row)
-        folder = record.path
-        notify(f"exporting {folder}")
-    experiment = read_experiment(record.config, str(folder / "config.json"))
-    if isinstance(experiment.data, InMemory) and data is not None:
-        experiment = experiment.with_(data=experiment.data.holding(data))
-    place = _place(folder, best)
-    _check_place(to)
-    if to.exists() and any(to.iterdir()):
-        raise ConfigError(f"{to}: the folder is not empty. Allowed: a new or empty folder")
-    round, deployed = _at_checkpoint(experiment, place, capacity, client, notify)
-    if deployed.is_start:
-        owner = "no client is given" if client is None else f"client {client} has not taken part yet"
-        notify(
-            f"this network is untrained: method {experiment.method.name} trains a personal network per client, and "
-            f"{owner}"
-        )
-    about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
-    about |= {"samples": experiment.data.prepare.plain()}
-    return export_submodel(deployed, to, about, notify, experiment.data.attached)
-
-
-def deployments(
-    folder: str | Path, *, arrays: Arrays | None = None, notify: Callable[[str], None] = print
-) -> dict[float, Deployment]:
-    """Return the network of every capacity at a run's newest valid checkpoint, with its norms' statistics, largest
-    capacity first. `arrays`: the data, if they are already loaded."""
-    record = RunFolder.open(folder)
-    experiment = read_experiment(record.config, str(record.path / "config.json"))
-    with _restored(experiment, record.path / CHECKPOINTS, notify, arrays) as (_, simulation):
-        return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
-
-
-def _best_trial(sweep: RunFolder, row: str | None) -> RunFolder:
-    """Return the trial with the best point of a sweep's row; of several seeds, the first."""
-    from rayfl.results.findings import found_in
-
-    if sweep.kind != "sweep":
-        raise ConfigError(f"--row: {sweep.path} has no rows. Allowed: only with the folder of a sweep")
-    paths = {record["label"]: record["path"] for record in reversed(found_in(sweep.path).best)}
-    if row not in paths:
-        problem = "the folder is a sweep" if row is None else f"row {row!r} has no evaluated trial"
-        raise ConfigError(f"{sweep.path}: {problem}. Allowed: --row with one of {', '.join(sorted(paths))}")
-    return RunFolder.open(paths[row])
-
-
-def _place(folder: Path, best: bool) -> Path:
-    """Return the folder of a run's checkpoints, or of the best one."""
-    checkpoints = folder / CHECKPOINTS
-    if not complete(checkpoints):
-        raise ConfigError(f"{folder}: the folder has no checkpoint. Allowed: the folder of a run or a sweep")
-    if best and not complete(checkpoints / BEST):
-        raise ConfigError(f"{folder}: the run has no best checkpoint. Allowed: a run with `run.checkpoint: best`")
-    return checkpoints / BEST if best else checkpoints
-
-
-def _at_checkpoint(
-    experiment: Experiment, place: Path, capacity: float, client: int | None, notify: Callable[[str], None]
-) -> tuple[int, Deployment]:
-    """Return the round of the newest valid checkpoint in a folder, and the network of a capacity or client. Load the
-    data only if norms need statistics from it."""
-    _check_device(experiment, capacity, client)
-    found = latest(place, experiment.result_config(), notify)
-    assert found is not None
-    personal = None if client is None else found.client_states.personal(client)
-    deployed = Checked(experiment.bound()).deploy(found.state, found.round, capacity, personal)
-    if deployed.has_statistics or experiment.evaluation.statistics == "batch":
-        return found.round, deployed
-    with _restored(experiment, place, lambda note: None) as (round, simulation):
-        return round, simulation.deployment(capacity, client)
-
-
-@contextmanager
-def _restored(
-    experiment: Experiment, place: Path, notify: Callable[[str], None], arrays: Arrays | None = None
-) -> Iterator[tuple[int, Simulation]]:
-    """Yield the round of the newest valid checkpoint in a folder, and the simulation at that round."""
-    with Temporary() as scratch:
-        simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
-        round, notes = simulation.restore(place)
-        for note in notes:
-            notify(note)
-        yield round, simulation
 
 
 # shared
@@ -390,17 +279,6 @@ def _restored(
 
 def as_experiment(given: Experiment | Mapping[str, Any]) -> Experiment:
     return given if isinstance(given, Experiment) else read_experiment(given, "experiment")
-
-
-def load_data(experiment: Experiment) -> Arrays:
-    """Load the arrays and make every check that needs them, before anything else is started."""
-    arrays = experiment.data.arrays()
-    experiment.federate(arrays)
-    experiment.model.prepare()
-    if experiment.system is not None:
-        with Temporary() as folder:
-            Simulation(experiment, arrays, folder).schedule.check()
-    return arrays
 
 
 @contextmanager
@@ -429,24 +307,13 @@ def claimed(path: Path, config: Mapping[str, Any], resume: bool) -> Iterator[Non
 def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
     """Raise a ConfigError unless a folder is new or, with `resume`, holds a run or sweep of the same configuration."""
     if not resume:
-        _check_place(path)
+        check_place(path)
         if RunFolder.exists(path):
             raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
         return
     record = RunFolder.open(path)
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))
     same_config(path / "config.json", old, new)
-
-
-def _check_place(path: Path) -> None:
-    """Raise a ConfigError if a folder cannot be made."""
-    try:
-        above = next(place for place in (path, *path.parents) if place.exists())
-        reason = "" if above.is_dir() else f"{above} is a file"
-    except OSError as error:
-        reason = str(error.strerror)
-    if reason:
-        raise ConfigError(f"{path}: the folder cannot be made: {reason}. Allowed: a new or an existing folder")
 
 
 def _with_metrics(path: Path) -> list[str]:
@@ -472,16 +339,6 @@ def _open_folder(path: Path, experiment: Experiment) -> RunFolder:
         experiment.facts(),
         costs=experiment.costs(),
     )
-
-
-def _check_device(experiment: Experiment, capacity: float, client: int | None) -> None:
-    levels, clients = experiment.clients.all_capacities, experiment.clients.count
-    if capacity not in levels:
-        raise ConfigError(
-            f"capacity: {capacity:g} is not valid. Allowed: {', '.join(f'{level:g}' for level in levels)}"
-        )
-    if client is not None and not 0 <= client < clients:
-        raise ConfigError(f"client: {client} is not valid. Allowed: 0 to {clients - 1}")
 
 
 def _table(lines: Sequence[Line]) -> "pd.DataFrame":

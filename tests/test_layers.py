@@ -25,6 +25,7 @@ LAYERS = (
     ("engine", "exporting"),
     ("engine.on_ray",),
     ("results",),
+    ("networks",),
     ("driver",),
     ("tuning",),
     ("reference", "clusters"),

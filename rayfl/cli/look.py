@@ -123,7 +123,7 @@ def export(
 ) -> None:
     """Export the submodel of a capacity: model.safetensors, config.json, and model.pt2 for torch.export.load. Filters
     and neurons removed by a mask are left out."""
-    from rayfl.driver import export as exported
+    from rayfl.networks import export as exported
 
     exported(folder, capacity, to, client, row=row, best=best, notify=warn)
     notify(f"model.safetensors, config.json and model.pt2 in {to}")

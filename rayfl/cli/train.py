@@ -66,6 +66,7 @@ def run(
         return
     with shows.busy(LOADING) as phase:
         from rayfl import driver
+        from rayfl.engine.simulation import load_data
         from rayfl.results.console import RunProgress, Shown
         from rayfl.results.findings import findings
         from rayfl.results.report import write_labels, write_report
@@ -78,7 +79,7 @@ def run(
         progress = RunProgress(experiment.method.name, experiment.rounds, judge, **shows.options)
         sending = sending_to(output, tracking_uri, progress.note, experiment_name)
         phase(driver.LOADING)
-        arrays = located(config, lambda: driver.load_data(experiment))
+        arrays = located(config, lambda: load_data(experiment))
     with progress, sending as sender:
         shown = Shown.on(progress, sender.add)
         result = driver.run(experiment, folder, resume=resume, address=address, listeners=[shown], arrays=arrays)
@@ -138,6 +139,8 @@ def sweep(
         return
     with shows.busy(LOADING) as phase:
         from rayfl import driver
+        from rayfl.engine.simulation import load_data
+        from rayfl.networks import deployments
         from rayfl.results.console import SweepProgress
         from rayfl.results.mlflow.models import log_models
         from rayfl.tuning import comparison
@@ -151,7 +154,7 @@ def sweep(
         progress = SweepProgress(plan.trials, rounds, plan.search.metric, plan.mode, **shows.options)
         sending = sending_to(output, tracking_uri, progress.note, experiment_name)
         phase(driver.LOADING)
-        arrays = located(config, lambda: driver.load_data(plan.first))
+        arrays = located(config, lambda: load_data(plan.first))
     clients, data = plan.first.clients.count, plan.first.data.name
     shows.notify(
         f"{plan.name}: {len(plan.rows)} methods, {plan.trials} trials of {rounds} rounds, {clients} clients on {data}"
@@ -172,7 +175,7 @@ def sweep(
     shows.results(found.best, found.folder.facts.judge, published, found.tuned)
     if not no_models:
         with shows.busy("logging the tuned submodels in MLflow"):
-            networks = partial(driver.deployments, arrays=arrays, notify=progress.note)
+            networks = partial(deployments, arrays=arrays, notify=progress.note)
             log_models(sender.copy, found.folder, networks)
     shows.places("results.csv, results.md and plots", folder, output, tracking_uri, sender.page(folder))
 

@@ -37,6 +37,8 @@ MANIFEST = "manifest.json"
 STATE = "state.safetensors"
 KEPT = "kept.npy"
 STORE = "kept"
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in that of a run."""
 BEST = "best"
 VALUE = "best.json"
 

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from rayfl.config import ConfigError
 from rayfl.core.modes import as_new
 from rayfl.core.tensors import Tensors, leaves, nest
 
@@ -99,3 +100,14 @@ def checksum(tensors: Tensors) -> str:
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}\n".encode())
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
+
+
+def check_place(path: Path) -> None:
+    """Raise a ConfigError if a folder cannot be made."""
+    try:
+        above = next(place for place in (path, *path.parents) if place.exists())
+        reason = "" if above.is_dir() else f"{above} is a file"
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise ConfigError(f"{path}: the folder cannot be made: {reason}. Allowed: a new or an existing folder")

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from rayfl.engine.checked import Checked, RunFailed, check_finite
 from rayfl.engine.client_states import ClientStates
 from rayfl.engine.evaluator import Clients, Evaluator
 from rayfl.engine.jobs import Broadcast, Executor, Job, Refine, Train, Trained
+from rayfl.engine.locks import Temporary
 from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.evaluation import Evaluation
@@ -83,11 +84,10 @@ class Simulation:
             self.method, self.data, self.seed, experiment.updates, experiment.scores, experiment.evaluation.statistics
         )
         self.executor = make_executor(self.recipe) if make_executor else self._serial(arrays)
-        self._train, self._test_samples = arrays.train, arrays.test_samples
+        self._arrays = arrays
         self.client_states = ClientStates(folder / "client_states")
         self.state = self.verbs.init()
         self.round = 0
-        self.schedule = self._schedule(arrays)
         self.past = Past()
         """The schedule's past: simulated time, and clients that are training."""
         self.versions: dict[int, State] = {}
@@ -101,7 +101,9 @@ class Simulation:
     def _serial(self, arrays: Arrays) -> Executor:
         return Serial(Worker(self.recipe, arrays), self.experiment.run.threads)
 
-    def _schedule(self, arrays: Arrays) -> Schedule:
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The rounds' plans. With a `system:` section, the first use counts the work of a visit (`engine.traffic`)."""
         system, training, sizes = self.experiment.system, self.method.task.training, self.data.train.sizes
         if system is None:
             return Untimed(self.clients, self.seed)
@@ -110,7 +112,7 @@ class Simulation:
             size = int(sizes[id])
             return training.samples_of(size), training.batches_of(size)
 
-        fleet = Fleet(system, self.clients, self.seed, traffic.work(self.experiment, arrays, Simulation), samples)
+        fleet = Fleet(system, self.clients, self.seed, traffic.work(self.experiment, self._arrays, Simulation), samples)
         return Timed(fleet)
 
     @property
@@ -126,6 +128,7 @@ class Simulation:
     def advance(self) -> Line | None:
         """Run the next part of a round: its local updates or server tasks. After the last part, evaluate if due and
         return the round's metrics."""
+        _ = self.schedule  # not part of a round's seconds
         started = time.perf_counter()
         spent = self.partial_round.get("seconds", 0.0)
         line = self._refine() if self.partial_round else self.train()
@@ -257,7 +260,7 @@ class Simulation:
     def _present(self, id: int) -> torch.Tensor:
         """Return a client's label set."""
         rows = self.data.train[id]
-        return self.data.goal.present({name: as_tensor(array[rows]) for name, array in self._train.items()})
+        return self.data.goal.present({name: as_tensor(array[rows]) for name, array in self._arrays.train.items()})
 
     def _chunks(self, cohort: Cohort) -> list[Chunk]:
         """Return the clients of every job: aligned parts of a selection's pairwise sum, so that its bits do not depend
@@ -306,7 +309,9 @@ class Simulation:
     def evaluate(self) -> Line:
         """Return the metrics of every capacity and client after `round` rounds."""
         deployed = {c: self.verbs.deploy(self.state, self.round, c) for c in self.clients.all_capacities}
-        line, self.client_scores = self.evaluator.evaluate(deployed, self._clients(), self.round, self._test_samples)
+        line, self.client_scores = self.evaluator.evaluate(
+            deployed, self._clients(), self.round, self._arrays.test_samples
+        )
         kind = self.experiment.evaluation.statistics
         if not self._is_noted and kind != DEFAULT_STATISTICS and all(d.has_statistics for d in deployed.values()):
             self._is_noted = True
@@ -384,3 +389,14 @@ def _by_version(groups: State, numbers: Iterable[int]) -> tuple[State, dict[int,
         changed = {name: groups.get(f"{VERSION}{version} {name}", {}) for name in newer}
         newer = versions[version] = {name: tensors | changed[name] for name, tensors in newer.items()}
     return state, versions
+
+
+def load_data(experiment: Experiment) -> Arrays:
+    """Load the arrays and make every check that needs them, before anything else is started."""
+    arrays = experiment.data.arrays()
+    experiment.federate(arrays)
+    experiment.model.prepare()
+    if experiment.system is not None and experiment.system.has_deadline:
+        with Temporary() as folder:
+            Simulation(experiment, arrays, folder).schedule.check()
+    return arrays

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.partition.base import label_counts
-from rayfl.engine.checkpoints import latest
+from rayfl.engine.checkpoints import CHECKPOINTS, latest
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.results import published
 from rayfl.results.budgets import write_equal_cost
@@ -80,7 +80,7 @@ def deployments(folder: Path, notify: Notify) -> Deployments:
 
 
 def _deployed(experiment: Experiment, folder: Path, notify: Notify) -> Deployments:
-    found = latest(folder / "checkpoints", experiment.result_config(), notify, client_states=False)
+    found = latest(folder / CHECKPOINTS, experiment.result_config(), notify, client_states=False)
     if found is None:
         raise ConfigError(f"{folder}: the run has no checkpoint")
     method = experiment.bound()

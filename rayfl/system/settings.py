@@ -104,6 +104,11 @@ class System(Config):
             )
 
     @property
+    def has_deadline(self) -> bool:
+        """True if rounds end at a deadline, which may be too short for all clients."""
+        return isinstance(self.mode, Sync) and self.mode.deadline_s is not None
+
+    @property
     def mixes_versions(self) -> bool:
         """True if updates of older versions of the model are aggregated."""
         return isinstance(self.mode, Buffered) or self.mode.late_rounds > 0

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import LOADING, WRITING, claimed, load_data
+from rayfl.driver import LOADING, WRITING, claimed
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
+from rayfl.engine.simulation import load_data
 from rayfl.experiment import Experiment
 from rayfl.results.console import SweepProgress
 from rayfl.results.findings import findings

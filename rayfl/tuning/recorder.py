@@ -100,7 +100,7 @@ class Recorder(tune.Callback):
         record = self.trials[trial.trial_id]
         if trial.checkpoint is not None:
             with trial.checkpoint.as_directory() as folder:
-                checkpoints.copy(Path(folder), record.path / "checkpoints")
+                checkpoints.copy(Path(folder), record.path / checkpoints.CHECKPOINTS)
         done = ENDED in record.tags or record.rounds()[-1]["round"] >= record.config["rounds"]
         self._end(trial, "finished" if done else "stopped")
 

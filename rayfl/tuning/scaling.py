@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError
-from rayfl.driver import claimed, load_data, start
+from rayfl.driver import claimed, start
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
 from rayfl.engine.on_ray.cluster import cluster, is_own, require_room, room
+from rayfl.engine.simulation import load_data
 from rayfl.experiment import Experiment, lay_over, read_experiment
 from rayfl.results.console import ScaleProgress
 from rayfl.results.folder import RunFolder

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfl.engine.checkpoints import BEST, Best, DamagedCheckpoint, copy_best
+from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, DamagedCheckpoint, copy_best
 from rayfl.engine.files import remove
 from rayfl.engine.locks import Temporary
 from rayfl.engine.on_ray.actors import Crew
@@ -146,7 +146,7 @@ class FederatedTrial(tune.Trainable):
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder.path / "checkpoints"
+        return self.folder.path / CHECKPOINTS
 
     def restore(self, result) -> None:  # pyright: ignore
         """Restore the trial's newest valid checkpoint, or start again if there is none.

@@ -18,7 +18,7 @@ from rows import FACTS, study
 from servers import answering, fail, late, trickle
 
 import rayfl
-from rayfl import cli, driver
+from rayfl import cli, networks
 from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import write
 from rayfl.engine.client_states import ClientStates
@@ -578,7 +578,9 @@ def test_a_submodel_is_a_model_of_mlflow(mlflow, tmp_path, monkeypatch):
     sweep.finish("finished")
     assert mlflow.sync_all(tmp_path) == 0
     capacities = result.experiment.clients.all_capacities
-    log = functools.partial(models.log_models, mlflow, sweep, lambda path: driver.deployments(path, notify=pytest.fail))
+    log = functools.partial(
+        models.log_models, mlflow, sweep, lambda path: networks.deployments(path, notify=pytest.fail)
+    )
     assert log() == len(capacities) and log() == 0
     [found] = [one for one in stored(mlflow) if one.data.tags["rayfl.run_id"] == run.id]
     logged = [mlflow.store.client.get_logged_model(one.model_id) for one in found.outputs.model_outputs]

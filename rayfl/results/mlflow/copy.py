@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from rayfl.config import ConfigError
 from rayfl.config.plain import public
-from rayfl.engine.checkpoints import STORE
+from rayfl.engine.checkpoints import CHECKPOINTS, STORE
 from rayfl.results.files import read_lines
 from rayfl.results.folder import RunFolder, Status, flatten, runs
 from rayfl.results.made import NO_COMMIT, Made
@@ -194,7 +194,7 @@ class Copy:
             self._tag(run_id, {"error": run.error})
         if run.kind == "sweep":
             self._send_study(Study.of(run), run_id, experiment)
-        if final := max((run.path / "checkpoints").glob("round-*"), default=None):
+        if final := max((run.path / CHECKPOINTS).glob("round-*"), default=None):
             self._send_checkpoint(final, run_id)
         self.store.call("set_terminated", run_id, STATUS[run.status])
 

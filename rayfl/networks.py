@@ -1,0 +1,138 @@
+"""Networks of finished runs: from a checkpoint, and as files."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfl.config import ConfigError
+from rayfl.data.base import Arrays
+from rayfl.data.memory import InMemory
+from rayfl.engine.checked import Checked
+from rayfl.engine.checkpoints import BEST, CHECKPOINTS, complete, latest
+from rayfl.engine.files import check_place
+from rayfl.engine.locks import Temporary
+from rayfl.engine.simulation import Simulation, load_data
+from rayfl.experiment import Experiment, read_experiment
+from rayfl.methods.base import Deployment
+from rayfl.results.folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def export(
+    folder: str | Path,
+    capacity: float,
+    to: str | Path,
+    client: int | None = None,
+    *,
+    row: str | None = None,
+    best: bool = False,
+    data: InMemory | None = None,
+    notify: Callable[[str], None] = print,
+) -> "nn.Module":
+    """Write the network deployed at this capacity, or a client's personal network, as files; return it.
+
+    `folder`: a run with a checkpoint, or a sweep, of which the best trial of `row` is exported. `best`: of the best
+    round instead of the last, if `run.checkpoint` was best. `data`: the arrays, if they were in memory; only needed for
+    norms without statistics. See `rayfl.exporting.submodels` for the list of files.
+    """
+    from rayfl.exporting.submodels import export_submodel
+
+    folder, to = Path(folder), Path(to)
+    record = RunFolder.open(folder)
+    if record.kind == "sweep" or row is not None:
+        record = _best_trial(record, row)
+        folder = record.path
+        notify(f"exporting {folder}")
+    experiment = read_experiment(record.config, str(folder / "config.json"))
+    if isinstance(experiment.data, InMemory) and data is not None:
+        experiment = experiment.with_(data=experiment.data.holding(data))
+    place = place_of(folder, best)
+    check_place(to)
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(f"{to}: the folder is not empty. Allowed: a new or empty folder")
+    round, deployed = at_checkpoint(experiment, place, capacity, client, notify)
+    if deployed.is_start:
+        owner = "no client is given" if client is None else f"client {client} has not taken part yet"
+        notify(
+            f"this network is untrained: method {experiment.method.name} trains a personal network per client, and "
+            f"{owner}"
+        )
+    about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
+    about |= {"samples": experiment.data.prepare.plain()}
+    return export_submodel(deployed, to, about, notify, experiment.data.attached)
+
+
+def deployments(
+    folder: str | Path, *, arrays: Arrays | None = None, notify: Callable[[str], None] = print
+) -> dict[float, Deployment]:
+    """Return the network of every capacity at a run's newest valid checkpoint, with its norms' statistics, largest
+    capacity first. `arrays`: the data, if they are already loaded."""
+    record = RunFolder.open(folder)
+    experiment = read_experiment(record.config, str(record.path / "config.json"))
+    with _restored(experiment, record.path / CHECKPOINTS, notify, arrays) as (_, simulation):
+        return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
+
+
+def _best_trial(sweep: RunFolder, row: str | None) -> RunFolder:
+    """Return the trial with the best point of a sweep's row; of several seeds, the first."""
+    from rayfl.results.findings import found_in
+
+    if sweep.kind != "sweep":
+        raise ConfigError(f"--row: {sweep.path} has no rows. Allowed: only with the folder of a sweep")
+    paths = {record["label"]: record["path"] for record in reversed(found_in(sweep.path).best)}
+    if row not in paths:
+        problem = "the folder is a sweep" if row is None else f"row {row!r} has no evaluated trial"
+        raise ConfigError(f"{sweep.path}: {problem}. Allowed: --row with one of {', '.join(sorted(paths))}")
+    return RunFolder.open(paths[row])
+
+
+def place_of(folder: Path, best: bool) -> Path:
+    """Return the folder of a run's checkpoints, or of the best one."""
+    checkpoints = folder / CHECKPOINTS
+    if not complete(checkpoints):
+        raise ConfigError(f"{folder}: the folder has no checkpoint. Allowed: the folder of a run or a sweep")
+    if best and not complete(checkpoints / BEST):
+        raise ConfigError(f"{folder}: the run has no best checkpoint. Allowed: a run with `run.checkpoint: best`")
+    return checkpoints / BEST if best else checkpoints
+
+
+def at_checkpoint(
+    experiment: Experiment, place: Path, capacity: float, client: int | None, notify: Callable[[str], None]
+) -> tuple[int, Deployment]:
+    """Return the round of the newest valid checkpoint in a folder, and the network of a capacity or client. Load the
+    data only if norms need statistics from it."""
+    check_device(experiment, capacity, client)
+    found = latest(place, experiment.result_config(), notify)
+    assert found is not None
+    personal = None if client is None else found.client_states.personal(client)
+    deployed = Checked(experiment.bound()).deploy(found.state, found.round, capacity, personal)
+    if deployed.has_statistics or experiment.evaluation.statistics == "batch":
+        return found.round, deployed
+    with _restored(experiment, place, lambda note: None) as (round, simulation):
+        return round, simulation.deployment(capacity, client)
+
+
+@contextmanager
+def _restored(
+    experiment: Experiment, place: Path, notify: Callable[[str], None], arrays: Arrays | None = None
+) -> Iterator[tuple[int, Simulation]]:
+    """Yield the round of the newest valid checkpoint in a folder, and the simulation at that round."""
+    with Temporary() as scratch:
+        simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
+        round, notes = simulation.restore(place)
+        for note in notes:
+            notify(note)
+        yield round, simulation
+
+
+def check_device(experiment: Experiment, capacity: float, client: int | None) -> None:
+    levels, clients = experiment.clients.all_capacities, experiment.clients.count
+    if capacity not in levels:
+        raise ConfigError(
+            f"capacity: {capacity:g} is not valid. Allowed: {', '.join(f'{level:g}' for level in levels)}"
+        )
+    if client is not None and not 0 <= client < clients:
+        raise ConfigError(f"client: {client} is not valid. Allowed: 0 to {clients - 1}")
