@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rayfl.system import Availability as Availability
     from rayfl.system import Device as Device
     from rayfl.system import Devices as Devices
+    from rayfl.system import Sampler as Sampler
     from rayfl.system import Speed as Speed
     from rayfl.training import Transform as Transform
     from rayfl.tuning.comparison import Comparison as Comparison
@@ -69,7 +70,7 @@ _PUBLIC = {
     "methods.dense": ("Dense",),
     "models.base": ("ImageModel", "Model"),
     "networks": ("export",),
-    "system": ("Availability", "Device", "Devices", "Speed"),
+    "system": ("Availability", "Device", "Devices", "Sampler", "Speed"),
     "training": ("Transform",),
     "tuning.comparison": ("Comparison", "sweep"),
 }

@@ -80,6 +80,8 @@ class Trained:
     """Client -> its new state."""
     metrics: dict[str, float]
     """Sums over the chunk's clients."""
+    losses: Mapping[int, float]
+    """Client -> mean training loss, of updates that were not refused."""
     refused: list[tuple[int, str]]
     """(client, reason) of updates left out of `update`."""
 

@@ -170,13 +170,14 @@ class Simulation:
 
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
         answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
-        fold, totals, refused = Fold(self.state, self.experiment.server), {}, []
+        fold, totals, losses, refused = Fold(self.state, self.experiment.server), {}, {}, []
         for key, some in itertools.groupby(answers, key=lambda pair: pair[0].key):
             updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
             for chunk, answer in some:
                 assert isinstance(answer, Trained)
                 self._heed(answer)
                 metrics.add(answer.metrics, len(chunk.clients))
+                losses |= answer.losses
                 refused += answer.refused
                 if answer.size:
                     updates.add(answer.update, answer.size)
@@ -190,7 +191,8 @@ class Simulation:
         moments = {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
         own = {group: t for group, t in self.state.items() if group not in moments}
         known = self.versions | {self.round: own}
-        self.past, self.versions = plan.past, {version: known[version] for version in plan.past.versions}
+        self.past = self.schedule.learned(plan, self.round, losses)
+        self.versions = {version: known[version] for version in self.past.versions}
         if plan.visits:
             self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
         line = finished(totals) | {"refused": len(refused), **plan.metrics}

@@ -62,7 +62,7 @@ class Worker:
     def train(self, broadcast: Broadcast, job: Train) -> Trained:
         """Return the sum of the local updates of a chunk of clients with one selection."""
         updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
-        client_states, refused, before = {}, [], norm([broadcast.payload])
+        client_states, losses, refused, before = {}, {}, [], norm([broadcast.payload])
         for client in job.clients:
             client_state = job.client_states.get(client.id)
             update, numbers, reason = self._answer(
@@ -72,10 +72,11 @@ class Worker:
             metrics.add(numbers)
             if update is not None:
                 client_states |= update.client_states
+                losses[client.id] = numbers.get("train_loss", 0.0) / (numbers["train_samples"] or 1)
                 update.client_states, update.metrics = {}, {}
             else:
                 refused.append((client.id, reason))
-        return Trained(updates.total, len(job.clients), client_states, metrics.total, refused)
+        return Trained(updates.total, len(job.clients), client_states, metrics.total, losses, refused)
 
     def _answer(
         self, broadcast: Broadcast, client: Client, client_state: ClientState | None, before: float

@@ -9,7 +9,7 @@ from rayfl.config import ConfigError, Kind, Named
 from rayfl.data import SCORES_KIND
 from rayfl.experiment import NAMED
 from rayfl.listeners import LISTENERS_KIND
-from rayfl.system import AVAILABILITY_KIND, DEVICES_KIND
+from rayfl.system import AVAILABILITY_KIND, DEVICES_KIND, SAMPLERS_KIND
 from rayfl.training.transforms import TRANSFORMS_KIND
 
 KINDS: Mapping[str, Kind] = {
@@ -19,6 +19,7 @@ KINDS: Mapping[str, Kind] = {
     "listeners": LISTENERS_KIND,
     "system.devices": DEVICES_KIND,
     "system.availability": AVAILABILITY_KIND,
+    "system.sampler": SAMPLERS_KIND,
 }
 """Place in a file -> kind of class named there."""
 

@@ -8,6 +8,10 @@ from rayfl.system.devices import Devices as Devices
 from rayfl.system.devices import Speed as Speed
 from rayfl.system.fleet import Fleet as Fleet
 from rayfl.system.fleet import Work as Work
+from rayfl.system.samplers import SAMPLERS_KIND as SAMPLERS_KIND
+from rayfl.system.samplers import Candidates as Candidates
+from rayfl.system.samplers import Sampler as Sampler
+from rayfl.system.samplers import Visited as Visited
 from rayfl.system.schedule import Past as Past
 from rayfl.system.schedule import Plan as Plan
 from rayfl.system.schedule import Schedule as Schedule

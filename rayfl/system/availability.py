@@ -1,8 +1,11 @@
 """Availability of clients: the times at which they can be asked, and until when they stay."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -98,43 +101,61 @@ class Trace(Availability):
     """Period of the trace in seconds."""
 
     def check(self, clients: int) -> None:
-        known = _trace(self.file, self.period_s)
-        if len(known) < clients:
-            raise ValueError(f"{self.file} has {len(known)} clients. Allowed: at least {clients}")
+        known = len(_trace(self.file, self.period_s)[0]) - 1
+        if known < clients:
+            raise ValueError(f"{self.file} has {known} clients. Allowed: at least {clients}")
 
     def until(self, client: int, seconds: float, seed: int) -> float:
-        starts, ends = _trace(self.file, self.period_s)[client]
-        if len(starts) and starts[0] == 0 and ends[0] == self.period_s:
+        first, starts, ends = _trace(self.file, self.period_s)
+        own = slice(first[client], first[client + 1])
+        if starts[own][0] == 0 and ends[own][0] == self.period_s:
             return math.inf
         end = seconds
         while True:
             turn, at = divmod(end, self.period_s)
-            i = int(np.searchsorted(starts, at, side="right")) - 1
-            if i < 0 or at >= ends[i]:
+            i = first[client] + int(np.searchsorted(starts[own], at, side="right")) - 1
+            if i < first[client] or at >= ends[i]:
                 return end
             end = turn * self.period_s + float(ends[i])
 
 
 @lru_cache(maxsize=4)
-def _trace(path: str, period: float) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the starts and ends of every client's intervals."""
-    columns = ("client", "start_s", "end_s")
-    found: dict[int, list[tuple[float, float]]] = {}
-    for line, row in enumerate(rows_of(path, columns, columns), 2):
-        try:
-            client, start, end = int(row["client"]), float(row["start_s"]), float(row["end_s"])
-        except ValueError:
-            raise ConfigError(f"{path}: line {line}: {', '.join(row.values())} are not three numbers") from None
-        before = found.setdefault(client, [])
-        if client < 0 or not (before[-1][1] if before else 0) <= start < end <= period:
-            raise ConfigError(
-                f"{path}: line {line}: {start:g} to {end:g} of client {client} is not valid. Allowed: ascending "
-                f"intervals of one client without overlaps, between 0 and period_s = {period:g}"
-            )
-        before.append((start, end))
-    if missing := sorted(set(range(max(found, default=0) + 1)) - found.keys()):
-        raise ConfigError(f"{path}: client {missing[0]} is missing. Allowed: intervals of all clients from 0")
-    return [(np.array([s for s, _ in some]), np.array([e for _, e in some])) for _, some in sorted(found.items())]
+def _trace(path: str, period: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the intervals of all clients: the first one of each client [clients + 1], starts and ends [intervals]."""
+    client, start, end = numbers_of(path, ("client", "start_s", "end_s"))
+    order = np.argsort(client, kind="stable")
+    client, start, end = client[order], start[order], end[order]
+    before = np.where(np.diff(client, prepend=-1) == 0, np.concatenate([[0.0], end[:-1]]), 0.0)
+    valid = (client >= 0) & (client % 1 == 0) & (before <= start) & (start < end) & (end <= period)
+    if not valid.all():
+        i = int(np.argmin(valid))
+        raise ConfigError(
+            f"{path}: line {order[i] + 2}: {start[i]:g} to {end[i]:g} of client {client[i]:g} is not valid. Allowed: "
+            f"ascending intervals of one client without overlaps, between 0 and period_s = {period:g}"
+        )
+    ids, first = np.unique(client, return_index=True)
+    missing = np.setdiff1d(np.arange(len(ids) + 1), ids)[0]
+    if missing < max(len(ids), 1):
+        raise ConfigError(f"{path}: client {missing} is missing. Allowed: intervals of all clients from 0")
+    return np.append(first, len(client)), start, end
+
+
+def numbers_of(path: str, columns: Sequence[str]) -> np.ndarray:
+    """Return the columns [n, lines] float64 of a CSV file of numbers with a header."""
+    try:
+        with Path(path).open(newline="") as file, warnings.catch_warnings(action="ignore"):
+            header = [name.strip() for name in file.readline().split(",")]
+            places = [header.index(name) for name in columns]
+            # a file without lines gives no columns
+            return np.loadtxt(file, delimiter=",", usecols=places, ndmin=2).reshape(-1, len(columns)).T
+    except (OSError, ValueError):
+        # finds the line of the problem
+        for line, row in enumerate(rows_of(path, columns, columns), 2):
+            try:
+                [float(row[name]) for name in columns]
+            except ValueError:
+                raise ConfigError(f"{path}: line {line}: {', '.join(row.values())} are not numbers") from None
+        raise
 
 
 AVAILABILITIES: dict[str, type[Availability]] = {

@@ -11,15 +11,20 @@ no measurement of the machine that simulates.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
 from rayfl.clients import Population
 from rayfl.core.seeds import numpy_generator
 from rayfl.system.devices import Device, Speed
+from rayfl.system.samplers import Candidates
 from rayfl.system.settings import System
+
+MOST_PROFILED = 1000
+"""Clients whose visits are timed before a run, at most."""
 
 
 @dataclass(frozen=True)
@@ -110,29 +115,24 @@ class Fleet:
         bytes = work.bytes_down + work.bytes_up
         return Dispatch(client, version, start, min(finish, leaves), is_lost, device.kind, flops, bytes)
 
-    def ask(self, wanted: int, version: int, draw: int, seconds: float, busy: Collection[int]) -> list[int]:
-        """Return up to `wanted` different clients that are available and not busy, ascending. `draw`: number of the
-        draw for this version. If everybody is free, this is the draw of a run without a system."""
-        population, availability = self.population, self.system.availability
-        if draw == 0 and not busy and wanted <= population.count:
-            first = population.sample(self.seed, version, wanted)
-            if all(availability.until(id, seconds, self.seed) > seconds for id in first):
-                return first
-        generator = numpy_generator(self.seed, "asked", version, draw)
-        seen, found = set(busy), []
-        for id in self._drawn(generator, wanted):
-            if len(found) == wanted:
-                break
-            if id not in seen:
-                seen.add(id)
-                if availability.until(id, seconds, self.seed) > seconds:
-                    found.append(id)
-        return sorted(found)
+    def candidates(self, version: int, draw: int, seconds: float, busy: Collection[int]) -> Candidates:
+        """Return the clients that can be asked now. `draw`: number of the draw for this version."""
+        until = self.system.availability.until
+        return Candidates(
+            self.population.count,
+            numpy_generator(self.seed, "asked", version, draw),
+            lambda id: id not in busy and until(id, seconds, self.seed) > seconds,
+            lambda id: self.samples(id)[0],
+            lambda id: sum(self.seconds(id)),
+            lambda: self.profile,
+            None if draw or busy else partial(self.population.sample, self.seed, version),
+        )
 
-    def _drawn(self, generator: np.random.Generator, wanted: int) -> Iterator[int]:
-        """Yield random clients, with repetitions, and all of them if these were not enough."""
-        yield from generator.integers(self.population.count, size=16 * wanted).tolist()
-        yield from generator.permutation(self.population.count).tolist()
+    @cached_property
+    def profile(self) -> np.ndarray:
+        """Ascending seconds of visits of at most 1,000 clients."""
+        step = -(-self.population.count // MOST_PROFILED)
+        return np.sort([sum(self.seconds(id)) for id in range(0, self.population.count, step)])
 
     def seconds(self, client: int) -> tuple[float, float, float]:
         """Return the seconds of a client's download, training and upload at mean speeds."""

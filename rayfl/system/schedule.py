@@ -16,6 +16,7 @@ from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.metrics import UPDATES
 from rayfl.system.fleet import Dispatch, Fleet
+from rayfl.system.samplers import Memory, Visited
 from rayfl.system.settings import Buffered, Sync
 from rayfl.system.staleness import Staleness
 
@@ -23,8 +24,6 @@ IDLE_S = 600.0
 """Seconds until the server asks again if no client is available."""
 MOST_IDLE_S = 30 * 86_400.0
 """Seconds without an available client after which a run is given up."""
-MOST_CHECKED = 1000
-"""Clients whose visits are compared with a deadline before a run."""
 MOST_DISPATCHES = 1000
 """Dispatches per update of a buffer after which a run is given up, because none arrives."""
 
@@ -37,6 +36,8 @@ class Past:
     """Simulated time since the start of the run."""
     running: tuple[Dispatch, ...] = ()
     """Clients that are training."""
+    memory: Memory = field(default_factory=dict)
+    """The sampler's memory."""
 
     @property
     def versions(self) -> set[int]:
@@ -48,7 +49,7 @@ class Past:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "Past":
-        return cls(given["seconds"], tuple(Dispatch(**one) for one in given["running"]))
+        return cls(given["seconds"], tuple(Dispatch(**one) for one in given["running"]), given.get("memory", {}))
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Plan:
     """After the round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     staleness: Staleness = Staleness()
+    durations: Mapping[int, float] = field(default_factory=dict)
+    """Client -> seconds of its visit."""
 
 
 class Schedule(Protocol):
@@ -69,6 +72,10 @@ class Schedule(Protocol):
     def plan(self, past: Past, round: int) -> Plan:
         """Return the plan of a round."""
         ...
+
+    def learned(self, plan: Plan, round: int, losses: Mapping[int, float]) -> Past:
+        """Return the past after a round. `losses`: client -> mean training loss, of aggregated updates."""
+        return plan.past
 
     def check(self) -> None:
         """Raise a ConfigError if no round could have an update."""
@@ -107,15 +114,17 @@ class Timed(Schedule):
         return self._buffered(mode, past, round) if isinstance(mode, Buffered) else self._sync(mode, past, round)
 
     def check(self) -> None:
-        mode, count = self.fleet.system.mode, self.fleet.population.count
+        mode, profile = self.fleet.system.mode, self.fleet.profile
         if isinstance(mode, Sync) and mode.deadline_s is not None:
-            some = range(0, count, -(-count // MOST_CHECKED))
-            fastest = min(sum(self.fleet.seconds(id)) for id in some)
-            if fastest > mode.deadline_s:
+            if profile[0] > mode.deadline_s:
                 raise ConfigError(
                     f"system.mode.deadline_s: no client can finish within {mode.deadline_s:g} seconds. Allowed: more "
-                    f"than {fastest:.3g}, the fastest visit of {len(some)} clients"
+                    f"than {profile[0]:.3g}, the fastest visit of {len(profile)} clients"
                 )
+
+    def learned(self, plan: Plan, round: int, losses: Mapping[int, float]) -> Past:
+        visits = [Visited(id, self.fleet.samples(id)[0], losses[id], plan.durations[id]) for id in sorted(losses)]
+        return replace(plan.past, memory=self.fleet.system.sampler.learned(plan.past.memory, round, visits))
 
     def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
         return np.array([self.fleet.capacity(id, round) for id in ids.tolist()], dtype=np.float64)
@@ -123,7 +132,7 @@ class Timed(Schedule):
     def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
         cohort, start = self.fleet.population.cohort, past.seconds
         busy = {one.client for one in past.running}
-        new = self._dispatched(self.fleet.system.asked(cohort), round, 0, start, busy)
+        new, memory = self._dispatched(self.fleet.system.asked(cohort), round, 0, start, busy, past.memory)
         arrived = sorted((one for one in new if not one.is_lost), key=_order)
         end = max((one.finish for one in new), default=start + IDLE_S)
         if mode.deadline_s is not None:
@@ -140,16 +149,16 @@ class Timed(Schedule):
         running = [one for one in left if not one.is_lost and round - one.version < mode.late_rounds]
         going = {one.visit for one in running}
         wasted = [one for one in left if one.visit not in going]
-        return self._plan(past, round, end, kept, running, new, wasted, mode.staleness)
+        return self._plan(replace(past, memory=memory), round, end, kept, running, new, wasted, mode.staleness)
 
     def _buffered(self, mode: Buffered, past: Past, round: int) -> Plan:
         now, kept = past.seconds, []
         running = [(_order(one), one) for one in past.running]
         heapq.heapify(running)
-        new, wasted, draw = [], [], 0
+        new, wasted, draw, memory = [], [], 0, past.memory
         while True:
             busy = {one.client for one in (*(one for _, one in running), *kept)}
-            started = self._dispatched(mode.concurrency - len(running), round, draw, now, busy)
+            started, memory = self._dispatched(mode.concurrency - len(running), round, draw, now, busy, memory)
             draw += 1
             new += started
             for one in started:
@@ -171,14 +180,17 @@ class Timed(Schedule):
                 (wasted if one.is_lost or is_old else kept).append(one)
             if len(kept) == mode.buffer:
                 left = [one for _, one in sorted(running)]
-                return self._plan(past, round, now, kept, left, new, wasted, mode.staleness)
+                return self._plan(replace(past, memory=memory), round, now, kept, left, new, wasted, mode.staleness)
 
-    def _dispatched(self, wanted: int, round: int, draw: int, start: float, busy: set[int]) -> list[Dispatch]:
+    def _dispatched(
+        self, wanted: int, round: int, draw: int, start: float, busy: set[int], memory: Memory
+    ) -> tuple[list[Dispatch], Memory]:
         """Ask clients and send them the model."""
         if not wanted:
-            return []
-        ids = self.fleet.ask(wanted, round, draw, start, busy)
-        return [self.fleet.dispatch(id, round, start, len(busy) + len(ids)) for id in ids]
+            return [], memory
+        free = self.fleet.candidates(round, draw, start, busy)
+        ids, memory = self.fleet.system.sampler.choose(wanted, free, round, memory)
+        return [self.fleet.dispatch(id, round, start, len(busy) + len(ids)) for id in ids], memory
 
     def _plan(
         self,
@@ -205,8 +217,8 @@ class Timed(Schedule):
             "staleness": sum(round - one.version for one in kept) / max(len(kept), 1),
         }
         metrics |= {f"{UPDATES}{kind}": kinds[kind] for kind in sorted(kinds)}
-        visits = sorted(one.visit for one in kept)
-        return Plan(visits, replace(past, seconds=end, running=tuple(running)), metrics, staleness)
+        visits, durations = sorted(one.visit for one in kept), {one.client: one.finish - one.start for one in kept}
+        return Plan(visits, replace(past, seconds=end, running=tuple(running)), metrics, staleness, durations)
 
 
 def _order(one: Dispatch) -> tuple[float, int]:

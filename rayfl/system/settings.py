@@ -8,6 +8,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from rayfl.config import Config
 from rayfl.system.availability import AVAILABILITY_KIND, Always, Availability
 from rayfl.system.devices import DEVICES_KIND, Devices, Phones
+from rayfl.system.samplers import SAMPLERS_KIND, Sampler, Uniform
 from rayfl.system.staleness import Staleness
 
 
@@ -48,6 +49,8 @@ class System(Config):
     """Devices of the clients: a name, a mapping with a name, or "package.module:Class"."""
     availability: SerializeAsAny[Availability] = Always()
     """Times at which clients are available. The update of a client that leaves before it has finished is lost."""
+    sampler: SerializeAsAny[Sampler] = Uniform()
+    """Choice of the clients that are asked: a name, a mapping with a name, or "package.module:Class"."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability that an update is lost after training."""
     step_ms: float = Field(default=0.0, ge=0)
@@ -78,6 +81,11 @@ class System(Config):
     def _availability(cls, given: Any) -> Availability:
         return AVAILABILITY_KIND.read(given, "availability")
 
+    @field_validator("sampler", mode="before")
+    @classmethod
+    def _sampler(cls, given: Any) -> Sampler:
+        return SAMPLERS_KIND.read(given, "sampler")
+
     @field_validator("mode", mode="before")
     @classmethod
     def _mode(cls, given: Any) -> Any:
@@ -87,6 +95,8 @@ class System(Config):
     def _consistent(self) -> Self:
         if (self.capacities == "time") != (self.capacity_s is not None):
             raise ValueError("capacity_s with capacities: time, and only then")
+        if self.sampler.synchronous and isinstance(self.mode, Buffered):
+            raise ValueError(f"mode: sync with sampler: {self.sampler.name}")
         return self
 
     def check(self, clients: int, cohort: int) -> None:

@@ -280,7 +280,7 @@ def test_ray_equals_serial(actors, group, tmp_path):
         name: tiny(method=method, clients={"cohort": 6})
         for name, method in {"fedavg": "fedavg", "fedrolex": "fedrolex", "personal": PersonalHead()}.items()
     }
-    runs["buffered"] = tiny(method="fedrolex", rounds=4, system=BUFFERED)
+    runs["buffered"] = tiny(method="fedrolex", rounds=4, system=BUFFERED | {"sampler": "oort"})
     others = {}
     for name in METHODS.keys() - DISTILLATION.keys():
         sections = NESTED.get(name, {})

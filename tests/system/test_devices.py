@@ -119,7 +119,7 @@ def test_an_interval_may_span_the_end_of_the_period(tmp_path):
         ("0,0,10\n2,0,10\n", "client 1 is missing"),
         ("0,0,10\n0,5,20\n", "line 3: 5 to 20 of client 0 is not valid"),
         ("0,0,200\n", "line 2: 0 to 200 of client 0 is not valid"),
-        ("0,5,x\n", "line 2: 0, 5, x are not three numbers"),
+        ("0,5,x\n", "line 2: 0, 5, x are not numbers"),
     ],
 )
 def test_bad_traces(tmp_path, lines, message):
