@@ -68,16 +68,17 @@ def fedscale(entry: Any, given: argparse.Namespace) -> Rows:
 
 
 def devices(entry: Any, given: argparse.Namespace) -> Rows:
-    """Return GFLOP/s, and Mbit/s down and up. FedScale counts training as three inferences, of 2 FLOPs per MAC each."""
+    """Return GFLOP/s, and Mbit/s down and up. FedScale counts training as three inferences, of 2 FLOPs per MAC."""
     ms, kbps = number(entry["computation"]), number(entry["communication"])
     if min(ms, kbps) < 1e-6:
         raise ValueError
-    return [(2 * given.macs / (ms * 1e6), kbps / 1000, kbps / 1000)]
+    mbps = 1.024 * kbps / 1000  # kbit of 1,024 bits
+    return [(2 * given.macs / (ms * 1e6), mbps, mbps)]
 
 
 def number(value: Any) -> float:
     """Return the value. Raise a TypeError if it is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+    if type(value) not in (int, float) or not abs(value) < 1e15:
         raise TypeError
     return value
 
@@ -128,9 +129,9 @@ def convert(given: argparse.Namespace) -> None:
         if len(used) == given.clients:
             break
     if not used:
-        stop(given.file, f"none of {skipped:,} clients has an interval or readable data", allowed)
+        stop(given.file, f"no client can be used, and {skipped:,} have no interval or unreadable data", allowed)
     if skipped:
-        print(f"{given.file}: {skipped:,} clients skipped: no interval, or unreadable data", file=sys.stderr)
+        print(f"{given.file}: clients skipped: {skipped:,} (no interval, or unreadable data)", file=sys.stderr)
     is_table = read is devices
     lines = ["name,gflops,down_mbps,up_mbps" if is_table else "client,start_s,end_s"]
     for i, row in ((i, row) for i, rows in enumerate(used) for row in rows):
@@ -143,7 +144,7 @@ def convert(given: argparse.Namespace) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         stop(given.out, f"the file cannot be written: {reason(error)}", "a file in an existing folder")
-    print(f"{given.out}: {len(used):,} clients")
+    print(f"{given.out}: clients written: {len(used):,}")
 
 
 def reason(error: Exception) -> str:
@@ -163,9 +164,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="CSV file, replaced if it exists")
     parser.add_argument("--period", type=float, default=604_800, help="seconds, for `period_s` (default: 604800)")
     parser.add_argument("--clients", type=int, help="write only the first clients that can be used (default: all)")
-    macs = (
-        "multiply-adds of the network that FedScale measured (default: 300e6, an assumption: MobileNetV2 at 224 x 224)"
-    )
+    macs = "multiply-adds of the network measured by FedScale (default: 300e6, an assumption: MobileNetV2, 224 x 224)"
     parser.add_argument("--macs", type=float, default=300e6, help=macs)
     given = parser.parse_args()
     for name in ("period", "clients", "macs"):

@@ -30,6 +30,7 @@ PLACES = {
     "listeners": "listeners",
     "devices": "system.devices",
     "availability": "system.availability",
+    "samplers": "system.sampler",
 }
 """Argument of `rayfl list` -> place in a file."""
 FILES = "configs"

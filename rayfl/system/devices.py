@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rayfl.config import Config, ConfigError, Kind, Named
 from rayfl.core.seeds import numpy_generator
@@ -59,6 +59,34 @@ class Devices(Named, ABC):
         """Return the client's device. Random draws use `numpy_generator(seed, "device", client)`."""
 
 
+class InShares(Devices):
+    """Base class of devices of a few classes with shares."""
+
+    assignment: Literal["drawn", "turns"] = "drawn"
+    """drawn: each client's class is drawn by the shares. turns: classes are dealt by client id, again and again; with
+    shares 2 and 1, clients 0 and 1 have the first class and client 2 the second. Needs whole shares."""
+
+    @property
+    @abstractmethod
+    def all_shares(self) -> Sequence[float]:
+        """Relative number of clients of each class."""
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Self:
+        shares = self.all_shares
+        if min(shares, default=0) < 0 or sum(shares) <= 0:
+            raise ValueError("shares of at least 0, not all 0")
+        if self.assignment == "turns" and any(share % 1 for share in shares):
+            raise ValueError("whole shares with assignment: turns")
+        return self
+
+    def pick(self, client: int, generator: np.random.Generator) -> int:
+        """Return the position of the client's class."""
+        ends = np.cumsum(self.all_shares)
+        ticket = client % ends[-1] if self.assignment == "turns" else generator.random() * ends[-1]
+        return int(np.searchsorted(ends, ticket, side="right"))
+
+
 WIFI = (
     (19.4, 11.4, 22.7, 9.0), (26.0, 15.1, 3.5, 1.3), (27.0, 6.3, 19.1, 13.2), (28.5, 10.5, 42.1, 18.7),
     (30.0, 10.8, 20.9, 8.9), (31.0, 23.3, 21.6, 12.9), (33.2, 14.9, 24.6, 7.3), (34.5, 12.1, 24.4, 6.8),
@@ -81,7 +109,7 @@ PHONES = (
 sheets)."""
 
 
-class Phones(Devices):
+class Phones(InShares):
     """Phones and WiFi networks measured by FLASH (Yang et al., "Characterizing Impacts of Heterogeneity in Federated
     Learning upon Large-Scale Smartphone Data", WWW 2021): three phones of 0.63, 1.76 and 5.77 GFLOP/s."""
 
@@ -89,14 +117,13 @@ class Phones(Devices):
     shares: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """Relative numbers of Nexus 6, Redmi Note 8 and Galaxy Note 10."""
 
-    @field_validator("shares")
-    @classmethod
-    def _of_something(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        return _checked(shares)
+    @property
+    def all_shares(self) -> Sequence[float]:
+        return self.shares
 
     def device(self, client: int, seed: int) -> Device:
         generator = numpy_generator(seed, "device", client)
-        kind, seconds, deviation, memory = PHONES[_pick(self.shares, generator)]
+        kind, seconds, deviation, memory = PHONES[self.pick(client, generator)]
         down, down_deviation, up, up_deviation = WIFI[int(generator.integers(len(WIFI)))]
         gflops = 6 * 10 * CNN_MACS / seconds / 1e9
         return Device(
@@ -134,7 +161,7 @@ class DeviceClass(Config):
         return Device(self.name, speed(self.gflops), speed(self.down_mbps), speed(self.up_mbps), memory)
 
 
-class Classes(Devices):
+class Classes(InShares):
     """Classes of equal devices, given in the configuration."""
 
     name: Literal["classes"] = "classes"
@@ -144,14 +171,16 @@ class Classes(Devices):
     @field_validator("classes")
     @classmethod
     def _distinct(cls, classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
-        _checked([one.share for one in classes])
         if len({one.name for one in classes}) < len(classes):
             raise ValueError("classes with different names")
         return classes
 
+    @property
+    def all_shares(self) -> Sequence[float]:
+        return [one.share for one in self.classes]
+
     def device(self, client: int, seed: int) -> Device:
-        shares = [one.share for one in self.classes]
-        return self.classes[_pick(shares, numpy_generator(seed, "device", client))].device()
+        return self.classes[self.pick(client, numpy_generator(seed, "device", client))].device()
 
 
 BOARDS = {
@@ -161,7 +190,7 @@ BOARDS = {
 """Board -> GFLOP/s of HPL in float64 (https://github.com/geerlingguy/top500-benchmark, MIT)."""
 
 
-class Boards(Devices):
+class Boards(InShares):
     """Single-board computers and laptops, with a fraction of the speed that they reach in HPL."""
 
     name: Literal["boards"] = "boards"
@@ -180,11 +209,14 @@ class Boards(Devices):
     def _known(cls, boards: dict[str, float]) -> dict[str, float]:
         if unknown := sorted(boards.keys() - BOARDS.keys()):
             raise ValueError(f"boards of {', '.join(BOARDS)}; {unknown[0]!r} is not known")
-        _checked(list(boards.values()))
         return boards
 
+    @property
+    def all_shares(self) -> Sequence[float]:
+        return list(self.boards.values())
+
     def device(self, client: int, seed: int) -> Device:
-        kind = list(self.boards)[_pick(list(self.boards.values()), numpy_generator(seed, "device", client))]
+        kind = list(self.boards)[self.pick(client, numpy_generator(seed, "device", client))]
         gflops = 2 * BOARDS[kind] * self.efficiency
         return DeviceClass(name=kind, gflops=gflops, down_mbps=self.down_mbps, up_mbps=self.up_mbps).device()
 
@@ -235,18 +267,6 @@ def rows_of(path: str, needed: Sequence[str], known: Sequence[str]) -> list[dict
         if None in row.values() or "" in row:
             raise ConfigError(f"{path}: line {line} does not have {len(columns)} cells")
     return rows
-
-
-def _checked(shares: Sequence[float]) -> tuple[float, ...]:
-    if min(shares, default=0) < 0 or sum(shares) <= 0:
-        raise ValueError("shares of at least 0, not all 0")
-    return tuple(shares)
-
-
-def _pick(shares: Sequence[float], generator: np.random.Generator) -> int:
-    """Draw a position in proportion to the shares."""
-    ends = np.cumsum(shares)
-    return int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
 
 
 DEVICES: dict[str, type[Devices]] = {"phones": Phones, "boards": Boards, "classes": Classes, "table": Table}

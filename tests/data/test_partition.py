@@ -35,6 +35,7 @@ SPECS = [
     Dirichlet(),
     Dirichlet(alpha=0.1, balance="cap"),
     Dirichlet(balance="equal"),
+    Dirichlet(balance="equal", groups=3, group_alpha=2),
     LabelShards(),
     LabelShards(duplicates="keep"),
     LabelShards(duplicates="resample"),
@@ -244,7 +245,7 @@ def test_equal_draws_in_turn_among_the_clients_with_room():
 def test_equal_clients_may_have_fewer_samples():
     """FedRoRA: 20 clients of 1000 samples."""
     train, test = split(Dirichlet(alpha=0.5, balance="equal", samples=100), clients=20)
-    assert set(train.sizes) == {100} and set(test.sizes) == {50}
+    assert set(train.sizes) == {100} and set(test.sizes) == {17}
     skewed = proportions(train, Y)
     assert skewed.max(1).mean() > 0.3
     # the labels of the test split are drawn in the same proportions
@@ -256,6 +257,18 @@ def test_equal_clients_may_have_fewer_samples():
         ConfigError, match="partition: samples: not supported with balance: none. Allowed: balance: equal"
     ):
         parse(Dirichlet, {"samples": 5}, "partition")
+
+
+def test_groups_have_labels_of_their_own():
+    train, test = split(Dirichlet(alpha=100, balance="equal", groups=3, group_alpha=0.5, samples=40), clients=30)
+    held, tested = proportions(train, Y), proportions(test, Y_TEST)
+    groups = np.array([held[k::3].mean(0) for k in range(3)])
+    # a client of 40 samples is near its group (half the distance between counts: 0.5 means nothing in common)
+    assert max(np.abs(held[k] - groups[k % 3]).sum() / 2 for k in range(30)) < 0.35
+    assert min(np.abs(groups[i] - groups[j]).sum() / 2 for i, j in ((0, 1), (0, 2), (1, 2))) > 0.3
+    assert np.corrcoef(groups.ravel(), np.array([tested[k::3].mean(0) for k in range(3)]).ravel())[0, 1] > 0.8
+    with pytest.raises(ConfigError, match="partition: groups: not supported with balance: cap"):
+        parse(Dirichlet, {"groups": 2, "balance": "cap"}, "partition")
 
 
 def fiarses_sizes(shares, y, clients):

@@ -33,6 +33,14 @@ def test_phones_have_the_speeds_that_flash_measured():
     assert phones.device(3, 0) == phones.device(3, 0) != phones.device(3, 1)
 
 
+def test_classes_in_turn():
+    phones = devices({"name": "phones", "assignment": "turns", "shares": [2, 0, 1]})
+    slow, fast = "nexus_6", "galaxy_note_10"
+    assert [phones.device(id, 0).kind for id in range(7)] == [slow, slow, fast, slow, slow, fast, slow]
+    with pytest.raises(ConfigError, match="Allowed: whole shares with assignment: turns"):
+        devices({"name": "phones", "assignment": "turns", "shares": [0.5, 0.5, 1]})
+
+
 def test_speeds_stay_above_a_tenth():
     generator = numpy_generator(0, "visit")
     drawn = [Speed(10.0, 10.0).draw(generator) for _ in range(2000)]

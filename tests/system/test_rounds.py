@@ -142,7 +142,7 @@ def _one_step(net, params, data, lr, seed):
         ({"devices": "phone"}, "no device table is called 'phone'. Did you mean 'phones'?"),
         (
             {"devices": {"name": "phones", "shares": [0, 0, 0]}},
-            "shares: [0, 0, 0] is not valid. Allowed: shares of at least 0",
+            "devices: {'name': 'phones', 'shares': [0, 0, 0]} is not valid. Allowed: shares of at least 0, not all 0",
         ),
         ({"devices": {"name": "classes", "classes": [{"name": "x", "gflops": -1}]}}, "gflops: -1 is not valid"),
         ({"devices": {"name": "table", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),

@@ -38,22 +38,40 @@ class Dirichlet(Partition):
     samples: int | None = Field(default=None, ge=1)
     """Number of training samples per client, for `balance: equal` (FedRoRA: 1000). Default: floor(N / clients)."""
 
+    groups: int = Field(default=1, ge=1)
+    """Groups of clients with similar labels, for `balance: equal`: client k is in group k mod groups. With several, a
+    group has label proportions q from Dir(group_alpha, ..., group_alpha), and a client Dir(alpha classes q)."""
+    group_alpha: float = Field(default=0.5, gt=0)
+    """Concentration of groups: 0.1 is strong skew, 100 nearly none."""
+
     @model_validator(mode="after")
-    def _samples_of_equal_clients(self) -> Self:
-        if self.samples is not None and self.balance != "equal":
-            raise ConfigError(f"samples: not supported with balance: {self.balance}. Allowed: balance: equal")
+    def _only_of_equal_clients(self) -> Self:
+        for name, given in (("samples", self.samples is not None), ("groups", self.groups > 1)):
+            if given and self.balance != "equal":
+                raise ConfigError(f"{name}: not supported with balance: {self.balance}. Allowed: balance: equal")
         return self
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         require(len(labels.train), clients, self.samples or self.min_samples)
         if self.balance == "equal":
-            prior = _dirichlet(self.alpha, (clients, labels.classes), generator)
-            train = _draw_in_turn(labels.train, prior, self.samples or len(labels.train) // clients, generator)
-            test = _draw_in_turn(labels.test, prior, len(labels.test) // clients, generator)
+            prior = self._priors(clients, labels.classes, generator)
+            size = self.samples or len(labels.train) // clients
+            train = _draw_in_turn(labels.train, prior, size, generator)
+            # as many per training sample: the labels of a test set that is used up could not follow the proportions
+            most = len(labels.test) // clients
+            tested = most if self.samples is None else min(most, -(-size * len(labels.test) // len(labels.train)))
+            test = _draw_in_turn(labels.test, prior, tested, generator)
         else:
             shares = self._shares(labels, clients, generator)
             train, test = (_hand_out(y, shares, generator) for y in (labels.train, labels.test))
         return train, test
+
+    def _priors(self, clients: int, classes: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the label proportions of every client [clients, classes]."""
+        if self.groups == 1:
+            return _dirichlet(self.alpha, (clients, classes), generator)
+        groups = self.alpha * classes * _dirichlet(self.group_alpha, (self.groups, classes), generator)
+        return np.maximum([generator.dirichlet(groups[client % self.groups]) for client in range(clients)], TINY)
 
     def _shares(self, labels: Labels, clients: int, generator: np.random.Generator) -> np.ndarray:
         """Return the proportions of each class over the clients [classes, clients]."""

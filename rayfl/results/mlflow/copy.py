@@ -16,7 +16,6 @@ from rayfl.results.mlflow import system
 from rayfl.results.mlflow.sent import Sent, experiment_of
 from rayfl.results.mlflow.store import Store, first_line
 from rayfl.results.mlflow.study import (
-    ALL_OF,
     DataUsed,
     Study,
     data_of,
@@ -226,8 +225,7 @@ class Copy:
         tuned = {name: rows[0]["params"][name] for name in sweep.facts.tuned if name in rows[0]["params"]}
         self._log_texts(run_id, f"{rows[0]['title']}, mean of {len(rows)}", tags | _source(sweep.made), tuned)
         self._log_data(run_id, data_of(rows))
-        found = {ALL_OF.format(name): points for name, points in means(rows).items()}
-        self.log(run_id, over_rounds(found, sweep.started))
+        self.log(run_id, over_rounds(means(rows), sweep.started))
         self.store.call("set_terminated", run_id)
 
     def _send_samples(self, run: RunFolder, run_id: str, sent: Sent) -> None:

@@ -22,6 +22,9 @@ ALL = "All"
 ALL_OF = ALL + "/{}"
 """Name of a metric's mean in a row's run."""
 
+CLOCK = "sim_time"
+"""Metric of simulated time; all charts share its name."""
+
 Curves = Mapping[str, Sequence[tuple[int, float]]]
 """Name of a metric -> (round, value)."""
 
@@ -80,10 +83,15 @@ class Study:
 
     def view(self) -> str:
         """Return JSON with the columns of MLflow's list of runs: scores and tuned settings. By default the list has no
-        metrics. It is not sorted, because MLflow would then separate trials from their sweep."""
+        metrics. It is not sorted, because MLflow would then separate trials from their sweep. With simulated time, it
+        is the horizontal axis of all charts."""
         shown = [ALL_OF.format(name) for name in scores_of(self.folder.facts)] + [self.judge]
         columns = [f"metrics.`{name}`" for name in shown] + [f"params.`{name}`" for name in self.folder.facts.tuned]
-        return json.dumps({"selectedColumns": columns})
+        view: dict[str, Any] = {"selectedColumns": columns}
+        if any(CLOCK in row for rows in self.rows.values() for row in rows):
+            axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": CLOCK, "lineSmoothness": 0}
+            view["globalLineChartConfig"] = axis
+        return json.dumps(view)
 
     def description(self) -> str:
         """Return Markdown: question, ranked table, notes on significance, and commands to reproduce it."""
@@ -106,11 +114,16 @@ def _wide(markdown: str) -> str:
 
 
 def means(rows: Sequence[Record]) -> Curves:
-    """Return the means over rows (seeds) of the judge metric, the first test scores and the training loss."""
+    """Return the means over rows (seeds) of the judge metric, the first test scores, the training loss and simulated
+    time, with the names of a row's run."""
     lines = _lines(rows)
     known = {name for line in lines[0] for name in line}
-    names = [name for name in (*scores_of(facts_of(rows[0])), "train_loss") if name in known]
-    return {name: [(round, statistics.fmean(values)) for round, values in _series(lines, name)] for name in names}
+    names = {name: ALL_OF.format(name) for name in (*scores_of(facts_of(rows[0])), "train_loss")} | {CLOCK: CLOCK}
+    return {
+        shown: [(round, statistics.fmean(values)) for round, values in _series(lines, name)]
+        for name, shown in names.items()
+        if name in known
+    }
 
 
 def scores_of(facts: Facts) -> list[str]:
