@@ -93,7 +93,7 @@ class Sampler(Named, ABC):
         """Return up to `wanted` different clients of `free`, and the memory. Random draws use `free.generator`."""
 
     def learned(self, memory: Memory, round: int, visits: Sequence[Visited]) -> Memory:
-        """Return the memory after a round with these visits."""
+        """Return the memory after a round with these visits, at least one."""
         return memory
 
 
@@ -286,8 +286,6 @@ class TiFL(Sampler):
         return memory | {"probabilities": probabilities, "before": losses}
 
     def learned(self, memory: Memory, round: int, visits: Sequence[Visited]) -> Memory:
-        if not visits:
-            return memory
         losses = list(memory["losses"])
         losses[memory["tier"]] = sum(one.loss * one.samples for one in visits) / sum(one.samples for one in visits)
         return memory | {"losses": losses}

@@ -14,6 +14,7 @@ import numpy as np
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.config.plain import shown
 from rayfl.metrics import UPDATES
 from rayfl.system.fleet import Dispatch, Fleet
 from rayfl.system.samplers import Memory, Visited
@@ -123,6 +124,8 @@ class Timed(Schedule):
                 )
 
     def learned(self, plan: Plan, round: int, losses: Mapping[int, float]) -> Past:
+        if not losses:
+            return plan.past
         visits = [Visited(id, self.fleet.samples(id)[0], losses[id], plan.durations[id]) for id in sorted(losses)]
         return replace(plan.past, memory=self.fleet.system.sampler.learned(plan.past.memory, round, visits))
 
@@ -189,7 +192,13 @@ class Timed(Schedule):
         if not wanted:
             return [], memory
         free = self.fleet.candidates(round, draw, start, busy)
-        ids, memory = self.fleet.system.sampler.choose(wanted, free, round, memory)
+        sampler = self.fleet.system.sampler
+        ids, memory = sampler.choose(wanted, free, round, memory)
+        if not len(set(ids)) == len(ids) <= wanted or not all(map(free.is_free, ids)):
+            raise ConfigError(
+                f"system.sampler: {sampler.name} chose the clients {shown(ids)}. Allowed: at most {wanted} different "
+                "clients of those that are free"
+            )
         return [self.fleet.dispatch(id, round, start, len(busy) + len(ids)) for id in ids], memory
 
     def _plan(

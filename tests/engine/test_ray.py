@@ -62,9 +62,10 @@ def test_an_actor_dies_in_an_asynchronous_run(pool, tmp_path):
     expected = result(simulate(tiny(method=PersonalHead(), rounds=5, system=BUFFERED), tmp_path / "serial"))
     assert max(line["staleness"] for line in expected[0]) > 0
     faulty = Faulty(client=4, fault="die", times=1, marker=str(tmp_path / "marker"))
-    # traffic is measured in this process, before the first round
+    # the work of a visit is measured in this process, when the schedule is first asked
     (tmp_path / "marker").write_text("0")
     simulation = on_ray(pool, tiny(method=faulty, rounds=5, system=BUFFERED), tmp_path)
+    assert simulation.schedule
     (tmp_path / "marker").unlink()
     assert result(simulation) == expected
     assert pool.deaths == 1

@@ -204,6 +204,24 @@ def test_a_users_own_sampler(tmp_path):
     assert [id for _, id in simulation.schedule.plan(simulation.past, 0).visits] == list(range(cohort))
 
 
+class Busy(Sampler):
+    """The same client again and again."""
+
+    def choose(self, wanted, free, round, memory):
+        return [3], memory
+
+
+def test_a_sampler_that_asks_a_busy_client(tmp_path):
+    system = {"devices": "phones", "mode": BUFFER, "sampler": f"{__name__}:Busy"}
+    simulation = simulate(tiny(method="fedavg", system=system), tmp_path)
+    with pytest.raises(ConfigError) as error:
+        simulation.run_round()
+    assert str(error.value) == (
+        "system.sampler: test_samplers:Busy chose the clients [3]. Allowed: at most 5 different clients of those that "
+        "are free"
+    )
+
+
 @pytest.mark.parametrize("name", ["uniform", "power_of_choice", "oort"])
 def test_idle_clients_cost_nothing(name):
     asked = []
