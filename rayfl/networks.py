@@ -129,6 +129,7 @@ def _restored(
 
 
 def check_device(experiment: Experiment, capacity: float, client: int | None) -> None:
+    """Raise a ConfigError for an unknown capacity or client."""
     levels, clients = experiment.clients.all_capacities, experiment.clients.count
     if capacity not in levels:
         raise ConfigError(

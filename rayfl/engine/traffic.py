@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LARGEST_COHORT = 10
 """Clients per round in `work`, at most."""
 
+LARGEST_RATE = 0.1
+
 Make = Callable[[Experiment, Arrays, Path], "Simulation"]
 
 
@@ -49,7 +51,9 @@ def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, di
     """Return capacity -> mean metrics of a visit over the clients of round 2's cohort. Capacities without a client in
     that cohort get the metrics of its first client, on a second visit."""
     evaluation = experiment.evaluation.model_copy(update={"every": 10**9})
-    training = experiment.training.model_copy(update={"steps": 1})
+    # at a small rate, so that no update is refused
+    rate = min(experiment.training.lr, LARGEST_RATE)
+    training = experiment.training.model_copy(update={"steps": 1, "lr": rate})
     short = {"rounds": 3, "evaluation": evaluation, "training": training, "method": _short(experiment.method)}
     found: dict[float, list[dict[str, float]]] = {capacity: [] for capacity in experiment.clients.all_capacities}
     with Temporary() as folder:

@@ -29,8 +29,6 @@ from rayfl.models import MODELS_KIND
 from rayfl.models.base import ImageModel
 from rayfl.system import Past, Timed
 
-MOST_TIMED = 1000
-"""Clients whose devices are described, at most."""
 SAMPLES = 10_000
 """Made-up samples if the data set is not available; more if there are more clients."""
 
@@ -70,7 +68,7 @@ def times(experiment: Experiment, notify: Callable[[str], None]) -> tuple[list[d
         schedule = Simulation(experiment, arrays, folder).schedule
     assert isinstance(schedule, Timed)
     schedule.check()
-    fleet, ids = schedule.fleet, range(0, experiment.clients.count, -(-experiment.clients.count // MOST_TIMED))
+    fleet, ids = schedule.fleet, schedule.fleet.some
     kinds: dict[str, list[int]] = {}
     for id in ids:
         kinds.setdefault(fleet.device(id).kind, []).append(id)

@@ -108,15 +108,14 @@ class Trace(Availability):
     def until(self, client: int, seconds: float, seed: int) -> float:
         first, starts, ends = _trace(self.file, self.period_s)
         own = slice(first[client], first[client + 1])
-        if starts[own][0] == 0 and ends[own][0] == self.period_s:
-            return math.inf
         end = seconds
-        while True:
+        while end - seconds < self.period_s:
             turn, at = divmod(end, self.period_s)
             i = first[client] + int(np.searchsorted(starts[own], at, side="right")) - 1
             if i < first[client] or at >= ends[i]:
                 return end
             end = turn * self.period_s + float(ends[i])
+        return math.inf
 
 
 @lru_cache(maxsize=4)
@@ -144,18 +143,21 @@ def numbers_of(path: str, columns: Sequence[str]) -> np.ndarray:
     """Return the columns [n, lines] float64 of a CSV file of numbers with a header."""
     try:
         with Path(path).open(newline="") as file, warnings.catch_warnings(action="ignore"):
-            header = [name.strip() for name in file.readline().split(",")]
+            header = file.readline().strip().split(",")
             places = [header.index(name) for name in columns]
-            # a file without lines gives no columns
-            return np.loadtxt(file, delimiter=",", usecols=places, ndmin=2).reshape(-1, len(columns)).T
+            if len(header) == len(columns):
+                # a file without lines gives no columns
+                return np.loadtxt(file, delimiter=",", usecols=places, ndmin=2).reshape(-1, len(columns)).T
     except (OSError, ValueError):
-        # finds the line of the problem
-        for line, row in enumerate(rows_of(path, columns, columns), 2):
-            try:
-                [float(row[name]) for name in columns]
-            except ValueError:
-                raise ConfigError(f"{path}: line {line}: {', '.join(row.values())} are not numbers") from None
-        raise
+        pass
+    # quoted cells, or a problem
+    found = []
+    for line, row in enumerate(rows_of(path, columns, columns), 2):
+        try:
+            found.append([float(row[name]) for name in columns])
+        except ValueError:
+            raise ConfigError(f"{path}: line {line}: {', '.join(row.values())} are not numbers") from None
+    return np.array(found).reshape(-1, len(columns)).T
 
 
 AVAILABILITIES: dict[str, type[Availability]] = {

@@ -63,8 +63,8 @@ class InShares(Devices):
     """Base class of devices of a few classes with shares."""
 
     assignment: Literal["drawn", "turns"] = "drawn"
-    """drawn: each client's class is drawn by the shares. turns: classes are dealt by client id, again and again; with
-    shares 2 and 1, clients 0 and 1 have the first class and client 2 the second. Needs whole shares."""
+    """drawn: each client's class is drawn by the shares. turns: classes are assigned in turn by client id. With shares
+    2 and 1, clients 0 and 1 have the first class, client 2 the second, client 3 the first. Needs whole shares."""
 
     @property
     @abstractmethod

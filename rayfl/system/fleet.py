@@ -1,4 +1,4 @@
-"""The fleet: which clients are asked, their devices, and the times of their visits.
+"""The fleet: devices of the clients, their availability, and the times of visits.
 
 Time of a visit with submodel S on device k, in seconds:
 
@@ -130,9 +130,14 @@ class Fleet:
 
     @cached_property
     def profile(self) -> np.ndarray:
-        """Ascending seconds of visits of at most 1,000 clients."""
-        step = -(-self.population.count // MOST_PROFILED)
-        return np.sort([sum(self.seconds(id)) for id in range(0, self.population.count, step)])
+        """Ascending seconds of the visits of `some` clients."""
+        return np.sort([sum(self.seconds(id)) for id in self.some])
+
+    @property
+    def some(self) -> range:
+        """At most 1,000 clients, evenly spaced."""
+        count = self.population.count
+        return range(0, count, -(-count // MOST_PROFILED))
 
     def seconds(self, client: int) -> tuple[float, float, float]:
         """Return the seconds of a client's download, training and upload at mean speeds."""

@@ -1,4 +1,4 @@
-"""Samplers: which of the available clients the server asks.
+"""Client selection: the choice among available clients.
 
 A sampler is a pure function: it receives a memory of plain JSON values, which a checkpoint contains, and returns the
 next one. Its cost does not grow with idle clients: it draws from a few random candidates and from clients that have
@@ -6,8 +6,9 @@ taken part.
 """
 
 import math
+import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from pydantic import Field
 from rayfl.config import Kind, Named
 
 Memory = dict[str, Any]
-"""What a sampler remembers between rounds: plain JSON values with text keys. Empty at the start."""
+"""Memory of a sampler between rounds: JSON values with text keys, empty at the start."""
 
 POOL = 8
 """Random candidates per client in weighted draws."""
@@ -28,16 +29,16 @@ class Candidates:
     """The clients that the server can ask at one moment."""
 
     count: int
-    """Clients in the population."""
+    """Number of clients in the population."""
     generator: np.random.Generator
     is_free: Callable[[int], bool]
-    """True for a client that is available and not training."""
+    """Function of a client: True if it is available and not training."""
     samples: Callable[[int], int]
-    """Training samples of a client per visit."""
+    """Function of a client: training samples per visit."""
     seconds: Callable[[int], float]
-    """Seconds of a client's visit at mean speeds."""
+    """Function of a client: seconds of a visit at mean speeds."""
     profile: Callable[[], np.ndarray]
-    """Ascending seconds of visits of at most 1,000 clients."""
+    """Function that returns the ascending seconds of visits of at most 1,000 clients."""
     usual: Callable[[int], list[int]] | None = None
     """Function of a number that returns the draw of a run without a system; None if that draw was used."""
 
@@ -49,22 +50,24 @@ class Candidates:
                 return first
         found: set[int] = set()
         seen: set[int] = set()
-        # with repetitions; all clients if these were not enough
-        for draw in (lambda: self.generator.integers(self.count, size=16 * wanted), self._everybody):
-            for id in draw().tolist():
-                if len(found) == wanted:
-                    break
-                if id not in seen:
-                    seen.add(id)
-                    if accept(id) and self.is_free(id):
-                        found.add(id)
+        for id in self._stream(16 * wanted):
+            if len(found) == wanted:
+                break
+            if id not in seen:
+                seen.add(id)
+                if accept(id) and self.is_free(id):
+                    found.add(id)
         return sorted(found)
 
-    def _everybody(self) -> np.ndarray:
-        return self.generator.permutation(self.count)
+    def _stream(self, some: int) -> Iterator[int]:
+        """Yield `some` random clients with repetitions, then all clients in random order."""
+        yield from self.generator.integers(self.count, size=some).tolist()
+        yield from self.generator.permutation(self.count).tolist()
 
     def weighted(self, pool: Sequence[int], weights: Sequence[float], wanted: int) -> list[int]:
         """Draw up to `wanted` different clients of a pool in proportion to their weights."""
+        if not pool or wanted <= 0:
+            return []
         weight = np.maximum(weights, 1e-12)
         chosen = self.generator.choice(len(pool), min(wanted, len(pool)), replace=False, p=weight / weight.sum())
         return [pool[i] for i in chosen]
@@ -90,7 +93,7 @@ class Sampler(Named, ABC):
 
     @abstractmethod
     def choose(self, wanted: int, free: Candidates, round: int, memory: Memory) -> tuple[list[int], Memory]:
-        """Return up to `wanted` different clients of `free`, and the memory. Random draws use `free.generator`."""
+        """Return up to `wanted` different clients of `free`, and the new memory. Random draws use `free.generator`."""
 
     def learned(self, memory: Memory, round: int, visits: Sequence[Visited]) -> Memory:
         """Return the memory after a round with these visits, at least one."""
@@ -98,7 +101,7 @@ class Sampler(Named, ABC):
 
 
 class Uniform(Sampler):
-    """Uniformly among available clients."""
+    """Uniform choice among available clients."""
 
     name: Literal["uniform"] = "uniform"
 
@@ -113,7 +116,10 @@ class PowerOfChoice(Sampler):
     d candidates are drawn in proportion to their samples p_k; those with the largest F_k are asked, where F_k is the
     mean loss of the client's last local training, and infinite before it.
 
-    Departures: candidates come from a pool of 8 d uniform draws, so that the cost does not grow with idle clients.
+    Departures:
+    1. Candidates come from a pool of 8 d uniform draws, so that the cost does not grow with idle clients.
+    2. A client that was asked and has not reported (late, lost) has the mean of all losses. It would be asked again and
+       again.
     """
 
     name: Literal["power_of_choice"] = "power_of_choice"
@@ -124,8 +130,8 @@ class PowerOfChoice(Sampler):
         some = math.ceil(self.factor * wanted - 1e-9)
         pool = free.draw(POOL * some)
         drawn = free.weighted(pool, [free.samples(id) for id in pool], some)
-        losses = {id: memory.get(str(id), math.inf) for id in drawn}
-        return sorted(sorted(drawn, key=lambda id: -losses[id])[:wanted]), memory
+        asked = sorted(drawn, key=lambda id: -memory.get(str(id), math.inf))[:wanted]
+        return sorted(asked), _tried(asked, memory, lambda id: statistics.fmean(memory.values()))
 
     def learned(self, memory: Memory, round: int, visits: Sequence[Visited]) -> Memory:
         return memory | {str(one.client): one.loss for one in visits}
@@ -141,16 +147,17 @@ class Oort(Sampler):
 
     A share epsilon of the clients is explored: new ones, in proportion to samples x (T / t)^penalty. The others are
     drawn in proportion to their scores, among those with at least `cut` times the last score that would be asked.
-    Pacer: every `window` rounds, the percentile rises by `step` if the summed utility of asked clients changed by less
-    than 10 % from the window before, and falls by `step` if it changed by more than five times.
+    Pacer: every `window` rounds, the percentile rises by `step` if the sum of the rounds' mean utilities of known
+    clients changed by less than 10 % from the window before, and falls by `step` if it changed by more than five times.
 
     Departures:
     1. U_i has the mean of the training losses, not their root mean square over samples: clients report sums.
     2. New clients come from a pool of 8 random draws each, and T from clients that have taken part, so that the cost
        does not grow with idle clients. The t of a new client is that of mean speeds.
     3. The number of explored clients is rounded at random: asynchronous servers ask one client at a time.
-    4. No list of clients that took part too often.
-    5. Clients below the cut-off are left out, as in the paper; the code admits ten times as many as are asked.
+    4. A client that was asked and has not reported (late, lost) has the mean utility and the t of mean speeds.
+    5. No list of clients that took part too often.
+    6. Clients below the cut-off are left out, as in the paper; the code admits ten times as many as are asked.
     """
 
     name: Literal["oort"] = "oort"
@@ -176,24 +183,26 @@ class Oort(Sampler):
     def choose(self, wanted: int, free: Candidates, round: int, memory: Memory) -> tuple[list[int], Memory]:
         known, slowest = memory.get("clients", {}), self._slowest(memory)
         share = max(self.exploration * self.decay**round, self.least)
-        exploited = self._exploited(wanted - int(wanted * share + free.generator.random()), free, round, memory)
-        pool = free.draw(POOL * (wanted - len(exploited)), lambda id: str(id) not in known)
+        explored = int(wanted * share + free.generator.random())
+        pool = free.draw(POOL * explored, lambda id: str(id) not in known)
         promise = [free.samples(id) * self._penalty(free.seconds(id), slowest) for id in pool]
-        asked = exploited + (free.weighted(pool, promise, wanted - len(exploited)) if pool else [])
-        if len(asked) < wanted:
-            chosen = set(asked)
-            asked += free.draw(wanted - len(asked), lambda id: id not in chosen)
-        return sorted(asked), memory
+        asked = free.weighted(pool, promise, explored)
+        asked += self._exploited(wanted - len(asked), free, self.scores(memory, round))
+        asked += free.draw(wanted - len(asked), lambda id: id not in asked)
 
-    def _exploited(self, wanted: int, free: Candidates, round: int, memory: Memory) -> list[int]:
-        scores = self.scores(memory, round) if wanted > 0 else {}
+        def expected(id: int) -> list[float]:
+            return [statistics.fmean(utility for utility, _, _ in known.values()), free.seconds(id), round + 1]
+
+        return sorted(asked), memory | {"clients": _tried(asked, known, expected)}
+
+    def _exploited(self, wanted: int, free: Candidates, scores: Mapping[int, float]) -> list[int]:
         pool: list[int] = []
-        for id in sorted(scores, key=lambda id: -scores[id]):
+        for id in sorted(scores, key=lambda id: -scores[id]) if wanted else ():
             if len(pool) >= wanted and scores[id] < self.cut * scores[pool[wanted - 1]]:
                 break
             if free.is_free(id):
                 pool.append(id)
-        return free.weighted(pool, [scores[id] for id in pool], wanted) if pool else []
+        return free.weighted(pool, [scores[id] for id in pool], wanted)
 
     def scores(self, memory: Memory, round: int) -> dict[int, float]:
         """Return the score of every client that has taken part."""
@@ -216,12 +225,12 @@ class Oort(Sampler):
         return seconds[min(int(len(seconds) * percentile / 100), len(seconds) - 1)]
 
     def _penalty(self, seconds: Any, slowest: float) -> Any:
-        return np.minimum(slowest / np.maximum(seconds, 1e-4), 1.0) ** self.penalty
+        return np.maximum(seconds / max(slowest, 1e-9), 1.0) ** -self.penalty
 
     def learned(self, memory: Memory, round: int, visits: Sequence[Visited]) -> Memory:
         known, percentile = memory.get("clients", {}), memory.get("percentile", self.percentile)
         utility = {str(one.client): one.samples * one.loss for one in visits}
-        again = [value for id, value in utility.items() if id in known]
+        again = [value for id, value in utility.items() if id in known and known[id][2] <= round]
         window = self.window
         sums = [*memory.get("sums", []), sum(again) / max(len(again), 1)][-2 * window :]
         if len(sums) == 2 * window and (round + 1) % window == 0:
@@ -238,13 +247,14 @@ class TiFL(Sampler):
     """Clients of similar speed together (Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020).
 
     Clients are in `tiers` by the duration of a visit. Every round draws one tier, and its clients from it. Every
-    `interval` rounds (Algorithm 2), if the last tier has not become better, the probabilities follow its order: with n
-    tiers that have credits, the i-th worst gets (n - i) / (n (n - 1) / 2).
+    `interval` rounds (Algorithm 2), if the last tier has not become better, the probabilities follow the order of all:
+    with n tiers that have credits, the i-th worst, counted from 0, gets (n - i) / (n (n + 1) / 2).
 
     Departures:
-    1. Worse is a larger training loss of the tier's last round, not a lower accuracy on test data. Tiers without a
-       round are the worst.
-    2. Bounds of tiers are quantiles of at most 1,000 clients.
+    1. Worse is a larger training loss of the tier's last round, not a lower accuracy on test data. Tiers that were not
+       drawn are the worst; tiers whose clients do not report are the best.
+    2. Bounds of tiers are quantiles of at most 1,000 clients. There are fewer tiers if clients are equally fast.
+    3. Probabilities as in public implementations; those of the paper's text could not be checked.
     """
 
     name: Literal["tifl"] = "tifl"
@@ -260,35 +270,43 @@ class TiFL(Sampler):
         memory = memory or self._start(free.profile())
         if self.interval and round and round % self.interval == 0:
             memory = self._changed(memory)
-        able = np.array(memory["probabilities"]) * (np.array(memory["credits"]) > 0)
-        able = able if able.sum() else np.ones(self.tiers)
-        tier = int(free.generator.choice(self.tiers, p=able / able.sum()))
+        left = np.array(memory["credits"]) > 0
+        able = next(some for some in (memory["probabilities"] * left, left, np.ones(len(left))) if some.any())
+        tier = int(free.generator.choice(len(left), p=able / able.sum()))
         credits = [left - (i == tier) for i, left in enumerate(memory["credits"])]
         ids = free.draw(wanted, lambda id: np.searchsorted(memory["bounds"], free.seconds(id), side="left") == tier)
-        return ids, memory | {"tier": tier, "credits": credits}
+        losses = [0.0 if i == tier and loss is None else loss for i, loss in enumerate(memory["losses"])]
+        return ids, memory | {"tier": tier, "credits": credits, "losses": losses}
 
     def _start(self, profile: np.ndarray) -> Memory:
-        bounds = np.quantile(profile, np.arange(1, self.tiers) / self.tiers).tolist()
-        tiers, credits = self.tiers, 10**9 if self.credits is None else self.credits
+        bounds = np.unique(np.quantile(profile, np.arange(1, self.tiers) / self.tiers, method="inverted_cdf"))
+        bounds = bounds[bounds < profile[-1]].tolist()
+        tiers, credits = len(bounds) + 1, 10**9 if self.credits is None else self.credits
         nothing = {"losses": [None] * tiers, "before": [None] * tiers}
         return {"bounds": bounds, "probabilities": [1 / tiers] * tiers, "credits": [credits] * tiers, **nothing}
 
     def _changed(self, memory: Memory) -> Memory:
         losses, before, tier = memory["losses"], memory["before"], memory["tier"]
         probabilities = memory["probabilities"]
-        able = [i for i in range(self.tiers) if memory["credits"][i] > 0]
+        able = [i for i in range(len(losses)) if memory["credits"][i] > 0]
         if before[tier] is not None and losses[tier] >= before[tier] and len(able) > 1:
             order = sorted(able, key=lambda i: -(math.inf if losses[i] is None else losses[i]))
-            total = len(able) * (len(able) - 1) / 2
-            probabilities = [0.0] * self.tiers
-            for rank, i in enumerate(order, 1):
+            total = len(able) * (len(able) + 1) / 2
+            probabilities = [0.0] * len(losses)
+            for rank, i in enumerate(order):
                 probabilities[i] = (len(able) - rank) / total
         return memory | {"probabilities": probabilities, "before": losses}
 
     def learned(self, memory: Memory, round: int, visits: Sequence[Visited]) -> Memory:
-        losses = list(memory["losses"])
-        losses[memory["tier"]] = sum(one.loss * one.samples for one in visits) / sum(one.samples for one in visits)
-        return memory | {"losses": losses}
+        losses, before, tier = list(memory["losses"]), list(memory["before"]), memory["tier"]
+        losses[tier] = sum(one.loss * one.samples for one in visits) / sum(one.samples for one in visits)
+        before[tier] = losses[tier] if before[tier] is None else before[tier]
+        return memory | {"losses": losses, "before": before}
+
+
+def _tried(asked: Sequence[int], known: Memory, expected: Callable[[int], Any]) -> Memory:
+    """Return `known` with expected values of clients that were asked for the first time; without known ones, none."""
+    return {str(id): expected(id) for id in asked if str(id) not in known} | known if known else known
 
 
 SAMPLERS: dict[str, type[Sampler]] = {"uniform": Uniform, "power_of_choice": PowerOfChoice, "oort": Oort, "tifl": TiFL}

@@ -1,10 +1,11 @@
-"""The schedule: which clients are trained in a round, from which version of the model, and when the round ends.
+"""The schedule: the clients trained in a round, the versions of the model that they start from, and the round's end.
 
 A plan is a pure function of the configuration and of the past. Only clients whose updates count are trained at all, and
 only when they are aggregated, each from the version that it was sent.
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +32,7 @@ MOST_DISPATCHES = 1000
 
 @dataclass(frozen=True)
 class Past:
-    """What a schedule remembers between rounds."""
+    """State of a schedule between rounds."""
 
     seconds: float = 0.0
     """Simulated time since the start of the run."""
@@ -50,7 +51,7 @@ class Past:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "Past":
-        return cls(given["seconds"], tuple(Dispatch(**one) for one in given["running"]), given.get("memory", {}))
+        return cls(given["seconds"], tuple(Dispatch(**one) for one in given["running"]), given["memory"])
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,13 @@ class Timed(Schedule):
                 )
 
     def learned(self, plan: Plan, round: int, losses: Mapping[int, float]) -> Past:
-        if not losses:
+        visits = [
+            Visited(id, self.fleet.samples(id)[0], losses[id], plan.durations[id])
+            for id in sorted(losses)
+            if math.isfinite(losses[id])
+        ]
+        if not visits:
             return plan.past
-        visits = [Visited(id, self.fleet.samples(id)[0], losses[id], plan.durations[id]) for id in sorted(losses)]
         return replace(plan.past, memory=self.fleet.system.sampler.learned(plan.past.memory, round, visits))
 
     def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
@@ -135,7 +140,7 @@ class Timed(Schedule):
     def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
         cohort, start = self.fleet.population.cohort, past.seconds
         busy = {one.client for one in past.running}
-        new, memory = self._dispatched(self.fleet.system.asked(cohort), round, 0, start, busy, past.memory)
+        new, past = self._dispatched(past, self.fleet.system.asked(cohort), round, 0, start, busy)
         arrived = sorted((one for one in new if not one.is_lost), key=_order)
         end = max((one.finish for one in new), default=start + IDLE_S)
         if mode.deadline_s is not None:
@@ -152,16 +157,16 @@ class Timed(Schedule):
         running = [one for one in left if not one.is_lost and round - one.version < mode.late_rounds]
         going = {one.visit for one in running}
         wasted = [one for one in left if one.visit not in going]
-        return self._plan(replace(past, memory=memory), round, end, kept, running, new, wasted, mode.staleness)
+        return self._plan(past, round, end, kept, running, new, wasted, mode.staleness)
 
     def _buffered(self, mode: Buffered, past: Past, round: int) -> Plan:
         now, kept = past.seconds, []
         running = [(_order(one), one) for one in past.running]
         heapq.heapify(running)
-        new, wasted, draw, memory = [], [], 0, past.memory
+        new, wasted, draw = [], [], 0
         while True:
             busy = {one.client for one in (*(one for _, one in running), *kept)}
-            started, memory = self._dispatched(mode.concurrency - len(running), round, draw, now, busy, memory)
+            started, past = self._dispatched(past, mode.concurrency - len(running), round, draw, now, busy)
             draw += 1
             new += started
             for one in started:
@@ -183,23 +188,24 @@ class Timed(Schedule):
                 (wasted if one.is_lost or is_old else kept).append(one)
             if len(kept) == mode.buffer:
                 left = [one for _, one in sorted(running)]
-                return self._plan(replace(past, memory=memory), round, now, kept, left, new, wasted, mode.staleness)
+                return self._plan(past, round, now, kept, left, new, wasted, mode.staleness)
 
     def _dispatched(
-        self, wanted: int, round: int, draw: int, start: float, busy: set[int], memory: Memory
-    ) -> tuple[list[Dispatch], Memory]:
+        self, past: Past, wanted: int, round: int, draw: int, start: float, busy: set[int]
+    ) -> tuple[list[Dispatch], Past]:
         """Ask clients and send them the model."""
         if not wanted:
-            return [], memory
-        free = self.fleet.candidates(round, draw, start, busy)
-        sampler = self.fleet.system.sampler
-        ids, memory = sampler.choose(wanted, free, round, memory)
+            return [], past
+        sampler, free = self.fleet.system.sampler, self.fleet.candidates(round, draw, start, busy)
+        ids, memory = sampler.choose(wanted, free, round, past.memory)
+        ids = [int(id) for id in ids]
         if not len(set(ids)) == len(ids) <= wanted or not all(map(free.is_free, ids)):
             raise ConfigError(
                 f"system.sampler: {sampler.name} chose the clients {shown(ids)}. Allowed: at most {wanted} different "
                 "clients of those that are free"
             )
-        return [self.fleet.dispatch(id, round, start, len(busy) + len(ids)) for id in ids], memory
+        sent = [self.fleet.dispatch(id, round, start, len(busy) + len(ids)) for id in ids]
+        return sent, replace(past, memory=memory)
 
     def _plan(
         self,

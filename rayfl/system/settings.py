@@ -3,13 +3,15 @@
 import math
 from typing import Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from rayfl.config import Config
 from rayfl.system.availability import AVAILABILITY_KIND, Always, Availability
 from rayfl.system.devices import DEVICES_KIND, Devices, Phones
 from rayfl.system.samplers import SAMPLERS_KIND, Sampler, Uniform
 from rayfl.system.staleness import Staleness
+
+KINDS = {"devices": DEVICES_KIND, "availability": AVAILABILITY_KIND, "sampler": SAMPLERS_KIND}
 
 
 class Sync(Config):
@@ -71,20 +73,11 @@ class System(Config):
     capacity_s: float | None = Field(default=None, gt=0)
     """Only for capacities: time. Maximum seconds of a visit at the device's mean speeds."""
 
-    @field_validator("devices", mode="before")
+    @field_validator(*KINDS, mode="before")
     @classmethod
-    def _devices(cls, given: Any) -> Devices:
-        return DEVICES_KIND.read(given, "devices")
-
-    @field_validator("availability", mode="before")
-    @classmethod
-    def _availability(cls, given: Any) -> Availability:
-        return AVAILABILITY_KIND.read(given, "availability")
-
-    @field_validator("sampler", mode="before")
-    @classmethod
-    def _sampler(cls, given: Any) -> Sampler:
-        return SAMPLERS_KIND.read(given, "sampler")
+    def _by_name(cls, given: Any, info: ValidationInfo) -> Any:
+        assert info.field_name
+        return KINDS[info.field_name].read(given, info.field_name)
 
     @field_validator("mode", mode="before")
     @classmethod

@@ -114,6 +114,13 @@ def test_a_trace_repeats(tmp_path):
         rule.check(3)
 
 
+def test_a_trace_may_have_quoted_cells_and_touching_intervals(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text('"start_s","end_s","client"\n"0","40","0"\n"40","100","0"\n')
+    rule = availability({"name": "trace", "file": str(file), "period_s": 100})
+    assert rule.until(0, 7, 0) == math.inf
+
+
 def test_an_interval_may_span_the_end_of_the_period(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text("client,start_s,end_s\n0,0,5\n0,90,100\n1,0,100\n")
@@ -128,6 +135,8 @@ def test_an_interval_may_span_the_end_of_the_period(tmp_path):
         ("0,0,10\n0,5,20\n", "line 3: 5 to 20 of client 0 is not valid"),
         ("0,0,200\n", "line 2: 0 to 200 of client 0 is not valid"),
         ("0,5,x\n", "line 2: 0, 5, x are not numbers"),
+        ("0,5\n", "line 2 does not have 3 cells"),
+        ("", "client 0 is missing"),
     ],
 )
 def test_bad_traces(tmp_path, lines, message):

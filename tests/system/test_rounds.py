@@ -61,6 +61,13 @@ def test_versions_are_kept_as_long_as_a_client_trains_on_them(tmp_path):
         assert set(simulation.versions) == {one.version for one in simulation.past.running}
 
 
+def test_a_learning_rate_whose_updates_are_refused(tmp_path):
+    """The work of a visit is counted at a small one."""
+    experiment = tiny(method="heterofl", rounds=1, training={"lr": 1e30}, system={"devices": EQUAL})
+    [line] = run(simulate(experiment, tmp_path))
+    assert line["refused"] == 4 and line["sim_seconds"] > 0
+
+
 def test_an_abandoned_round_changes_nothing(tmp_path):
     mode = {"name": "sync", "deadline_s": 1e-6}
     simulation = simulate(tiny(method="heterofl", system={"devices": EQUAL, "mode": mode}), tmp_path)

@@ -88,7 +88,7 @@ class Study:
         shown = [ALL_OF.format(name) for name in scores_of(self.folder.facts)] + [self.judge]
         columns = [f"metrics.`{name}`" for name in shown] + [f"params.`{name}`" for name in self.folder.facts.tuned]
         view: dict[str, Any] = {"selectedColumns": columns}
-        if any(CLOCK in row for rows in self.rows.values() for row in rows):
+        if all(CLOCK in row for rows in self.rows.values() for row in rows):
             axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": CLOCK, "lineSmoothness": 0}
             view["globalLineChartConfig"] = axis
         return json.dumps(view)
