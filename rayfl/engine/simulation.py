@@ -398,7 +398,7 @@ def load_data(experiment: Experiment) -> Arrays:
     arrays = experiment.data.arrays()
     experiment.federate(arrays)
     experiment.model.prepare()
-    if experiment.system is not None and experiment.system.has_deadline:
+    if experiment.system is not None and experiment.system.can_fail:
         with Temporary() as folder:
             Simulation(experiment, arrays, folder).schedule.check()
     return arrays

@@ -117,16 +117,18 @@ class Fleet:
 
     def candidates(self, version: int, draw: int, seconds: float, busy: Collection[int]) -> Candidates:
         """Return the clients that can be asked now. `draw`: number of the draw for this version."""
-        until = self.system.availability.until
         return Candidates(
             self.population.count,
             numpy_generator(self.seed, "asked", version, draw),
-            lambda id: id not in busy and until(id, seconds, self.seed) > seconds,
+            lambda id: id not in busy and self.is_available(id, seconds),
             lambda id: self.samples(id)[0],
             lambda id: sum(self.seconds(id)),
             lambda: self.profile,
             None if draw or busy else partial(self.population.sample, self.seed, version),
         )
+
+    def is_available(self, client: int, seconds: float) -> bool:
+        return self.system.availability.until(client, seconds, self.seed) > seconds
 
     @cached_property
     def profile(self) -> np.ndarray:

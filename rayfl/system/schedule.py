@@ -26,6 +26,8 @@ IDLE_S = 600.0
 """Seconds until the server asks again if no client is available."""
 MOST_IDLE_S = 30 * 86_400.0
 """Seconds without an available client after which a run is given up."""
+WEEK, PROBE_S = 7 * 86_400, 3 * 3600
+"""Seconds of the first week, in which available clients are counted before a run, and seconds between two counts."""
 MOST_DISPATCHES = 1000
 """Dispatches per update of a buffer after which a run is given up, because none arrives."""
 
@@ -116,13 +118,22 @@ class Timed(Schedule):
         return self._buffered(mode, past, round) if isinstance(mode, Buffered) else self._sync(mode, past, round)
 
     def check(self) -> None:
-        mode, profile = self.fleet.system.mode, self.fleet.profile
-        if isinstance(mode, Sync) and mode.deadline_s is not None:
+        fleet, mode, cohort = self.fleet, self.fleet.system.mode, self.fleet.population.cohort
+        if not isinstance(mode, Sync):
+            return
+        if mode.deadline_s is not None:
+            profile = fleet.profile
             if profile[0] > mode.deadline_s:
                 raise ConfigError(
                     f"system.mode.deadline_s: no client can finish within {mode.deadline_s:g} seconds. Allowed: more "
                     f"than {profile[0]:.3g}, the fastest visit of {len(profile)} clients"
                 )
+        most = max(sum(fleet.is_available(id, float(time)) for id in fleet.some) for time in range(0, WEEK, PROBE_S))
+        if (available := most * fleet.population.count // len(fleet.some)) < cohort:
+            raise ConfigError(
+                f"clients.cohort: {cohort} is not valid, because at most about {available} clients are available at a "
+                "time in the first week (system.availability). Allowed: at most as many"
+            )
 
     def learned(self, plan: Plan, round: int, losses: Mapping[int, float]) -> Past:
         visits = [

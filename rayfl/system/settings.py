@@ -107,9 +107,10 @@ class System(Config):
             )
 
     @property
-    def has_deadline(self) -> bool:
-        """True if rounds end at a deadline, which may be too short for all clients."""
-        return isinstance(self.mode, Sync) and self.mode.deadline_s is not None
+    def can_fail(self) -> bool:
+        """True if no client may meet a deadline, or too few may be available (`Schedule.check`)."""
+        has_deadline = isinstance(self.mode, Sync) and self.mode.deadline_s is not None
+        return has_deadline or not isinstance(self.availability, Always)
 
     @property
     def mixes_versions(self) -> bool:

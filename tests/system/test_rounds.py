@@ -188,6 +188,21 @@ def test_a_deadline_that_nobody_meets_is_refused_before_the_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_cohort_of_more_clients_than_are_available_is_refused_before_the_run(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(
+        "client,start_s,end_s\n" + "".join(f"{id},{20_000 * id},{20_000 * id + 9_000}\n" for id in range(6))
+    )
+    system = {"availability": {"name": "trace", "file": str(trace)}, "devices": EQUAL}
+    with pytest.raises(ConfigError) as error:
+        rayfl.run(tiny(system=system), tmp_path / "run")
+    assert str(error.value) == (
+        "clients.cohort: 4 is not valid, because at most about 1 clients are available at a time in the first "
+        "week (system.availability). Allowed: at most as many"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_times_without_training_are_those_of_the_run(tmp_path):
     experiment = tiny(method="heterofl", rounds=4, system=PHONES)
     lines = run(simulate(experiment, tmp_path))
