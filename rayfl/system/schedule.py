@@ -128,12 +128,16 @@ class Timed(Schedule):
                     f"system.mode.deadline_s: no client can finish within {mode.deadline_s:g} seconds. Allowed: more "
                     f"than {profile[0]:.3g}, the fastest visit of {len(profile)} clients"
                 )
-        most = max(sum(fleet.is_available(id, float(time)) for id in fleet.some) for time in range(0, WEEK, PROBE_S))
-        if (available := most * fleet.population.count // len(fleet.some)) < cohort:
-            raise ConfigError(
-                f"clients.cohort: {cohort} is not valid, because at most about {available} clients are available at a "
-                "time in the first week (system.availability). Allowed: at most as many"
-            )
+        most = 0
+        for time in range(0, WEEK, PROBE_S):
+            found = sum(fleet.is_available(id, float(time)) for id in fleet.some)
+            most = max(most, found * fleet.population.count // len(fleet.some))
+            if most >= cohort:
+                return
+        raise ConfigError(
+            f"clients.cohort: {cohort} is not valid, because at most about {most} clients are available at a time in "
+            "the first week (system.availability). Allowed: at most as many"
+        )
 
     def learned(self, plan: Plan, round: int, losses: Mapping[int, float]) -> Past:
         visits = [
