@@ -26,9 +26,9 @@ def folder(path, label="fedavg", lines=(), *, facts=FACTS, seed=0, status="finis
     return run
 
 
-def study(path, labels=("heterofl", "fjord"), rates=(0.1,), seeds=(0, 1, 2), rounds=3, score=None):
+def study(path, labels=("heterofl", "fjord"), rates=(0.1,), seeds=(0, 1, 2), rounds=3, score=None, clock=None):
     """A sweep's folder that no sweep made, with a trial for every label, rate and seed; `score(label, rate, seed,
-    round)`: its accuracies."""
+    round)`: its accuracies; `clock`: simulated seconds of a round by label."""
     score = score or (lambda label, rate, seed, round: 1 - 1 / (round + 1 + len(label) + seed) - rate / 10)
     search = {"metric": "accuracy_mean", "mode": "auto", "seeds": list(seeds)}
     facts = FACTS | {"tuned": ["training.lr"], "rounds": rounds}
@@ -40,6 +40,8 @@ def study(path, labels=("heterofl", "fjord"), rates=(0.1,), seeds=(0, 1, 2), rou
             value = score(label, rate, seed, r)
             lines.append(line(r, accuracy_mean=value, accuracy_1=value, train_loss=1 / r, bytes_down=10, bytes_up=10))
             lines[-1] |= {"train_flops": 1e6, "clients": 4, "steps": 8, "loss_mean": 1 - value}
+            if clock:
+                lines[-1] |= {"sim_seconds": clock[label], "sim_time": r * clock[label]}
         run = folder(
             path / "trials" / f"{label}-{rate}-s{seed}",
             label,

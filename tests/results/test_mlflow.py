@@ -514,6 +514,21 @@ def test_the_description_of_a_sweep(mlflow, tmp_path):
     assert again.sync(sweep) and again.page(sweep.path) == page
 
 
+def test_charts_over_simulated_time(mlflow, tmp_path):
+    """All rows have a clock: it is the horizontal axis, and the sweep's own run has last values only, as bars."""
+    sweep = study(tmp_path / "timed", rounds=2, clock={"heterofl": 2.0, "fjord": 3.0})
+    assert mlflow.sync_all(tmp_path) == 0
+    [experiment] = mlflow.store.experiments(f"name = '{copy.experiment_of(sweep)}'")
+    axis = json.loads(experiment.tags[copy.VIEW])["globalLineChartConfig"]
+    assert (axis["xAxisKey"], axis["selectedXAxisMetricKey"]) == ("metric", "sim_time")
+    rows = {run.data.tags["label"]: run for run in stored(mlflow) if run.data.tags["rayfl.kind"] == "row"}
+    assert history(mlflow, rows["heterofl"], "sim_time") == [(1, 2.0), (2, 4.0)]
+    assert history(mlflow, rows["fjord"], "sim_time") == [(1, 3.0), (2, 6.0)]
+    [parent] = [run for run in stored(mlflow) if run.data.tags["rayfl.run_id"] == sweep.id]
+    [(round, _)] = history(mlflow, parent, "fjord/accuracy_mean")
+    assert round == 2
+
+
 def test_a_result_of_any_length_comes_back_exactly(mlflow, tmp_path):
     run = create(tmp_path / "run")
     numbers = {f"local_accuracy_{i}": 1 / (3 + i) for i in range(1000)}

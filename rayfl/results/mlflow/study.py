@@ -64,6 +64,11 @@ class Study:
     def judge(self) -> str:
         return self.folder.facts.judge
 
+    @property
+    def is_timed(self) -> bool:
+        """True if all rows have simulated time."""
+        return all("sim_seconds" in row for rows in self.rows.values() for row in rows)
+
     def best_runs(self) -> dict[str, Record]:
         """Return label -> run of its best point with the best seed."""
         found = {label: [row for row in rows if self.judge in row] for label, rows in self.rows.items()}
@@ -72,10 +77,12 @@ class Study:
 
     def summary(self) -> Curves:
         """Return the judge metric over rounds, whose last values form the ranked table: means over seeds
-        (`heterofl/accuracy_mean`) and, for several seeds, standard deviations (`heterofl/accuracy_mean_std`)."""
+        (`heterofl/accuracy_mean`) and, for several seeds, standard deviations (`heterofl/accuracy_mean_std`). With
+        simulated time the last values only, because rows have different times."""
         found = {}
         for label, rows in self.rows.items():
             name, series = metric_name(f"{label}/{self.judge}"), _series(_lines(rows), self.judge)
+            series = series[-1:] if self.is_timed else series
             found[name] = [(round, statistics.fmean(values)) for round, values in series]
             if len(rows) > 1:
                 found[f"{name}_std"] = [(round, statistics.stdev(values)) for round, values in series]
@@ -88,7 +95,7 @@ class Study:
         shown = [ALL_OF.format(name) for name in scores_of(self.folder.facts)] + [self.judge]
         columns = [f"metrics.`{name}`" for name in shown] + [f"params.`{name}`" for name in self.folder.facts.tuned]
         view: dict[str, Any] = {"selectedColumns": columns}
-        if all(CLOCK in row for rows in self.rows.values() for row in rows):
+        if self.is_timed:
             axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": CLOCK, "lineSmoothness": 0}
             view["globalLineChartConfig"] = axis
         return json.dumps(view)
