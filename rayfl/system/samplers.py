@@ -131,7 +131,8 @@ class PowerOfChoice(Sampler):
         pool = free.draw(POOL * some)
         drawn = free.weighted(pool, [free.samples(id) for id in pool], some)
         asked = sorted(drawn, key=lambda id: -memory.get(str(id), math.inf))[:wanted]
-        return sorted(asked), _tried(asked, memory, lambda id: statistics.fmean(memory.values()))
+        mean = statistics.fmean(memory.values() or [math.inf])
+        return sorted(asked), _tried(asked, memory, lambda id: mean)
 
     def learned(self, memory: Memory, round: int, visits: Sequence[Visited]) -> Memory:
         return memory | {str(one.client): one.loss for one in visits}
@@ -189,11 +190,9 @@ class Oort(Sampler):
         asked = free.weighted(pool, promise, explored)
         asked += self._exploited(wanted - len(asked), free, self.scores(memory, round))
         asked += free.draw(wanted - len(asked), lambda id: id not in asked)
-
-        def expected(id: int) -> list[float]:
-            return [statistics.fmean(utility for utility, _, _ in known.values()), free.seconds(id), round + 1]
-
-        return sorted(asked), memory | {"clients": _tried(asked, known, expected)}
+        mean = statistics.fmean([utility for utility, _, _ in known.values()] or [math.inf])
+        tried = _tried(asked, known, lambda id: [mean, free.seconds(id), round + 1])
+        return sorted(asked), memory | {"clients": tried}
 
     def _exploited(self, wanted: int, free: Candidates, scores: Mapping[int, float]) -> list[int]:
         pool: list[int] = []
