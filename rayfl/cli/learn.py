@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_origin
 
 import typer
 from rich.console import Group, RenderableType
@@ -82,13 +82,14 @@ def explain(
 
 
 def _explained(place: "Place") -> RenderableType:
-    from rayfl.experiment import DEFAULTS, NAMED
+    from rayfl.experiment import DEFAULTS
     from rayfl.reference.catalogue import KINDS, catalogue
     from rayfl.reference.settings import sentence_of
 
     if place.path in KINDS:
         default = f". Default: {DEFAULTS[place.path]}" if place.path in DEFAULTS else ""
-        each = "" if place.path in NAMED else "a list, each "
+        is_list = any(get_origin(setting.field.annotation) is tuple for setting in place.settings.values())
+        each = "a list, each " if is_list else ""
         lines = [_indented(f"{each}a name, or a section with a name and options{default}")]
         texts = [setting.text for setting in place.settings.values()]
         return Group(_titled(place.path, texts[0] or "Chosen by its name."), *lines, _entries(catalogue()[place.path]))

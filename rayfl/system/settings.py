@@ -1,6 +1,7 @@
 """The `system:` section: devices, networks and availability of clients, and the simulated clock."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
@@ -82,7 +83,9 @@ class System(Config):
     @field_validator("mode", mode="before")
     @classmethod
     def _mode(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+        if isinstance(given, str):
+            return {"name": given}
+        return {"name": "sync", **given} if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

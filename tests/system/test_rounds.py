@@ -159,6 +159,7 @@ def _one_step(net, params, data, lr, seed):
         ),
         ({"mode": {"name": "sync", "select": 2}}, "mode.select: 8 clients train at a time"),
         ({"mode": "asynchronous"}, "Allowed: a name, one of 'sync', 'buffered'"),
+        ({"mode": {"deadline_s": -1}}, "mode.deadline_s: -1 is not valid. Allowed: more than 0"),
         ({"capacities": "time"}, "capacity_s with capacities: time, and only then"),
         ({"availability": {"name": "trace", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),
     ],
