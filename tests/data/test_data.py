@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rayfl.config import ConfigError, parse
-from rayfl.data import DATASETS, DATASETS_KIND
+from rayfl.data import DATASETS, DATASETS_KIND, files
 from rayfl.data.cifar import CIFAR10, CIFAR100
 from rayfl.data.digits import Digits
 from rayfl.data.mnist import MNIST, FashionMNIST
@@ -176,6 +176,27 @@ def test_missing_files_are_named(tmp_path, offline):
         f"  {tmp_path}/MNIST/raw/t10k-labels-idx1-ubyte.gz\n"
         "Hint: set another folder by data.root or the environment variable RAYFL_DATA"
     )
+
+
+def test_packed_files_are_unpacked_without_a_network(tmp_path):
+    data = FashionMNIST(root=str(tmp_path))
+    unpacked = []
+
+    def read(root, download):
+        if not download:
+            raise RuntimeError("not unpacked")
+        unpacked.append(root)
+        return "data"
+
+    with files.offline(), pytest.raises(ConfigError, match="fashion_mnist is not in"):
+        data.fetch(read)
+    assert unpacked == []
+    for file in data.files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    with files.offline():
+        assert data.fetch(read) == "data"
+    assert unpacked == [str(tmp_path)]
 
 
 @pytest.mark.parametrize("kind", [FashionMNIST, CIFAR10, CIFAR100, SVHN])
