@@ -6,6 +6,7 @@ Updates are streamed: those with equal selections are summed pairwise (`Pairwise
 `Fold`.
 """
 
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
@@ -184,6 +185,14 @@ class Fold:
                 after[letter][name] = t
         self.moments |= {f"{MOMENTS}{letter} {group}": t for letter, t in after.items()}
         return new
+
+    def mean_so_far(self, group: str) -> Params:
+        """Return the holder mean of a group over the clients added so far, in new tensors; more can be added."""
+        if group not in self._groups:
+            return self.state[group]
+        so_far = copy.copy(self._groups[group])
+        so_far.totals = {name: t.clone() for name, t in so_far.totals.items()}
+        return {name: mean for name, (mean, _) in so_far.mean().items()}
 
     def sum(self, group: str) -> Params:
         """Return sum_k w_k S_k^T y_k in the server's shapes; {} if no client sent the group."""

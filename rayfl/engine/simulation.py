@@ -8,7 +8,7 @@ any restart, and after any fault that the executor survives.
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from rayfl.evaluation import Evaluation
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
-from rayfl.system import Fleet, Past, Schedule, Timed, Untimed
+from rayfl.system import Fleet, Past, Plan, Schedule, Stale, Staleness, Timed, Untimed
 from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
@@ -53,7 +53,8 @@ DEFAULT_STATISTICS = Evaluation.model_fields["statistics"].default
 MakeExecutor = Callable[[Recipe], Executor]
 
 Cohort = dict[tuple[int, Hashable], tuple[Selection, list[Client]]]
-"""(version of the model, selection key) -> the selection and its clients, ids ascending."""
+"""(version of the model, selection key) -> the selection and its clients, ids ascending. Stale clients, if they are
+compared: (version, (selection key, client))."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Simulation:
     def train(self) -> Line:
         """Run one round of local updates and fold them into the next state."""
         plan = self.schedule.plan(self.past, self.round)
-        cohort = self._grouped(plan.visits)
+        cohort = self._grouped(plan)
         chunks = self._chunks(cohort)
 
         def shared(key: Any) -> Broadcast:
@@ -171,6 +172,7 @@ class Simulation:
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
         answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
         fold, totals, losses, refused = Fold(self.state, self.experiment.server), {}, {}, []
+        stale: list[Stale] = []
         for key, some in itertools.groupby(answers, key=lambda pair: pair[0].key):
             updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
             for chunk, answer in some:
@@ -182,12 +184,16 @@ class Simulation:
                 if answer.size:
                     updates.add(answer.update, answer.size)
             totals = plus(totals, metrics.total)
-            if (update := updates.total) is not None:
-                (version, _), selection = key, cohort[key][0]
-                if version < self.round:
-                    then, tau = self._version(version), self.round - version
-                    update = plan.staleness.moved(update, selection, then, self.state, tau)
+            if (update := updates.total) is None:
+                continue
+            (version, _), selection = key, cohort[key][0]
+            if version == self.round:
                 self.verbs.fold(fold, selection, update)
+                continue
+            stale.append(Stale(update, selection, self._version(version), self.round - version))
+            if not plan.staleness.compares:
+                self._fold_stale(fold, stale, plan.staleness)
+        self._fold_stale(fold, stale, plan.staleness)
         moments = {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
         own = {group: t for group, t in self.state.items() if group not in moments}
         known = self.versions | {self.round: own}
@@ -199,6 +205,12 @@ class Simulation:
         if refused:
             line["refusals"] = "; ".join(f"client {id}: {reason}" for id, reason in refused)
         return line
+
+    def _fold_stale(self, fold: Fold, stale: list[Stale], staleness: Staleness) -> None:
+        """Fold stale updates, and empty the list."""
+        for one, s in zip(stale, staleness.weights(stale, fold), strict=True):
+            self.verbs.fold(fold, one.selection, staleness.moved(one, self.state, s))
+        stale.clear()
 
     def _refine(self) -> Line:
         """Run the next server tasks, and return the round's metrics so far."""
@@ -245,14 +257,16 @@ class Simulation:
 
     def cohort(self) -> Cohort:
         """Return the clients of the next round, grouped by version and selection."""
-        return self._grouped(self.schedule.plan(self.past, self.round).visits)
+        return self._grouped(self.schedule.plan(self.past, self.round))
 
-    def _grouped(self, visits: Sequence[tuple[int, int]]) -> Cohort:
+    def _grouped(self, plan: Plan) -> Cohort:
         cohort: Cohort = {}
-        for version, id in visits:
+        for version, id in plan.visits:
             client = Client(id, self.schedule.capacity(id, version), version, partial(self._present, id))
             selection = self.verbs.select(self._version(version), client)
-            cohort.setdefault((version, selection.key), (selection, []))[1].append(client)
+            is_alone = version < self.round and plan.staleness.compares
+            key = (selection.key, id) if is_alone else selection.key
+            cohort.setdefault((version, key), (selection, []))[1].append(client)
         return cohort
 
     def _version(self, round: int) -> State:

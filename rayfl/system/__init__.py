@@ -18,3 +18,5 @@ from rayfl.system.schedule import Schedule as Schedule
 from rayfl.system.schedule import Timed as Timed
 from rayfl.system.schedule import Untimed as Untimed
 from rayfl.system.settings import System as System
+from rayfl.system.staleness import Stale as Stale
+from rayfl.system.staleness import Staleness as Staleness

@@ -91,6 +91,8 @@ class System(Config):
     def _consistent(self) -> Self:
         if (self.capacities == "time") != (self.capacity_s is not None):
             raise ValueError("capacity_s with capacities: time, and only then")
+        if self.mode.staleness.compares and isinstance(self.mode, Buffered):
+            raise ValueError(f"mode: sync with staleness.weight: {self.mode.staleness.weight}")
         if self.sampler.synchronous and isinstance(self.mode, Buffered):
             raise ValueError(f"mode: sync with sampler: {self.sampler.name}")
         return self

@@ -1,5 +1,7 @@
 """Rounds on simulated devices: bits of a run without them, versions, resuming, and an independent reference."""
 
+from collections import Counter
+
 import pytest
 import torch
 from helpers import ADAPTED, Perceptron, assert_same, made_up_for, run, simulate, tiny
@@ -14,7 +16,8 @@ from rayfl.testing.methods import rows_of
 EQUAL = {"name": "classes", "classes": [{"name": "board", "gflops": 1}]}
 BUFFER = {"name": "buffered", "concurrency": 5, "buffer": 2}
 PHONES = {"devices": "phones", "mode": BUFFER}
-NAMES = ("asked", "late", "lost", "staleness", "abandoned")
+REFL = {"weight": "refl", "divide": "weights", "c": 3}
+LATE = {"devices": "phones", "mode": {"name": "sync", "deadline_s": 2.5e-4, "late_rounds": 5, "staleness": REFL}}
 
 
 def test_equal_devices_give_the_bits_of_a_run_without_them(tmp_path):
@@ -36,19 +39,24 @@ def test_a_buffer_of_the_cohort_on_equal_devices_is_fedavg(tmp_path):
     assert ours[-1]["accuracy_mean"] == lines[-1]["accuracy_mean"]
 
 
-@pytest.mark.parametrize("method", ["fedrolex", "fiarse", "nefl"])
-def test_a_run_resumes_in_the_middle_of_a_buffer(tmp_path, method):
-    sections = {"nefl": {"model": {"name": "resnet18", "channels": 8}}}.get(method, {})
-    experiment = tiny(method=method, rounds=6, system=PHONES, **sections)
+@pytest.mark.parametrize(
+    ("method", "system"), [("fedrolex", PHONES), ("fiarse", PHONES), ("nefl", PHONES), ("heterofl", LATE)]
+)
+def test_a_run_resumes_while_clients_train(tmp_path, method, system):
+    sections = {
+        "nefl": {"model": {"name": "resnet18", "channels": 8}},
+        "heterofl": {"model": Perceptron(hidden=(9, 8)), "data": {"shape": [1, 1, 2]}},
+    }.get(method, {})
+    experiment = tiny(method=method, rounds=6, system=system, **sections)
     whole = simulate(experiment, tmp_path / "whole")
     lines = run(whole)
     assert max(line["staleness"] for line in lines) > 0
     first = simulate(experiment, tmp_path / "first")
-    before = run(first, 3)
+    before = run(first, 5)
     assert first.past.running and first.versions
     first.save(tmp_path / "saved")
     second = simulate(experiment, tmp_path / "second")
-    assert second.restore(tmp_path / "saved") == (3, [])
+    assert second.restore(tmp_path / "saved") == (5, [])
     assert (second.past, set(second.versions)) == (first.past, set(first.versions))
     assert before + run(second) == lines
     assert_same(second.state, whole.state)
@@ -76,16 +84,17 @@ def test_an_abandoned_round_changes_nothing(tmp_path):
     assert simulation.state is before and (line["abandoned"], line["sim_time"]) == (1, 1e-6)
 
 
-def test_asynchronous_rolling_windows_equal_an_independent_reference(tmp_path):
-    """Ten steps of FedRolex with a buffer, in plain torch and float64: every update with the window of its version."""
+@pytest.mark.parametrize("system", [PHONES, LATE], ids=["buffered", "refl"])
+def test_rolling_windows_of_older_versions_equal_an_independent_reference(tmp_path, system):
+    """Ten rounds of FedRolex in plain torch and float64: every update with the window of its version."""
     torch.set_default_dtype(torch.float64)
     try:
-        _compare(tmp_path)
+        _compare(tmp_path, system)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def _compare(tmp_path):
+def _compare(tmp_path, system):
     lr = 0.1
     experiment = tiny(
         method="fedrolex",
@@ -93,17 +102,16 @@ def _compare(tmp_path):
         model=Perceptron(hidden=(9, 7)),
         data={"shape": [1, 1, 2]},
         training={"lr": lr, "steps": 1, "batch_size": 1000},
-        system=PHONES,
+        system=system,
         evaluation={"every": 10},
     )
     simulation = simulate(experiment, tmp_path)
     x = {name: t.double().clone() for name, t in simulation.state["params"].items()}
-    versions = {}
+    versions, stale = {}, Counter()
     for round in range(10):
         visits = simulation.schedule.plan(simulation.past, round).visits
         versions[round] = {name: t.clone() for name, t in x.items()}
-        moved = {name: torch.zeros_like(t) for name, t in x.items()}
-        cover = {name: torch.zeros_like(t) for name, t in x.items()}
+        changes = []
         for version, id in visits:
             capacity = simulation.clients.capacity(id, 0, version)
             net, start = simulation.method.net_at(capacity), versions[version]
@@ -111,17 +119,47 @@ def _compare(tmp_path):
             part = {name: t[index[name]] for name, t in start.items()}
             data = rows_of(simulation, id)
             trained = _one_step(net, part, data, lr, stream(0, "local", version, id))
-            s = (1 + round - version) ** -0.5
+            moved = {name: torch.zeros_like(t) for name, t in x.items()}
+            cover = {name: torch.zeros_like(t) for name, t in x.items()}
             for name in x:
                 # label_rows: present
                 rows = data.present.double() if name.startswith("head") else torch.ones(len(part[name]))
                 held = rows.view(-1, *[1] * (part[name].dim() - 1)).expand_as(part[name])
-                moved[name][index[name]] += s * held * (trained[name] - part[name])
+                moved[name][index[name]] += held * (trained[name] - part[name])
                 cover[name][index[name]] += held
-        x = {name: torch.where(cover[name] > 0, t + moved[name] / cover[name].clamp(min=1), t) for name, t in x.items()}
+            changes.append((round - version, moved, cover))
+        if system is LATE:
+            weights = _refl(changes, c=3)
+            divisors = weights
+        else:
+            weights, divisors = [(1 + tau) ** -0.5 for tau, _, _ in changes], [1.0] * len(changes)
+        stale[len(changes), sum(tau > 0 for tau, _, _ in changes)] += 1
+        for name, t in x.items():
+            moved = sum(s * change[1][name] for s, change in zip(weights, changes, strict=True))
+            cover = sum(s * change[2][name] for s, change in zip(divisors, changes, strict=True))
+            x[name] = torch.where(cover > 0, t + moved / torch.where(cover > 0, cover, 1.0), t) if visits else t
         simulation.run_round()
         for name, t in simulation.state["params"].items():
             torch.testing.assert_close(t.double(), x[name], rtol=1e-9, atol=1e-10)
+    assert any(late > 1 for _, late in stale)
+
+
+def _refl(changes, c):
+    """Return REFL's weights, with flat vectors of all coordinates."""
+    flat = [
+        (tau, torch.cat([t.ravel() for t in moved.values()]), torch.cat([t.ravel() for t in cover.values()]))
+        for tau, moved, cover in changes
+    ]
+    fresh = [(moved, cover) for tau, moved, cover in flat if tau == 0]
+    if not fresh:
+        return []
+    mean = sum(moved for moved, _ in fresh) / sum(cover for _, cover in fresh).clamp(min=1)
+    distances = [((moved - mean * cover).norm() / (mean * cover).norm()) ** 2 for _, moved, cover in flat]
+    most = max((r for r, (tau, _, _) in zip(distances, flat, strict=True) if tau), default=1)
+    return [
+        1.0 if tau == 0 else float(0.65 / (tau + 1) + 0.35 * (1 - torch.exp(-r / most) / c))
+        for r, (tau, _, _) in zip(distances, flat, strict=True)
+    ]
 
 
 def _window(whole, part, round):
@@ -160,6 +198,8 @@ def _one_step(net, params, data, lr, seed):
         ({"mode": {"name": "sync", "select": 2}}, "mode.select: 8 clients train at a time"),
         ({"mode": "asynchronous"}, "Allowed: a name, one of 'sync', 'buffered'"),
         ({"mode": {"deadline_s": -1}}, "mode.deadline_s: -1 is not valid. Allowed: more than 0"),
+        ({"mode": {"staleness": {"weight": "refl"}}}, "divide: weights with weight: refl"),
+        ({"mode": BUFFER | {"staleness": REFL}}, "mode: sync with staleness.weight: refl"),
         ({"capacities": "time"}, "capacity_s with capacities: time, and only then"),
         ({"availability": {"name": "trace", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),
     ],
