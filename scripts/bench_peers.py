@@ -1,4 +1,4 @@
-"""Seconds per round of rayfl, Flower, pfl and a bare PyTorch loop.
+"""Seconds per round of rayfl, Flower, pfl and a bare PyTorch loop, by itself and in Ray's actors.
 
     python scripts/bench_peers.py                                          # all workloads and systems
     python scripts/bench_peers.py --workloads compute --systems rayfl,pfl --turns 3
@@ -36,10 +36,11 @@ from rich.table import Table
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "rayfl": (),
     "bare": (),
+    "ray": (),
     "flower": ("flwr[simulation]==1.41.0",),
     "pfl": ("pfl==0.6.0",),
 }
-"""System -> packages of its environment besides torch; rayfl and the bare loop run in the current environment."""
+"""System -> packages of its environment besides torch; rayfl and the bare loops run in the current environment."""
 HETEROGENEOUS = ("rayfl", "flower")
 COLD = "cold"
 """Workload that restarts every system in every turn."""
