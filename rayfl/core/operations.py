@@ -18,6 +18,7 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
+from rayfl.core.compiler import without_compiler
 from rayfl.core.norms import StaticBatchNorm
 
 Convention = Literal["heterofl_official", "macs", "flops2"]
@@ -53,7 +54,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
         for path, part in module.named_modules()
         if is_layer(part) or not any(True for _ in part.children())
     ]
-    with torch.no_grad():
+    with torch.no_grad(), without_compiler:
         module.eval()(x)
     for handle in handles:
         handle.remove()

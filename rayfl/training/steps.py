@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rayfl.core import norms
+from rayfl.core.compiler import without_compiler
 from rayfl.core.joined import Joined, joined, parameters_of
 from rayfl.core.tensors import Params
 from rayfl.data.goal import Goal
@@ -124,7 +125,8 @@ class Steps:
         if self.optimizer is None:
             self.joined.descend(self.lr)
         else:
-            self.optimizer.step()
+            with without_compiler:
+                self.optimizer.step()
         if self.project is not None:
             self.project(self.module)
         self.total += value.detach() * count
@@ -158,7 +160,8 @@ class Steps:
 
         def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             rate = torch.tensor(self.lr, dtype=dtype, device=device) if by_tensor else self.lr
-            return self.training.new_optimizer(parameters, rate)
+            with without_compiler:
+                return self.training.new_optimizer(parameters, rate)
 
         made = joined.optimizer((*self.training.update_rule, by_tensor), make)
         self.optimizer = made

@@ -1,5 +1,9 @@
-"""The bare loop in Ray's actors, the floor of every system on Ray: a server and so many client actors, which import torch
-and train. The server sends the model and a list of clients, and gets one sum from each actor."""
+"""The bare loop in Ray's actors, the floor of a system on Ray: a server and as many client actors, which import torch.
+
+The server sends the model and a list of clients, and gets one sum from each actor.
+"""
+
+from typing import Any
 
 import ray
 import torch
@@ -14,7 +18,8 @@ PACKAGES = ("ray", "torch")
 
 def main(name: str, turns: Turns) -> None:
     ray.init(include_dashboard=False, log_to_driver=False)
-    server = Server.remote(name)
+    clients = [Client.remote(name) for _ in range(PROCESSES)]  # pyright: ignore
+    server: Any = Server.remote(name, clients)  # pyright: ignore
 
     def network() -> nn.Module:
         module = build(WORKLOADS[name])
@@ -28,8 +33,8 @@ def main(name: str, turns: Turns) -> None:
 
 @ray.remote(num_cpus=0)
 class Server:
-    def __init__(self, name: str):
-        self.actors = [Client.remote(name) for _ in range(PROCESSES)]
+    def __init__(self, name: str, clients):
+        self.actors = clients
         self.workload = WORKLOADS[name]
         self.generator = torch.Generator().manual_seed(0)
         self.flat = parameters_to_vector(build(self.workload).parameters()).detach()
