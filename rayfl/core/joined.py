@@ -77,6 +77,15 @@ class Joined:
             parameter.grad = None
 
     @torch.no_grad()
+    def clip(self, most: float) -> None:
+        """Scale the gradients to a norm of at most `most`; matches torch's `clip_grad_norm_` bit for bit."""
+        if any(parameter.grad is not None for parameter in self.alone.values()):
+            nn.utils.clip_grad_norm_(self.parameters, most)
+            return
+        norm = torch.linalg.vector_norm(self.gradient)
+        self.gradient.mul_((most / (norm + 1e-6)).clamp_(max=1.0))
+
+    @torch.no_grad()
     def descend(self, lr: float) -> None:
         """Make a step of plain SGD; matches torch's fused SGD on a CPU bit for bit."""
         for parameter in self.parameters:

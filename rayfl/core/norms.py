@@ -58,22 +58,29 @@ class StaticBatchNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.sums is not None:
-            self.sums += _moments(x)
-        by_batch = self.training or self.running_mean is None or self.sums is not None
-        if by_batch:
-            # F.batch_norm rejects a single value per channel, which has no variance, e.g. a batch of one image
-            mean, var = self.running if self.running and x.numel() > x.shape[1] else (None, None)
-            return torch.batch_norm(x, self.weight, self.bias, mean, var, True, MOMENTUM, self.eps, cudnn.enabled)
+            # running statistics with momentum 1 are those of the batch; a single value per channel leaves them
+            mean, var = x.flatten() if x.numel() == x.shape[1] else x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+            y = self._by_batch(x, (mean, var), 1.0)
+            self.sums += _moments(x, mean, var)
+            return y
+        if self.training or self.running_mean is None:
+            return self._by_batch(x, self.running, MOMENTUM)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
+    def _by_batch(
+        self, x: torch.Tensor, running: tuple[torch.Tensor, torch.Tensor] | None, momentum: float
+    ) -> torch.Tensor:
+        """Normalise by the batch, and update `running` means and unbiased variances."""
+        # a single value per channel, e.g. of a batch of one image, has no variance
+        mean, var = running if running and x.numel() > x.shape[1] else (None, None)
+        return torch.batch_norm(x, self.weight, self.bias, mean, var, True, momentum, self.eps, cudnn.enabled)
 
-def _moments(x: torch.Tensor) -> torch.Tensor:
-    """Return the sums [6, C] of one batch [B, C, ...]."""
-    var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
-    var, mean = var.double(), mean.double()
+
+def _moments(x: torch.Tensor, mean: torch.Tensor, unbiased: torch.Tensor) -> torch.Tensor:
+    """Return the sums [6, C] of one batch [B, C, ...] with these means and variances [C]."""
     count = x.numel() // x.shape[1]
-    ones = torch.ones_like(mean)
-    unbiased = var * (count / max(count - 1, 1))
+    mean, unbiased = mean.double(), unbiased.double()
+    ones, var = torch.ones_like(mean), unbiased * ((count - 1) / count)
     return torch.stack([ones * count, mean * count, (var + mean * mean) * count, ones, mean, unbiased])
 
 

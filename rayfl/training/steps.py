@@ -121,7 +121,7 @@ class Steps:
             self.joined = joined(self.module)
             self.optimizer = self.new_optimizer(self.joined)
         if self.training.clip is not None:
-            nn.utils.clip_grad_norm_(self.joined.parameters, self.training.clip)
+            self.joined.clip(self.training.clip)
         if self.optimizer is None:
             self.joined.descend(self.lr)
         else:

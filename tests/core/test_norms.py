@@ -187,3 +187,11 @@ def test_a_single_value_per_channel_is_not_tracked():
     with tracked(layer, statistics):
         layer(drawn(1, 3, 1, 1))
     assert statistics[".running_mean"].tolist() == [0] * 3 and statistics[".running_var"].tolist() == [1] * 3
+
+
+def test_a_batch_with_a_single_value_per_channel():
+    x = torch.tensor([[1.0, -2.0, 3.0]])
+    [sums] = collect(nn.Sequential(StaticBatchNorm(3)), [x]).values()
+    n, total, squares, batches, means, variances = sums.tolist()
+    assert (n, batches, variances) == ([1.0] * 3, [1.0] * 3, [0.0] * 3)
+    assert total == means == [1.0, -2.0, 3.0] and squares == [1.0, 4.0, 9.0]

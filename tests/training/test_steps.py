@@ -77,6 +77,22 @@ def test_descend_equals_torchs_fused_sgd():
         assert torch.equal(module[0].data, expected.data)
 
 
+@pytest.mark.parametrize("most", [1e-3, 0.5, 1e3])
+@pytest.mark.parametrize("frozen", [(), ("head.bias",)])
+def test_clipping_equals_torchs(most, frozen):
+    module = network()
+    for name in frozen:
+        parameters_of(module)[name].requires_grad_(False)
+    module(torch.randn(5, 1, 8, 8)).square().mean().backward()
+    whole = joined(module)
+    before = whole.gradient.clone()
+    nn.utils.clip_grad_norm_(whole.parameters, most)
+    expected = whole.gradient.clone()
+    whole.gradient.copy_(before)
+    whole.clip(most)
+    assert torch.equal(whole.gradient, expected) and (most == 1e3) == torch.equal(expected, before)
+
+
 @ways
 def test_a_used_module_trains_like_a_new_one(way):
     used, start = network(), params_of(network())
