@@ -4,7 +4,7 @@ Vectors are cached per module, because clients train in it one after another (`n
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +15,7 @@ from rayfl.core.tensors import Params, as_vector, split_as
 Optimizer = torch.optim.Optimizer
 
 _PARAMETERS: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[nn.Module, dict[str, list[tuple[dict[str, Any], str]]]] = WeakKeyDictionary()
 _JOINED: WeakKeyDictionary[nn.Module, "Joined"] = WeakKeyDictionary()
 
 
@@ -24,6 +25,28 @@ def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter]:
     if found is None:
         found = _PARAMETERS[module] = dict(module.named_parameters())
     return found
+
+
+def call(module: nn.Module, params: Params, x: torch.Tensor) -> Any:
+    """Return module(x) with `params` in place of its parameters of these names, also where layers share them. As
+    `torch.func.functional_call`, which searches the module for them in every call."""
+    places = _PLACES.get(module)
+    if places is None:
+        names = {id(p): name for name, p in parameters_of(module).items()}
+        places = _PLACES[module] = {name: [] for name in names.values()}
+        for layer in module.modules():
+            for leaf, parameter in layer._parameters.items():
+                if parameter is not None:
+                    places[names[id(parameter)]].append((layer._parameters, leaf))
+    before = [(own, leaf, own[leaf]) for name in params for own, leaf in places[name]]
+    try:
+        for name, t in params.items():
+            for own, leaf in places[name]:
+                own[leaf] = t
+        return module(x)
+    finally:
+        for own, leaf, parameter in before:
+            own[leaf] = parameter
 
 
 def joined(module: nn.Module) -> "Joined":

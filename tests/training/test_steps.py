@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from helpers import assert_same, bound, client_data, updated
 from torch import nn
+from torch.func import functional_call
 
 import rayfl.methods.base as base
-from rayfl.core.joined import joined, parameters_of
+from rayfl.core.joined import call, joined, parameters_of
 from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.core.tensors import as_vector
@@ -335,3 +336,30 @@ def test_cached_modules_are_recorded():
     assert a is b and isinstance(a, StaticSteps)
     other = static_steps(cached_module(net, CPU), Objective(Classes(10), "none", None), Training(clip=1.0))
     assert other is not a
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+def test_a_call_with_other_parameters_equals_torchs():
+    module, x = Tied(), torch.randn(2, 3)
+    given = {"first.weight": torch.randn(3, 3, requires_grad=True)}
+    own = dict(module.named_parameters(remove_duplicate=False))
+    y = call(module, given, x)
+    assert torch.equal(y, functional_call(module, given, (x,)))
+    y.sum().backward()
+    assert given["first.weight"].grad is not None and module.first.weight.grad is None
+    after = dict(module.named_parameters(remove_duplicate=False))
+    assert own.keys() == after.keys() and all(own[name] is after[name] for name in own)
+    with pytest.raises(RuntimeError):
+        call(module, given, x[:, :2])
+    assert module.second.weight is module.first.weight is own["first.weight"]

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from pydantic import model_validator
 from torch import nn
-from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, State, Update
+from rayfl.core.joined import call
 from rayfl.core.net import Net, cached_module
 from rayfl.core.submodel import Mask, Selection
 from rayfl.core.tensors import Params, copied, split_as
@@ -202,7 +202,7 @@ class Part(nn.Module):
         self.places = torch.cat([start + self._places(name) for name, start in starts.items()]).to(device)
         self.vector = nn.Parameter(torch.cat([held[name].reshape(-1) for name in starts]).to(device, copy=True))
         # not a submodule, whose own parameters would be trained
-        self.run = functools.partial(functional_call, module)
+        self.run = functools.partial(call, module)
 
     def _places(self, name: str) -> torch.Tensor:
         return self.mask.places[name] if name in self.mask.places else torch.arange(self.held[name].numel())
@@ -215,7 +215,7 @@ class Part(nn.Module):
         if self.mask.places:
             size = sum(t.numel() for t in self.blank)
             vector = vector.new_zeros(size).index_copy_(0, self.places, vector)
-        return self.run(dict(zip(self.mask.net.layout.shapes, split_as(vector, self.blank), strict=True)), (x,))
+        return self.run(dict(zip(self.mask.net.layout.shapes, split_as(vector, self.blank), strict=True)), x)
 
     @property
     def params(self) -> Params:

@@ -47,13 +47,13 @@ from typing import Annotated, ClassVar, Literal, cast
 import torch
 from pydantic import Field
 from torch import nn
-from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.bitcodes import encode
 from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.joined import call
 from rayfl.core.net import Net, cached_module, params_of
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Mask, Selection
@@ -221,7 +221,7 @@ class Drawn(nn.Module):
         super().__init__()
         self.scores = nn.Parameter(scores)
         # not a submodule, whose own parameters would be trained
-        self.run: Callable[..., torch.Tensor] = functools.partial(functional_call, module)
+        self.run: Callable[..., torch.Tensor] = functools.partial(call, module)
         self.frozen, self.generator, self.twice = frozen, generator, twice
         self.mask = torch.zeros_like(scores, dtype=torch.bool)
 
@@ -229,7 +229,7 @@ class Drawn(nn.Module):
         theta = self.scores.detach().sigmoid()
         self.mask = self._drawn(theta)
         weights = cast(torch.Tensor, Keep.apply(self.scores, theta, self.mask, self.frozen.weights, self.twice))
-        return self.run(self.frozen.params(weights), (x,))
+        return self.run(self.frozen.params(weights), x)
 
     def draw(self) -> torch.Tensor:
         """Return a mask [n] drawn from the current scores."""

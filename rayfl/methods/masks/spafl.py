@@ -55,13 +55,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 import torch
 from pydantic import AfterValidator, Field, model_validator
 from torch import nn
-from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, Fold, State, Update
-from rayfl.core.joined import parameters_of
+from rayfl.core.joined import call, parameters_of
 from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.submodel import Mask, Selection
@@ -334,7 +333,7 @@ class Pruned(nn.Module):
                     params[name] = own[name] * _rows(gate, own[name])
         hooks = [layer.register_forward_hook(functools.partial(prune, path)) for path, layer in self.linears.items()]
         try:
-            return functional_call(self.whole, params, (x,)), reached
+            return call(self.whole, params, x), reached
         finally:
             for hook in hooks:
                 hook.remove()
@@ -346,9 +345,7 @@ class Pruned(nn.Module):
         with torch.no_grad():
             self.resets += (empty := self.method.is_empty(mu, tau))
             tau.masked_fill_(empty, 0)
-        s = mu - tau
-        slope = 1.0 if self.method.step_backward == "identity" else (s.detach().abs() > 1).float()
-        return (s.detach() > 0).float() + slope * (s - s.detach())
+        return cast(torch.Tensor, Step.apply(mu, tau, self.method.step_backward == "identity"))
 
     def regularise(self, alpha: float) -> None:
         """Add the gradient of alpha sum exp(-tau), and set the gradients of weights that are not trained to 0."""
@@ -369,7 +366,7 @@ class Pruned(nn.Module):
 
     def weight(self, path: str) -> torch.Tensor:
         """Return the weight [rows, ...] of a layer."""
-        return self.whole.get_parameter(f"{path}.weight")
+        return parameters_of(self.whole)[f"{path}.weight"]
 
     @property
     def taus(self) -> Params:
@@ -380,6 +377,22 @@ class Pruned(nn.Module):
     def densities(self) -> dict[str, float]:
         """Density of each layer in the last forward pass; empty before the first."""
         return {path: gate.mean().item() for path, gate in zip(self.paths, self.gates, strict=False)}
+
+
+class Step(torch.autograd.Function):
+    """S(mu - tau): 1 above 0, otherwise 0. Its gradient is that of mu - tau; without `identity` only where this is
+    above 1 or below -1."""
+
+    @staticmethod
+    def forward(ctx: Any, mu: torch.Tensor, tau: torch.Tensor, identity: bool) -> torch.Tensor:
+        s = mu - tau
+        ctx.slope = None if identity else (s.abs() > 1).to(s.dtype)
+        return (s > 0).to(s.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # pyright: ignore
+        passed = grad if ctx.slope is None else grad * ctx.slope
+        return passed, -passed, None
 
 
 def _magnitudes(weight: torch.Tensor) -> torch.Tensor:

@@ -39,10 +39,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import nn
-from torch.func import functional_call
 
 from rayfl import costs
 from rayfl.core.fold import State, Update
+from rayfl.core.joined import call, parameters_of
 from rayfl.core.net import Net, cached_module, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.seeds import numpy_generator
@@ -185,14 +185,14 @@ class _Ordered(nn.Module):
         return self.tensors[net] | {name: p.detach() for name, p in self.affine[net].items()}
 
     def forward(self, x: torch.Tensor) -> Logits:
-        params: Params = dict(self.whole.named_parameters())
+        params: Params = dict(parameters_of(self.whole))
         logits = [self._logits(net, params, x) for net in next(self.runs)]
         return tuple(logits) if len(logits) > 1 else logits[0]
 
     def _logits(self, net: Net, params: Params, x: torch.Tensor) -> torch.Tensor:
         self.samples[net] += len(x)
         with tracked(self.narrow[net], self.tensors[net]):
-            return functional_call(self.narrow[net], self.cuts[net].take(params) | self.affine[net], (x,))
+            return call(self.narrow[net], self.cuts[net].take(params) | self.affine[net], x)
 
 
 def _zeros(module: nn.Module) -> None:
