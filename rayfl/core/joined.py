@@ -3,7 +3,7 @@
 Vectors are cached per module, because clients train in it one after another (`net.cached_module`).
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -47,6 +47,14 @@ def call(module: nn.Module, params: Params, x: torch.Tensor) -> Any:
     finally:
         for own, leaf, parameter in before:
             own[leaf] = parameter
+
+
+@torch.no_grad()
+def descend(parameters: Iterable[nn.Parameter], lr: float) -> None:
+    """Make a step of plain SGD; matches torch's fused SGD on a CPU bit for bit."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.add_(parameter.grad, alpha=-lr)
 
 
 def joined(module: nn.Module) -> "Joined":
@@ -107,13 +115,6 @@ class Joined:
             return
         norm = torch.linalg.vector_norm(self.gradient)
         self.gradient.mul_((most / (norm + 1e-6)).clamp_(max=1.0))
-
-    @torch.no_grad()
-    def descend(self, lr: float) -> None:
-        """Make a step of plain SGD; matches torch's fused SGD on a CPU bit for bit."""
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-lr)
 
     def optimizer(self, kind: Hashable, make: Callable[[list[nn.Parameter]], Optimizer]) -> Optimizer:
         """Return the cached optimizer of this kind, with its state reset to 0."""

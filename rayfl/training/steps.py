@@ -14,7 +14,7 @@ from torch import nn
 
 from rayfl.core import norms
 from rayfl.core.compiler import without_compiler
-from rayfl.core.joined import Joined, joined, parameters_of
+from rayfl.core.joined import Joined, descend, joined, parameters_of
 from rayfl.core.tensors import Params
 from rayfl.data.goal import Goal
 from rayfl.data.samples import Batch
@@ -92,6 +92,9 @@ class Steps:
         self.optimizer: torch.optim.Optimizer | None = None
         self.total = next(iter(parameters_of(module).values())).new_zeros(())
         self.samples = self.steps = 0
+        # on a GPU every step reads the learning rate from a tensor, recorded or not, for equal bits
+        self.by_tensor = self.is_static or self.total.is_cuda
+        self.is_plain = not (self.by_tensor or training.moves_at_rest)
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
         """Make one step on inputs [B, ...] and labels [B]."""
@@ -117,19 +120,26 @@ class Steps:
         value.backward()
         if self.adjust is not None:
             self.adjust(self.module)
+        self.descend()
+        if self.project is not None:
+            self.project(self.module)
+        self.total += value.detach() * count
+
+    def descend(self) -> None:
+        """Change the parameters by their gradients."""
+        if self.is_plain and self.training.clip is None:
+            descend(parameters_of(self.module).values(), self.lr)
+            return
         if self.joined is None:
             self.joined = joined(self.module)
             self.optimizer = self.new_optimizer(self.joined)
         if self.training.clip is not None:
             self.joined.clip(self.training.clip)
         if self.optimizer is None:
-            self.joined.descend(self.lr)
+            descend(self.joined.parameters, self.lr)
         else:
             with without_compiler:
                 self.optimizer.step()
-        if self.project is not None:
-            self.project(self.module)
-        self.total += value.detach() * count
 
     def value(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the loss []."""
@@ -149,12 +159,10 @@ class Steps:
                 group["lr"] = lr
 
     def new_optimizer(self, joined: Joined) -> torch.optim.Optimizer | None:
-        """Return the optimizer; None for plain SGD on a CPU, where `Joined.descend` is equal and faster."""
-        device = joined.vector.device
-        # on a GPU every step reads the learning rate from a tensor, recorded or not, for equal bits
-        by_tensor = self.is_static or device.type == "cuda"
-        if not by_tensor and not self.training.moves_at_rest:
+        """Return the optimizer; None for plain SGD on a CPU, where `descend` is equal and faster."""
+        if self.is_plain:
             return None
+        device, by_tensor = joined.vector.device, self.by_tensor
         # torch's GPU kernels support float32 only
         dtype = torch.float32 if device.type == "cuda" else torch.float64
 

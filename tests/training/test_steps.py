@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 import rayfl.methods.base as base
-from rayfl.core.joined import call, joined, parameters_of
+from rayfl.core.joined import call, descend, joined, parameters_of
 from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.core.tensors import as_vector
@@ -71,7 +71,7 @@ def test_descend_equals_torchs_fused_sgd():
         p, g = torch.randn(2, n, generator=generator)
         rate, module = 0.037 * 10 ** (i - 3), nn.ParameterList([p.clone()])
         module[0].grad = g.clone()
-        joined(module).descend(rate)
+        descend(module.parameters(), rate)
         expected = nn.Parameter(p.clone())
         expected.grad = g.clone()
         torch.optim.SGD([expected], rate, fused=True).step()
@@ -121,15 +121,15 @@ def test_clients_share_vector_gradient_and_optimizer():
 
 def test_parameters_that_were_joined_again_are_found():
     module, start = network(), params_of(network())
-    first = Steps(module, objective(), Training())
+    first = Steps(module, objective(), Training(momentum=0.9))
     first.run(*batches(0, 4)[0], 0.1)
     before = first.joined
     extra = torch.zeros(3)
     as_vector([extra, *parameters_of(module).values()])
     assert not before.holds()
     for static in (False, True):
-        found = trained(module, start, batches(1, 4, 4), {}, objective(), static)
-        assert_same(found[0], trained(network(), start, batches(1, 4, 4), {}, objective(), False)[0])
+        found = trained(module, start, batches(1, 4, 4), {"momentum": 0.9}, objective(), static)
+        assert_same(found[0], trained(network(), start, batches(1, 4, 4), {"momentum": 0.9}, objective(), False)[0])
 
 
 def test_parameters_without_gradient_are_ignored_until_they_have_one():
