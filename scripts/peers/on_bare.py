@@ -27,7 +27,7 @@ class Bare:
     def __init__(self, workload: Workload, processes: int):
         spawn = multiprocessing.get_context("spawn")
         self.workload = workload
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.manual_seed(0)
         self.flat = parameters_to_vector(build(workload).parameters()).detach().share_memory_()
         self.sums = torch.zeros(processes, len(self.flat)).share_memory_()
         self.pipes, self.processes = [], []

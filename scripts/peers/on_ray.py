@@ -17,7 +17,7 @@ PACKAGES = ("ray", "torch")
 
 
 def main(name: str, turns: Turns) -> None:
-    ray.init(include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     clients = [Client.remote(name) for _ in range(PROCESSES)]  # pyright: ignore
     server: Any = Server.remote(name, clients)  # pyright: ignore
 
@@ -36,7 +36,7 @@ class Server:
     def __init__(self, name: str, clients):
         self.actors = clients
         self.workload = WORKLOADS[name]
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.manual_seed(0)
         self.flat = parameters_to_vector(build(self.workload).parameters()).detach()
 
     def round(self) -> None:

@@ -84,7 +84,7 @@ def test_the_bench_runs_turns_and_prints_what_it_found():
         sys.executable,
         str(SCRIPTS / "bench_peers.py"),
         "--systems",
-        "bare",
+        "bare,ray",
         "--workloads",
         "tiny",
         "--turns",
@@ -93,16 +93,19 @@ def test_the_bench_runs_turns_and_prints_what_it_found():
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    bare = json.loads(done.stdout)["tiny"]["systems"]["bare"]
-    assert len(bare["seconds"]) == 1 and bare["median"] == bare["fastest"] == bare["seconds"][0]
-    assert 0 < bare["first round"] < bare["from start"]
-    assert 0 < bare["loss"] < 2.31 and bare["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
+    found = json.loads(done.stdout)["tiny"]["systems"]
+    for one in found.values():
+        assert len(one["seconds"]) == 1 and one["median"] == one["fastest"] == one["seconds"][0]
+        assert 0 < one["first round"] < one["from start"]
+        assert 0 < one["loss"] < 2.31 and one["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
+    # all clients make one step on all that they have
+    assert found["ray"]["loss"] == pytest.approx(found["bare"]["loss"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--systems", "bare,flowers"], "'flowers' is not valid. Allowed: rayfl,bare,flower,pfl"),
+        (["--systems", "bare,flowers"], "'flowers' is not valid. Allowed: rayfl,bare,ray,flower,pfl"),
         (["--workloads", "hot"], "'hot' is not valid. Allowed: compute,overhead,noop,tiny,heterofl,cold"),
         (["--turns", "0"], "'0' is not valid. Allowed: a whole number of at least 1"),
     ],
