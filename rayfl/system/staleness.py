@@ -82,7 +82,7 @@ class Staleness(Config):
         """Return s of every stale update. `fold`: the sums of the round's own clients."""
         if not self.compares:
             return [self.of(one.tau) for one in stale]
-        means = {group: fold.mean_so_far(group) for one in stale for group in one.update.sums}
+        means = {group: fold.mean_so_far(group) for group in {group for one in stale for group in one.update.sums}}
         distances = [_distance(one, means, fold.state) for one in stale]
         most = max(distances, default=0.0)
         return [self.of(one.tau, 1.0 if r == most else r / most) for one, r in zip(stale, distances, strict=True)]
