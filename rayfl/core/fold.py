@@ -9,6 +9,7 @@ Updates are streamed: those with equal selections are summed pairwise (`Pairwise
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -81,21 +82,26 @@ class Update:
     """Client -> its state for its next round. The group "own" is part of the client's personal network."""
 
     def __add__(self, other: "Update") -> "Update":
-        """Return the sum with another update of the same selection, without metrics. Tensors that both have are new."""
+        """Return the sum with another update of the same selection, without metrics, in new tensors."""
+        return self.plus(other)
+
+    def plus(self, other: "Update", reuse: bool = False) -> "Update":
+        """Return the sum with another update of the same selection, without metrics, in new tensors; with `reuse`, in
+        those of this update, which must be a sum itself."""
         return Update(
-            _plus(self.sums, other.sums),
+            _plus_by_group(self.sums, other.sums, reuse),
             self.weight + other.weight,
-            _plus(self.whole, other.whole),
-            _plus({"": self.row_weights}, {"": other.row_weights})[""],
+            _plus_by_group(self.whole, other.whole, reuse),
+            _plus(self.row_weights, other.row_weights, reuse),
             _longer(self.products, other.products),
-            _plus(self.derived, other.derived),
+            _plus_by_group(self.derived, other.derived, reuse),
             client_states=self.client_states | other.client_states,
         )
 
 
-def add_updates(one: Update | None, other: Update | None) -> Update | None:
-    """Return the sum of the updates that are not None."""
-    return other if one is None else one if other is None else one + other
+def add_updates(one: Update | None, other: Update | None, reuse: bool = False) -> Update | None:
+    """Return the sum of the updates that are not None; `reuse` as for `Update.plus`."""
+    return other if one is None else one if other is None else one.plus(other, reuse)
 
 
 T = TypeVar("T")
@@ -108,25 +114,47 @@ class PairwiseSum(Generic[T]):
     sums of aligned parts (2**k neighbours, starting at a multiple of 2**k) give the same bits.
     """
 
-    def __init__(self, plus: Callable[[T, T], T]):
-        self.plus = plus
-        self._parts: list[tuple[int, T]] = []
-        """(number of values, their sum), from the left, with descending numbers."""
+    def __init__(self, plus: Callable[[T, T], T], plus_to_sum: Callable[[T, T], T] | None = None):
+        """`plus_to_sum`: `plus` for a first argument that this object has computed, whose memory it may reuse.
+        Default: `plus`."""
+        self.plus, self.plus_to_sum = plus, plus_to_sum or plus
+        self._parts: list[_Part[T]] = []
+        """From the left, with descending counts."""
 
     def add(self, value: T, size: int = 1) -> None:
         """Add the next value, or the sum of the next aligned part of `size` values."""
-        while self._parts and self._parts[-1][0] == size:
-            _, before = self._parts.pop()
-            value, size = self.plus(before, value), 2 * size
-        self._parts.append((size, value))
+        part = _Part(size, value, False)
+        while self._parts and self._parts[-1].count == part.count:
+            part = self._joined(self._parts.pop(), part)
+        self._parts.append(part)
 
     @property
     def total(self) -> T:
         """Sum of all values; at least one must have been added."""
-        (_, total), *larger = self._parts[::-1]
-        for _, part in larger:
-            total = self.plus(part, total)
-        return total
+        while len(self._parts) > 1:
+            last = self._parts.pop()
+            self._parts.append(self._joined(self._parts.pop(), last))
+        return self._parts[0].value
+
+    def _joined(self, one: "_Part[T]", other: "_Part[T]") -> "_Part[T]":
+        value = (self.plus_to_sum if one.is_computed else self.plus)(one.value, other.value)
+        given = [part.is_computed for part in (one, other) if part.value is value]
+        return _Part(one.count + other.count, value, all(given))
+
+
+@dataclass(frozen=True)
+class _Part(Generic[T]):
+    count: int
+    """Number of values."""
+    value: T
+    """Their sum."""
+    is_computed: bool
+    """True for a result of an addition, False for a value that was given."""
+
+
+def sum_of_updates() -> PairwiseSum[Update | None]:
+    """Return an empty sum of updates, which reuses its partial sums: of 2**k updates it holds at most k."""
+    return PairwiseSum(add_updates, partial(add_updates, reuse=True))
 
 
 def aligned(count: int, most: int) -> Iterator[slice]:
@@ -279,10 +307,16 @@ def _longer(one: dict[str, Factors], other: dict[str, Factors]) -> dict[str, Fac
     return one | other | {name: one[name] + other[name] for name in one if name in other}
 
 
-def _plus(one: dict[str, Params], other: dict[str, Params]) -> dict[str, Params]:
-    """Return the sum by group and name."""
-    total = one | other
-    for group in one.keys() & other.keys():
-        mine, theirs = one[group], other[group]
-        total[group] = mine | theirs | {name: mine[name] + theirs[name] for name in mine if name in theirs}
-    return total
+def _plus_by_group(one: dict[str, Params], other: dict[str, Params], reuse: bool) -> dict[str, Params]:
+    return {group: _plus(one.get(group, {}), other.get(group, {}), reuse) for group in one | other}
+
+
+def _plus(one: Params, other: Params, reuse: bool) -> Params:
+    """Return the sum by name: in new tensors, or in those of `one`."""
+
+    def plus(name: str) -> torch.Tensor:
+        if name in one and name in other:
+            return one[name].add_(other[name]) if reuse else one[name] + other[name]
+        return one[name] if name in one and reuse else (one if name in one else other)[name].clone()
+
+    return {name: plus(name) for name in one | other}

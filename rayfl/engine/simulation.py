@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayfl.core.fold import Fold, PairwiseSum, State, add_updates, aligned
+from rayfl.core.fold import Fold, PairwiseSum, State, aligned, sum_of_updates
 from rayfl.core.net import Net
 from rayfl.core.server_optimizers import MOMENTS
 from rayfl.core.submodel import Selection
@@ -174,7 +174,7 @@ class Simulation:
         fold, totals, losses, refused = Fold(self.state, self.experiment.server), {}, {}, []
         stale: list[Stale] = []
         for key, some in itertools.groupby(answers, key=lambda pair: pair[0].key):
-            updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
+            updates, metrics = sum_of_updates(), PairwiseSum(plus)
             for chunk, answer in some:
                 assert isinstance(answer, Trained)
                 self._heed(answer)

@@ -13,7 +13,7 @@ import torch
 
 from rayfl import costs
 from rayfl.core import norms
-from rayfl.core.fold import ClientState, PairwiseSum, Update, add_updates
+from rayfl.core.fold import ClientState, PairwiseSum, Update, sum_of_updates
 from rayfl.core.net import cached_module, load
 from rayfl.core.seeds import stream, torch_generator
 from rayfl.core.tensors import Params, as_tensor, nbytes
@@ -61,7 +61,7 @@ class Worker:
 
     def train(self, broadcast: Broadcast, job: Train) -> Trained:
         """Return the sum of the local updates of a chunk of clients with one selection."""
-        updates, metrics = PairwiseSum(add_updates), PairwiseSum(plus)
+        updates, metrics = sum_of_updates(), PairwiseSum(plus)
         client_states, losses, refused, before = {}, {}, [], norm([broadcast.payload])
         for client in job.clients:
             client_state = job.client_states.get(client.id)

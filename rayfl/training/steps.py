@@ -107,13 +107,14 @@ class Steps:
         """Return the client's sums."""
         if self.momentum is not None and self.joined is not None and self.optimizer is not None:
             self.momentum |= self.joined.momentum(self.optimizer)
+        if self.joined is None:
+            self.forget_gradients()
         return {"train_loss": float(self.total), "train_samples": self.samples, "steps": self.steps}
 
     def step(self, x: torch.Tensor, y: torch.Tensor, count: int | torch.Tensor) -> None:
         """Make one step at the current learning rate; `count`: weight of its loss, without padded samples."""
         if self.joined is None:
-            for parameter in parameters_of(self.module).values():
-                parameter.grad = None
+            self.forget_gradients()
         else:
             self.joined.zero_grad()
         value = self.value(x, y)
@@ -124,6 +125,11 @@ class Steps:
         if self.project is not None:
             self.project(self.module)
         self.total += value.detach() * count
+
+    def forget_gradients(self) -> None:
+        """Free the memory of gradients that are not joined."""
+        for parameter in parameters_of(self.module).values():
+            parameter.grad = None
 
     def descend(self) -> None:
         """Change the parameters by their gradients."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from rayfl.core import frozen
-from rayfl.core.fold import PairwiseSum, add_updates
+from rayfl.core.fold import sum_of_updates
 from rayfl.core.tensors import Packed, pack, unpack
 from rayfl.data.base import Arrays
 from rayfl.engine.jobs import Verb
@@ -41,7 +41,7 @@ class Host:
 
     def add(self, sizes: Sequence[int], *parts: Packed) -> Packed:
         """Return the sum of consecutive updates, which stand for `sizes` clients each."""
-        total = PairwiseSum(add_updates)
+        total = sum_of_updates()
         for size, part in zip(sizes, parts, strict=True):
             total.add(unpack(part), size)
         return pack(total.total)
