@@ -135,7 +135,11 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
     """Return the lines of a CSV file, and title -> form: the rows' own table and further `keys` (title -> key)."""
     own, best = table(found.best, found.judge, found.tuned), [{**row, **amounts(row)} for row in found.best]
     columns = {column.title: column for part in columns_of(best, found.judge) for column in part}
-    columns |= {title: _column(best, title, key) for title, key in keys.items() if title not in own.header}
+    more = {title: key for title, key in keys.items() if title not in own.header}
+    results = dict.fromkeys(key for row in best for key, value in row.items() if type(value) in (int, float))
+    for title, key in more.items():
+        choose(results | (dict.fromkeys(own.header) if title == key else {}), key, "--columns", "column or result")
+    columns |= {title: _column(best, title, key) for title, key in more.items()}
     paths, titles = names_of(found.paths), dict.fromkeys((*own.header, *columns))
     forms = {title: columns[title].form if title in columns else TEXT for title in titles}
     rows = []
@@ -160,8 +164,6 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
 
 def _column(records: list[dict[str, Any]], title: str, key: str) -> Column:
     """Return the column of a key of result.json."""
-    known = dict.fromkeys(key for row in records for key, value in row.items() if type(value) in (int, float))
-    choose(known, key, "--columns", "column or result")
     facts, units = facts_of(records[0]), {metric.name: metric.unit for metric in ROUND}
     if about := facts.about(key):
         return Column(key, title, PERCENT, 100) if facts.scores[about[0]] == "max" else Column(key, title, PLAIN)
