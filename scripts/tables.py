@@ -135,7 +135,7 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
     """Return the lines of a CSV file, and title -> form: the rows' own table and further `keys` (title -> key)."""
     own, best = table(found.best, found.judge, found.tuned), [{**row, **amounts(row)} for row in found.best]
     columns = {column.title: column for part in columns_of(best, found.judge) for column in part}
-    more = {title: key for title, key in keys.items() if title not in own.header}
+    more = {title: key for title, key in keys.items() if title not in own.header or key != title}
     results = dict.fromkeys(key for row in best for key, value in row.items() if type(value) in (int, float))
     for title, key in more.items():
         choose(results | (dict.fromkeys(own.header) if title == key else {}), key, "--columns", "column or result")
@@ -157,7 +157,7 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
                     cells[f"{title} note"] = missing(numbers, runs).strip()
                 elif len(numbers) > 1:
                     cells[f"{title} std"] = statistics.stdev(numbers)
-                cells[f"{title} standing"] = own.marks.get((i, j), "")
+                cells[f"{title} standing"] = own.marks.get((i, j), "") if title not in more else ""
         rows.append(cells)
     return rows, forms
 

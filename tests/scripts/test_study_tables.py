@@ -102,6 +102,11 @@ def test_chosen_columns_and_further_results(tables, root, sweep):
     assert ",down," in (root / "tune_configs/results/mine.csv").read_text()
 
 
+def test_a_title_of_the_sweeps_table_for_another_result(tables, root, sweep):
+    tables.main(["add", str(sweep.path), "--columns", "method,accuracy %=best_round"], root)
+    assert tables.Results(root).markdown("mine").splitlines()[2] == "| Heterofl | 3 ± 0 |"
+
+
 def test_times_that_some_seeds_did_not_reach(tables, root, sweep):
     for run in (RunFolder.open(path.parent) for path in sweep.path.glob("trials/*/run.json")):
         run.facts = run.facts.model_copy(update={"targets": (0.88,)})
