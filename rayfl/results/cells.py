@@ -3,7 +3,7 @@
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -15,14 +15,23 @@ def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
+PERCENT, PLAIN = ".2f", ".4g"
+"""Forms of scores: in per cent, and other scores."""
+
+
 def percent(values: Sequence[float]) -> str:
     """Return fractions in per cent as "81.20 ± 0.35"; no ± for one value, a dash for none."""
-    return _pm([100 * value for value in values], "{:.2f}".format)
+    return spread([100 * value for value in values], PERCENT)
 
 
 def plain(values: Sequence[float]) -> str:
     """Return numbers with four digits as "0.5312 ± 0.01"."""
-    return _pm(values, "{:.4g}".format)
+    return spread(values, PLAIN)
+
+
+def number(value: float, form: str) -> str:
+    """Return a number in a form: a key of `HUMAN`, or a format specification of Python, such as ".2f"."""
+    return HUMAN[form](value) if form in HUMAN else format(value, form)
 
 
 def human_bytes(amount: float) -> str:
@@ -45,6 +54,10 @@ def human_time(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
+HUMAN: Mapping[str, Callable[[float], str]] = {"bytes": human_bytes, "flops": human_flops, "time": human_time}
+"""Forms of costs."""
+
+
 def _scaled(amount: float, unit: str) -> str:
     prefixes = " kMGTPE"
     while amount >= 999.5 and len(prefixes) > 1:
@@ -52,11 +65,12 @@ def _scaled(amount: float, unit: str) -> str:
     return f"{amount:.3g} {prefixes[0].strip()}{unit}"
 
 
-def _pm(values: Sequence[float], text: Callable[[float], str]) -> str:
+def spread(values: Sequence[float], form: str) -> str:
+    """Return mean ± sample standard deviation in a form; no ± for one value, a dash for none."""
     if not values:
         return "–"
-    mean = text(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ± {text(statistics.stdev(values))}"
+    mean = number(statistics.fmean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {number(statistics.stdev(values), form)}"
 
 
 def mean(values: Sequence[float], human: Callable[[float], str]) -> str:

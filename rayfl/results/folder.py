@@ -53,6 +53,10 @@ class RunFolder(Config):
     """Id of the trial's sweep."""
     started: float
     """Start time (Unix, seconds)."""
+    seconds: float = 0
+    """Wall-clock time of all driver processes, from start or resume to the last `count_time`."""
+    counted: float | None = None
+    """Time up to which `seconds` counts (Unix, seconds); None after the end."""
     made: tuple[Made, ...] = ()
     """Driver processes in order."""
     status: Status = "running"
@@ -88,6 +92,7 @@ class RunFolder(Config):
         """Create a run in a folder without one; `config` is plain JSON."""
         if cls.exists(path):
             raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
+        now = time.time()
         run = cls(
             id=uuid.uuid4().hex,
             label=label,
@@ -95,7 +100,8 @@ class RunFolder(Config):
             kind=kind,
             tags={key: str(value) for key, value in tags.items()},
             sweep=sweep,
-            started=time.time(),
+            started=now,
+            counted=now,
             made=(here(),),
             costs={capacity: Cost(**cost) for capacity, cost in (costs or {}).items()},
             facts=Facts(**facts),
@@ -184,7 +190,15 @@ class RunFolder(Config):
             self.facts = Facts(**facts)
         self.made += () if here() in self.made else (here(),)
         self.status, self.error = "running", None
+        self.counted = time.time()
         self._save()
+
+    def count_time(self) -> None:
+        """Add the time since the last call to `seconds`, so that a killed process loses little of it."""
+        if self.counted is not None:
+            now = time.time()
+            self.seconds, self.counted = self.seconds + now - self.counted, now
+            self._save()
 
     def finish(self, status: Status, error: str | None = None) -> None:
         """Write pending lines, the result of a run, and the final status, in this order."""
@@ -192,7 +206,8 @@ class RunFolder(Config):
             self.append([])
         if self.kind == "run":
             files.write_json(self.path / "result.json", self._summary())
-        self.status, self.error = status, error
+        self.count_time()
+        self.status, self.error, self.counted = status, error, None
         self._save()
 
     def save_clients(self, scores: np.ndarray) -> None:

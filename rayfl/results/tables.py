@@ -5,7 +5,7 @@ scores the best mean is bold; means without a significant difference from it (`r
 (Markdown: italic).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rayfl.metrics import SIMULATED, label, named
-from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, mean, percent, plain, tex
+from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, human_flops, mean, percent, plain, spread, tex
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
 from rayfl.results.summary import DENSITY_AT_BEST, amounts, time_to
@@ -142,53 +142,90 @@ class _Columns:
         """Return the entries for which any row has a number."""
         return {name: title for name, title in titles.items() if values_of(self.records, name)}
 
+    @property
+    def scale(self) -> int:
+        return 100 if self.is_share else 1
+
+    def score(self, name: str, title: str) -> "Column":
+        return Column(name, title, PERCENT if self.is_share else PLAIN, self.scale)
+
     def cell(self, values: Sequence[float]) -> str:
         return percent(values) if self.is_share else plain(values)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers in a table of rows."""
+
+    name: str
+    """Key in rows."""
+    title: str
+    form: str
+    """Form of its numbers (`cells.number`)."""
+    scale: float = 1
+    """Factor of the numbers shown: 100 for fractions in per cent."""
+
+    @property
+    def is_score(self) -> bool:
+        """Scores are shown with their standard deviation and emphasis, costs as a mean."""
+        return self.form not in HUMAN
+
+    def numbers(self, runs: Iterable[Record]) -> list[float]:
+        return [self.scale * value for value in values_of(runs, self.name)]
+
+    def cell(self, runs: Sequence[Record]) -> str:
+        numbers = self.numbers(runs)
+        return spread(numbers, self.form) if self.is_score else mean(numbers, HUMAN[self.form]) + missing(numbers, runs)
+
+
+def columns_of(records: Sequence[Record], metric: str = "accuracy_mean") -> tuple[list[Column], list[Column]]:
+    """Return the columns of `table` before and after the tuned settings: the leading scores; other scores and costs."""
+    columns = _Columns(records, metric)
+    front, rest = columns.front, columns.capacities | columns.known({columns.worst: "worst"})
+    costs = [
+        Column("bytes_down", "down", "bytes"),
+        Column("bytes_up", "up", "bytes"),
+        Column("train_flops", "FLOPs", "flops"),
+        *([Column("server_flops", "server FLOPs", "flops")] if any(values_of(records, "server_flops")) else []),
+        Column("seconds", "time", "time"),
+    ]
+    if values_of(records, "sim_seconds"):
+        shown = "{:.4g} %" if columns.is_share else "{:.4g}"
+        reached = [
+            Column(time_to(target), f"to {shown.format(columns.scale * target)}", "time")
+            for target in columns.facts.targets
+        ]
+        costs = [*reached, Column("sim_seconds", "simulated", "time"), *costs]
+    scores = [[columns.score(name, title) for name, title in titles.items()] for titles in (front, rest)]
+    return scores[0], [*scores[1], *costs]
 
 
 def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None) -> Table:
     """Return a table with one line per label, the best by `metric` first: scores, tuned settings with their place among
     the values tried, and costs. A dash marks missing numbers, e.g. of personal networks on the global test set."""
-    columns, tuned = _Columns(records, metric), tuned or {}
-    front, rest = columns.front, columns.capacities | columns.known({columns.worst: "worst"})
-    costs: dict[str, tuple[str, Callable[[float], str]]] = {
-        "bytes_down": ("down", human_bytes),
-        "bytes_up": ("up", human_bytes),
-        "train_flops": ("FLOPs", human_flops),
-        "server_flops": ("server FLOPs", human_flops),
-        "seconds": ("time", human_time),
-    }
-    if not any(map(any, (values_of([row], "server_flops") for row in records))):
-        del costs["server_flops"]
-    if values_of(records, "sim_seconds"):
-        shown = "{:.4g} %" if columns.is_share else "{:.4g}"
-        scale = 100 if columns.is_share else 1
-        targets = columns.facts.targets
-        reached = {time_to(target): (f"to {shown.format(scale * target)}", human_time) for target in targets}
-        costs = reached | {"sim_seconds": ("simulated", human_time)} | costs
+    tuned = tuned or {}
+    front, rest = columns_of(records, metric)
+    scores = [column.name for column in (*front, *rest) if column.is_score]
     groups, titles, paths = by_label(records, metric), titles_of(records), _paths(tuned)
     rows = []
     for name, runs in groups.items():
-        first = [columns.cell(values_of(runs, column)) for column in front]
-        if not any(values_of(runs, column) for column in (*front, *rest)):
+        first = [column.cell(runs) for column in front]
+        if not any(values_of(runs, score) for score in scores):
             first[0] = runs[0]["status"]
         chosen = [str(tuned[name].settings[i]) if name in tuned else "–" for i in range(len(paths))]
-        others = [columns.cell(values_of(runs, column)) for column in rest]
-        spent = [mean(values_of(runs, key), human) + _missing(runs, key) for key, (_, human) in costs.items()]
-        rows.append([titles[name], str(len(runs)), *first, *chosen, *others, *spent])
-    header = ["method", "seeds", *front.values(), *names_of(paths).values(), *rest.values()]
-    places = {name: 2 + i + (len(paths) if name in rest else 0) for i, name in enumerate((*front, *rest))}
+        rows.append([titles[name], str(len(runs)), *first, *chosen, *(column.cell(runs) for column in rest)])
+    header = ["method", "seeds", *(c.title for c in front), *names_of(paths).values(), *(c.title for c in rest)]
+    places = {name: 2 + i + (len(paths) if i >= len(front) else 0) for i, name in enumerate(scores)}
     marks = _marks(records, list(groups), places)
     below = [*notes(tuned, titles), *_places(groups, titles, tuned)]
     if all(metric != row["facts"]["judge"] for row in records):
         below.append(f"Ranked by {metric}")
-    return Table([*header, *(title for title, _ in costs.values())], rows, marks, below, "results.csv")
+    return Table(header, rows, marks, below, "results.csv")
 
 
-def _missing(runs: Sequence[Record], key: str) -> str:
+def missing(numbers: Sequence[float], runs: Sequence[Record]) -> str:
     """Return " (2 of 3)" if only some runs have a number, such as the time to a target."""
-    known = len(values_of(runs, key))
-    return f" ({known} of {len(runs)})" if 0 < known < len(runs) else ""
+    return f" ({len(numbers)} of {len(runs)})" if 0 < len(numbers) < len(runs) else ""
 
 
 def _places(groups: Mapping[str, Sequence[Record]], titles: Mapping[str, str], tuned: Mapping[str, Best]) -> list[str]:

@@ -47,9 +47,14 @@ class Setting:
             return "lowest"
         return "highest" if self.value == self.tried[-1] else None
 
+    @property
+    def note(self) -> str:
+        """Return "(1 of 4) ↓"."""
+        return f"({self.place})" + (f" {ARROWS[self.doubt]}" if self.doubt else "")
+
     def __str__(self) -> str:
         """Return "0.1 (1 of 4) ↓"."""
-        return f"{short(self.value)} ({self.place})" + (f" {ARROWS[self.doubt]}" if self.doubt else "")
+        return f"{short(self.value)} {self.note}"
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,7 @@ class Recorder(tune.Callback):
 
     def _end(self, trial, status: Status, error: str | None = None) -> None:
         self.trials[trial.trial_id].finish(status, error)
+        self.run.count_time()
         self.progress.done(trial.trial_id, status)
 
     # errors

@@ -65,11 +65,36 @@ def test_a_run_is_opened_as_it_was_created(run):
         "tags": {"seed": "3"},
         "sweep": None,
         "started": run.started,
+        "seconds": 0,
+        "counted": run.started,
         "status": "running",
         "error": None,
         "costs": COSTS,
         "facts": FACTS,
     }
+
+
+def test_seconds_count_the_processes_and_not_the_time_between_them(run, monkeypatch):
+    def at(seconds):
+        monkeypatch.setattr("time.time", lambda: run.started + seconds)
+
+    def counted():
+        return round(RunFolder.open(run.path).seconds, 3)
+
+    at(10)
+    run.count_time()
+    assert counted() == 10
+    # killed after 15 seconds
+    at(100)
+    run = RunFolder.open(run.path)
+    run.resume()
+    at(130)
+    run.finish("stopped")
+    assert counted() == 40
+    at(200)
+    run.finish("failed")
+    run.count_time()
+    assert counted() == 40
 
 
 def test_a_folder_contains_one_run(run, tmp_path):

@@ -15,6 +15,7 @@ from rayfl.config.plain import short
 from rayfl.engine.plugins import packed
 from rayfl.methods.dense import Dense
 from rayfl.results.console import SweepProgress
+from rayfl.results.folder import RunFolder
 from rayfl.tuning import check as checks
 from rayfl.tuning import sweep as sweeps
 from rayfl.tuning.load import load_sweep
@@ -343,6 +344,19 @@ def test_a_trial_goes_on_only_if_it_has_a_line_for_every_round_before(tmp_path):
     ):
         told(7)
     assert recorder.refusal is not None
+
+
+def test_a_sweeps_hours_are_saved_when_a_trial_ends(tmp_path, monkeypatch):
+    """So that a killed sweep loses little of them."""
+    run = folder(tmp_path / "sweep", kind="sweep", status="running")
+    recorder = Recorder(load_sweep(write(tmp_path)), run, SweepProgress(1, ROUNDS), lambda path: None)
+    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}), checkpoint=None)
+    recorder.on_trial_start(0, [trial], trial)
+    recorder.on_trial_result(0, [trial], trial, {"lines": [line(1)]})
+    now = run.started + 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    recorder.on_trial_complete(0, [trial], trial)
+    assert RunFolder.open(run.path).seconds == pytest.approx(3600)
 
 
 def test_a_point_as_text():
