@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rayfl.metrics import SIMULATED, label, named
+from rayfl.metrics import IF_ANY, SIMULATED, label, named
 from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, mean, percent, plain, tex
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
@@ -154,12 +154,12 @@ def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mappi
     costs: dict[str, tuple[str, Callable[[float], str]]] = {
         "bytes_down": ("down", human_bytes),
         "bytes_up": ("up", human_bytes),
+        "bytes_public": ("public data", human_bytes),
         "train_flops": ("FLOPs", human_flops),
         "server_flops": ("server FLOPs", human_flops),
         "seconds": ("time", human_time),
     }
-    if not any(map(any, (values_of([row], "server_flops") for row in records))):
-        del costs["server_flops"]
+    costs = {name: how for name, how in costs.items() if name not in IF_ANY or any(values_of(records, name))}
     if values_of(records, "sim_seconds"):
         shown = "{:.4g} %" if columns.is_share else "{:.4g}"
         scale = 100 if columns.is_share else 1
@@ -215,7 +215,8 @@ def results_csv(
     }
     search = [name for path in paths for name in (path, f"{path} place")] + (["doubts"] if paths else [])
     times = columns.known({time_to(target): "" for target in columns.facts.targets} | dict.fromkeys(SIMULATED, ""))
-    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", *times, "seconds", "standing", *search]
+    some = [name for name in IF_ANY if any(values_of(records, name))]
+    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", *some, *times, "seconds", "standing", *search]
     return _csv(header, {name: [{**row, **more[name]} for row in rows] for name, rows in groups.items()})
 
 
