@@ -26,7 +26,17 @@ from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
 from rayfl.methods import METHODS, Client, Task, Visit
 from rayfl.methods.distillation import fedgkt
-from rayfl.methods.distillation.fedgkt import CLIENTS, MEMORY, PLACE, SERVER, FedGKT, featured, packed, unpacked
+from rayfl.methods.distillation.fedgkt import (
+    CLIENTS,
+    MEMORY,
+    PLACE,
+    SERVER,
+    FedGKT,
+    featured,
+    packed,
+    trunk_macs,
+    unpacked,
+)
 from rayfl.models import MODELS
 from rayfl.testing.methods import rows_of
 from rayfl.testing.tiny import Shuffled, assert_same, run, simulate, tiny
@@ -94,6 +104,27 @@ def test_so_many_layers_with_weights() -> None:
     """ResNet-55 behind an extractor of one, ResNet-8 with it: projections are not counted."""
     for name, count in (("resnet8_gkt", 1 + 7), ("resnet55_gkt", 1 + 55)):
         assert sum("projection" not in path for path in Net(MODELS[name]()).layers) == count
+
+
+def test_lenet_is_split_behind_its_first_convolution(tmp_path: Path) -> None:
+    """The same function as LeNet-5-Caffe, and equal extractors of server and clients."""
+    whole, split = Net(MODELS["lenet5_caffe"]()), Net(MODELS["lenet5_gkt"]())
+    assert split.parameters == whole.parameters and split.macs == whole.macs
+    given = whole.initial()
+    one, other = whole.build(), split.build()
+    load(one, given)
+    load(other, {f"extractor.{n}" if n.startswith("conv1.") else n: t for n, t in given.items()})
+    x = drawn(2, 1, 28, 28).float()
+    assert torch.equal(one(x), other(x))
+    head = {"name": "lenet5_gkt", "channels": 4, "hidden": 6}
+    mix = {"name": "mix", "networks": {"1": "lenet5_gkt", "0.5": head}}
+    data = SECTIONS["data"] | {"shape": [1, 16, 16]}
+    sections = {"data": data, "model": mix, "clients": {"capacities": [1, 0.5], "weights": [0, 1]}}
+    simulation = simulate(experiment(gkt(order="mixed"), rounds=1, **sections), tmp_path)
+    assert trunk_macs(simulation.method.task.server) == 50 * 25 * 20 * 4 + 50 * 500 + 500 * 4
+    [line] = run(simulation)
+    samples = sum(len(rows_of(simulation, id)) for id in simulation.clients.sample(0, 0))
+    assert line["bytes_up"] == 4 * (20 * 36 + 4 + 1) * samples
 
 
 # losses
