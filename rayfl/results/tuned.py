@@ -15,6 +15,9 @@ Value = int | float | str
 Doubt = Literal["lowest", "highest"]
 """Edge of the values tried at which the best value lies."""
 
+MISSING = "–"
+"""Value of a setting that a row does not have."""
+
 ARROWS: Mapping[Doubt, str] = {"lowest": "↓", "highest": "↑"}
 """Direction in which to continue the search."""
 
@@ -48,7 +51,9 @@ class Setting:
         return "highest" if self.value == self.tried[-1] else None
 
     def __str__(self) -> str:
-        """Return "0.1 (1 of 4) ↓"."""
+        """Return "0.1 (1 of 4) ↓", or a dash for a setting that the row does not have."""
+        if self.value == MISSING:
+            return MISSING
         return f"{short(self.value)} ({self.place})" + (f" {ARROWS[self.doubt]}" if self.doubt else "")
 
 
@@ -150,7 +155,7 @@ def names_of(paths: Iterable[str]) -> dict[str, str]:
 def value_of(record: Record, path: str) -> Value:
     """Return a row's value at a dotted path; for a section, its `name`."""
     params = record["params"]
-    text = str(params.get(path, params.get(f"{path}.name", "–")))
+    text = str(params.get(path, params.get(f"{path}.name", MISSING)))
     for number in (int, float):
         try:
             return number(text)
@@ -176,4 +181,4 @@ def _tie(mine: Sequence[Record], others: Sequence[Record], metric: str) -> bool:
 
 def _text(point: Mapping[str, Value]) -> str:
     names = names_of(point)
-    return ", ".join(f"{names[path]} {short(value)}" for path, value in point.items())
+    return ", ".join(f"{names[path]} {short(value)}" for path, value in point.items() if value != MISSING)
