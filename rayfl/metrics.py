@@ -43,6 +43,7 @@ ROUND = (
     Metric("train_loss", "loss of local training, mean over samples", adds="mean"),
     Metric("bytes_down", "sent to clients", "bytes", total=True),
     Metric("bytes_up", "sent by clients", "bytes", total=True),
+    Metric("bytes_public", "public samples that clients must have, at a client's first update", "bytes", total=True),
     Metric("bytes_delta", "sent to clients for the change of thresholds (SpaFL)", "bytes"),
     Metric("train_flops", "floating point operations of local training", "operations", total=True),
     Metric("server_flops", "floating point operations of the server's own work", "operations", total=True),
@@ -64,6 +65,8 @@ ROUND = (
 UPDATES = "updates_"
 """Prefix of the number of aggregated updates from a class of devices."""
 
+IF_ANY = ("bytes_public", "server_flops")
+"""Totals that tables show only if a row has them."""
 SIMULATED = ("sim_seconds", "wasted_flops", "wasted_bytes")
 """Totals of runs with a `system:` section."""
 TOTALS = tuple(metric.name for metric in ROUND if metric.total and metric.name not in SIMULATED)

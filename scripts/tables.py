@@ -33,7 +33,7 @@ from rayfl.results.folder import RunFolder
 from rayfl.results.rows import by_label, facts_of
 from rayfl.results.summary import amounts
 from rayfl.results.tables import MARKDOWN, Column, Table, columns_of, missing, table
-from rayfl.results.tuned import names_of
+from rayfl.results.tuned import MISSING, names_of
 
 READMES = ("README.md", "tune_configs/README.md")
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(?:(?!<!-- table:).)*?(<!-- end -->)", re.S)
@@ -147,7 +147,7 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
         cells: dict[str, Any] = dict.fromkeys(titles, "") | {"method": own.rows[i][0], "seeds": len(runs)}
         for setting in found.tuned[label].settings if label in found.tuned else ():
             title = paths[setting.path]
-            cells |= {title: setting.value, f"{title} note": setting.note}
+            cells |= {title: "" if setting.value == MISSING else setting.value, f"{title} note": setting.note}
             if isinstance(setting.value, float):
                 forms[title] = ".3g"
         for j, title in enumerate(titles):

@@ -71,6 +71,11 @@ class ClientStates:
     def get(self, client: int) -> dict | None:
         return load_tensors(self.folder / name_of(client, self._round(client))) if self._round(client) >= 0 else None
 
+    def some(self, clients: Iterable[int]) -> dict[int, ClientState]:
+        """Return client -> its state, of these clients that have one."""
+        states = {client: self.get(client) for client in clients}
+        return {client: state for client, state in states.items() if state is not None}
+
     @property
     def files(self) -> dict[int, Path]:
         return files_of(self.folder, self._kept)

@@ -88,10 +88,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class Refine:
-    """Round of a server task, and the state of its client. The answer is a `ServerTaskResult`."""
+    """Round of a server task, and the states of its clients. The answer is a `ServerTaskResult`."""
 
     round: int
-    client_state: ClientState | None = None
+    client_states: Mapping[int, ClientState] = field(default_factory=dict)
+    """Client -> its state, of clients that have one."""
 
 
 @dataclass(frozen=True)

@@ -237,9 +237,7 @@ class Simulation:
 
     def _server_task(self, server_task: ServerTask) -> Job:
         def make() -> Refine:
-            return Refine(
-                self.round, None if server_task.client is None else self.client_states.get(server_task.client)
-            )
+            return Refine(self.round, self.client_states.some(server_task.clients))
 
         about = f"server task {server_task.name!r}, round {self.round + 1}"
         return Job(server_task.name, server_task.samples * server_task.net.macs, make, about)
@@ -306,10 +304,7 @@ class Simulation:
         clients = chunk.clients
 
         def make() -> Train:
-            client_states = {client.id: self.client_states.get(client.id) for client in clients}
-            return Train(
-                clients, {id: client_state for id, client_state in client_states.items() if client_state is not None}
-            )
+            return Train(clients, self.client_states.some(client.id for client in clients))
 
         sizes = [int(self.data.train.sizes[client.id]) for client in clients]
         about = f"clients {[client.id for client in clients]} with {sizes} samples, round {self.round + 1}"

@@ -98,9 +98,9 @@ class Worker:
 
     def refine(self, server_task: ServerTask, job: Refine) -> ServerTaskResult:
         """Run a server task."""
-        client, seed = server_task.client, stream(self.recipe.seed, "refine", job.round)
-        data = None if client is None else self._rows("train", self.federation.train[client])
-        context = ServerTaskContext(job.round, seed, self.public, self.validation, data, job.client_state)
+        seed = stream(self.recipe.seed, "refine", job.round)
+        data = {id: self._rows("train", self.federation.train[id]) for id in server_task.clients}
+        context = ServerTaskContext(job.round, seed, self.public, self.validation, data, job.client_states)
         with precise(self.method.task.training, self.device):
             return self.verbs.refine(server_task, context)
 

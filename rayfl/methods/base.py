@@ -121,8 +121,8 @@ class ServerTask:
     """Expected cost: maximum number of training samples. A forward pass counts a third."""
     payload: Payload
     """Input tensors."""
-    client: int | None = None
-    """Client whose data and state the task reads."""
+    clients: tuple[int, ...] = ()
+    """Clients whose data and states the task reads."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,10 @@ class ServerTaskContext:
     """Public samples, as in `Visit`."""
     validation: ClientData
     """Validation data of the server. May be empty."""
-    data: ClientData | None = None
-    """Data of the task's client."""
-    client_state: ClientState | None = None
-    """State of the task's client."""
+    data: Mapping[int, ClientData] = field(default_factory=dict)
+    """Client -> its data, of the task's clients."""
+    client_states: Mapping[int, ClientState] = field(default_factory=dict)
+    """Client -> its state, of the task's clients that have one."""
 
 
 @dataclass(frozen=True)

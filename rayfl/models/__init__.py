@@ -5,7 +5,7 @@ from rayfl.models.base import MODELS_KIND as MODELS_KIND
 from rayfl.models.base import ImageModel as ImageModel
 from rayfl.models.base import Model as Model
 from rayfl.models.cnn import DigitsCNN, HeteroFLCNN, LeNet5Caffe, McMahanCNN
-from rayfl.models.gkt import GKTResNet8, GKTResNet55
+from rayfl.models.gkt import GKTLeNet5, GKTResNet8, GKTResNet55
 from rayfl.models.huggingface import GPT2, Bert, DistilBert, Llama, Roberta
 from rayfl.models.liang import LiangCNN, LiangMLP
 from rayfl.models.lora import Lora
@@ -49,6 +49,7 @@ MODELS |= {
     "scalefl_resnet110": ScaleFLResNet110,
     "resnet8_gkt": GKTResNet8,
     "resnet55_gkt": GKTResNet55,
+    "lenet5_gkt": GKTLeNet5,
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,

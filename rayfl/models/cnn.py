@@ -27,7 +27,7 @@ class DigitsCNN(ImageModel):
 
     def build(self, net: Net) -> nn.Module:
         convs = [Conv(32, 3, padding=1), Conv(64, 3, padding=1)]
-        return _flattened(self, net, convs, hidden=128, norm_kind=self.norm)
+        return flattened(self, net, convs, hidden=128, norm_kind=self.norm)
 
 
 class McMahanCNN(ImageModel):
@@ -39,7 +39,7 @@ class McMahanCNN(ImageModel):
 
     def build(self, net: Net) -> nn.Module:
         convs = [Conv(32, 5, padding=2), Conv(64, 5, padding=2)]
-        return _flattened(self, net, convs, hidden=512, norm_kind=self.norm)
+        return flattened(self, net, convs, hidden=512, norm_kind=self.norm)
 
 
 class LeNet5Caffe(ImageModel):
@@ -50,7 +50,7 @@ class LeNet5Caffe(ImageModel):
     smallest: ClassVar = {"input": (1, 16, 16), "classes": 4}
 
     def build(self, net: Net) -> nn.Module:
-        return _flattened(self, net, [Conv(20, 5), Conv(50, 5)], hidden=500, bias=False)
+        return flattened(self, net, [Conv(20, 5), Conv(50, 5)], hidden=500, bias=False)
 
 
 class HeteroFLCNN(ImageModel):
@@ -88,7 +88,7 @@ class Conv:
         return size * (2 if self.pool else 1) - 2 * self.padding + self.kernel - 1
 
 
-def _flattened(
+def flattened(
     model: ImageModel, net: Net, convs: Sequence[Conv], hidden: int, norm_kind: NormKind = "none", bias: bool = True
 ) -> nn.Sequential:
     """Return a network of convolutions, one hidden linear layer over all pixels, and the classifier."""

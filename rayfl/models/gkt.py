@@ -1,5 +1,5 @@
 """FedGKT's networks (He et al., NeurIPS 2020, arXiv 2007.14513; FedML's resnet56_gkt): a feature extractor, followed by
-a small head for clients or a large trunk for the server.
+a small head for clients or a large trunk for the server. `lenet5_gkt` is ours.
 
 `extractor`: a 3x3 convolution, a norm and ReLU: [B, 3, H, W] -> [B, channels, H, W]. It is followed by stages of
 bottlenecks (`rayfl.models.blocks`), the mean over pixels and a linear layer. The first block of every later stage
@@ -8,6 +8,12 @@ halves the image.
     >>> from rayfl.models import MODELS
     >>> [Net(MODELS[name]()).parameters for name in ("resnet8_gkt", "resnet55_gkt")]
     [10586, 591322]
+
+`lenet5_gkt` splits LeNet-5-Caffe behind its first convolution, so that FedGKT can be compared with methods that train
+LeNet-5-Caffe:
+
+    >>> [Net(MODELS["lenet5_gkt"](**head)).parameters for head in ({}, {"channels": 10, "hidden": 60})]
+    [430500, 15700]
 """
 
 from abc import ABC
@@ -22,6 +28,7 @@ from rayfl.core.axes import conv, linear, norm
 from rayfl.core.net import Net
 from rayfl.models.base import ImageModel
 from rayfl.models.blocks import block_paths, bottleneck_block, stages_of
+from rayfl.models.cnn import Conv, flattened
 from rayfl.models.layers import Init, NormKind, check_without, initialise, scaler, sequential
 
 Depth = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -81,3 +88,22 @@ class GKTResNet55(GKTResNet):
     name: Literal["resnet55_gkt"] = "resnet55_gkt"
     depth: Depth = (6, 6, 6)
     smallest: ClassVar = {**ImageModel.smallest, "channels": 4, "depth": (1, 1)}
+
+
+class GKTLeNet5(ImageModel):
+    """LeNet-5-Caffe as an extractor (its first convolution, pooling and ReLU) and a trunk (its other layers): 430,500
+    parameters. Fewer channels and hidden features give a client's head."""
+
+    name: Literal["lenet5_gkt"] = "lenet5_gkt"
+    input: tuple[int, int, int] = (1, 28, 28)
+    channels: int = Field(default=50, ge=1)
+    """Channels of the second convolution."""
+    hidden: int = Field(default=500, ge=1)
+    """Features of the hidden linear layer."""
+    smallest: ClassVar = {"input": (1, 16, 16), "classes": 4}
+
+    def build(self, net: Net) -> nn.Module:
+        whole = flattened(self, net, [Conv(20, 5), Conv(self.channels, 5)], self.hidden, bias=False)
+        layers = dict(whole.named_children())
+        first = {name: layers.pop(name) for name in list(layers) if name.endswith("1")}
+        return sequential(extractor=sequential(**first), **layers)

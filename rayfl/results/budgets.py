@@ -13,7 +13,7 @@ from pathlib import Path
 from rayfl.metrics import EVALUATED, Line, named
 from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, percent, plain
 from rayfl.results.folder import RunFolder
-from rayfl.results.rows import Record, by_label, facts_of, judge_of, titles_of
+from rayfl.results.rows import Record, by_label, facts_of, judge_of, titles_of, values_of
 from rayfl.results.tables import Table
 
 
@@ -131,6 +131,8 @@ def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
             row += [cell(values) for values in found.values.values()]
             row.append(f"{statistics.fmean(found.rounds):.3g}" if found.rounds else "–")
     note = f"At equal {cost.title}: results of the last evaluation within a budget. Budgets are total costs of rows."
+    if cost is TRAFFIC and any(values_of(records, "bytes_public")):
+        note += " Traffic is without public samples, which some methods need on clients (results.md)."
     return Table(header, rows, notes=[note])
 
 

@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rayfl.metrics import SIMULATED, label, named
+from rayfl.metrics import IF_ANY, SIMULATED, label, named
 from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, human_flops, mean, percent, plain, spread, tex
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
@@ -185,10 +185,12 @@ def columns_of(records: Sequence[Record], metric: str = "accuracy_mean") -> tupl
     costs = [
         Column("bytes_down", "down", "bytes"),
         Column("bytes_up", "up", "bytes"),
+        Column("bytes_public", "public data", "bytes"),
         Column("train_flops", "FLOPs", "flops"),
-        *([Column("server_flops", "server FLOPs", "flops")] if any(values_of(records, "server_flops")) else []),
+        Column("server_flops", "server FLOPs", "flops"),
         Column("seconds", "time", "time"),
     ]
+    costs = [column for column in costs if column.name not in IF_ANY or any(values_of(records, column.name))]
     if values_of(records, "sim_seconds"):
         shown = "{:.4g} %" if columns.is_share else "{:.4g}"
         reached = [
@@ -252,7 +254,8 @@ def results_csv(
     }
     search = [name for path in paths for name in (path, f"{path} place")] + (["doubts"] if paths else [])
     times = columns.known({time_to(target): "" for target in columns.facts.targets} | dict.fromkeys(SIMULATED, ""))
-    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", *times, "seconds", "standing", *search]
+    some = [name for name in IF_ANY if any(values_of(records, name))]
+    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", *some, *times, "seconds", "standing", *search]
     return _csv(header, {name: [{**row, **more[name]} for row in rows] for name, rows in groups.items()})
 
 

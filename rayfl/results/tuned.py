@@ -15,6 +15,9 @@ Value = int | float | str
 Doubt = Literal["lowest", "highest"]
 """Edge of the values tried at which the best value lies."""
 
+MISSING = "–"
+"""Value of a setting that a row does not have."""
+
 ARROWS: Mapping[Doubt, str] = {"lowest": "↓", "highest": "↑"}
 """Direction in which to continue the search."""
 
@@ -49,12 +52,12 @@ class Setting:
 
     @property
     def note(self) -> str:
-        """Return "(1 of 4) ↓"."""
-        return f"({self.place})" + (f" {ARROWS[self.doubt]}" if self.doubt else "")
+        """Return "(1 of 4) ↓"; "" for a setting that the row does not have."""
+        return "" if self.value == MISSING else f"({self.place})" + (f" {ARROWS[self.doubt]}" if self.doubt else "")
 
     def __str__(self) -> str:
-        """Return "0.1 (1 of 4) ↓"."""
-        return f"{short(self.value)} {self.note}"
+        """Return "0.1 (1 of 4) ↓", or a dash for a setting that the row does not have."""
+        return f"{short(self.value)} {self.note}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def names_of(paths: Iterable[str]) -> dict[str, str]:
 def value_of(record: Record, path: str) -> Value:
     """Return a row's value at a dotted path; for a section, its `name`."""
     params = record["params"]
-    text = str(params.get(path, params.get(f"{path}.name", "–")))
+    text = str(params.get(path, params.get(f"{path}.name", MISSING)))
     for number in (int, float):
         try:
             return number(text)
@@ -181,4 +184,4 @@ def _tie(mine: Sequence[Record], others: Sequence[Record], metric: str) -> bool:
 
 def _text(point: Mapping[str, Value]) -> str:
     names = names_of(point)
-    return ", ".join(f"{names[path]} {short(value)}" for path, value in point.items())
+    return ", ".join(f"{names[path]} {short(value)}" for path, value in point.items() if value != MISSING)

@@ -45,7 +45,8 @@ class NetworksContract(MethodPromises):
         method = super().given()
         short = dict(method.contract.short)
         if (how := getattr(method, "distillation", None)) is not None:
-            short["distillation"] = how.model_dump() | {"steps": 5, "epochs": None, "batch_size": 8}
+            few = {"steps": 5, "epochs": None, "batch_size": 8, "average_from": None}
+            short["distillation"] = how.model_dump() | few
         return super().given(**short | options)
 
     @property

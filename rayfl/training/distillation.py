@@ -4,7 +4,7 @@ A student is a mapping of tensors. It is part of the server's state and can be r
 
     net.NAME     parameters, and running statistics of norms
     KEY.NAME     optimizer state of a parameter: momentum_buffer, or exp_avg, exp_avg_sq and step
-    best.NAME    parameters and statistics of the step with the best validation score
+    best.NAME    parameters and statistics of the step with the best validation score; the start is step 0
     mean.NAME    mean parameters and statistics of the averaged steps
     step, best, score, averaged, done    progress, as numbers
 """
@@ -38,8 +38,8 @@ TargetLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Distillation(Config):
     """Training of a student. Its length is set by `steps` or by `epochs`."""
 
-    steps: int | None = Field(default=None, ge=1)
-    """Steps per round. Default: computed from `epochs`."""
+    steps: int | None = Field(default=None, ge=0)
+    """Steps per round. 0: students stay as they start. Default: computed from `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the public samples per round, as an alternative to `steps`."""
     batch_size: int = Field(default=64, ge=1)
@@ -61,6 +61,8 @@ class Distillation(Config):
     student is used. 0, or no validation data: all steps are made, and the last student is used."""
     validate_every: int = Field(default=100, ge=1)
     """Steps between two validations."""
+    keep_start: bool = False
+    """Early stopping only: validate the start of a student too, and use it if no later step has a better score."""
     average_from: int | None = Field(default=None, ge=0)
     """First step of stochastic weight averaging; the mean of the parameters is used. Default: no averaging."""
     average_every: int = Field(default=25, ge=1)
@@ -72,16 +74,28 @@ class Distillation(Config):
             raise ValueError("exactly one of steps and epochs")
         if self.patience and self.average_from is not None:
             raise ValueError("at most one of patience and average_from")
+        if self.keep_start and not self.patience:
+            raise ValueError("keep_start only with patience, the early stopping that it belongs to")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum only with optimizer: sgd; optimizer is {self.optimizer}")
+        if self.steps is not None and self.average_from is not None and self.average_from > self.steps:
+            raise ValueError(
+                f"average_from of at most steps = {self.steps}, or null for no averaging; average_from is "
+                f"{self.average_from}"
+            )
         return self
 
     def with_(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return these settings with `given` as plain values. A given `steps` replaces `epochs`, and vice versa."""
-        lengths = {"steps": None, "epochs": None} if {"steps", "epochs"} & given.keys() else {}
-        return {**self.model_dump(), **lengths, **given}
+        """Return these settings with `given` as plain values. A given `steps` replaces `epochs`, and vice versa, and
+        another optimizer replaces `momentum`."""
+        replaced: dict[str, Any] = {"steps": None, "epochs": None} if {"steps", "epochs"} & given.keys() else {}
+        if given.get("optimizer", self.optimizer) != self.optimizer:
+            replaced["momentum"] = 0.0
+        return {**self.model_dump(), **replaced, **given}
 
     def steps_of(self, samples: int) -> int:
         """Return the steps per round for this number of public samples."""
-        return self.steps or (self.epochs or 0) * -(-samples // self.batch_size)
+        return (self.epochs or 0) * -(-samples // self.batch_size) if self.steps is None else self.steps
 
     def new_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         parameters = list(module.parameters())
@@ -101,6 +115,11 @@ def beginning(params: Params) -> Params:
 def is_done(student: Params) -> bool:
     """Return whether training has finished."""
     return bool(student["done"])
+
+
+def is_validated(student: Params) -> bool:
+    """Return whether validation data chose the step of `result`."""
+    return "best" in student
 
 
 def result(student: Params) -> Params:
@@ -135,6 +154,9 @@ def go_on(
     stop, flops, done = min(start + (most or TASK_STEPS), total), 0.0, False
     best = how.patience and validation is not None and len(validation)
     with norms.tracked(module, statistics):
+        if best and validation is not None and how.keep_start and not start:
+            student, _ = _scored(student, module, params_of(module) | statistics, validation, 0, how)
+            flops += costs.forward_flops(net, len(validation))
         for step, (x, y) in zip(range(start, stop), _batches(data, how.batch_size, seed, start), strict=False):
             module.train()
             with torch_scope(stream(seed, "dropout", step), device):

@@ -30,7 +30,7 @@ def check(sweep: Sweep) -> None:
     first `CHECKED` experiments of each row are made; a later invalid one fails when its trial starts."""
     for row, changes in sweep.rows.items():
         for key, value in flatten(changes).items():
-            if any(key == path or key.startswith(f"{path}.") for path in sweep.search.space):
+            if any(key == path or key.startswith(f"{path}.") for path in sweep.search.of(row).space):
                 raise ConfigError(
                     f"{sweep.where}: rows.{row}.{key}: {shown(value)} is in search.space too. Allowed: one of both"
                 )
@@ -49,7 +49,7 @@ def check(sweep: Sweep) -> None:
 def _examples(sweep: Sweep, row: str) -> Iterator[Point]:
     """Yield points to check: the first, the first with each value and end of the space in turn, then the others."""
     first, *others = sweep.points[row]
-    space = sweep.search.space.items()
+    space = sweep.search.of(row).space.items()
     alone = (first | {path: value} for path, domain in space for value in domain.values)
     seen: list[Point] = []
     for point in islice(chain([first], alone, others), CHECKED):

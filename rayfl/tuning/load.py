@@ -112,6 +112,8 @@ def _as_mappings(value: Any) -> Any:
 def _sweep(where: str, given: Mapping[str, Any], chosen: list[str], published: Published | None) -> Sweep:
     rows = _rows(given)
     search = parse(Search, given.get("search", {}), f"{where}: search")
+    for row in search.spaces:
+        choose(rows, row, f"{where}: search.spaces", "row")
     changes = {row: {key: v for key, v in (rows[row] or {}).items() if key != TITLE} for row in chosen}
     return Sweep(
         Path(where).stem,

@@ -157,12 +157,15 @@ def _identity(value: Any) -> Any:
 
 
 class Search(Config):
-    """The `search:` section: search space, algorithm and budget, the same for every row."""
+    """The `search:` section: search space, algorithm and budget, the same for every row except for `spaces`."""
 
     space: dict[str, Domain] = {}
     """Dotted path -> {grid: [...]}, {choice: [...]}, {uniform: [a, b]}, {loguniform: [a, b]} or
     {randint: [a, b]} (b excluded). Every combination of the grids is tried. Entries of lists have their index as a key:
     method.submodels.0.width."""
+    spaces: dict[str, dict[str, Domain]] = {}
+    """Row -> domains of this row, in addition to `space` or in place of its domains: of settings that other rows lack,
+    such as the learning rate of a server. More draws are not more points; more grids are."""
     trials: int = Field(default=1, ge=1, le=MOST_POINTS)
     """Draws of the domains that are not grids, per combination of the grids."""
     budget: Budget | None = None
@@ -193,12 +196,12 @@ class Search(Config):
             raise ValueError("every seed once")
         return seeds
 
-    @field_validator("space")
+    @field_validator("space", "spaces")
     @classmethod
-    def _no_seed(cls, space: dict[str, Domain]) -> dict[str, Domain]:
-        if "seed" in space:
+    def _no_seed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if "seed" in given or any(isinstance(own, dict) and "seed" in own for own in given.values()):
             raise ValueError("settings other than seed; search.seeds lists the seeds")
-        return space
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> "Search":
@@ -206,12 +209,18 @@ class Search(Config):
             raise ConfigError(
                 f"options: {shown(self.options)} are not used by scheduler fifo, which stops no trials. Allowed: none"
             )
-        count = self.trials * math.prod(len(domain.values) for domain in self.space.values() if domain.kind == "grid")
-        if count > MOST_POINTS:
-            raise ConfigError(
-                f"space: the grids and `trials` give {count} points per row. Allowed: at most {MOST_POINTS}"
-            )
+        for space in ({}, *self.spaces.values()):
+            domains = (self.space | space).values()
+            count = self.trials * math.prod(len(domain.values) for domain in domains if domain.kind == "grid")
+            if count > MOST_POINTS:
+                raise ConfigError(
+                    f"space: the grids and `trials` give {count} points per row. Allowed: at most {MOST_POINTS}"
+                )
         return self
+
+    def of(self, row: str) -> "Search":
+        """Return the search of a row, with its own domains in `space`."""
+        return self.model_copy(update={"space": self.space | self.spaces.get(row, {}), "spaces": {}})
 
     @property
     def is_drawn(self) -> bool:

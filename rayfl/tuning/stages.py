@@ -82,7 +82,7 @@ def confirming_trials(sweep: Sweep, folder: Path, id: str, row: str) -> list[dic
     tuned = [r for r in _finished(folder, id) if r["seed"] == first and r["label"] == row]
     best = best_trials(tuned, sweep.search.metric, sweep.mode) if others else []
     return [
-        trial_config(row, seed, sweep.point(RunFolder.open(record["path"]).config))
+        trial_config(row, seed, sweep.point(row, RunFolder.open(record["path"]).config))
         for seed in others
         for record in best
     ]
@@ -132,7 +132,7 @@ class _Stages:
 
     def of_row(self, name: str, row: str) -> None:
         """Run a row's trials by its searcher and scheduler."""
-        sweep, search = self.sweep, self.sweep.search
+        sweep, search = self.sweep, self.sweep.search.of(row)
         scheduler = scheduler_of(search, sweep.example(row).rounds, sweep.where)
         if search.searcher == "random":
             trials = [trial_config(row, search.seeds[0], point) for point in sweep.points[row]]

@@ -60,15 +60,15 @@ class Sweep:
             raise ConfigError(f"{self.where}: rows.{row}: search.space: {error}") from None
         return given
 
-    def point(self, config: Mapping[str, Any]) -> Point:
-        """Return the values of the search space in a trial's configuration."""
-        return {path: _at(config, path) for path in self.search.space}
+    def point(self, row: str, config: Mapping[str, Any]) -> Point:
+        """Return the values of the row's search space in a trial's configuration."""
+        return {path: _at(config, path) for path in self.search.of(row).space}
 
     @cached_property
     def points(self) -> dict[str, list[Point]]:
         """Row -> points tried on the first seed; for a searcher of Tune, examples."""
         if self.search.budget is None:
-            return dict.fromkeys(self.rows, self.search.points(self.search.seeds[0]))
+            return {row: self.search.of(row).points(self.search.seeds[0]) for row in self.rows}
         return {row: self._within(row) for row in self.rows}
 
     def example(self, row: str) -> Experiment:
@@ -105,12 +105,14 @@ class Sweep:
 
     def left_out(self, row: str) -> list[Point]:
         """Return the combinations of the grids without a point within the budget."""
-        return [grid for grid in self.search.grid() if not any(grid.items() <= p.items() for p in self.points[row])]
+        return [
+            grid for grid in self.search.of(row).grid() if not any(grid.items() <= p.items() for p in self.points[row])
+        ]
 
     def _within(self, row: str) -> list[Point]:
         """Return the points within the budget: the first `trials` draws of every combination of the grids that has
         some; one if they are only examples."""
-        search = self.search
+        search = self.search.of(row)
         wanted = search.trials if search.is_drawn and search.searcher == "random" else 1
         within: list[Point] = []
         outside: list[tuple[Excess, Point]] = []
@@ -171,7 +173,7 @@ class Sweep:
         score = next(iter(facts[0]["scores"]))
         of_clients = self.first.metrics()[self.search.metric].split in ("clients", "client_validation")
         return facts[0] | {
-            "tuned": list(self.search.space),
+            "tuned": list(dict.fromkeys(path for row in self.rows for path in self.search.of(row).space)),
             "judge": named(score, "mean", "clients" if of_clients else "test"),
             "capacities": sorted({c for fact in facts for c in fact["capacities"]}, reverse=True),
             "trained": sorted({c for fact in facts for c in fact["trained"]}, reverse=True),

@@ -12,12 +12,12 @@ from rayfl.testing import NetworksContract
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def experiment(method, steps=5, faulty=None, **fault):
+def experiment(method, steps=5, faulty=None, options=None, **fault):
     """With few steps of a student, on several networks, six clients of ten; `fault`: of a `faulty` twin of the
     method."""
     contract = NetworksContract()
     contract.method = method
-    options = {"distillation": {"steps": steps, "batch_size": 4}} if method == "feddf" else {}
+    options = {"distillation": {"steps": steps, "batch_size": 4}} if method == "feddf" else options or {}
     tiny = contract.experiment(contract.fitting[-1], options, clients={"count": 10, "cohort": 6})
     if faulty is None:
         return tiny
@@ -33,6 +33,13 @@ def test_ray_equals_serial(actors, group, tmp_path):
         pool = resized(actors, group, count)
         for name in DISTILLATION:
             assert result(on_ray(pool, experiment(name), tmp_path / f"{name}-{count}")) == serial[name], (name, count)
+
+
+def test_mixed_batches_of_several_clients(pool, tmp_path):
+    """A server task that reads several clients."""
+    spec = experiment("fedgkt", options={"order": "mixed"})
+    serial = result(simulate(spec, tmp_path / "serial"))
+    assert result(on_ray(pool, spec, tmp_path / "ray")) == serial
 
 
 FAULTY = {"feddf": FaultyFedDF, "fedgkt": FaultyFedGKT}

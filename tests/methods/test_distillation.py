@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from helpers import saved_inside
 
+from rayfl import costs
 from rayfl.config import ConfigError
 from rayfl.core.fold import Update
 from rayfl.core.tensors import Params
@@ -50,6 +51,7 @@ def data_with_targets(simulation: Simulation) -> Any:
         Distillation(epochs=2, batch_size=8, optimizer="adam", lr=0.01, cosine=True, clip=1.0),
         Distillation(steps=13, batch_size=8, lr=0.05, average_from=4, average_every=3),
         Distillation(steps=40, batch_size=8, lr=0.3, patience=6, validate_every=3),
+        Distillation(steps=12, batch_size=8, lr=0.3, patience=6, validate_every=3, keep_start=True),
     ],
 )
 def test_a_student_goes_on_from_any_step_to_the_same_bits(how: Distillation, tmp_path: Path) -> None:
@@ -139,14 +141,68 @@ def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
 
 
 def test_steps_or_epochs() -> None:
-    for bad in ({"steps": 0}, {"steps": None}, {"steps": 1, "epochs": 1}):
-        with pytest.raises(ConfigError, match="steps"):
+    for bad in ({"steps": -1}, {"epochs": 0}, {"steps": None}, {"steps": 1, "epochs": 1}):
+        with pytest.raises(ConfigError, match="steps|epochs"):
             experiment(feddf(distillation=bad))
 
 
 def test_the_best_student_or_the_mean() -> None:
     with pytest.raises(ConfigError, match="at most one of patience and average_from"):
         experiment(feddf(distillation=SMALL | {"average_from": 2}))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "feddf", "distillation": {"momentum": 0.9}}, "momentum only with optimizer: sgd; optimizer is adam"),
+        ({"name": "fedbe", "distillation": {"optimizer": "adam", "momentum": 0.5}}, "momentum only with optimizer"),
+        (
+            {"name": "fedbe", "distillation": {"steps": 60}},
+            "average_from of at most steps = 60, .* average_from is 525",
+        ),
+        (feddf(distillation=SMALL | {"patience": 0, "keep_start": True}), "keep_start only with patience"),
+    ],
+)
+def test_settings_that_would_do_nothing(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        experiment(given)
+
+
+def test_adam_replaces_the_paper_s_momentum() -> None:
+    adam = {"steps": 9, "optimizer": "adam", "average_from": 9}
+    method = METHODS_KIND.read({"name": "fedbe", "distillation": adam}, "method")
+    assert method.distillation.momentum == 0  # pyright: ignore
+    assert METHODS_KIND.read({"name": "fedbe"}, "method").distillation.momentum == 0.9  # pyright: ignore
+
+
+@pytest.mark.parametrize("keep_start", [True, False])
+def test_the_start_is_a_candidate(keep_start: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores 5 of the start, then 4, 5 and 3: the start, or the second of the validated steps."""
+    simulation = simulate(experiment(feddf()), tmp_path)
+    data, validation = data_with_targets(simulation)
+    scores = iter([5.0, 4.0, 5.0, 3.0][not keep_start :])
+    monkeypatch.setattr(distillation, "_score", lambda *_: next(scores))
+    how = Distillation(steps=6, batch_size=8, lr=0.3, patience=6, validate_every=2, keep_start=keep_start)
+    start = simulation.state["net 0.3"]
+    net = simulation.method.task.server
+    student, metrics = go_on(beginning(start), net, data, lambda z, t: divergence(t, z, 1.0), how, 7, validation)
+    assert next(scores, None) is None and is_done(student)
+    assert int(student["best"]) == (0 if keep_start else 4)
+    trained = 36 + 8  # an epoch of 36 samples in 5 steps, and a step of 8
+    assert len(data) == 36
+    scored = costs.forward_flops(net, len(validation)) * (4 if keep_start else 3)
+    assert metrics["server_flops"] == costs.training_flops(net, trained) + scored
+    if keep_start:
+        assert_same(result(student), dict(sorted(start.items())))
+
+
+def test_a_student_of_no_steps_is_its_start(tmp_path: Path) -> None:
+    simulation = simulate(experiment(feddf()), tmp_path)
+    data, validation = data_with_targets(simulation)
+    start, net = simulation.state["net 0.3"], simulation.method.task.server
+    student, metrics = go_on(beginning(start), net, data, F.l1_loss, Distillation(steps=0), 7, validation)
+    assert is_done(student) and metrics == {"server_flops": 0, "server_steps": 0}
+    assert_same(result(student), dict(sorted(start.items())))
 
 
 @pytest.mark.parametrize("model", ["heterofl_transformer", {"name": "lora", "base": "heterofl_transformer"}])
@@ -168,7 +224,7 @@ def test_public_samples_of_their_own_are_not_copied(source: Any, tmp_path: Path)
 @pytest.mark.parametrize("transform", [{"name": "noise", "deviation": 0.5}, {"name": "quantize", "bits": 1}])
 def test_a_variance_that_a_transform_changes_is_not_negative(transform: Any, tmp_path: Path) -> None:
     """Running statistics are sent with a network, and a student's would be NaN."""
-    how = {"name": "fedbe", "samples": 2, "distillation": {"steps": 2, "batch_size": 8}}
+    how = {"name": "fedbe", "samples": 2, "distillation": {"steps": 2, "batch_size": 8, "average_from": None}}
     model, data = {"name": "resnet8", "channels": 4}, PUBLIC | {"shape": [1, 8, 8]}
     asked = experiment(how, model=model, data=data, updates={"transforms": [transform]}, rounds=1)
     simulation = simulate(asked, tmp_path)

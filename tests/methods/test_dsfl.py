@@ -108,6 +108,10 @@ def test_traffic_and_costs(tmp_path: Path) -> None:
     first, second = run(simulation)
     assert [line["bytes_up"] for line in (first, second)] == [4 * 20 * 4 * 4] * 2
     assert [line["bytes_down"] for line in (first, second)] == [4 * 20 * 4, 4 * (20 * 4 * 4 + 2 * 20 * 4)]
+    # 36 images of 8x8 bytes, for every client once
+    new = {c.id for c in visited(simulation, 1)} - {c.id for c in visited(simulation, 0)}
+    assert 0 < len(new) < 4
+    assert [line["bytes_public"] for line in (first, second)] == [4 * 36 * 64, len(new) * 36 * 64]
     for line, round in ((first, 0), (second, 1)):
         clients = visited(simulation, round)
         trained = [2 * 20 * round + Training(batch_size=5, steps=2).samples_of(len(c.data)) for c in clients]
@@ -126,6 +130,19 @@ def test_the_server_s_network_is_judged_on_the_test_set_and_clients_on_their_own
     assert line["accuracy_mean"] == line["accuracy_server"] == line["accuracy_0.3"]
     assert "accuracy_0.2" not in line
     assert {"local_accuracy_0.3", "local_accuracy_0.2"} <= line.keys()
+
+
+def test_a_client_that_was_never_selected(tmp_path: Path) -> None:
+    """Of the server's capacity: the server's network. Of a smaller one: its initial network."""
+    simulation = simulate(asked(rounds=1), tmp_path)
+    run(simulation)
+    method, state = simulation.method, simulation.state
+    absent = next(id for id in range(6) if id not in simulation.client_states.owners)
+    others = [simulation.deployment(capacity, absent) for capacity in (0.3, 0.2)]
+    server, start = [deployed.params | (deployed.statistics or {}) for deployed in others]
+    assert_same(dict(sorted(server.items())), dict(sorted(state["net 0.3"].items())))
+    assert_same(dict(sorted(start.items())), dict(sorted(method.initial(0.2).items())))  # pyright: ignore
+    assert [deployed.is_start for deployed in others] == [False, True]
 
 
 def test_open_samples_are_not_augmented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from rayfl.core.tensors import Params
 from rayfl.data.partition.dirichlet import Dirichlet
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import Experiment
+from rayfl.methods.distillation import fedbe
 from rayfl.methods.distillation.fedbe import FedBE, averages, gaussian, moments, shares, sharpened, statistics, variance
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
 from rayfl.training import distillation
@@ -280,6 +281,18 @@ def test_statistics_are_those_of_all_public_samples(tmp_path: Path, monkeypatch:
     for name, t in statistics(net, given, public).items():
         if name.startswith(f"{first}."):
             torch.testing.assert_close(t, whole[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("patience", [0, 9])
+def test_a_validated_step_keeps_its_statistics(patience: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Net] = []
+    monkeypatch.setattr(fedbe, "statistics", lambda net, *given: seen.append(net) or statistics(net, *given))
+    how = FEW | {"average_from": None, "patience": patience, "validate_every": 2}
+    method = {"name": "fedbe", "samples": SAMPLES, "distillation": how}
+    simulation = simulate(experiment(method=method, evaluation={"holdout": 0.2}, rounds=1), tmp_path)
+    run(simulation)
+    assert any(net.norms for net in simulation.method.groups.values())  # pyright: ignore
+    assert bool(seen) == (not patience)
 
 
 # bad input

@@ -29,6 +29,7 @@ from rayfl.core.seeds import stream
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
 from rayfl.engine.simulation import Simulation
+from rayfl.methods import Visit
 from rayfl.methods.distillation.feddf import FedDF
 from rayfl.testing.tiny import assert_same, folded, run, simulate
 from rayfl.training import distillation
@@ -147,6 +148,59 @@ def test_an_architecture_without_clients_keeps_its_network(tmp_path: Path) -> No
     assert_same(simulation.state["net 0.3"], before)
 
 
+# the start
+
+
+def wrong(method: FedDF, trained: Params, visit: Visit) -> tuple[torch.Tensor, float]:
+    """Logits of a network that is sure of the next class, on labelled public samples."""
+    assert visit.public is not None
+    return 8 * F.one_hot((visit.public.samples["y"] + 1) % 4, 4).float(), 0.0
+
+
+@pytest.mark.parametrize("keep_start", [True, False])
+def test_an_ensemble_that_is_wrong_on_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_start: bool
+) -> None:
+    """With `keep_start` the averages stay, to the bit, at their scores on validation data; otherwise students are
+    worse."""
+    monkeypatch.setattr(FedDF, "known", wrong)
+    how = {"steps": 12, "batch_size": 8, "lr": 1e-2, "patience": 12, "validate_every": 4, "keep_start": keep_start}
+    training = {"epochs": 8, "steps": None, "batch_size": 5, "lr": 0.1}
+    data = DATA | {"samples": 240, "public": PUBLIC | {"labeled": True}}
+    given = {"model": "digits_cnn", "data": data, "training": training, "evaluation": {"holdout": 0.3}, "rounds": 1}
+    given |= {"partition": "iid", "clients": {"capacities": [0.3]}}
+    simulation = simulate(asked(method=feddf(distillation=how), **given), tmp_path)
+    average = None
+    while not simulation.done:
+        simulation.advance()
+        if average is None:
+            average = simulation.state["net 0.3"]
+            before = correct(network(simulation.method.task.server, average), simulation)
+    assert average is not None
+    after = correct(network(simulation.method.task.server, simulation.state["net 0.3"]), simulation)
+    if keep_start:
+        assert_same(simulation.state["net 0.3"], dict(sorted(average.items())))
+    else:
+        assert after < before  # pyright: ignore
+
+
+def test_without_steps_networks_of_one_architecture_are_averaged(tmp_path: Path) -> None:
+    """By samples, statistics of norms too; the ensemble is not asked."""
+    simulation = simulate(asked(method=feddf(distillation={"steps": 0}), rounds=1), tmp_path)
+    groups, found = {net: f"net {c}" for c, net in simulation.method.task.nets.items()}, []
+    for client in visited(simulation, 0):
+        module = network(client.net, simulation.state[groups[client.net]])
+        descend(module, batches(client.data, client.seed, 2, 5), F.cross_entropy, 0.05)
+        found.append((client.net, len(client.data), tensors(module)))
+    [line] = run(simulation)
+    for net, group in groups.items():
+        mine = [(n, t) for other, n, t in found if other == net]
+        total = sum(n for n, _ in mine)
+        mean = {name: torch.stack([n / total * t[name] for n, t in mine]).sum(0) for name in mine[0][1]}
+        assert_close(simulation.state[group], mean)
+    assert not {"server_steps", "server_flops"} & line.keys()
+
+
 # the loss
 
 
@@ -197,6 +251,6 @@ def test_a_class_that_no_teacher_thinks_possible_has_a_target(tmp_path: Path) ->
 def test_requirements() -> None:
     with pytest.raises(ConfigError, match="data.public: method .* needs public data"):
         experiment(feddf())
-    for bad in ({"distillation": {"steps": 0}}, {"temperature": 0}, {"targets": "labels"}, {"start": "random"}):
+    for bad in ({"distillation": {"steps": -1}}, {"temperature": 0}, {"targets": "labels"}, {"start": "random"}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             asked(method=feddf(**bad))

@@ -20,12 +20,23 @@ from rayfl.core.net import Net, check_axes, load
 from rayfl.core.norms import load as load_norms
 from rayfl.core.seeds import stream, torch_generator
 from rayfl.core.tensors import Params
-from rayfl.data.samples import ClientData
+from rayfl.data.samples import ClientData, Prepare
 from rayfl.engine.simulation import Simulation
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
 from rayfl.methods import METHODS, Client, Task, Visit
-from rayfl.methods.distillation.fedgkt import CLIENTS, MEMORY, PLACE, SERVER, FedGKT, packed, unpacked
+from rayfl.methods.distillation import fedgkt
+from rayfl.methods.distillation.fedgkt import (
+    CLIENTS,
+    MEMORY,
+    PLACE,
+    SERVER,
+    FedGKT,
+    featured,
+    packed,
+    trunk_macs,
+    unpacked,
+)
 from rayfl.models import MODELS
 from rayfl.testing.methods import rows_of
 from rayfl.testing.tiny import Shuffled, assert_same, run, simulate, tiny
@@ -93,6 +104,27 @@ def test_so_many_layers_with_weights() -> None:
     """ResNet-55 behind an extractor of one, ResNet-8 with it: projections are not counted."""
     for name, count in (("resnet8_gkt", 1 + 7), ("resnet55_gkt", 1 + 55)):
         assert sum("projection" not in path for path in Net(MODELS[name]()).layers) == count
+
+
+def test_lenet_is_split_behind_its_first_convolution(tmp_path: Path) -> None:
+    """The same function as LeNet-5-Caffe, and equal extractors of server and clients."""
+    whole, split = Net(MODELS["lenet5_caffe"]()), Net(MODELS["lenet5_gkt"]())
+    assert split.parameters == whole.parameters and split.macs == whole.macs
+    given = whole.initial()
+    one, other = whole.build(), split.build()
+    load(one, given)
+    load(other, {f"extractor.{n}" if n.startswith("conv1.") else n: t for n, t in given.items()})
+    x = drawn(2, 1, 28, 28).float()
+    assert torch.equal(one(x), other(x))
+    head = {"name": "lenet5_gkt", "channels": 4, "hidden": 6}
+    mix = {"name": "mix", "networks": {"1": "lenet5_gkt", "0.5": head}}
+    data = SECTIONS["data"] | {"shape": [1, 16, 16]}
+    sections = {"data": data, "model": mix, "clients": {"capacities": [1, 0.5], "weights": [0, 1]}}
+    simulation = simulate(experiment(gkt(order="mixed"), rounds=1, **sections), tmp_path)
+    assert trunk_macs(simulation.method.task.server) == 50 * 25 * 20 * 4 + 50 * 500 + 500 * 4
+    [line] = run(simulation)
+    samples = sum(len(rows_of(simulation, id)) for id in simulation.clients.sample(0, 0))
+    assert line["bytes_up"] == 4 * (20 * 36 + 4 + 1) * samples
 
 
 # losses
@@ -194,11 +226,12 @@ def numbered(data: ClientData, steps: int, batch_size: int, seed: int) -> Iterat
     return data.labeled(torch.arange(len(data))).batches(steps, batch_size, torch_generator(seed, "batches"))
 
 
-def test_two_rounds_in_plain_torch(tmp_path: Path, float64: None) -> None:
+@pytest.mark.parametrize("order", ["clients", "mixed"])
+def test_two_rounds_in_plain_torch(tmp_path: Path, float64: None, order: str) -> None:
     """Two client networks, 4 of 6 clients per round, some of which come back. Adam's first steps divide by tiny
     gradients, so that float32 would differ between processors."""
     training = {"epochs": 2, "steps": None, "batch_size": 5, "lr": 0.05, "momentum": 0.9}
-    simulation = simulate(experiment(gkt(alpha=0.5), training=training), tmp_path)
+    simulation = simulate(experiment(gkt(alpha=0.5, order=order), training=training), tmp_path)
     clients, nets, method = simulation.clients, simulation.method.task.nets, cast(FedGKT, simulation.method)
     server = cast(nn.Sequential, network(nets[1], simulation.state["net 1"]))
     trunk, cut = server[1:], len("extractor.")
@@ -228,9 +261,11 @@ def test_two_rounds_in_plain_torch(tmp_path: Path, float64: None) -> None:
                 sent[id] = module[0](x), module(x), y
         trunk.train()
         for epoch in (1, 2):
-            for id in cohort:
-                features, z_client, y = sent[id]
-                draw = torch_generator(stream(0, "refine", round), "student", f"epoch {epoch}, client {id}")
+            parts = {f"client {id}": sent[id] for id in cohort}
+            if order == "mixed":
+                parts = {"mixed": tuple(map(torch.cat, zip(*(sent[id] for id in cohort), strict=True)))}
+            for name, (features, z_client, y) in parts.items():
+                draw = torch_generator(stream(0, "refine", round), "student", f"epoch {epoch}, {name}")
                 for rows in torch.randperm(len(y), generator=draw).split(8):
                     z = trunk(features[rows])
                     adam.zero_grad()
@@ -251,19 +286,79 @@ def test_two_rounds_in_plain_torch(tmp_path: Path, float64: None) -> None:
         assert_close(deployed.params | (deployed.statistics or {}), tensors(server) | given)
 
 
+def batches_of_the_server(simulation: Simulation) -> list[list[int]]:
+    """Run a round, and return the clients of the samples of every batch of the server."""
+    seen: list[list[int]] = []
+
+    def noting(extract: Any, extractors: Any, samples: Any, rows: torch.Tensor) -> Any:
+        owners = torch.tensor([id for id, data in samples.items() for _ in range(len(data))])
+        assert list(extractors) == list(samples)
+        features, y = featured(extract, extractors, samples, rows)
+        assert len(features) == len(y) == len(rows)
+        seen.append(sorted(owners[rows].tolist()))
+        return features, y
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedgkt, "featured", noting)
+        run(simulation)
+    return seen
+
+
+def test_the_order_of_the_server_s_batches(tmp_path: Path) -> None:
+    """clients: every batch is of one client, and clients come one after another in both epochs. mixed: each epoch has
+    every sample once, in batches of 8, most of them of several clients."""
+    found = {
+        order: batches_of_the_server(simulate(experiment(gkt(order=order), rounds=1), tmp_path / order))
+        for order in ("clients", "mixed")
+    }
+    simulation = simulate(experiment(), tmp_path)
+    sizes = {id: len(rows_of(simulation, id)) for id in simulation.clients.sample(0, 0)}
+    epoch = [[id] * min(8, n - start) for id, n in sizes.items() for start in range(0, n, 8)]
+    assert found["clients"] == epoch * 2
+    total = sum(sizes.values())
+    lengths = [min(8, total - start) for start in range(0, total, 8)]
+    assert [len(batch) for batch in found["mixed"]] == lengths * 2
+    for half in (found["mixed"][: len(lengths)], found["mixed"][len(lengths) :]):
+        assert sorted(id for batch in half for id in batch) == [id for id, n in sizes.items() for _ in range(n)]
+    assert found["mixed"][0] != found["mixed"][len(lengths)]
+    assert sum(len(set(batch)) > 1 for batch in found["mixed"]) > len(lengths)
+
+
+def test_features_and_targets_of_a_mixed_batch() -> None:
+    """Rows are counted client by client; each client's extractor multiplies by its own number."""
+    extract = nn.Linear(1, 1, bias=False)
+    extractors = {id: {"extractor.weight": torch.tensor([[float(factor)]])} for id, factor in ((3, 10), (5, 100))}
+    prepare, goal = Plain(), cast(Any, None)
+    samples = {
+        3: ClientData({"x": torch.tensor([[1.0], [2.0]]), "y": torch.tensor([1, 2])}, prepare, goal),
+        5: ClientData({"x": torch.tensor([[3.0], [4.0], [5.0]]), "y": torch.tensor([3, 4, 5])}, prepare, goal),
+    }
+    features, y = featured(extract, extractors, samples, torch.tensor([4, 1, 2]))
+    assert y.tolist() == [2, 5, 3] and features.flatten().tolist() == [20.0, 500.0, 300.0]
+
+
+class Plain(Prepare):
+    def whole(self, samples: Any) -> Any:
+        return samples
+
+    def batch(self, samples: Any, generator: torch.Generator | None) -> Any:
+        return samples["x"], samples["y"]
+
+
 # the same bits
 
 
+@pytest.mark.parametrize("order", ["clients", "mixed"])
 @pytest.mark.parametrize("norm", ["static_bn", "layer"])
-def test_a_run_goes_on_from_the_middle_of_the_server_s_epochs(tmp_path: Path, norm: str) -> None:
+def test_a_run_goes_on_from_the_middle_of_the_server_s_epochs(tmp_path: Path, norm: str, order: str) -> None:
     networks = {"1": TRUNK | {"norm": norm}, "0.5": HEAD | {"norm": norm}, "0.25": DEEP | {"norm": norm}}
-    asked = experiment(model={"name": "mix", "networks": networks})
+    asked = experiment(gkt(order=order), model={"name": "mix", "networks": networks})
     straight = simulate(asked, tmp_path / "straight")
     lines = run(straight)
     saved = saved_inside(asked, tmp_path)
-    # behind the local updates, and behind every client's part of every epoch
-    assert saved == 1 + 2 * 4
-    for i in (1, 3, 6, saved):
+    # behind the local updates, and behind every client's part of every epoch or every epoch
+    assert saved == 1 + 2 * (4 if order == "clients" else 1)
+    for i in {1, 3, 6, saved} & set(range(saved + 1)):
         again = simulate(asked, tmp_path / f"again {i}")
         assert again.restore(tmp_path / f"checkpoint {i}") == (1, [])
         assert int(again.state[PLACE]["behind"]) == i - 1
@@ -271,9 +366,9 @@ def test_a_run_goes_on_from_the_middle_of_the_server_s_epochs(tmp_path: Path, no
         assert_same(again.state, straight.state)
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
-    asked = experiment()
+@pytest.mark.parametrize(("chunk", "order"), [(1, "clients"), (4, "clients"), (1, "mixed")])
+def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int, order: str) -> None:
+    asked = experiment(gkt(order=order))
     serial = simulate(asked, tmp_path / "serial")
     lines = run(serial)
     arrays = asked.data.arrays()
@@ -281,7 +376,7 @@ def test_the_order_of_work_changes_no_bit(tmp_path: Path, chunk: int) -> None:
     def shuffled(recipe: Recipe) -> Shuffled:
         return Shuffled(Worker(recipe, arrays))
 
-    other = simulate(experiment(run={"chunk": chunk}), tmp_path / "other", shuffled)
+    other = simulate(experiment(gkt(order=order), run={"chunk": chunk}), tmp_path / "other", shuffled)
     assert run(other) == lines
     assert_same(other.state, serial.state)
 

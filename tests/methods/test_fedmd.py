@@ -123,6 +123,10 @@ def test_traffic_and_costs(tmp_path: Path) -> None:
     lines, public, seen = run(simulation), len(public_of(simulation)), set()
     assert [line["bytes_up"] for line in lines] == [4 * 20 * 4 * 4] * 2
     assert [line["bytes_down"] for line in lines] == [4 * 20 * 4, 4 * (20 * 4 * 4 + 2 * 20 * 4)]
+    new = {c.id for c in visited(simulation, 1)} - {c.id for c in visited(simulation, 0)}
+    # images of 8x8 bytes with labels, for every client once
+    assert 0 < len(new) < 4
+    assert [line["bytes_public"] for line in lines] == [n * public * (64 + 4) for n in (4, len(new))]
     for round, line in enumerate(lines):
         flops = 0.0
         for client in visited(simulation, round):
@@ -133,6 +137,23 @@ def test_traffic_and_costs(tmp_path: Path) -> None:
         assert line["train_flops"] == flops
         assert "server_flops" not in line
     assert lines[1]["steps"] == 4 * 2
+
+
+def test_without_exchange_clients_transfer_and_revisit(tmp_path: Path) -> None:
+    """As with an exchange whose digest makes no step, but nothing is sent."""
+    digest = {"steps": 0}
+    alone, idle = (
+        simulate(asked(method=fedmd(**options)), tmp_path / name)
+        for name, options in (("alone", {"exchange": False}), ("idle", {"digest": digest}))
+    )
+    lines, others = run(alone), run(idle)
+    assert [(line["bytes_up"], line["bytes_down"]) for line in lines] == [(0, 0)] * 2
+    assert [line["bytes_public"] for line in lines] == [line["bytes_public"] for line in others]
+    assert alone.state == {} and idle.state
+    assert alone.client_states.owners == idle.client_states.owners
+    for id in alone.client_states.owners:
+        mine, theirs = ((simulation.client_states.get(id) or {})["own"] for simulation in (alone, idle))
+        assert_same(dict(sorted(mine.items())), dict(sorted(theirs.items())))
 
 
 def test_a_client_s_own_split_judges(tmp_path: Path) -> None:

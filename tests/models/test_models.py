@@ -46,7 +46,7 @@ SMALL = {
     "resnet55_gkt": {"depth": (2, 1, 2)},
     "vit_b_16": {"input": (3, 16, 16), "layers": 2, "heads": 2, "head_width": 16, "patch": 4},
 }
-SMALLEST = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16, "spafl_cnn": 28}
+SMALLEST = {"mcmahan_cnn": 4, "lenet5_caffe": 16, "digits_cnn": 4, "liang_cnn": 16, "spafl_cnn": 28, "lenet5_gkt": 16}
 """Height and width of the smallest images, where these are not 8."""
 
 

@@ -242,6 +242,23 @@ def test_tuned_settings_are_in_every_table():
     assert first[-3:] == ["0.1", "1 of 3", note.removeprefix("b: ")] and second[-3:] == ["0.3", "2 of 3", ""]
 
 
+def test_costs_of_some_rows_are_columns_only_where_a_row_has_them():
+    none = {"bytes_public": 0, "server_flops": 0}
+    rows = [record("dsfl", accuracy_mean=0.7, bytes_public=118_000_000, server_flops=0)]
+    rows += [record("fedavg", accuracy_mean=0.6, **none), record("old", accuracy_mean=0.5)]
+    found = table(rows)
+    place = found.header.index("public data")
+    assert found.header[place - 1 : place + 2] == ["up", "public data", "FLOPs"] and "server FLOPs" not in found.header
+    assert {row[0]: row[place] for row in found.rows} == {"dsfl": "118 MB", "fedavg": "0 B", "old": "–"}
+    header, *lines = csv.reader(io.StringIO(results_csv(rows)))
+    assert {line[0]: line[header.index("bytes_public")] for line in lines} == {
+        "dsfl": "118000000",
+        "fedavg": "0",
+        "old": "",
+    }
+    assert "public data" not in table(rows[1:]).header and "server_flops" not in header
+
+
 def test_csv_has_exactly_the_named_columns():
     text = results_csv([*ROWS, record("spafl", status="failed")])
     header, *lines = csv.reader(io.StringIO(text))

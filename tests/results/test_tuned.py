@@ -56,6 +56,15 @@ def test_unordered_values_have_no_edges():
     assert str(chosen(sections, ["method"])["a"].settings[0]) == "fedavg (of 1)"
 
 
+def test_a_setting_that_a_row_does_not_have_is_a_dash():
+    server = "method.distillation.lr"
+    trials = [trial(0.1, 0.5), trial(0.1, 0.4, label="b", **{server: 3.0}), trial(0.1, 0.6, label="b", **{server: 1.0})]
+    found = chosen(trials, [LR, server])
+    assert [str(setting) for setting in found["a"].settings] == ["0.1 (1 of 1)", "–"]
+    assert (found["a"].point, found["a"].doubts()) == ("training.lr 0.1", [])
+    assert (str(found["b"].settings[1]), found["b"].point[-1]) == ("1 (1 of 2) ↓", "1")
+
+
 def test_a_tie_is_on_the_seeds_that_both_ran_on():
     """The best point was confirmed on a second seed, where the others did not run."""
     trials = [trial(0.1, 0.5), trial(0.3, 0.75), trial(0.3, 0.25, seed=1), trial(1.0, 0.75), trial(3.0, 0.5)]

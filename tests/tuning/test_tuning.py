@@ -176,6 +176,37 @@ def test_rows_that_are_wrong(tmp_path):
         assert refused(path) == f'rows (line 3): the key {key} is not text. Allowed: text, e.g. "{key}" in quotes'
 
 
+def test_a_row_with_domains_of_its_own(tmp_path):
+    """They are combined with the common space, or replace a domain of it; other rows are unchanged."""
+    prox = {"method.mu": {"grid": [0.01, 0.1, 1]}, "training.lr": {"grid": [0.3]}}
+    path = write(tmp_path, ("fedavg", "fedprox"), space=LR, spaces={"fedprox": prox}, seeds=[0, 1])
+    sweep = load_sweep(path)
+    assert sweep.points == {
+        "fedavg": [{"training.lr": 0.1}, {"training.lr": 0.2}],
+        "fedprox": [{"training.lr": 0.3, "method.mu": mu} for mu in (0.01, 0.1, 1)],
+    }
+    assert sweep.facts()["tuned"] == ["training.lr", "method.mu"] and sweep.trials == 2 + 3 + 2
+    for row in sweep.rows:
+        point = sweep.points[row][-1]
+        assert sweep.point(row, sweep.experiment(row, point, 0).plain()) == point
+    assert load_sweep(path, rows="fedavg").facts()["tuned"] == ["training.lr"]
+    assert load_sweep(path, ["search.spaces={}"]).points["fedprox"] == sweep.points["fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("spaces", "said"),
+    [
+        ({"fedprix": LR}, "search.spaces: no row is called 'fedprix'"),
+        ({"fedprox": {"method.nu": {"grid": [1, 2]}}}, "rows.fedprox"),
+        ({"fedprox": {"seed": {"grid": [1, 2]}}}, "search.spaces: "),
+        ({"fedprox": {"method.mu": {"grid": list(range(6000))}}}, "search: space: the grids and `trials` give 12000"),
+        ({"fedprox": {"method": {"choice": ["fedavg"]}}}, "rows.fedprox.method: 'fedprox' is in search.space too"),
+    ],
+)
+def test_domains_of_a_row_that_are_wrong(tmp_path, spaces, said):
+    assert refused(write(tmp_path, ("fedavg", "fedprox"), space=LR, spaces=spaces)).startswith(said)
+
+
 def test_a_row_decides_nothing_that_is_searched(tmp_path):
     rows = {"slow": {"training": {"lr": 0.1}}}
     said = "rows.slow.training.lr: 0.1 is in search.space too. Allowed: one of both"
@@ -312,7 +343,7 @@ def test_the_point_of_a_configuration(tmp_path):
     plan = load_sweep(write(tmp_path, {"any": {}}, space=space, trials=2))
     assert len(plan.points["any"]) == 4
     for point in plan.points["any"]:
-        assert plan.point(plan.experiment("any", point, 0).plain()) == point
+        assert plan.point("any", plan.experiment("any", point, 0).plain()) == point
 
 
 def test_a_trials_folder_is_one_component_of_a_path():

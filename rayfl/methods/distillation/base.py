@@ -23,7 +23,8 @@ from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Selection, prefix
-from rayfl.core.tensors import Params, copied
+from rayfl.core.tensors import Params, copied, nbytes
+from rayfl.data.base import LABEL
 from rayfl.data.samples import ClientData
 from rayfl.methods.base import (
     Client,
@@ -200,6 +201,16 @@ def public_of(work: Visit | ServerTaskContext) -> ClientData:
     """Return the public samples, which `check_public` has required."""
     assert work.public is not None
     return work.public
+
+
+def public_bytes(visit: Visit, labels: bool = False) -> int:
+    """Return the bytes of the public samples, as stored and with labels of 4 bytes, that a client needs for its first
+    visit; 0 for later visits."""
+    if visit.client_state:
+        return 0
+    public = public_of(visit)
+    inputs = {name: t for name, t in public.samples.items() if name != LABEL}
+    return nbytes({"public": inputs}) + costs.BYTES * labels * len(public)
 
 
 def opened(public: ClientData, samples: int, seed: int, round: int) -> torch.Tensor:

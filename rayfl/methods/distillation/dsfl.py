@@ -16,7 +16,9 @@ draw of the public samples, without labels; p, t rows of probabilities.
                 w_g  <-  SGD on  CE(t(x), softmax(f(x; w_g))),  x in o_r           `distillation`
 
 No parameters are exchanged. Sent up: |o| C numbers. Sent down: t and the row numbers of o_{r-1} and o_r. w_g has the
-server's capacity, by default the largest, and is evaluated on the test set; clients' networks on their own splits.
+server's capacity, by default the largest, and is evaluated on the test set; clients' networks on their own splits. A
+client that was never selected is evaluated with the network that the server has for its capacity: w_g, or for smaller
+capacities the initial network. Clients also need the public samples (`bytes_public`), which o_r is drawn from.
 
     >>> from rayfl.methods import METHODS
     >>> METHODS["dsfl"]().targets(torch.tensor([[0.4, 0.4, 0.2]]))
@@ -46,7 +48,7 @@ from rayfl.core.submodel import Selection
 from rayfl.core.tensors import copied, nbytes
 from rayfl.methods.base import Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.distillation.base import TARGETS, Distilling, check_public, opened, public_of
+from rayfl.methods.distillation.base import TARGETS, Distilling, check_public, opened, public_bytes, public_of
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.training.distillation import Distillation
 
@@ -100,7 +102,7 @@ class DSFL(Distilling):
         rows = opened(public, self.open, seed, visit.round)
         logits, flops = self.asked(network, net, public.picked(rows))
         metrics["train_flops"] = flops + costs.training_flops(net, distilled + int(metrics["train_samples"]))
-        metrics["bytes_down"] = sent + costs.BYTES * len(rows)
+        metrics |= {"bytes_down": sent + costs.BYTES * len(rows), "bytes_public": public_bytes(visit)}
         weight = self.weight_of(visit.data)
         return Update(
             {},

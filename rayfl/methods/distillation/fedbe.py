@@ -14,10 +14,11 @@ the softmax of a network's logits, M samples, T the temperature of targets, U th
     a student  w_p  <-  SGD from m_p on  KL(t(x) || p(x; w_p)) / C,  x in batches of U; the mean of every 25th step;
                then its running statistics are recomputed on U
 
-An architecture without clients in a round keeps its network. Only networks are exchanged. The clients' networks are
-never in memory together: they are summed, in addition to the sums for the samples. These are sum n_k (y_k - w_p) and
-sum n_k (y_k - w_p)^2, to avoid cancellation in the variance, or the M sums of the Dirichlet averages. Every mean and
-sample is evaluated in its own server task, where Gaussian samples are also drawn.
+An architecture without clients in a round keeps its network. With one client its variance is 0: its mean and samples
+are, but for rounding, the client's network, so that all its M + 2 teachers are alike. Only networks are exchanged. The
+clients' networks are never in memory together: they are summed, in addition to the sums for the samples. These are
+sum n_k (y_k - w_p) and sum n_k (y_k - w_p)^2, to avoid cancellation in the variance, or the M sums of the Dirichlet
+averages. Every mean and sample is evaluated in its own server task, where Gaussian samples are also drawn.
 
 Departures:
 1. The paper has one architecture. Here every architecture of the round has its own mean, samples and student; the
@@ -27,9 +28,10 @@ Departures:
    mean.
 3. g_jk does not depend on the client's data, as in the code.
 4. The rate is constant, as in the code; the paper's is cyclical during averaging. The code's first average is at step
-   525. With fewer steps the last network is kept.
-5. Running statistics are computed in batches of 500, for every network with norms that track them; in the code in
-   batches of 1,024, for averaged ResNets.
+   525. If `epochs` are fewer steps, the last network is kept; fewer `steps` are refused.
+5. Running statistics are computed in batches of 500, for every network with norms that track them, except for the best
+   step by validation data (`patience`), which was validated with its own; in the code in batches of 1,024, for averaged
+   ResNets.
 6. With `updates.transforms` samples and teachers are of the networks before the transforms; with a server optimizer the
    mean, and the centre of the Gaussian, is its result.
 """
@@ -52,7 +54,7 @@ from rayfl.data.samples import ClientData
 from rayfl.methods.base import Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import STUDENT, Distilling, check_public, public_of
-from rayfl.training.distillation import AT_ONCE, Distillation, is_done, result
+from rayfl.training.distillation import AT_ONCE, Distillation, is_done, is_validated, result
 
 TEACHERS = "teachers"
 ENSEMBLE = "ensemble "
@@ -146,7 +148,7 @@ class FedBE(Distilling):
         if server_task.name.startswith(STUDENT):
             refined = super().refine(server_task, context)
             student = refined.groups["student"]
-            if is_done(student) and server_task.net.norms:
+            if is_done(student) and server_task.net.norms and not is_validated(student):
                 refined.groups[STATISTICS] = statistics(server_task.net, result(student), public)
                 refined.metrics["server_flops"] += costs.forward_flops(server_task.net, len(public))
             return refined

@@ -10,12 +10,13 @@ U the public samples, without labels.
     a start    w_p  <-  sum_{S_p} n_k y_k / sum_{S_p} n_k, running statistics too, for every p of the round
     targets    z(x)  =  mean_S f(x; y_k), of all architectures
     a student  w_p  <-  Adam from w_p on  KL(softmax(z(x) / T) || softmax(f(x; w_p) / T)),  x in batches of U;
-               keep the best of every 100th step on validation data; stop early after `patience` steps without a
-               better one
+               keep the best of every 100th step on validation data (`keep_start`: and of the start); stop early
+               after `patience` steps without a better one
 
-An architecture without clients in a round keeps its network. Only networks are exchanged. The ensemble's forward passes
-count as the server's operations. They run where clients are trained, one network at a time, so that the ensemble is
-never in memory.
+An architecture without clients in a round keeps its network. With `distillation.steps: 0` there is no ensemble: the
+method is the paper's baseline, FedAvg over the clients of each architecture. Only networks are exchanged. The
+ensemble's forward passes count as the server's operations. They run where clients are trained, one network at a time,
+so that the ensemble is never in memory.
 
 Departures:
 1. Targets are computed once per round, on U without augmentation; the code computes them for every batch, which is
@@ -23,7 +24,9 @@ Departures:
 2. The code's `avg_losses`, its removal of bad teachers (`drop_worst`) and its weights by validation accuracy are not
    implemented. Its README runs `avg_logits`, the default here, without the other two.
 3. The code averages starts uniformly (`weight: uniform`), the paper by data (`samples`, the default).
-4. The code's patience is 2,000 steps, its README's 1,000 (the default).
+4. The code's patience is 2,000 steps, its README's 1,000 (the default). `keep_start` is the code's
+   `return_best_model_on_val` (default false, there and here): a start that is better than all students is used. Here
+   it is also used if the best student is as good, and patience counts from it.
 5. With `updates.transforms` teachers are the networks before the transforms, and students start from the sent ones.
 """
 
@@ -68,6 +71,8 @@ class FedDF(Distilling):
         [given] = payload.values()
         trained, metrics = self.trained(given, visit)
         update = self.answer(trained, visit, metrics)
+        if self.distillation.steps == 0:
+            return update
         logits, flops = self.known(trained, visit)
         answers = logits if self.targets == "logits" else logits.div(self.temperature).softmax(1)
         update.derived[TEACHERS] = {"sum": answers, "count": torch.ones(())}

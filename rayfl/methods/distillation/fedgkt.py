@@ -9,12 +9,18 @@ batch.
 
     a client    f_e, f_c  <-  E_c epochs of  CE(f_c(f_e(x)), y) + a KD(z_s -> f_c(f_e(x)))   no KD without a z_s
                 H, z_c of all its samples, in evaluation mode; sent with y
-    the server  E_s epochs, in each all clients of the round in turn:
+    the server  E_s epochs, in each all clients of the round in turn (`order: clients`), or all their samples mixed:
                 f_s  <-  Adam on  KD(z_c -> f_s(H)) + a CE(f_s(H), y)
                 z_s  =  f_s(H) of all their samples, in evaluation mode; sent to client k
 
 Clients are evaluated, and can be exported, as f_s(f_e(x)) with their own f_e. z_s is matched to samples by their rows
 in the client's data, not by batches.
+
+`order: clients` is that of Algorithm 1 and of the code: each batch has samples of one client. With skewed labels these
+batches are skewed too, which is bad for batch norms and lets f_s fit the last clients. `order: mixed` is ours: each
+batch is drawn from the samples of all clients of the round. Fashion-MNIST, Dirichlet 0.3, 10 of 50 clients per round,
+mean over all clients: round 4: 16.2 % with `clients`, 18.8 with batches of one client in random order, 31.4 with
+`mixed`; round 8: 27.4 with `clients`, 46.9 with `mixed`.
 
 The largest capacity is the server's, and no client may have it:
 
@@ -38,7 +44,7 @@ Departures:
    is CE without a, there and here.
 6. A client's optimizer is new in every visit (`training`); the code's keeps its state. The server's keeps it here too:
    Adam with AMSGrad. The code's reduction of the rate on a plateau of test accuracy is not implemented.
-7. Batches of the server are drawn in every epoch; the code repeats those of the client.
+7. Batches of the server are drawn in every epoch, also with `order: clients`; the code repeats those of the client.
 8. In the code's experiments all extractors start from one network trained on all data; here from one random network.
 9. Accuracy is on every client's own test split; in the paper on the whole test set.
 """
@@ -61,6 +67,7 @@ from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
+from rayfl.data.samples import ClientData
 from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Unequal
@@ -78,7 +85,7 @@ SERVER = "server logits"
 MEMORY = "memory"
 """State of the trunk's optimizer."""
 PLACE = "place"
-"""Number of (epoch, client) pairs that the server has completed in this round."""
+"""Number of training tasks that the server has completed in this round."""
 
 
 class ServerTraining(Config):
@@ -87,7 +94,7 @@ class ServerTraining(Config):
     epochs: int = Field(default=20, ge=1)
     """E_s, epochs on the features of a round's clients."""
     batch_size: int = Field(default=256, ge=1)
-    """Samples per step, of one client. Its last batch may be smaller."""
+    """Samples per step. The last batch, of each client with `order: clients`, may be smaller."""
     lr: float = Field(default=1e-3, gt=0)
     """Learning rate."""
     weight_decay: float = Field(default=1e-4, ge=0)
@@ -112,6 +119,9 @@ class FedGKT(Unequal):
     """a, the weight of KD on clients and of CE on the server."""
     distill_on_server: bool = True
     """Train the server on z_c and labels. false: on labels alone."""
+    order: Literal["clients", "mixed"] = "clients"
+    """Batches of an epoch of the server. clients: those of one client after another. mixed: samples of all clients of
+    the round in random order."""
     server: ServerTraining = ServerTraining()
     """Training of the trunk."""
 
@@ -223,49 +233,53 @@ class FedGKT(Unequal):
         return {**state, CLIENTS: logits, PLACE: {"behind": torch.tensor(0)}}
 
     def plan(self, state: State, round: int) -> Sequence[ServerTask]:
-        """Plan one client's part of an epoch at a time and, after the last epoch, z_s of all clients at once."""
+        """Plan one client's part of an epoch at a time, or one epoch of all clients, and after the last epoch z_s of
+        all clients at once."""
         if CLIENTS not in state:
             return ()
-        ids, net, payload = sorted(state[CLIENTS], key=int), self.task.server, {self.composed: state[self.composed]}
-        sizes = {id: len(logits) for id, logits in state[CLIENTS].items()}
-        epoch, turn = divmod(int(state[PLACE]["behind"]), len(ids))
+        net, payload = self.task.server, {self.composed: state[self.composed]}
+        sizes = {int(id): len(state[CLIENTS][id]) for id in sorted(state[CLIENTS], key=int)}
+        turns = [(f"client {id}", (id,)) for id in sizes] if self.order == "clients" else [("mixed", tuple(sizes))]
+        epoch, turn = divmod(int(state[PLACE]["behind"]), len(turns))
         if epoch == self.server.epochs:
             # a third of the cost of training on them
-            return [ServerTask(f"logits of client {id}", net, -(-sizes[id] // 3), payload, int(id)) for id in ids]
-        id = ids[turn]
-        payload |= {CLIENTS: {id: state[CLIENTS][id]}, MEMORY: state.get(MEMORY, {})}
-        return [ServerTask(f"epoch {epoch + 1}, client {id}", net, sizes[id], payload, int(id))]
+            return [ServerTask(f"logits of client {id}", net, -(-n // 3), payload, (id,)) for id, n in sizes.items()]
+        of, ids = turns[turn]
+        payload |= {CLIENTS: {str(id): state[CLIENTS][str(id)] for id in ids}, MEMORY: state.get(MEMORY, {})}
+        return [ServerTask(f"epoch {epoch + 1}, {of}", net, sum(sizes[id] for id in ids), payload, ids)]
 
     def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
-        data, client_state, net, id = context.data, context.client_state, server_task.net, str(server_task.client)
-        assert data is not None and client_state is not None
-        module = cast(nn.Sequential, cached_module(net, data.device))
-        given = server_task.payload[self.composed] | extractor(cast(Params, client_state["own"]))
+        net, given, seed = server_task.net, server_task.payload[self.composed], context.seed
+        extractors = {id: extractor(cast(Params, state["own"])) for id, state in context.client_states.items()}
+        [first, *_] = context.data.values()
+        module = cast(nn.Sequential, cached_module(net, first.device))
         if CLIENTS not in server_task.payload:
-            flops = 2.0 * trunk_macs(net) * len(data)
-            return ServerTaskResult({SERVER: {id: predicted(module, net, given, data)}}, {"server_flops": flops})
-        targets = packed(data.samples["y"], server_task.payload[CLIENTS][id])
-        loss, data, seed = self.server_loss(data.goal.loss), data.labeled(targets), context.seed
+            [id] = server_task.clients
+            flops = 2.0 * trunk_macs(net) * len(first)
+            logits = predicted(module, net, given | extractors[id], first)
+            return ServerTaskResult({SERVER: {str(id): logits}}, {"server_flops": flops})
+        samples = {
+            id: data.labeled(packed(data.samples["y"], server_task.payload[CLIENTS][str(id)]))
+            for id, data in context.data.items()
+        }
+        loss, total = self.server_loss(first.goal.loss), sum(map(len, samples.values()))
         load(module, given)
-        norms.load(module, extractor(given))
         names = net.layout.shapes.keys() | extractor(given).keys()
-        statistics = {name: t.to(data.device, copy=True) for name, t in given.items() if name not in names}
-        extract, trunk = module[0].eval(), module[1:].train()
+        statistics = {name: t.to(first.device, copy=True) for name, t in given.items() if name not in names}
+        trunk = module[1:].train()
         how, steps = self.server, 0
         optimizer = torch.optim.Adam(trunk.parameters(), how.lr, weight_decay=how.weight_decay, amsgrad=True)
         remember(optimizer, trunk, server_task.payload[MEMORY])
-        order = torch.randperm(len(data), generator=torch_generator(seed, "student", server_task.name))
-        with norms.tracked(trunk, statistics), torch_scope(stream(seed, "dropout", server_task.name), data.device):
+        order = torch.randperm(total, generator=torch_generator(seed, "student", server_task.name))
+        with norms.tracked(trunk, statistics), torch_scope(stream(seed, "dropout", server_task.name), first.device):
             for rows in order.split(how.batch_size):
-                [(x, y)] = data.picked(rows).plain(len(rows))
-                with torch.no_grad():
-                    features = extract(x)
+                features, y = featured(module[0], extractors, samples, rows)
                 optimizer.zero_grad()
                 loss(trunk(features), y).backward()
                 optimizer.step()
                 steps += 1
         found = {name: t.to("cpu", copy=True) for name, t in (params_of(trunk) | statistics).items()}
-        metrics = {"server_flops": 6.0 * trunk_macs(net) * len(data), "server_steps": steps}
+        metrics = {"server_flops": 6.0 * trunk_macs(net) * total, "server_steps": steps}
         return ServerTaskResult({self.composed: found, MEMORY: memory(optimizer, trunk)}, metrics)
 
     def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
@@ -306,6 +320,26 @@ def unpacked(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def extractor(params: Params) -> Params:
     """Return the extractor's parameters and statistics."""
     return {name: t for name, t in params.items() if name.startswith(f"{EXTRACTOR}.")}
+
+
+@torch.no_grad()
+def featured(
+    extract: nn.Module, extractors: Mapping[int, Params], samples: Mapping[int, ClientData], rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return H [B, ...] and the targets [B, ...] of these rows [B] of all clients' samples, which are counted client by
+    client. `extract`: the module of the clients' extractors."""
+    batch, start = [], 0
+    for id, data in samples.items():
+        own = rows[(rows >= start) & (rows < start + len(data))] - start
+        start += len(data)
+        if len(own):
+            given = {name.removeprefix(f"{EXTRACTOR}."): t for name, t in extractors[id].items()}
+            load(extract, given)
+            norms.load(extract, given)
+            [(x, y)] = data.picked(own).plain(len(own))
+            batch.append((extract.eval()(x), y))
+    features, targets = zip(*batch, strict=True)
+    return torch.cat(features), torch.cat(targets)
 
 
 def trunk_macs(net: Net) -> int:

@@ -14,7 +14,8 @@ before any softmax; d_r a random subset of D_0, drawn in every round.
     revisit      w_k  <-  training on D_k
 
 A visit in round r is digest and revisit with g_{r-1}, then communicate with d_r. Sent up: |d| C numbers. Sent down:
-g_{r-1} and the row numbers of d_{r-1} and d_r. The server has no network; clients are evaluated on their own splits.
+g_{r-1} and the row numbers of d_{r-1} and d_r. The server has no network; clients are evaluated on their own splits,
+those that were never selected with their initial network. Clients also need the public samples (`bytes_public`).
 
 The code's settings, with Adam (1e-3) throughout and `training.batch_size` 5:
 
@@ -44,14 +45,14 @@ from pydantic import Field
 
 from rayfl import costs
 from rayfl.clients import Population
-from rayfl.core.fold import Fold, State, Update
+from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.seeds import stream
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied, nbytes
 from rayfl.data.samples import ClientData
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.distillation.base import Unequal, check_public, opened, public_of
+from rayfl.methods.distillation.base import Unequal, check_public, opened, public_bytes, public_of
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.training.distillation import Distillation, beginning, go_on, result
 
@@ -72,6 +73,8 @@ class FedMD(Unequal):
     """A client's epochs on the labelled public samples before its first round. 0: no labels needed."""
     private_warmup_epochs: int = Field(default=25, ge=1)
     """A client's epochs on its own data after these."""
+    exchange: bool = True
+    """Communicate and digest. false: clients transfer and revisit alone, a baseline."""
     digest: Distillation = Distillation(epochs=1, batch_size=256, optimizer="adam", lr=1e-3)
     """Training of clients on the consensus."""
 
@@ -98,20 +101,18 @@ class FedMD(Unequal):
             data = public.picked(opened(public, self.subset, seed, int(before["round"]))).labeled(before[SCORES])
             network, digested = self.digested(network, data, visit)
             flops, sent = flops + digested, nbytes({SCORES: before[SCORES]}) + costs.BYTES * len(data)
-        if before or own is not None:
+        if visit.round:
             network, metrics = self.trained(network, visit)
             flops += costs.training_flops(net, int(metrics["train_samples"]))
-        rows = opened(public, self.subset, seed, visit.round)
-        logits, asked = self.asked(network, net, public.picked(rows))
-        metrics |= {"train_flops": flops + asked, "bytes_down": sent + costs.BYTES * len(rows)}
-        weight = self.weight_of(visit.data)
-        return Update(
-            {},
-            weight,
-            whole={SCORES: {"sum": logits * weight}},
-            metrics=metrics,
-            client_states={visit.client.id: {"own": copied(network)}},
-        )
+        weight, answers = self.weight_of(visit.data), {}
+        if self.exchange:
+            rows = opened(public, self.subset, seed, visit.round)
+            logits, asked = self.asked(network, net, public.picked(rows))
+            flops, sent, answers = flops + asked, sent + costs.BYTES * len(rows), {"sum": logits * weight}
+        needed = public_bytes(visit, labels=self.warmup_epochs > 0) if self.exchange or self.warmup_epochs else 0
+        metrics |= {"train_flops": flops, "bytes_down": sent, "bytes_public": needed}
+        client_states: dict[int, ClientState] = {visit.client.id: {"own": copied(network)}}
+        return Update({}, weight, whole={SCORES: answers}, metrics=metrics, client_states=client_states)
 
     def transferred(self, visit: Visit) -> tuple[Params, dict[str, float], float]:
         """Return a client's network before its first round, the metrics of training on its own data, and the FLOPs."""
