@@ -92,7 +92,9 @@ def test_explain_says_all_of_a_setting():
     assert "set in ablation_" in out and "ablation_labels_digits" in out
     out = rayfl("explain", "method.mu", "clients.assignment", "search.trials")[1]
     assert "in method fedprox" in out and "one of fixed, dynamic, tiers. Default: fixed" in out
-    assert "at least 1, at most 10000. Default: 1" in out and "set in nefl_search_digits" in out
+    assert (
+        "at least 1, at most 10000. Default: 1" in out and "set in knowledge_fashion_mnist, nefl_search_digits" in out
+    )
 
 
 def test_explain_of_every_path():
