@@ -67,6 +67,7 @@ for method in (
     "fjord",
     "lg_fedavg",
     "standalone",
+    "fedper",
     "fedprox",
     "scaffold",
     "nefl",
@@ -167,6 +168,7 @@ case("fjord-static", method={"norms": "static", "scaler": True}, model=RESNET)
 case("lg_fedavg-warmup", method={"shared": ["conv1", "conv2"], "warmup": 1})
 case("lg_fedavg-own", method={"size": "own", "label_rows": "present"})
 case("standalone-largest", method={"size": "largest"})
+case("fedper-own", method={"size": "own", "personal": ["hidden", "head"]})
 case("nefl-depth", method={"variant": "D"}, model=RESNET, clients=BY_PARAMETERS)
 case("nefl-width_depth", method={"variant": "WD"}, model=RESNET, clients={"metric": "flops"})
 case(
