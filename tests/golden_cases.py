@@ -68,6 +68,7 @@ for method in (
     "lg_fedavg",
     "standalone",
     "fedper",
+    "fedbn",
     "fedprox",
     "scaffold",
     "nefl",
@@ -168,6 +169,7 @@ case("fjord-static", method={"norms": "static", "scaler": True}, model=RESNET)
 case("lg_fedavg-warmup", method={"shared": ["conv1", "conv2"], "warmup": 1})
 case("lg_fedavg-own", method={"size": "own", "label_rows": "present"})
 case("standalone-largest", method={"size": "largest"})
+case("fedbn-own", method={"size": "own", "label_rows": "present"})
 case("fedper-own", method={"size": "own", "personal": ["hidden", "head"]})
 case("nefl-depth", method={"variant": "D"}, model=RESNET, clients=BY_PARAMETERS)
 case("nefl-width_depth", method={"variant": "WD"}, model=RESNET, clients={"metric": "flops"})

@@ -1,8 +1,9 @@
 """Methods with personal networks or layers, one published method per file, based on `Dense`."""
 
 from rayfl.methods.base import Method
+from rayfl.methods.personal.fedbn import FedBN
 from rayfl.methods.personal.fedper import FedPer
 from rayfl.methods.personal.lg_fedavg import LGFedAvg
 from rayfl.methods.personal.standalone import Standalone
 
-PERSONAL: dict[str, type[Method]] = {"lg_fedavg": LGFedAvg, "standalone": Standalone, "fedper": FedPer}
+PERSONAL: dict[str, type[Method]] = {"lg_fedavg": LGFedAvg, "standalone": Standalone, "fedper": FedPer, "fedbn": FedBN}
