@@ -69,6 +69,7 @@ for method in (
     "standalone",
     "fedper",
     "fedbn",
+    "fedrep",
     "fedprox",
     "scaffold",
     "nefl",
@@ -170,6 +171,7 @@ case("lg_fedavg-warmup", method={"shared": ["conv1", "conv2"], "warmup": 1})
 case("lg_fedavg-own", method={"size": "own", "label_rows": "present"})
 case("standalone-largest", method={"size": "largest"})
 case("fedbn-own", method={"size": "own", "label_rows": "present"})
+case("fedrep-own", method={"size": "own", "head_epochs": 1}, training=MOMENTUM)
 case("fedper-own", method={"size": "own", "personal": ["hidden", "head"]})
 case("nefl-depth", method={"variant": "D"}, model=RESNET, clients=BY_PARAMETERS)
 case("nefl-width_depth", method={"variant": "WD"}, model=RESNET, clients={"metric": "flops"})

@@ -3,7 +3,14 @@
 from rayfl.methods.base import Method
 from rayfl.methods.personal.fedbn import FedBN
 from rayfl.methods.personal.fedper import FedPer
+from rayfl.methods.personal.fedrep import FedRep
 from rayfl.methods.personal.lg_fedavg import LGFedAvg
 from rayfl.methods.personal.standalone import Standalone
 
-PERSONAL: dict[str, type[Method]] = {"lg_fedavg": LGFedAvg, "standalone": Standalone, "fedper": FedPer, "fedbn": FedBN}
+PERSONAL: dict[str, type[Method]] = {
+    "lg_fedavg": LGFedAvg,
+    "standalone": Standalone,
+    "fedper": FedPer,
+    "fedbn": FedBN,
+    "fedrep": FedRep,
+}

@@ -106,3 +106,13 @@ def check_paths(place: str, paths: Iterable[str], net: Net) -> None:
         if not below(net, [path]):
             layers = dict.fromkeys(name.rpartition(".")[0] for name in net.layout.dims)
             raise ConfigError(f"{place}: unknown layer {path!r}. {nearest(path, layers)}")
+
+
+def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
+    """Return the FLOPs of training only these parameters: a forward pass, and a backward pass from the end of the
+    network to the first of their layers, which computes the gradients of their layers' weights only. 2 FLOPs per
+    multiply-add."""
+    trained, macs = {name.rpartition(".")[0] for name in names}, net.layer_macs
+    first = next((i for i, path in enumerate(macs) if path in trained), 0)
+    after = sum(list(macs.values())[first:])
+    return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if path in trained)) * samples
