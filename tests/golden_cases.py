@@ -70,6 +70,7 @@ for method in (
     "fedper",
     "fedbn",
     "fedrep",
+    "fedbabu",
     "fedprox",
     "scaffold",
     "nefl",
@@ -172,6 +173,7 @@ case("lg_fedavg-own", method={"size": "own", "label_rows": "present"})
 case("standalone-largest", method={"size": "largest"})
 case("fedbn-own", method={"size": "own", "label_rows": "present"})
 case("fedrep-own", method={"size": "own", "head_epochs": 1}, training=MOMENTUM)
+case("fedbabu-all", method={"size": "own", "tuned": "all", "tuning_epochs": 1}, training=MOMENTUM)
 case("fedper-own", method={"size": "own", "personal": ["hidden", "head"]})
 case("nefl-depth", method={"variant": "D"}, model=RESNET, clients=BY_PARAMETERS)
 case("nefl-width_depth", method={"variant": "WD"}, model=RESNET, clients={"metric": "flops"})

@@ -18,14 +18,18 @@ from typing import ClassVar, cast
 from pydantic import Field
 from torch import nn
 
+from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError, nearest
 from rayfl.core.fold import State, Update
+from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net, params_of
+from rayfl.core.seeds import stream
 from rayfl.core.submodel import Selection, Slice, prefix
 from rayfl.core.tensors import Params, copied, nbytes
 from rayfl.methods.base import Client, Payload, Task, Visit
 from rayfl.methods.dense import Dense
+from rayfl.methods.lowrank.base import at_rest
 from rayfl.methods.sizes import Size, fixed_capacities, same
 
 
@@ -43,6 +47,9 @@ class Personal(Dense):
 
 
 class Partial(Personal):
+    resumes: ClassVar = True
+    """True if a client's training starts from its last tensors, False if it starts from those of the server."""
+
     @abstractmethod
     def kept(self, net: Net) -> tuple[str, ...]:
         """Return the names of the parameters that stay on the client."""
@@ -66,7 +73,7 @@ class Partial(Personal):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         shared, own = payload["params"], cast(Params, (visit.client_state or {}).get("own", {}))
-        module = self.module(visit, shared | payload["start"] | own)
+        module = self.module(visit, shared | payload["start"] | (own if self.resumes else {}))
         metrics = self.train(module, visit)
         metrics["bytes_down"] = nbytes(shared if own else payload)
         trained = params_of(module)
@@ -93,6 +100,21 @@ class PersonalLayers(Partial):
 
     def kept(self, net: Net) -> tuple[str, ...]:
         return net.layout.classifier if self.personal is None else below(net, self.personal)
+
+    def tune(self, module: nn.Module, visit: Visit, names: Collection[str], epochs: int) -> float:
+        """Train only these parameters, for `epochs` passes over the client's data, and return the FLOPs."""
+        training = self.task.training.model_copy(update={"steps": None, "epochs": epochs})
+        own = replace(visit, seed=stream(visit.seed, "personal"))
+        with at_rest(parameter for name, parameter in parameters_of(module).items() if name not in names):
+            metrics = self.fit(module, own, training=training)
+        return partial_flops(visit.net, names, int(metrics["train_samples"]))
+
+    def train_shared(self, module: nn.Module, visit: Visit) -> dict[str, float]:
+        """Train only the averaged parameters and return metrics, with `train_flops` as for the whole network."""
+        kept = {*self.kept(visit.net)}
+        with at_rest(parameter for name, parameter in parameters_of(module).items() if name in kept):
+            metrics = self.fit(module, visit)
+        return metrics | {"train_flops": costs.training_flops(visit.net, int(metrics["train_samples"]))}
 
 
 def below(net: Net, paths: Collection[str]) -> tuple[str, ...]:

@@ -25,19 +25,14 @@ Departures:
    of the client's network, so its capacity is fixed.
 """
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
-from rayfl import costs
-from rayfl.core.joined import parameters_of
-from rayfl.core.seeds import stream
 from rayfl.methods.base import Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import at_rest
-from rayfl.methods.personal.base import PersonalLayers, partial_flops
+from rayfl.methods.personal.base import PersonalLayers
 
 
 class FedRep(PersonalLayers):
@@ -50,12 +45,6 @@ class FedRep(PersonalLayers):
     """Passes over the client's data per round that train its own layers. 0: these layers keep their start."""
 
     def train(self, module: nn.Module, visit: Visit) -> dict[str, float]:
-        head, passes = {*self.kept(visit.net)}, {"steps": None, "epochs": self.head_epochs}
-        of_head = replace(visit, seed=stream(visit.seed, "personal"))
-        with at_rest(parameter for name, parameter in parameters_of(module).items() if name not in head):
-            first = self.fit(module, of_head, training=self.task.training.model_copy(update=passes))
-        with at_rest(parameter for name, parameter in parameters_of(module).items() if name in head):
-            metrics = self.fit(module, visit)
-        flops = costs.training_flops(visit.net, int(metrics["train_samples"]))
-        metrics["train_flops"] = flops + partial_flops(visit.net, head, int(first["train_samples"]))
-        return metrics
+        flops = self.tune(module, visit, self.kept(visit.net), self.head_epochs)
+        metrics = self.train_shared(module, visit)
+        return metrics | {"train_flops": metrics["train_flops"] + flops}
