@@ -11,7 +11,7 @@ phi travels down and up. The start of h_k travels down once per client, because 
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -138,3 +138,15 @@ def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
     first = next((i for i, path in enumerate(macs) if path in trained), 0)
     after = sum(list(macs.values())[first:])
     return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if path in trained)) * samples
+
+
+def pull(towards: Params, strength: float) -> Callable[[nn.Module], None]:
+    """Return a hook for `fit` that adds strength * (parameter - towards) to every gradient. `towards` is read at each
+    step and must be on the device of the network."""
+
+    def add(module: nn.Module) -> None:
+        for name, parameter in parameters_of(module).items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - towards[name], alpha=strength)
+
+    return add
