@@ -72,6 +72,7 @@ for method in (
     "fedrep",
     "fedbabu",
     "ditto",
+    "apfl",
     "fedprox",
     "scaffold",
     "nefl",
@@ -176,6 +177,7 @@ case("fedbn-own", method={"size": "own", "label_rows": "present"})
 case("fedrep-own", method={"size": "own", "head_epochs": 1}, training=MOMENTUM)
 case("fedbabu-all", method={"size": "own", "tuned": "all", "tuning_epochs": 1}, training=MOMENTUM)
 case("ditto-own", method={"size": "own", "personal_epochs": 1, "lam": 0.1}, training=MOMENTUM)
+case("apfl-adaptive", method={"size": "own", "adaptive": True, "alpha": 0.3}, training=MOMENTUM)
 case("fedper-own", method={"size": "own", "personal": ["hidden", "head"]})
 case("nefl-depth", method={"variant": "D"}, model=RESNET, clients=BY_PARAMETERS)
 case("nefl-width_depth", method={"variant": "WD"}, model=RESNET, clients={"metric": "flops"})

@@ -1,6 +1,7 @@
 """Methods with personal networks or layers, one published method per file, based on `Dense`."""
 
 from rayfl.methods.base import Method
+from rayfl.methods.personal.apfl import APFL
 from rayfl.methods.personal.ditto import Ditto
 from rayfl.methods.personal.fedbabu import FedBABU
 from rayfl.methods.personal.fedbn import FedBN
@@ -17,4 +18,5 @@ PERSONAL: dict[str, type[Method]] = {
     "fedrep": FedRep,
     "fedbabu": FedBABU,
     "ditto": Ditto,
+    "apfl": APFL,
 }
