@@ -73,6 +73,7 @@ for method in (
     "fedbabu",
     "ditto",
     "apfl",
+    "pfedme",
     "fedprox",
     "scaffold",
     "nefl",
@@ -178,6 +179,7 @@ case("fedrep-own", method={"size": "own", "head_epochs": 1}, training=MOMENTUM)
 case("fedbabu-all", method={"size": "own", "tuned": "all", "tuning_epochs": 1}, training=MOMENTUM)
 case("ditto-own", method={"size": "own", "personal_epochs": 1, "lam": 0.1}, training=MOMENTUM)
 case("apfl-adaptive", method={"size": "own", "adaptive": True, "alpha": 0.3}, training=MOMENTUM)
+case("pfedme-own", method={"size": "own", "inner_steps": 2, "lam": 2, "eta": 0.1, "beta": 0.5}, training=MOMENTUM)
 case("fedper-own", method={"size": "own", "personal": ["hidden", "head"]})
 case("nefl-depth", method={"variant": "D"}, model=RESNET, clients=BY_PARAMETERS)
 case("nefl-width_depth", method={"variant": "WD"}, model=RESNET, clients={"metric": "flops"})

@@ -8,6 +8,7 @@ from rayfl.methods.personal.fedbn import FedBN
 from rayfl.methods.personal.fedper import FedPer
 from rayfl.methods.personal.fedrep import FedRep
 from rayfl.methods.personal.lg_fedavg import LGFedAvg
+from rayfl.methods.personal.pfedme import PFedMe
 from rayfl.methods.personal.standalone import Standalone
 
 PERSONAL: dict[str, type[Method]] = {
@@ -19,4 +20,5 @@ PERSONAL: dict[str, type[Method]] = {
     "fedbabu": FedBABU,
     "ditto": Ditto,
     "apfl": APFL,
+    "pfedme": PFedMe,
 }
