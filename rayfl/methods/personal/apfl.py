@@ -77,8 +77,7 @@ class APFL(Personal):
         rate = self.task.training.rate(visit.round, len(visit.data))
         lr = rate(0) if callable(rate) else rate
         metrics = self.fit(pair, visit, loss=loss, adjust=lambda _: pair.adapt(lr))
-        networks = 2 if pair.is_mixed else 1
-        metrics["train_flops"] = networks * costs.training_flops(visit.net, int(metrics["train_samples"]))
+        metrics["train_flops"] = (1 + pair.is_mixed) * costs.training_flops(visit.net, int(metrics["train_samples"]))
         update = self.answer(params_of(pair.w), {"params": received}, visit, metrics)
         state = {"own": copied(pair.mixture()), "local": copied(params_of(pair.v))}
         if self.adaptive:

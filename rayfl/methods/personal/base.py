@@ -11,7 +11,7 @@ phi travels down and up. The start of h_k travels down once per client, because 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -35,7 +35,6 @@ from rayfl.methods.sizes import Size, fixed_capacities, same
 
 class Personal(Dense):
     judged_on: ClassVar = "clients"
-
     size: Size = "largest"
     """largest, smallest: one network for all. own: every client has the network of its fixed capacity."""
 
@@ -91,8 +90,7 @@ class PersonalLayers(Partial):
     """Methods whose clients keep some layers, the classifier by default."""
 
     personal: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Layers that stay on the client, by path: a layer ("head") or all layers below it ("stage4"). Default: the
-    classifier."""
+    """Layers that stay on the client, by path, with all layers below them ("stage4"). Default: the classifier."""
 
     def check(self, rounds: int, clients: Population) -> None:
         check_paths("method.personal", self.personal or (), self.task.server)
@@ -131,22 +129,9 @@ def check_paths(place: str, paths: Iterable[str], net: Net) -> None:
 
 
 def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
-    """Return the FLOPs of training only these parameters: a forward pass, and a backward pass from the end of the
-    network to the first of their layers, which computes the gradients of their layers' weights only. 2 FLOPs per
-    multiply-add."""
+    """Return the FLOPs of training only these parameters: a forward pass, and a backward pass to the first of their
+    layers, with gradients of the weights of their layers only. 2 FLOPs per multiply-add."""
     trained, macs = {name.rpartition(".")[0] for name in names}, net.layer_macs
     first = next((i for i, path in enumerate(macs) if path in trained), 0)
     after = sum(list(macs.values())[first:])
     return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if path in trained)) * samples
-
-
-def pull(towards: Params, strength: float) -> Callable[[nn.Module], None]:
-    """Return a hook for `fit` that adds strength * (parameter - towards) to every gradient. `towards` is read at each
-    step and must be on the device of the network."""
-
-    def add(module: nn.Module) -> None:
-        for name, parameter in parameters_of(module).items():
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - towards[name], alpha=strength)
-
-    return add

@@ -1,5 +1,4 @@
-"""FedBABU: only the body of the network is trained by all; the head is random, never changes, and is fine-tuned by each
-client for itself.
+"""FedBABU: the body is averaged and the head stays random; every client fine-tunes a copy for itself.
 
 Paper: Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022,
 https://arxiv.org/abs/2106.06042. Of its text, the abstract could be read; the algorithm is that of the code
@@ -19,11 +18,9 @@ Departures:
    server's present body and its last head, with `all` with its last fine-tuned network.
 2. The notebook fine-tunes all layers at a learning rate of 0.001, 5 passes; the abstract says the head. Here it has the
    learning rate and the optimiser of the round.
-3. The code sets the head's learning rate to 0. Here the head has no gradient, so it does not decay either.
-4. The authors report the best round on the test set; here validation data choose.
-5. `steps`, `train_samples` and `train_loss` are those of B. `train_flops` counts fine-tuning too: a step of the head as
+3. `steps`, `train_samples` and `train_loss` are those of B. `train_flops` counts fine-tuning too: a step of the head as
    a forward pass and the backward pass of the head, any other step as one of the whole network.
-6. `size: own` is ours: a head with the inputs of the client's narrow network, a part of H. B is a holder mean over
+4. `size: own` is ours: a head with the inputs of the client's narrow network, a part of H. B is a holder mean over
    submodels. The client's capacity is fixed.
 """
 

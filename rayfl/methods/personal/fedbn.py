@@ -16,9 +16,8 @@ Departures:
    before an evaluation (`evaluation.statistics`), so they are the client's own, as in the paper.
 2. The paper has batch norms. Here scales and shifts of other norms stay on the client too. Without norms it is FedAvg.
 3. The code selects norms by the letters "bn" in the name of a tensor, here by the type of the layer.
-4. All clients join every round in the code; here those of the cohort do.
-5. The network of the server has the b that all clients start from, which is never trained. The paper has none.
-6. `size: own` is ours: norms of a narrow network stay on its client, and w is a holder mean over submodels. A client's
+4. The network of the server has the b that all clients start from, which is never trained. The paper has none.
+5. `size: own` is ours: norms of a narrow network stay on its client, and w is a holder mean over submodels. A client's
    norms fit one network, so its capacity is fixed.
 """
 

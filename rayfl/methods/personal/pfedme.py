@@ -43,7 +43,8 @@ from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import Batch, ClientData
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.personal.base import Personal, pull
+from rayfl.methods.personal.base import Personal
+from rayfl.methods.whole.fedprox import pull
 
 
 class PFedMe(Personal):
