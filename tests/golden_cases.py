@@ -67,6 +67,13 @@ for method in (
     "fjord",
     "lg_fedavg",
     "standalone",
+    "fedper",
+    "fedbn",
+    "fedrep",
+    "fedbabu",
+    "ditto",
+    "apfl",
+    "pfedme",
     "fedprox",
     "scaffold",
     "nefl",
@@ -167,6 +174,13 @@ case("fjord-static", method={"norms": "static", "scaler": True}, model=RESNET)
 case("lg_fedavg-warmup", method={"shared": ["conv1", "conv2"], "warmup": 1})
 case("lg_fedavg-own", method={"size": "own", "label_rows": "present"})
 case("standalone-largest", method={"size": "largest"})
+case("fedbn-own", method={"size": "own", "label_rows": "present"})
+case("fedrep-own", method={"size": "own", "head_epochs": 1}, training=MOMENTUM)
+case("fedbabu-all", method={"size": "own", "tuned": "all", "tuning_epochs": 1}, training=MOMENTUM)
+case("ditto-own", method={"size": "own", "personal_epochs": 1, "lam": 0.1}, training=MOMENTUM)
+case("apfl-adaptive", method={"size": "own", "adaptive": True, "alpha": 0.3}, training=MOMENTUM)
+case("pfedme-own", method={"size": "own", "inner_steps": 2, "lam": 2, "eta": 0.1, "beta": 0.5}, training=MOMENTUM)
+case("fedper-own", method={"size": "own", "personal": ["hidden", "head"]})
 case("nefl-depth", method={"variant": "D"}, model=RESNET, clients=BY_PARAMETERS)
 case("nefl-width_depth", method={"variant": "WD"}, model=RESNET, clients={"metric": "flops"})
 case(

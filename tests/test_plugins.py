@@ -172,8 +172,8 @@ def test_entry_points_give_short_names(outside, tmp_path):
     """Classes of an installed package, which is not sent anywhere."""
     uv("pip", "install", "--no-deps", "--python", outside.environment, outside.folder)
     try:
-        (tmp_path / "exp.yaml").write_text(FILES["my_experiment.yaml"].replace('"my_pkg.methods:FedPer"', "fedper"))
-        assert re.search(r"\n  fedper +FedPer \(Arivazhagan", outside.run("rayfl", "list", folder=tmp_path))
+        (tmp_path / "exp.yaml").write_text(FILES["my_experiment.yaml"].replace('"my_pkg.methods:FedPer"', "my_fedper"))
+        assert re.search(r"\n  my_fedper +FedPer \(Arivazhagan", outside.run("rayfl", "list", folder=tmp_path))
         outside.run("rayfl", "run", "exp.yaml", folder=tmp_path)
         lines = numbers(tmp_path / "runs" / "exp")
         assert lines[-1]["round"] == 4 and "local_WorstClass_mean" in lines[-1]

@@ -15,8 +15,8 @@ import torch
 PURPOSES = tuple(
     """
     adapters asked availability batches capacity cohort deployed device digits dropout ensemble export frozen hidden
-    hold_out init judged local local_validation masks open partition pooled public refine scores search searcher
-    statistics straggler student subset synthetic transforms variate visit width
+    hold_out init judged local local_validation masks open partition personal pooled public refine scores search
+    searcher statistics straggler student subset synthetic transforms variate visit width
     """.split()
 )
 """Purposes of random draws in rayfl. Other packages use names with a colon: "package:purpose"."""

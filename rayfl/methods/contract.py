@@ -42,3 +42,5 @@ class Contract:
     traffic: Traffic = once
     """Function of the sizes of a client's network and of its classifier that returns how many numbers the client
     receives and sends in its first round: `lambda whole, head: (whole, whole - head)`. Without statistics of norms."""
+    counted: Literal["classifier", "norms"] = "classifier"
+    """Part of the network whose size `traffic` receives, besides that of the whole network."""

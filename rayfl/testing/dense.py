@@ -63,7 +63,10 @@ class DenseContract(MethodContract):
         assert {n: t.shape for n, t in given.items() if n in shapes} == {n: shapes[n] for n in held}
         assert net.parameters == sum(shape.numel() for shape in shapes.values() if shape)
         size = sum(shape.numel() for shape in shapes.values())
-        down, up = self.contract.traffic(size, sum(shapes[n].numel() for n in net.layout.classifier))
+        of_layers = {n for names in net.layers.values() for n in names}
+        vectors = [n for n, shape in shapes.items() if len(shape) == 1 and n not in of_layers]
+        counted = vectors if self.contract.counted == "norms" else net.layout.classifier
+        down, up = self.contract.traffic(size, sum(shapes[n].numel() for n in counted))
         samples = min(10, len(simulation.data.train[client.id]))
         frozen = {name for name, _ in module.named_buffers()}
         idle = sum(macs for path, macs in net.layer_macs.items() if f"{path}.weight" in frozen)

@@ -119,7 +119,10 @@ def test_explain_of_every_path():
             "training.lrr: training has no setting 'lrr'. Did you mean 'lr'? Allowed: batch_size, betas, ",
         ),
         ("trainig", "trainig: a file has no setting 'trainig'. Did you mean 'training'? Allowed: clients, data, "),
-        ("method.mux", "method.mux: method has no setting 'mux'. Did you mean 'mu'? Allowed: aggregation, alpha, "),
+        (
+            "method.mux",
+            "method.mux: method has no setting 'mux'. Did you mean 'mu'? Allowed: adaptive, aggregation, alpha, ",
+        ),
         ("0", "0: a file has no setting '0'. Allowed: "),
         ("search.tials", "search.tials: search has no setting 'tials'. Did you mean 'trials'? Allowed: "),
     ],

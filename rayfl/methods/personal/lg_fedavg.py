@@ -27,82 +27,43 @@ Departures:
    is fixed.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rayfl.clients import Population
-from rayfl.config import ConfigError, nearest
-from rayfl.core.fold import State, Update
-from rayfl.core.net import Net, params_of
-from rayfl.core.submodel import Selection, prefix
-from rayfl.core.tensors import Params, copied, nbytes
-from rayfl.methods.base import Client, Payload, Task, Visit
+from rayfl.config import ConfigError
+from rayfl.core.fold import State
+from rayfl.core.net import Net
+from rayfl.core.submodel import Slice
+from rayfl.methods.base import Client
 from rayfl.methods.contract import Contract
-from rayfl.methods.dense import Dense
-from rayfl.methods.sizes import Size, fixed_capacities, same
+from rayfl.methods.personal.base import Partial, below, check_paths
 
 
-class LGFedAvg(Dense):
-    judged_on: ClassVar = "clients"
+class LGFedAvg(Partial):
     contract: ClassVar = Contract(fedavg={"warmup": 2}, traffic=lambda whole, head: (whole, head))
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
-    size: Size = "largest"
-    """largest, smallest: one network for all. own: every client has the network of its fixed capacity."""
     shared: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Averaged layers, by path: a layer ("conv1") or all layers below it ("stage1"). Default: the classifier, as in the
     paper's figure (local representations, one global head)."""
     warmup: int = Field(default=0, ge=0)
     """Number of initial rounds in which all layers are averaged (FedAvg)."""
 
-    def sizes(self, task: Task) -> Mapping[float, Net]:
-        return same(task, self.size)
-
     def check(self, rounds: int, clients: Population) -> None:
-        names = self.task.server.layout.dims
-        for path in self.shared or ():
-            if not any(_is_below(name, path) for name in names):
-                layers = dict.fromkeys(name.rpartition(".")[0] for name in names)
-                raise ConfigError(f"method.shared: unknown layer {path!r}. {nearest(path, layers)}")
+        check_paths("method.shared", self.shared or (), self.task.server)
         if self.warmup >= rounds:
             raise ConfigError(
                 f"method.warmup: {self.warmup} is not valid. Allowed: fewer than the run's {rounds} rounds"
             )
-        fixed_capacities(self.name, self.task.nets, clients, "method.size: smallest or largest")
+        super().check(rounds, clients)
 
-    def select(self, state: State, client: Client) -> Selection:
-        everything = self.submodel(state, client.round, client.capacity)
-        if client.round < self.warmup:
-            return everything
-        return replace(everything, names=self._shared(everything.net))
+    def kept(self, net: Net) -> tuple[str, ...]:
+        shared = net.layout.classifier if self.shared is None else below(net, self.shared)
+        return tuple(name for name in net.layout.dims if name not in shared)
 
-    def _shared(self, net: Net) -> tuple[str, ...]:
-        """Return the names of the averaged parameters."""
-        if self.shared is None:
-            return net.layout.classifier
-        return tuple(name for name in net.layout.dims if any(_is_below(name, path) for path in self.shared))
-
-    def extract(self, state: State, selection: Selection) -> Payload:
-        """Return the shared layers, and as `start` the others, for clients without layers of their own."""
-        params = selection.take(state["params"])
-        everything = prefix(self.task.server, selection.net).take(state["params"])
-        return {"params": params, "start": {name: t for name, t in everything.items() if name not in params}}
-
-    def local_update(self, payload: Payload, visit: Visit) -> Update:
-        shared, own = payload["params"], cast(Params, (visit.client_state or {}).get("own", {}))
-        module = self.module(visit, shared | payload["start"] | own)
-        metrics = self.fit(module, visit)
-        metrics["bytes_down"] = nbytes(shared if own else payload)
-        trained = params_of(module)
-        update = self.answer(trained, {"params": shared}, visit, metrics)
-        if new := {name: t for name, t in trained.items() if name not in shared}:
-            update.client_states[visit.client.id] = {"own": copied(new)}
-        return update
-
-
-def _is_below(name: str, path: str) -> bool:
-    """Return whether a parameter belongs to the layer at a path or to one inside it."""
-    return name == path or name.startswith(f"{path}.")
+    def select(self, state: State, client: Client) -> Slice:
+        selection = super().select(state, client)
+        return replace(selection, names=None) if client.round < self.warmup else selection

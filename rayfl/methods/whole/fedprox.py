@@ -19,7 +19,7 @@ Departures:
 6. `training.clip` bounds the gradient of h_k, including the proximal term.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -28,8 +28,10 @@ from torch import nn
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import Update
+from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net
 from rayfl.core.seeds import numpy_generator
+from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
@@ -62,13 +64,7 @@ class FedProx(Dense):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         received = {name: t.to(visit.data.device) for name, t in payload["params"].items()}
-
-        def add_proximal(module: nn.Module) -> None:
-            for name, parameter in module.named_parameters():
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter.detach() - received[name], alpha=self.mu)
-
-        return self.trained(payload, visit, training=self.work(visit.seed), adjust=add_proximal)
+        return self.trained(payload, visit, training=self.work(visit.seed), adjust=pull(received, self.mu))
 
     def work(self, seed: int) -> Training:
         """Return the task's training, or a straggler's part of it. `seed`: the client's seed in this round."""
@@ -79,3 +75,14 @@ class FedProx(Dense):
         if draw.random() >= self.stragglers or whole == 0:
             return training
         return training.model_copy(update={field: int(draw.integers(1, whole, endpoint=True))})
+
+
+def pull(towards: Params, strength: float) -> Callable[[nn.Module], None]:
+    """Return a hook for `fit` that adds strength * (parameter - towards) to gradients. `towards` is on their device."""
+
+    def add(module: nn.Module) -> None:
+        for name, parameter in parameters_of(module).items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - towards[name], alpha=strength)
+
+    return add
