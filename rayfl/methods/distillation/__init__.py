@@ -2,6 +2,7 @@
 
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL
+from rayfl.methods.distillation.fd import FD
 from rayfl.methods.distillation.fedbe import FedBE
 from rayfl.methods.distillation.feddf import FedDF
 from rayfl.methods.distillation.fedet import FedET
@@ -17,4 +18,5 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedgkt": FedGKT,
     "fedmd": FedMD,
     "fedproto": FedProto,
+    "fd": FD,
 }
