@@ -9,6 +9,7 @@ from rayfl.methods.distillation.fedet import FedET
 from rayfl.methods.distillation.fedgkt import FedGKT
 from rayfl.methods.distillation.fedmd import FedMD
 from rayfl.methods.distillation.fedproto import FedProto
+from rayfl.methods.distillation.fml import FML
 
 DISTILLATION: dict[str, type[Unequal]] = {
     "feddf": FedDF,
@@ -19,4 +20,5 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedmd": FedMD,
     "fedproto": FedProto,
     "fd": FD,
+    "fml": FML,
 }
