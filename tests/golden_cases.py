@@ -120,6 +120,8 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedproto": (MIX, {}),
     "fd": (DIGITS, {}),
     "fml": (DIGITS, {}),
+    "fedgh": (MIX, {}),
+    "fedtgp": (MIX, {"server": {"epochs": 5}}),
 }
 """Method -> model and options, with short rounds."""
 for method, (model, options) in KNOWLEDGE.items():

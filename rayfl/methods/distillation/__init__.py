@@ -6,9 +6,11 @@ from rayfl.methods.distillation.fd import FD
 from rayfl.methods.distillation.fedbe import FedBE
 from rayfl.methods.distillation.feddf import FedDF
 from rayfl.methods.distillation.fedet import FedET
+from rayfl.methods.distillation.fedgh import FedGH
 from rayfl.methods.distillation.fedgkt import FedGKT
 from rayfl.methods.distillation.fedmd import FedMD
 from rayfl.methods.distillation.fedproto import FedProto
+from rayfl.methods.distillation.fedtgp import FedTGP
 from rayfl.methods.distillation.fml import FML
 
 DISTILLATION: dict[str, type[Unequal]] = {
@@ -21,4 +23,6 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedproto": FedProto,
     "fd": FD,
     "fml": FML,
+    "fedgh": FedGH,
+    "fedtgp": FedTGP,
 }

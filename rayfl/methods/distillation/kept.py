@@ -1,25 +1,29 @@
 """Shared parts of the methods whose clients keep their networks, and that need no public data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from torch import nn
 
 from rayfl.clients import Population
-from rayfl.config import ConfigError
+from rayfl.config import Config, ConfigError
 from rayfl.core import norms
-from rayfl.core.fold import ClientState, State, Update
-from rayfl.core.net import Net, cached_module, load
+from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.net import Net, cached_module, load, params_of
+from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
-from rayfl.methods.base import Payload, Visit
+from rayfl.methods.base import Payload, ServerTask, ServerTaskResult, Visit
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
 from rayfl.models.features import classifier_path, feature_size, tapped
 from rayfl.training.distillation import AT_ONCE
+from rayfl.training.settings import Loss
 
 
 class Keeping(Unequal):
@@ -55,6 +59,22 @@ def check_features(method: str, nets: Mapping[float, Net]) -> None:
             f"model: the classifiers read different numbers of features: {given}. Allowed with method "
             f"{method}: one number. Hint: set model.features of model mix"
         )
+
+
+def check_classifiers(method: str, nets: Mapping[float, Net]) -> None:
+    """Raise a ConfigError if the classifiers of the networks have different parameters."""
+    check_features(method, nets)
+    names = {capacity: tuple(sorted(classifier_names(net))) for capacity, net in nets.items()}
+    if len(set(names.values())) > 1:
+        given = ", ".join(f"{' and '.join(some)} of capacity {label(capacity)}" for capacity, some in names.items())
+        raise ConfigError(
+            f"model: the classifiers have different parameters: {given}. Allowed with method {method}: the same ones. "
+            "Hint: set model.features of model mix"
+        )
+
+
+def classifier_names(net: Net) -> list[str]:
+    return [name.removeprefix(f"{classifier_path(net)}.") for name in net.layout.classifier]
 
 
 def by_class(rows: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
@@ -101,3 +121,61 @@ def stacked(rows: Params, classes: int, size: int, device: torch.device) -> tupl
     for j, row in rows.items():
         found[int(j)], known[int(j)] = row, True
     return found.to(device), known.to(device)
+
+
+# a small network that the server trains on class means
+
+FEATURES = "features"
+"""Group of an update: "CLIENT CLASS" -> mean features [D] of the client's samples of this class."""
+RECEIVED = "received"
+"""Group of the state while the server trains: "features" [n, D] and "labels" [n]."""
+
+
+class ServerTraining(Config):
+    """Training of the server by SGD on the class means of a round."""
+
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the class means per round."""
+    batch_size: int = Field(default=10, ge=1)
+    """Class means per step."""
+    lr: float = Field(default=0.01, gt=0)
+    """Learning rate."""
+
+    def fit(self, module: nn.Module, received: Params, loss: Loss, seed: int, device: torch.device) -> Params:
+        """Train a module in place and return its parameters. `loss`: (features [B, D], y [B]) -> mean loss."""
+        module.to(device).train()
+        features, y = received["features"].to(device), received["labels"].to(device)
+        optimizer = torch.optim.SGD(module.parameters(), self.lr)
+        for epoch in range(self.epochs):
+            order = torch.randperm(len(y), generator=torch_generator(seed, "student", epoch))
+            for rows in order.to(device).split(self.batch_size):
+                optimizer.zero_grad()
+                loss(features[rows], y[rows]).backward()
+                optimizer.step()
+        return copied(params_of(module))
+
+
+class Taught(Unequal):
+    """Base class of methods whose server trains on the class means of the round's clients, in one server task."""
+
+    server: ServerTraining = ServerTraining()
+    """Training of the server."""
+
+    def sent(self, means: Params, visit: Visit) -> dict[str, Params]:
+        """Return the group of an update with a client's class means."""
+        return {FEATURES: {f"{visit.client.id} {j}": mean for j, mean in means.items()}}
+
+    def step(self, state: State, round: int, fold: Fold) -> State:
+        found = {tuple(map(int, key.split())): t for key, t in fold.sum(FEATURES).items()}
+        if not found:
+            return state
+        order = sorted(found)
+        features, labels = torch.stack([found[key] for key in order]), torch.tensor([j for _, j in order])
+        return {**state, RECEIVED: {"features": features, "labels": labels}}
+
+    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
+        return [ServerTask("server", self.task.server, 1, state)] if RECEIVED in state else []
+
+    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
+        new = {**state, **refined["server"].groups}
+        return {group: t for group, t in new.items() if group != RECEIVED}
