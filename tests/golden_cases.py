@@ -121,6 +121,7 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
     "fd": (DIGITS, {}),
     "fml": (DIGITS, {}),
     "fedgh": (MIX, {}),
+    "fedmrl": (MIX, {"features": 4}),
     "fedtgp": (MIX, {"server": {"epochs": 5}}),
 }
 """Method -> model and options, with short rounds."""

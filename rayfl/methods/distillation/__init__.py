@@ -9,6 +9,7 @@ from rayfl.methods.distillation.fedet import FedET
 from rayfl.methods.distillation.fedgh import FedGH
 from rayfl.methods.distillation.fedgkt import FedGKT
 from rayfl.methods.distillation.fedmd import FedMD
+from rayfl.methods.distillation.fedmrl import FedMRL
 from rayfl.methods.distillation.fedproto import FedProto
 from rayfl.methods.distillation.fedtgp import FedTGP
 from rayfl.methods.distillation.fml import FML
@@ -25,4 +26,5 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fml": FML,
     "fedgh": FedGH,
     "fedtgp": FedTGP,
+    "fedmrl": FedMRL,
 }

@@ -14,6 +14,7 @@ from torch import nn
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
+from rayfl.core.axes import Axis, declare
 from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.net import Net, params_of
 from rayfl.core.seeds import stream, torch_scope
@@ -22,7 +23,7 @@ from rayfl.methods.base import Deployment, Payload, Task, Visit
 from rayfl.methods.distillation.kept import Keeping
 from rayfl.metrics import label
 from rayfl.models.base import Model
-from rayfl.models.features import classifier_path
+from rayfl.models.features import classifier_path, tapped
 from rayfl.models.mix import Around
 from rayfl.training.settings import Loss, divergence
 
@@ -40,6 +41,20 @@ class Both(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = self.own(x)
         return self.common(x), own
+
+
+class Featured(Both):
+    """Two networks with linear classifiers at these paths, and a linear layer `project` between their features."""
+
+    def __init__(self, own: nn.Module, common: nn.Module, paths: tuple[str, str], project: nn.Linear):
+        super().__init__(own, common)
+        self.paths, self.project = paths, project
+
+    def both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the logits of the common and of the personal network, and their features in the same order."""
+        with tapped(self.own, self.paths[0]) as own, tapped(self.common, self.paths[1]) as common:
+            mine = self.own(x)
+            return self.common(x), mine, common.features, own.features
 
 
 class Pair(Around):
@@ -73,6 +88,13 @@ class Pair(Around):
 
     def build(self, net: Net) -> nn.Module:
         return Both(self.own_net(net).build(), self.common_net.build())
+
+    def featured(self, net: Net, inputs: int, outputs: int, bias: bool, kind: type[Featured]) -> nn.Module:
+        """Return the pair as a module of this kind, with a projection from `inputs` to `outputs` features."""
+        own, common = self.own_net(net), self.common_net
+        axes = Axis.fixed("projected", outputs), Axis.fixed("projecting", inputs)
+        project = declare(nn.Linear(inputs, outputs, bias), weight=axes, bias=axes[:1])
+        return kind(own.build(), common.build(), (classifier_path(own), classifier_path(common)), project)
 
     def initial(self, net: Net) -> Params:
         """Return initial parameters. The personal network's are drawn first, as without a common network."""
