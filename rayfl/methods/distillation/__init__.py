@@ -8,6 +8,7 @@ from rayfl.methods.distillation.feddf import FedDF
 from rayfl.methods.distillation.fedet import FedET
 from rayfl.methods.distillation.fedgh import FedGH
 from rayfl.methods.distillation.fedgkt import FedGKT
+from rayfl.methods.distillation.fedkd import FedKD
 from rayfl.methods.distillation.fedmd import FedMD
 from rayfl.methods.distillation.fedmrl import FedMRL
 from rayfl.methods.distillation.fedproto import FedProto
@@ -27,4 +28,5 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedgh": FedGH,
     "fedtgp": FedTGP,
     "fedmrl": FedMRL,
+    "fedkd": FedKD,
 }

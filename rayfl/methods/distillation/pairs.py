@@ -177,7 +177,7 @@ class Mutual(WithCommon):
     """Treat the other network's output as constant in a network's loss. false: HtFLlib's code, in which the gradients
     of both losses reach both networks."""
     reduction: Literal["batchmean", "mean"] = "batchmean"
-    """Divergence: the mean over samples, or also divided by the number of classes (HtFLlib's code)."""
+    """Divergence: the mean over samples, or also divided by the number of classes (published code)."""
 
     def divergence(self, teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
         """Return KL(softmax(teacher) || softmax(student)) of logits [B, C]."""
