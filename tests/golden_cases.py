@@ -121,6 +121,7 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
     "fd": (DIGITS, {}),
     "fml": (DIGITS, {}),
     "fedgh": (MIX, {}),
+    "fedl2g": (DIGITS, {}),
     "fedkd": (MIX, {"energy": [0.5, 0.8]}),
     "fedmrl": (MIX, {"features": 4}),
     "fedtgp": (MIX, {"server": {"epochs": 5}}),

@@ -9,6 +9,7 @@ from rayfl.methods.distillation.fedet import FedET
 from rayfl.methods.distillation.fedgh import FedGH
 from rayfl.methods.distillation.fedgkt import FedGKT
 from rayfl.methods.distillation.fedkd import FedKD
+from rayfl.methods.distillation.fedl2g import FedL2G
 from rayfl.methods.distillation.fedmd import FedMD
 from rayfl.methods.distillation.fedmrl import FedMRL
 from rayfl.methods.distillation.fedproto import FedProto
@@ -29,4 +30,5 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedtgp": FedTGP,
     "fedmrl": FedMRL,
     "fedkd": FedKD,
+    "fedl2g": FedL2G,
 }
