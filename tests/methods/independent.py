@@ -99,7 +99,10 @@ def logits(module: nn.Module, data: ClientData) -> torch.Tensor:
     return module.eval()(x)
 
 
-def assert_close(actual: Params, expected: Params) -> None:
+def assert_close(actual: Params, expected: Params, exact: bool = False) -> None:
+    """`exact`: up to the rounding errors of float64."""
+    rtol, atol = (1e-9, 1e-11) if exact else (1e-4, 2e-5)
     assert actual.keys() == expected.keys()
     for name, t in expected.items():
-        torch.testing.assert_close(actual[name], t, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+        assert not exact or t.dtype == torch.float64
+        torch.testing.assert_close(actual[name], t, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")

@@ -2,12 +2,19 @@
 
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL
+from rayfl.methods.distillation.fd import FD
 from rayfl.methods.distillation.fedbe import FedBE
 from rayfl.methods.distillation.feddf import FedDF
 from rayfl.methods.distillation.fedet import FedET
+from rayfl.methods.distillation.fedgh import FedGH
 from rayfl.methods.distillation.fedgkt import FedGKT
+from rayfl.methods.distillation.fedkd import FedKD
+from rayfl.methods.distillation.fedl2g import FedL2G
 from rayfl.methods.distillation.fedmd import FedMD
+from rayfl.methods.distillation.fedmrl import FedMRL
 from rayfl.methods.distillation.fedproto import FedProto
+from rayfl.methods.distillation.fedtgp import FedTGP
+from rayfl.methods.distillation.fml import FML
 
 DISTILLATION: dict[str, type[Unequal]] = {
     "feddf": FedDF,
@@ -17,4 +24,11 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedgkt": FedGKT,
     "fedmd": FedMD,
     "fedproto": FedProto,
+    "fd": FD,
+    "fml": FML,
+    "fedgh": FedGH,
+    "fedtgp": FedTGP,
+    "fedmrl": FedMRL,
+    "fedkd": FedKD,
+    "fedl2g": FedL2G,
 }

@@ -37,25 +37,22 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 
 from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.core import norms
 from rayfl.core.fold import ClientState, Fold, State, Update
-from rayfl.core.net import Net, cached_module, load
+from rayfl.core.net import Net, cached_module
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
-from rayfl.data.samples import ClientData
 from rayfl.methods.base import Deployment, Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Unequal
+from rayfl.methods.distillation.kept import check_features, class_means, mean_over_clients, stacked
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
-from rayfl.models.features import classifier_path, feature_size, tapped
-from rayfl.training.distillation import AT_ONCE
+from rayfl.models.features import classifier_path, tapped
 
 PROTOTYPES = "prototypes"
 """Group of the state and the payload: class -> C_j [D]."""
@@ -81,13 +78,7 @@ class FedProto(Unequal):
     def check(self, rounds: int, clients: Population) -> None:
         nets = self.task.nets
         fixed_capacities(self.name, nets, clients, "one network for all capacities")
-        sizes = {capacity: feature_size(net) for capacity, net in nets.items()}
-        if len(set(sizes.values())) > 1:
-            given = ", ".join(f"{size} of capacity {label(capacity)}" for capacity, size in sizes.items())
-            raise ConfigError(
-                f"model: the classifiers read different numbers of features: {given}. Allowed with method "
-                f"{self.name}: one number. Hint: set model.features of model mix"
-            )
+        check_features(self.name, nets)
         for capacity, net in nets.items():
             if self.predict == "prototypes" and f"{classifier_path(net)}.bias" not in net.layout.shapes:
                 raise ConfigError(
@@ -112,7 +103,7 @@ class FedProto(Unequal):
                 return loss(logits, y) + self.attraction * distance(tap.features, y, *known)
 
             network, metrics = self.trained(network, visit, loss=attracted if payload else loss)
-        means, counts = self.prototypes(network, net, data)
+        means, counts = class_means(network, net, data)
         weights = {j: n if self.weight == "samples" else torch.ones(()) for j, n in counts.items()}
         metrics["train_flops"] = costs.training_flops(net, int(metrics["train_samples"]))
         metrics["train_flops"] += costs.forward_flops(net, len(data))
@@ -124,34 +115,11 @@ class FedProto(Unequal):
             client_states={visit.client.id: {"own": copied(network)}},
         )
 
-    @torch.no_grad()
-    def prototypes(self, network: Params, net: Net, data: ClientData) -> tuple[Params, Params]:
-        """Return the mean features [D] and the number of samples [] of every class in the data."""
-        module = cached_module(net, data.device)
-        load(module, network)
-        norms.load(module, {name: t for name, t in network.items() if name not in net.layout.shapes})
-        module.eval()
-        classes = len(data.present)
-        sums = torch.zeros(classes, feature_size(net), device=data.device)
-        counts = torch.zeros(classes, device=data.device)
-        with tapped(module, classifier_path(net)) as tap:
-            for x, y in data.plain(AT_ONCE):
-                module(x)
-                # a matrix product, because sums by index are not deterministic on a GPU
-                of_class = F.one_hot(y, classes).to(tap.features.dtype)
-                sums += of_class.T @ tap.features
-                counts += of_class.sum(0)
-        present = counts.nonzero().flatten().tolist()
-        means = (sums / counts.clamp(min=1)[:, None]).cpu()
-        return {str(j): means[j].clone() for j in present}, {str(j): counts[j].to("cpu", copy=True) for j in present}
-
     def step(self, state: State, round: int, fold: Fold) -> State:
         sums, counts = fold.sum(FEATURES), fold.sum(COUNTS)
         if not sums:
             return state
-        # update transforms can add noise to counts
-        new = {**state.get(PROTOTYPES, {}), **{j: sums[j] / n for j, n in counts.items() if n > 0}}
-        return {PROTOTYPES: {j: new[j] for j in sorted(new, key=int)}}
+        return {PROTOTYPES: mean_over_clients(state.get(PROTOTYPES, {}), sums, counts)}
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         deployed = super().deploy(state, round, capacity, client_state)
@@ -172,7 +140,4 @@ def distance(features: torch.Tensor, y: torch.Tensor, prototypes: torch.Tensor, 
 def _stacked(prototypes: Params, net: Net, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the prototypes [C, D] of all classes, 0 if missing, and the classes that have one [C] bool."""
     classes, size = net.layout.shapes[f"{classifier_path(net)}.weight"]
-    found, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
-    for j, prototype in prototypes.items():
-        found[int(j)], known[int(j)] = prototype, True
-    return found.to(device), known.to(device)
+    return stacked(prototypes, classes, size, device)

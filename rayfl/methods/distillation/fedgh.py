@@ -1,0 +1,88 @@
+"""FedGH: clients keep their networks; the server trains their common classifier on the mean features of every class.
+
+Paper: Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023,
+https://arxiv.org/abs/2303.13137 (only its abstract was read). The algorithm is that of TsingZ0/HtFLlib, `clientgh.py`
+and `servergh.py`.
+
+Symbols: h_k(x) [D] the features of client k's network, D the same for all networks; v the global classifier
+(features [D] -> logits [C], the last linear layer); c_kj [D] the mean features of client k's samples of class j.
+
+    a client     (h_k, v_k)  <-  SGD on  CE(v_k(h_k(x)), y)  from (h_k, v)
+                 c_kj  =   mean of h_k(x) over its training samples of class j, after training     sent with the label j
+    the server   v     <-  SGD on  CE(v(c_kj), j)  over all pairs of the round, from v             `server`; sent
+
+A device runs v(h_k(x)) with its own h_k and the newest v; it is evaluated on the client's own split. v_k is not kept.
+Sent up: D + 1 numbers per class of the client. Sent down: v.
+
+Networks of a mixture get features of one size by {name: mix, features: 64, networks: ...}.
+
+Departures:
+1. In the code all clients take part in every round. Here a client outside the cohort keeps its h_k.
+2. In the code samples come in a fixed order, without the last incomplete batch; here also for c_kj all are used.
+3. v starts as the classifier of the server's network; in the code as client 0's.
+4. The code reports the best round on test data. Here validation data select hyper-parameters.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import nn
+
+from rayfl import costs
+from rayfl.clients import Population
+from rayfl.core.fold import ClientState, State, Update
+from rayfl.core.submodel import Selection
+from rayfl.core.tensors import Params
+from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
+from rayfl.methods.contract import Contract
+from rayfl.methods.distillation.fedet import representation, with_representation
+from rayfl.methods.distillation.kept import RECEIVED, Keeping, Taught, check_classifiers, class_means
+
+HEAD = "head"
+"""Group of the state and the payload: v, "weight" [C, D] and "bias" [C] if it has one."""
+
+
+class FedGH(Taught, Keeping):
+    contract: ClassVar = Contract(wants="features")
+
+    name: Literal["fedgh"] = "fedgh"
+    weight: Literal["uniform"] = "uniform"
+    """Not used: nothing is averaged."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        super().check(rounds, clients)
+        check_classifiers(self.name, self.task.nets)
+
+    def init(self) -> State:
+        return {HEAD: representation(self.task.initial(), self.task.server)}
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        return {HEAD: state[HEAD]}
+
+    def local_update(self, payload: Payload, visit: Visit) -> Update:
+        net, data = visit.net, visit.data
+        given = with_representation(self.own(visit.client_state, visit.client.capacity), net, payload[HEAD])
+        network, metrics = self.trained(given, visit)
+        means, _ = class_means(network, net, data)
+        metrics["train_flops"] = costs.training_flops(net, int(metrics["train_samples"]))
+        metrics["train_flops"] += costs.forward_flops(net, len(data))
+        # with every label
+        metrics["bytes_up"] = sum(costs.BYTES * (mean.numel() + 1) for mean in means.values())
+        return self.kept(network, self.sent(means, visit), visit, metrics)
+
+    def refine(self, server_task: ServerTask, context: ServerTaskContext) -> ServerTaskResult:
+        received, head = server_task.payload[RECEIVED], server_task.payload[HEAD]
+        classes, size = head["weight"].shape
+        linear = nn.Linear(size, classes, "bias" in head)
+        linear.load_state_dict(head)
+        loss = lambda x, y: F.cross_entropy(linear(x), y)  # noqa: E731
+        found = self.server.fit(linear, received, loss, context.seed, context.validation.device)
+        flops = 6.0 * size * classes * len(received["labels"]) * self.server.epochs
+        return ServerTaskResult({HEAD: found}, {"server_flops": flops})
+
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
+        """Return the client's network, or the initial one of this capacity, with the global classifier."""
+        deployed = super().deploy(state, round, capacity, client_state)
+        head: Params = state[HEAD]
+        return replace(deployed, params=with_representation(deployed.params, deployed.net, head))
