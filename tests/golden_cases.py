@@ -62,6 +62,7 @@ def case(name: str, **sections: Any) -> None:
 for method in (
     "fedavg",
     "heterofl",
+    "sheterofl",
     "fedrolex",
     "feddropout",
     "fjord",
