@@ -83,7 +83,7 @@ for method in (
 for method in ("depthfl", "scalefl"):
     case(f"{method}-depthfl_resnet18", model=EXITS)
     case(f"{method}-resnet18", model=OTHER_EXITS)
-for method in ("depthfl_nefl", "scalefl_nefl", "fedra"):
+for method in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra"):
     case(f"{method}-resnet18", model=RESNET, clients=BY_PARAMETERS)
     case(f"{method}-vit_b_16", model=VIT, clients=BY_PARAMETERS)
 for method in (
