@@ -62,6 +62,7 @@ def case(name: str, **sections: Any) -> None:
 for method in (
     "fedavg",
     "heterofl",
+    "sheterofl",
     "fedrolex",
     "feddropout",
     "fjord",
@@ -89,7 +90,7 @@ for method in (
 for method in ("depthfl", "scalefl"):
     case(f"{method}-depthfl_resnet18", model=EXITS)
     case(f"{method}-resnet18", model=OTHER_EXITS)
-for method in ("depthfl_nefl", "scalefl_nefl"):
+for method in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra"):
     case(f"{method}-resnet18", model=RESNET, clients=BY_PARAMETERS)
     case(f"{method}-vit_b_16", model=VIT, clients=BY_PARAMETERS)
 for method in (

@@ -43,8 +43,10 @@ RESNET = {"name": "resnet18", "channels": 16}
 NESTED = {
     "depthfl": {"model": RESNET | {"exits": ["stage1.0", "stage2.0"], "exit": "depthfl"}},
     "scalefl": {"model": RESNET | {"exits": ["stage1.0", "stage2.0"]}},
-    "depthfl_nefl": {"model": RESNET, "clients": {"metric": "params"}},
-    "scalefl_nefl": {"model": RESNET, "clients": {"metric": "params"}},
+    **{
+        method: {"model": RESNET, "clients": {"metric": "params"}}
+        for method in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra")
+    },
     **{method: {"model": ADAPTED, "data": made_up_for(ADAPTED)} for method in LOWRANK},
 }
 """Tiny experiments of methods that want early exits, residual blocks or adapters."""

@@ -46,9 +46,17 @@ ONE = {name: model for name, model in MODELS.items() if name != "mix"}
 """Models of one network, which methods cut. Several: see test_mix.py."""
 WITHOUT_SMALL_BLOCKS = ("roberta", "bert", "distilbert", "gpt2", "llama")
 UNFIT = {
-    *(("depthfl_nefl", model) for model in ("wide_resnet101_2", "resnet8_gkt", "resnet55_gkt")),
+    *(
+        (name, model)
+        for name in ("depthfl_nefl", "inclusivefl", "fedra")
+        for model in ("wide_resnet101_2", "resnet8_gkt", "resnet55_gkt")
+    ),
     ("scalefl_nefl", "resnet55_gkt"),
-    *((name, model) for name in ("depthfl_nefl", "scalefl_nefl") for model in WITHOUT_SMALL_BLOCKS),
+    *(
+        (name, model)
+        for name in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra")
+        for model in WITHOUT_SMALL_BLOCKS
+    ),
     *((name, model) for name in ("spafl", "fedpm") for model in ("gpt2", "lora")),
 }
 """Layers outside one block per stage cost more than the smallest capacity. The rows of GPT-2's matrices, and of

@@ -3,6 +3,8 @@
 from rayfl.methods.base import Method
 from rayfl.methods.depth.depthfl import DepthFL
 from rayfl.methods.depth.depthfl_nefl import DepthFLNeFL
+from rayfl.methods.depth.fedra import FedRA
+from rayfl.methods.depth.inclusivefl import InclusiveFL
 from rayfl.methods.depth.nefl import NeFL
 from rayfl.methods.depth.scalefl import ScaleFL
 from rayfl.methods.depth.scalefl_nefl import ScaleFLNeFL
@@ -13,4 +15,6 @@ DEPTH: dict[str, type[Method]] = {
     "scalefl_nefl": ScaleFLNeFL,
     "nefl": NeFL,
     "depthfl_nefl": DepthFLNeFL,
+    "inclusivefl": InclusiveFL,
+    "fedra": FedRA,
 }

@@ -30,8 +30,8 @@ Departures:
 2. The divergence is exact; the baseline adds 1e-7 to the target's probabilities.
 3. `alpha: 0` is plain averaging, without g_k and h; with `distill: false` it is "DepthFL (FedAvg)".
 4. `exits_trained: last` is InclusiveFL (Liu et al., KDD 2022, https://arxiv.org/abs/2202.08036) without its momentum
-   distillation: a client's earlier exits are neither trained nor sent, but they run, and `train_flops` counts them. The
-   baseline averages them as they were received.
+   distillation and without own last blocks, which `inclusivefl` has: a client's earlier exits are neither trained nor
+   sent, but they run, and `train_flops` counts them. The baseline averages them as they were received.
 5. Absent classes are masked in the cross-entropies only; `training.clip` bounds the gradient including FedDyn's terms.
    `train_loss` is L_k, the sum over the client's exits.
 6. A client that makes no steps does not change its g_k.

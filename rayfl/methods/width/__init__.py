@@ -6,9 +6,11 @@ from rayfl.methods.width.fedrolex import FedRolex
 from rayfl.methods.width.fiarse_neurons import FIARSENeurons
 from rayfl.methods.width.fjord import FjORD
 from rayfl.methods.width.heterofl import HeteroFL
+from rayfl.methods.width.sheterofl import SHeteroFL
 
 WIDTH: dict[str, type[Method]] = {
     "heterofl": HeteroFL,
+    "sheterofl": SHeteroFL,
     "fedrolex": FedRolex,
     "feddropout": FedDropout,
     "fjord": FjORD,
