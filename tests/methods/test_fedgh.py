@@ -106,7 +106,7 @@ def test_traffic(tmp_path: Path) -> None:
 def test_requirements() -> None:
     with pytest.raises(ConfigError, match=r"16 of capacity 0.3, 128 of capacity 0.2.*Hint: set model.features"):
         experiment(method={"name": "fedgh"})
-    mixed = {"name": "mix", "networks": {"0.3": "liang_cnn", "0.2": "lenet5_caffe"}}
-    sections = {"model": mixed, "data": DATA | {"shape": [1, 16, 16]}}
-    with pytest.raises(ConfigError, match=r"model: the classifiers"):
-        experiment(method={"name": "fedgh"}, **sections)
+    vit = {"name": "vit_b_16", "layers": 1, "heads": 5, "head_width": 100, "patch": 8}
+    sections = {"model": {"name": "mix", "networks": {"0.3": vit, "0.2": "lenet5_caffe"}}}
+    with pytest.raises(ConfigError, match=r"some classifiers have no bias: 2 in that of capacity 0.3, 1 in .*0.2"):
+        experiment(method={"name": "fedgh"}, data=DATA | {"shape": [1, 16, 16]}, **sections)

@@ -21,8 +21,8 @@ Departures:
 2. A sample whose class has no G_j counts as 0. The code uses the network's own output in its place: of probabilities
    this has no gradient, of logits it has one.
 3. FD is usually described with a G_j without the client's own outputs. Here, as in the code, these are included.
-4. In the code all clients take part in every round, and a class that no client sends has no G_j in the next one.
-5. The code reports the best round on test data. Here validation data select hyper-parameters.
+4. In the code a class that no client sends has no G_j in the next round.
+5. Those of `kept.py`.
 """
 
 from typing import ClassVar, Literal
@@ -31,12 +31,10 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from rayfl.clients import Population
 from rayfl.core.fold import Fold, State, Update
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.kept import Keeping, by_class, mean_over_clients, means_by_class, stacked
-from rayfl.models.features import classifier_path
 
 OUTPUTS = "outputs"
 """Group of the state, of payloads and of updates: class -> [C]. Its weights [] in updates are in "counts"."""
@@ -53,11 +51,6 @@ class FD(Keeping):
     """lambda, the weight of the global outputs in the loss."""
     outputs: Literal["probabilities", "logits"] = "probabilities"
     """Outputs that are averaged and used as targets."""
-
-    def check(self, rounds: int, clients: Population) -> None:
-        super().check(rounds, clients)
-        for net in self.task.nets.values():
-            classifier_path(net)  # raises an error for outputs per token
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         data, classes = visit.data, len(visit.data.present)

@@ -17,10 +17,9 @@ Sent up: D + 1 numbers per class of the client. Sent down: v.
 Networks of a mixture get features of one size by {name: mix, features: 64, networks: ...}.
 
 Departures:
-1. In the code all clients take part in every round. Here a client outside the cohort keeps its h_k.
-2. In the code samples come in a fixed order, without the last incomplete batch; here also for c_kj all are used.
-3. v starts as the classifier of the server's network; in the code as client 0's.
-4. The code reports the best round on test data. Here validation data select hyper-parameters.
+1. v starts as the classifier of the server's network; in the code as client 0's.
+2. c_kj is of all samples; in the code without the last incomplete batch.
+3. Those of `kept.py`.
 """
 
 from dataclasses import replace

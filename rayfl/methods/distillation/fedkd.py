@@ -33,6 +33,7 @@ Departures:
 6. The authors' code does not train embeddings, and HtFLlib's mentee has its own learning rate and gradients clipped to
    10. Here all is trained by `training`.
 7. With `updates.transforms` the bytes up are those of the whole common network.
+8. Those of `kept.py`.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -46,7 +47,6 @@ from rayfl import costs
 from rayfl.clients import Population
 from rayfl.core.fold import Fold, State, Update
 from rayfl.core.net import Net
-from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied, nbytes
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
@@ -97,10 +97,6 @@ class FedKD(Mutual):
         first, last = self.energy
         return first + min(1.0, (round + 1) / self.energy_rounds) * (last - first)
 
-    def extract(self, state: State, selection: Selection) -> Payload:
-        """Return the common network and the size of its newest update. The traffic is counted in `local_update`."""
-        return state
-
     def pair_loss(self, visit: Visit) -> Loss:
         loss = self.loss(visit)
 
@@ -108,13 +104,11 @@ class FedKD(Mutual):
             u, z, v, h = outputs
             labels = loss(z, y) + loss(u, y)
             scale = labels.detach() if self.detach else labels
-            apart = self.squared(h, v) + self.squared(v, h)
+            to_v, to_h = (v.detach(), h.detach()) if self.detach else (v, h)
+            apart = F.mse_loss(h, to_v) + F.mse_loss(v, to_h)
             return labels + (self.divergence(u, z) + self.divergence(z, u) + apart) / scale
 
         return mutual
-
-    def squared(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(student, teacher.detach() if self.detach else teacher)
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         state, before = visit.client_state, payload[COMMON]

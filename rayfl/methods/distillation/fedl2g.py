@@ -21,7 +21,7 @@ Departures:
 2. Incomplete batches are used; the code drops them, and divides by the number of batches that it asks for.
 3. The step to w' is of plain SGD, whatever `training.optimizer` is, at the round's rate without warm-up and cosine.
 4. The code clips a client's gradients at norm 100. Here `training.clip` does.
-5. In the code all clients take part in every round.
+5. Those of `kept.py`.
 6. FLOPs of the step to w' are counted as those of two training steps.
 7. The code's default is 50 warm-up rounds, which it does not count. Here they are rounds of the run; the default is 0.
 """
@@ -76,8 +76,6 @@ class FedL2G(Keeping):
 
     def check(self, rounds: int, clients: Population) -> None:
         super().check(rounds, clients)
-        for net in self.task.nets.values():
-            classifier_path(net)  # raises an error for outputs per token
         if self.warmup_rounds >= rounds:
             raise ConfigError(
                 f"method.warmup_rounds: {self.warmup_rounds} is not valid. Allowed: fewer than the run's {rounds} "

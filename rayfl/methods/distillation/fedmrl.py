@@ -23,7 +23,6 @@ Departures:
    settings of `training`; `clip` is for all three together.
 4. In the code for equal architectures (`FedMRL_homo.py`), G_k is the first d columns of F_k. Here it is not.
 5. Multiply-adds count both classifiers twice, because the networks also compute their logits without P_k.
-6. The code averages all buffers of the common network; here parameters and running statistics of norms.
 """
 
 from typing import ClassVar, Literal
@@ -38,6 +37,7 @@ from rayfl.core.fold import ClientState, State
 from rayfl.core.net import Net
 from rayfl.methods.base import Deployment, Visit
 from rayfl.methods.contract import Contract
+from rayfl.methods.distillation.kept import deployment
 from rayfl.methods.distillation.pairs import COMMON, Featured, Pair, WithCommon, named
 from rayfl.metrics import label
 from rayfl.models.features import feature_size
@@ -93,8 +93,5 @@ class FedMRL(WithCommon):
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """Return the client's own network and projection, or the initial ones, with the common network."""
-        net = self.task.nets[capacity]
-        given, names = self.own(client_state, capacity) | named(COMMON, state[COMMON]), net.layout.shapes
-        statistics = {name: t for name, t in given.items() if name not in names}
-        params = {name: given[name] for name in names}
-        return Deployment(self.group(capacity), net, params, statistics or None, is_start=client_state is None)
+        given = self.own(client_state, capacity) | named(COMMON, state[COMMON])
+        return deployment(self.group(capacity), self.task.nets[capacity], given, client_state is None)

@@ -23,8 +23,7 @@ Departures:
 2. The code trains the server at the clients' learning rate and batch size, 0.01 and 10 by default. Here these are
    options of their own, with these defaults.
 3. If the round's clients have one class only, m is `margin`, as in the code.
-4. In the code all clients take part in every round. Here a client outside the cohort keeps its network.
-5. The code reports the best round on test data. Here validation data select hyper-parameters.
+4. Those of `kept.py`.
 """
 
 from typing import ClassVar, Literal

@@ -16,9 +16,8 @@ Departures:
 1. The code's KL is divided by the number of classes too (`reduction: mean`), and its gradients reach both networks
    (`detach: false`). Neither is in the equations.
 2. The code clips the gradient of each network to norm 10. Here `training.clip` clips that of both together.
-3. In the code all clients take part in every round, in batches of fixed order, without the last incomplete one.
-4. The code averages only parameters; here running statistics of norms, if a network has them, are averaged too.
-5. The code reports the best round on test data. Here validation data select hyper-parameters.
+3. The code averages only parameters; here running statistics of norms, if a network has them, are averaged too.
+4. Those of `kept.py`.
 """
 
 from typing import ClassVar, Literal

@@ -1,4 +1,9 @@
-"""Shared parts of the methods whose clients keep their networks, and that need no public data."""
+"""Shared parts of the methods whose clients keep their networks, and that need no public data.
+
+Departures of all of them from TsingZ0/HtFLlib, the code of most: there all clients take part in every round, samples
+come in a fixed order without the last incomplete batch, and the best round on test data is reported. Here a client
+outside the cohort keeps its network, batches are those of `training`, and validation data select hyper-parameters.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -17,7 +22,7 @@ from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
-from rayfl.methods.base import Payload, ServerTask, ServerTaskResult, Visit
+from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskResult, Visit
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
@@ -34,6 +39,12 @@ class Keeping(Unequal):
 
     def check(self, rounds: int, clients: Population) -> None:
         fixed_capacities(self.name, self.task.nets, clients, "one network for all capacities")
+        for net in self.task.nets.values():
+            classifier_path(self.own_net(net))  # raises an error for outputs per token or several exits
+
+    def own_net(self, net: Net) -> Net:
+        """Return the network that a client with this network deploys."""
+        return net
 
     def init(self) -> State:
         return {}
@@ -64,17 +75,20 @@ def check_features(method: str, nets: Mapping[float, Net]) -> None:
 def check_classifiers(method: str, nets: Mapping[float, Net]) -> None:
     """Raise a ConfigError if the classifiers of the networks have different parameters."""
     check_features(method, nets)
-    names = {capacity: tuple(sorted(classifier_names(net))) for capacity, net in nets.items()}
-    if len(set(names.values())) > 1:
-        given = ", ".join(f"{' and '.join(some)} of capacity {label(capacity)}" for capacity, some in names.items())
+    counts = {capacity: len(net.layout.classifier) for capacity, net in nets.items()}
+    if len(set(counts.values())) > 1:
+        given = ", ".join(f"{count} in that of capacity {label(capacity)}" for capacity, count in counts.items())
         raise ConfigError(
-            f"model: the classifiers have different parameters: {given}. Allowed with method {method}: the same ones. "
+            f"model: some classifiers have no bias: {given} parameters. Allowed with method {method}: all or none. "
             "Hint: set model.features of model mix"
         )
 
 
-def classifier_names(net: Net) -> list[str]:
-    return [name.removeprefix(f"{classifier_path(net)}.") for name in net.layout.classifier]
+def deployment(key: str, net: Net, given: Params, is_start: bool) -> Deployment:
+    """Return the deployment of a network with these parameters and statistics."""
+    params = {name: given[name] for name in net.layout.shapes}
+    statistics = {name: t for name, t in given.items() if name not in params}
+    return Deployment(key, net, params, statistics or None, is_start=is_start)
 
 
 def by_class(rows: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:

@@ -12,7 +12,6 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import nn
 
-from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.axes import Axis, declare
 from rayfl.core.fold import ClientState, Fold, State, Update
@@ -20,7 +19,7 @@ from rayfl.core.net import Net, params_of
 from rayfl.core.seeds import stream, torch_scope
 from rayfl.core.tensors import Params, copied
 from rayfl.methods.base import Deployment, Payload, Task, Visit
-from rayfl.methods.distillation.kept import Keeping
+from rayfl.methods.distillation.kept import Keeping, deployment
 from rayfl.metrics import label
 from rayfl.models.base import Model
 from rayfl.models.features import classifier_path, tapped
@@ -128,11 +127,6 @@ class WithCommon(Keeping):
             )
         return {c: self.paired(net, task.nets[capacity]) for c, net in task.nets.items()}
 
-    def check(self, rounds: int, clients: Population) -> None:
-        super().check(rounds, clients)
-        for net in self.task.nets.values():
-            classifier_path(self.own_net(net))  # raises an error for outputs per token or several exits
-
     def own_net(self, net: Net) -> Net:
         return cast(Pair, net.model).own_net(net)
 
@@ -164,10 +158,7 @@ class WithCommon(Keeping):
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """Return the client's own network, or the initial one of this capacity."""
         net = self.own_net(self.task.nets[capacity])
-        given, names = part(OWN, self.own(client_state, capacity)), net.layout.shapes
-        statistics = {name: t for name, t in given.items() if name not in names}
-        params = {name: given[name] for name in names}
-        return Deployment(self.group(capacity), net, params, statistics or None, is_start=client_state is None)
+        return deployment(self.group(capacity), net, part(OWN, self.own(client_state, capacity)), client_state is None)
 
 
 class Mutual(WithCommon):
