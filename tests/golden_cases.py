@@ -126,7 +126,7 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedbe": (DIGITS, {"distillation": STUDENT, "samples": 2}),
     "fedmd": (DIGITS, {"subset": 12, "warmup_epochs": 1, "private_warmup_epochs": 1}),
     "fedproto": (MIX, {}),
-    "fd": (DIGITS, {}),
+    "feddistill": (DIGITS, {}),
     "fml": (DIGITS, {}),
     "fedgh": (MIX, {}),
     "fedl2g": (DIGITS, {}),
@@ -257,7 +257,7 @@ case("fedsb-seed", model=LORA, method={"start": "seed"})
 case("lora_fair-ridge", model=LORA, method={"by": "ridge"})
 case("flexlora-alpha_over_r", model=LORA | {"scaling": "alpha_over_r", "head": "frozen"})
 case("fml-official", model=MIX, data=PUBLIC, method={"detach": False, "reduction": "mean", "common": 1.0})
-case("fd-logits", model=MIX, data=PUBLIC, method={"outputs": "logits", "weight": "samples"})
+case("feddistill-logits", model=MIX, data=PUBLIC, method={"outputs": "logits", "weight": "samples"})
 case("hetlora-halving", model=LORA, method={"gamma": 0.5, "tail_weight": 10.0})
 
 # clients, data and partitions

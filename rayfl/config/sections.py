@@ -23,7 +23,7 @@ from rayfl.config.plain import DEEPEST, LARGEST_TEXT, joined, read_yaml, shown
 
 MOST_PLACES = 10
 """Maximum number of places in one error."""
-MOST_NAMES = 50
+MOST_NAMES = 100
 """Maximum number of names in one list of allowed names."""
 
 PLAIN_WORDS = {

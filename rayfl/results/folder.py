@@ -55,8 +55,6 @@ class RunFolder(Config):
     """Start time (Unix, seconds)."""
     seconds: float = 0
     """Wall-clock time of all driver processes, from start or resume to the last `count_time`."""
-    counted: float | None = None
-    """Time up to which `seconds` counts (Unix, seconds); None after the end."""
     made: tuple[Made, ...] = ()
     """Driver processes in order."""
     status: Status = "running"
@@ -67,6 +65,8 @@ class RunFolder(Config):
     path: Path = Field(default=Path(), exclude=True)
     pending: list[Line] = Field(default=[], exclude=True, repr=False)
     """Lines not written yet because the disk was full."""
+    counted: float | None = Field(default=None, exclude=True, repr=False)
+    """Time up to which `seconds` counts (`time.monotonic`); None outside of the process that makes the run."""
 
     @field_validator("tags")
     @classmethod
@@ -92,7 +92,6 @@ class RunFolder(Config):
         """Create a run in a folder without one; `config` is plain JSON."""
         if cls.exists(path):
             raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
-        now = time.time()
         run = cls(
             id=uuid.uuid4().hex,
             label=label,
@@ -100,8 +99,8 @@ class RunFolder(Config):
             kind=kind,
             tags={key: str(value) for key, value in tags.items()},
             sweep=sweep,
-            started=now,
-            counted=now,
+            started=time.time(),
+            counted=time.monotonic(),
             made=(here(),),
             costs={capacity: Cost(**cost) for capacity, cost in (costs or {}).items()},
             facts=Facts(**facts),
@@ -190,13 +189,13 @@ class RunFolder(Config):
             self.facts = Facts(**facts)
         self.made += () if here() in self.made else (here(),)
         self.status, self.error = "running", None
-        self.counted = time.time()
+        self.counted = time.monotonic()
         self._save()
 
     def count_time(self) -> None:
         """Add the time since the last call to `seconds`, so that a killed process loses little of it."""
         if self.counted is not None:
-            now = time.time()
+            now = time.monotonic()
             self.seconds, self.counted = self.seconds + now - self.counted, now
             self._save()
 

@@ -12,7 +12,7 @@ from rayfl.reference.describe import describe
 
 FIRST = {case["method"]["name"]: case for case in reversed(CASES.values())}
 """One small experiment per method."""
-ESTIMATED = {"fd": 0.3, "fedkd": 0.2, "florist": 0.2, "fiarse": 1e-3, "pruning_greedy": 1e-3}
+ESTIMATED = {"feddistill": 0.3, "fedkd": 0.2, "florist": 0.2, "fiarse": 1e-3, "pruning_greedy": 1e-3}
 """Relative error where bytes depend on trained values, or on the samples of all steps."""
 
 

@@ -51,7 +51,7 @@ def summed(lines, facts=FACTS, costs=None):
 
 
 def test_a_run_is_opened_as_it_was_created(run):
-    assert RunFolder.open(run.path) == run
+    assert RunFolder.open(run.path) == run.model_copy(update={"counted": None})
     assert run.config["method"] == {"name": "fedavg"}
     assert (run.tags, run.seed) == ({"seed": "3"}, 3)
     assert (run.status, run.result, run.rounds(), len(run.client_scores)) == ("running", {}, [], 0)
@@ -66,7 +66,6 @@ def test_a_run_is_opened_as_it_was_created(run):
         "sweep": None,
         "started": run.started,
         "seconds": 0,
-        "counted": run.started,
         "status": "running",
         "error": None,
         "costs": COSTS,
@@ -75,8 +74,10 @@ def test_a_run_is_opened_as_it_was_created(run):
 
 
 def test_seconds_count_the_processes_and_not_the_time_between_them(run, monkeypatch):
+    start = run.counted
+
     def at(seconds):
-        monkeypatch.setattr("time.time", lambda: run.started + seconds)
+        monkeypatch.setattr("time.monotonic", lambda: start + seconds)
 
     def counted():
         return round(RunFolder.open(run.path).seconds, 3)

@@ -384,8 +384,9 @@ def test_a_sweeps_hours_are_saved_when_a_trial_ends(tmp_path, monkeypatch):
     trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}), checkpoint=None)
     recorder.on_trial_start(0, [trial], trial)
     recorder.on_trial_result(0, [trial], trial, {"lines": [line(1)]})
-    now = run.started + 3600
-    monkeypatch.setattr(time, "time", lambda: now)
+    assert run.counted is not None
+    now = run.counted + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     recorder.on_trial_complete(0, [trial], trial)
     assert RunFolder.open(run.path).seconds == pytest.approx(3600)
 

@@ -2,9 +2,9 @@
 
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.distillation.dsfl import DSFL
-from rayfl.methods.distillation.fd import FD
 from rayfl.methods.distillation.fedbe import FedBE
 from rayfl.methods.distillation.feddf import FedDF
+from rayfl.methods.distillation.feddistill import FedDistill
 from rayfl.methods.distillation.fedet import FedET
 from rayfl.methods.distillation.fedgh import FedGH
 from rayfl.methods.distillation.fedgkt import FedGKT
@@ -24,7 +24,7 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedgkt": FedGKT,
     "fedmd": FedMD,
     "fedproto": FedProto,
-    "fd": FD,
+    "feddistill": FedDistill,
     "fml": FML,
     "fedgh": FedGH,
     "fedtgp": FedTGP,

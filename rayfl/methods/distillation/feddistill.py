@@ -1,4 +1,4 @@
-"""FD, also FedDistill: clients keep their networks and share the mean outputs of every class.
+"""FedDistill, also FD: clients keep their networks and share the mean outputs of every class.
 
 Paper: Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under
 Non-IID Private Data", NeurIPS 2018 workshop, https://arxiv.org/abs/1811.11479 (only its abstract was read; no code by
@@ -41,10 +41,10 @@ OUTPUTS = "outputs"
 COUNTS = "counts"
 
 
-class FD(Keeping):
+class FedDistill(Keeping):
     contract: ClassVar = Contract(wants="networks")
 
-    name: Literal["fd"] = "fd"
+    name: Literal["feddistill"] = "feddistill"
     weight: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of a class: its trained samples of the class, or 1."""
     distill: float = Field(default=1.0, ge=0)

@@ -1,4 +1,4 @@
-"""FD: three rounds against plain torch in float64, identities and traffic by hand."""
+"""FedDistill: three rounds against plain torch in float64, identities and traffic by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from rayfl.config import ConfigError
 from rayfl.core.fold import Update
 from rayfl.core.tensors import Params
 from rayfl.methods.base import Client
-from rayfl.methods.distillation.fd import soft_entropy
+from rayfl.methods.distillation.feddistill import soft_entropy
 from rayfl.testing.tiny import assert_same, folded, run, simulate
 
 
 def asked(**options: Any) -> Any:
-    return experiment(method={"name": "fd"} | options, rounds=3)
+    return experiment(method={"name": "feddistill"} | options, rounds=3)
 
 
 def test_the_cross_entropy_with_known_targets() -> None:
@@ -84,7 +84,7 @@ def test_without_distillation_it_is_local_training(tmp_path: Path) -> None:
     """FedProto's clients without attraction, bit for bit."""
     one, other = (
         simulate(experiment(method=method, model=MIX | {"features": 6}), tmp_path / method["name"])
-        for method in ({"name": "fd", "distill": 0}, {"name": "fedproto", "attraction": 0})
+        for method in ({"name": "feddistill", "distill": 0}, {"name": "fedproto", "attraction": 0})
     )
     run(one)
     run(other)
@@ -108,7 +108,7 @@ def test_traffic(tmp_path: Path) -> None:
 
 def test_requirements() -> None:
     with pytest.raises(ConfigError, match=r"clients.assignment: .*'dynamic'"):
-        experiment(method={"name": "fd"}, clients={"capacities": [0.3, 0.2], "assignment": "dynamic"})
+        experiment(method={"name": "feddistill"}, clients={"capacities": [0.3, 0.2], "assignment": "dynamic"})
     for bad in ({"distill": -1}, {"outputs": "features"}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             asked(**bad)
