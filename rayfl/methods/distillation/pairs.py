@@ -4,6 +4,7 @@ The network of a capacity is a `Pair`: its part "own" stays on the client, its p
 averaged. The state's group "common" is the common network: parameters and running statistics of norms.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
@@ -142,9 +143,9 @@ class WithCommon(Keeping):
         """Return what stays on the client: all of the pair but the common network."""
         return {n: t for n, t in super().own(client_state, capacity).items() if not n.startswith(f"{COMMON}.")}
 
+    @abstractmethod
     def pair_loss(self, visit: Visit) -> Loss:
         """Return the loss of a pair: (outputs of the pair, y) -> mean over the batch."""
-        raise NotImplementedError
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         given = self.own(visit.client_state, visit.client.capacity) | named(COMMON, payload[COMMON])
