@@ -101,7 +101,6 @@ def write(
         (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
         sync(partial / MANIFEST)
         sync(partial)
-        remove(final)
     sync(folder)
     found = complete(folder)
     kept = [path for path in found if round_of(path) <= round][-keep:]
@@ -275,7 +274,6 @@ class Best:
             (partial / VALUE).write_text(json.dumps(value, indent=1))
             sync(partial / VALUE)
             sync(partial)
-            remove(self.folder)
         sync(folder)
 
 

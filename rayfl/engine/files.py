@@ -41,13 +41,17 @@ def load_tensors(path: Path) -> dict:
 
 @contextmanager
 def beside(final: Path, what: str) -> Iterator[Path]:
-    """Yield a temporary path, renamed to `final` at the end of the block. Raise NotWritten and leave nothing if that
-    fails."""
-    partial = final.with_name(f"{PARTIAL}{final.name}")
+    """Yield a temporary path; at the end of the block it replaces `final`, also a folder. Raise NotWritten and leave
+    nothing if that fails."""
+    partial, replaced = (final.with_name(f"{PARTIAL}{name}{final.name}") for name in ("", "replaced-"))
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         yield partial
+        if final.is_dir():
+            remove(replaced)
+            final.rename(replaced)
         partial.rename(final)
+        remove(replaced)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             remove(partial)
@@ -73,8 +77,13 @@ def opened(path: Path) -> BufferedReader:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with its content, a file, or a link without its target, if it exists."""
+    """Remove a folder with its content, a file, or a link without its target, if it exists. A kill leaves no part of a
+    folder under its name."""
     if path.is_dir() and not path.is_symlink():
+        if not path.name.startswith(PARTIAL):
+            aside = path.with_name(f"{PARTIAL}removed-{path.name}")
+            remove(aside)
+            path = path.rename(aside)
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

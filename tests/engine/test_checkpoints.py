@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,26 @@ def test_a_crash_while_writing_leaves_the_old_one(tmp_path, monkeypatch):
         assert latest(tmp_path, CONFIG, pytest.fail).round == 1
     write(tmp_path, 2, CONFIG, state(2))
     assert sorted(os.listdir(tmp_path)) == ["round-000001", "round-000002"]
+
+
+@pytest.mark.parametrize("round", [2, 3])
+def test_a_kill_while_one_is_removed_leaves_no_half_of_it(round, tmp_path, monkeypatch):
+    """Round 2 replaces a checkpoint; after round 3 the oldest goes."""
+    for earlier in (1, 2):
+        write(tmp_path, earlier, CONFIG, state(earlier))
+
+    def killed(path, **_):
+        (path / "manifest.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, round, CONFIG, state(round + 10))
+    assert [read(path).round for path in complete(tmp_path)] == ([1, 2] if round == 2 else [2, 3])
+    assert_same(latest(tmp_path, CONFIG, pytest.fail).state, state(round + 10))
+    monkeypatch.undo()
+    write(tmp_path, 4, CONFIG, state(4))
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path):
