@@ -63,6 +63,7 @@ for method in (
     "fedavg",
     "heterofl",
     "sheterofl",
+    "adaptivefl",
     "fedrolex",
     "feddropout",
     "fjord",
@@ -170,6 +171,7 @@ case("fedprox-stragglers", method={"stragglers": 0.5, "mu": 0.1}, training={"ste
 case("fedprox-epochs", method={"stragglers": 0.9, "size": "own"}, training={"steps": None, "epochs": 3})
 case("scaffold-option_1", method={"option": "I"})
 case("scaffold-own", method={"size": "own", "weight": "samples", "label_rows": "present"})
+case("adaptivefl-fitting", method={"dispatch": "fitting", "starts": [0.2, 0.6]}, model=RESNET, clients=BY_PARAMETERS)
 case("fedrolex-overlap", method={"overlap": 0.5})
 case("fedrolex-direction", method={"direction": -1, "deploys": "prefix"})
 case("feddropout-untied", method={"tie_residual": False}, model=RESNET)

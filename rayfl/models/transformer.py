@@ -90,7 +90,8 @@ class Transformer(TokenModel, ABC):
         blocks = {path: None if path in net.without else self._block(net, path, stream) for path in kept}
         equal = [block for block in blocks.values() if block is not None]
         for block in equal[1:]:
-            load(block, params_of(equal[0]))
+            if _shapes(block) == _shapes(equal[0]):  # `Net.sizes` can differ between blocks
+                load(block, params_of(equal[0]))
         return Tokens(
             Embedded(self.vocabulary, Axis.fixed("positions", self.positions), stream, net.scale, self.dropout),
             blocks,
@@ -117,6 +118,10 @@ class Transformer(TokenModel, ABC):
     def _head(self, net: Net, name: str, stream: Axis) -> nn.Module:
         hidden = net.axis(f"{name}.hidden", self.heads * self.head_width)
         return Head(stream, hidden, self.labels, net.scale, is_pooled=self.task == "classes")
+
+
+def _shapes(module: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]
 
 
 class HeteroFLTransformer(Transformer):

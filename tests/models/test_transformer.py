@@ -191,6 +191,12 @@ def test_sizes_of_a_width_that_heads_do_not_divide():
     assert (axes["layers.0.mlp"].size, axes["head.hidden"].size) == (154, 77)
 
 
+def test_blocks_of_different_sizes():
+    """Blocks start equal if they have equal sizes."""
+    module = built(MASKED, 0.5, sizes=(("layers.0.mlp", 48),))
+    assert [len(module.layers[i].mlp.hidden.weight) for i in "01"] == [48, 24]
+
+
 def test_the_next_token_is_not_seen():
     """Another token changes no logit before it, to the bit, and all from it on."""
     module, x = built(NEXT).eval(), tokens(NEXT)

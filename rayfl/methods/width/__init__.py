@@ -1,6 +1,7 @@
 """Methods with submodels of fewer channels, one published method per file, based on `Dense`."""
 
 from rayfl.methods.base import Method
+from rayfl.methods.width.adaptivefl import AdaptiveFL
 from rayfl.methods.width.feddropout import FedDropout
 from rayfl.methods.width.fedrolex import FedRolex
 from rayfl.methods.width.fiarse_neurons import FIARSENeurons
@@ -11,6 +12,7 @@ from rayfl.methods.width.sheterofl import SHeteroFL
 WIDTH: dict[str, type[Method]] = {
     "heterofl": HeteroFL,
     "sheterofl": SHeteroFL,
+    "adaptivefl": AdaptiveFL,
     "fedrolex": FedRolex,
     "feddropout": FedDropout,
     "fjord": FjORD,
