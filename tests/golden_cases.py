@@ -129,6 +129,7 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedproto": (MIX, {}),
     "feddistill": (DIGITS, {}),
     "fml": (DIGITS, {}),
+    "fedgen": (MIX, {"hidden": 8, "server": {"steps": 5}}),
     "fedgh": (MIX, {}),
     "fedl2g": (DIGITS, {}),
     "fedkd": (MIX, {"energy": [0.5, 0.8]}),

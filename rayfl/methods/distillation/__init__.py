@@ -6,6 +6,7 @@ from rayfl.methods.distillation.fedbe import FedBE
 from rayfl.methods.distillation.feddf import FedDF
 from rayfl.methods.distillation.feddistill import FedDistill
 from rayfl.methods.distillation.fedet import FedET
+from rayfl.methods.distillation.fedgen import FedGen
 from rayfl.methods.distillation.fedgh import FedGH
 from rayfl.methods.distillation.fedgkt import FedGKT
 from rayfl.methods.distillation.fedkd import FedKD
@@ -26,6 +27,7 @@ DISTILLATION: dict[str, type[Unequal]] = {
     "fedproto": FedProto,
     "feddistill": FedDistill,
     "fml": FML,
+    "fedgen": FedGen,
     "fedgh": FedGH,
     "fedtgp": FedTGP,
     "fedmrl": FedMRL,

@@ -22,47 +22,28 @@ Departures:
 3. Those of `kept.py`.
 """
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import nn
 
 from rayfl import costs
-from rayfl.clients import Population
-from rayfl.core.fold import ClientState, State, Update
-from rayfl.core.submodel import Selection
-from rayfl.core.tensors import Params
-from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
+from rayfl.core.fold import Update
+from rayfl.methods.base import Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.distillation.fedet import representation, with_representation
-from rayfl.methods.distillation.kept import RECEIVED, Keeping, Taught, check_classifiers, class_means
-
-HEAD = "head"
-"""Group of the state and the payload: v, "weight" [C, D] and "bias" [C] if it has one."""
+from rayfl.methods.distillation.kept import HEAD, RECEIVED, GlobalHead, Taught, class_means
 
 
-class FedGH(Taught, Keeping):
+class FedGH(Taught, GlobalHead):
     contract: ClassVar = Contract(wants="features")
 
     name: Literal["fedgh"] = "fedgh"
     weight: Literal["uniform"] = "uniform"
     """Not used: nothing is averaged."""
 
-    def check(self, rounds: int, clients: Population) -> None:
-        super().check(rounds, clients)
-        check_classifiers(self.name, self.task.nets)
-
-    def init(self) -> State:
-        return {HEAD: representation(self.task.initial(), self.task.server)}
-
-    def extract(self, state: State, selection: Selection) -> Payload:
-        return {HEAD: state[HEAD]}
-
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         net, data = visit.net, visit.data
-        given = with_representation(self.own(visit.client_state, visit.client.capacity), net, payload[HEAD])
-        network, metrics = self.trained(given, visit)
+        network, metrics = self.trained(self.start(payload, visit), visit)
         means, _ = class_means(network, net, data)
         metrics["train_flops"] = costs.training_flops(net, int(metrics["train_samples"]))
         metrics["train_flops"] += costs.forward_flops(net, len(data))
@@ -79,9 +60,3 @@ class FedGH(Taught, Keeping):
         found = self.server.fit(linear, received, loss, context.seed, context.validation.device)
         flops = 6.0 * size * classes * len(received["labels"]) * self.server.epochs
         return ServerTaskResult({HEAD: found}, {"server_flops": flops})
-
-    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
-        """Return the client's network, or the initial one of this capacity, with the global classifier."""
-        deployed = super().deploy(state, round, capacity, client_state)
-        head: Params = state[HEAD]
-        return replace(deployed, params=with_representation(deployed.params, deployed.net, head))

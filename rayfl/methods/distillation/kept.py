@@ -6,6 +6,7 @@ outside the cohort keeps its network, batches are those of `training`, and valid
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,7 @@ from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
 from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskResult, Visit
 from rayfl.methods.distillation.base import Unequal
+from rayfl.methods.distillation.fedet import representation, with_representation
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
 from rayfl.models.features import classifier_path, feature_size, tapped
@@ -59,6 +61,32 @@ class Keeping(Unequal):
         client_state: ClientState = {"own": copied(network)} | {name: copied(t) for name, t in groups.items()}
         weight = self.weight_of(visit.data)
         return Update({}, weight, whole=whole, metrics=metrics, client_states={visit.client.id: client_state})
+
+
+HEAD = "head"
+"""Group of the state and the payload: the global classifier, "weight" [C, D] and "bias" [C] if it has one."""
+
+
+class GlobalHead(Keeping):
+    """Base class of methods whose clients replace their classifier by a global one at the start of a round and when
+    they are deployed. It starts as the classifier of the server's network."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        super().check(rounds, clients)
+        check_classifiers(self.name, self.task.nets)
+
+    def init(self) -> State:
+        return {HEAD: representation(self.task.initial(), self.task.server)}
+
+    def start(self, payload: Payload, visit: Visit) -> Params:
+        """Return the client's network, or the initial one of its capacity, with the received classifier."""
+        return with_representation(self.own(visit.client_state, visit.client.capacity), visit.net, payload[HEAD])
+
+    def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
+        """Return the client's network, or the initial one of this capacity, with the global classifier."""
+        deployed = super().deploy(state, round, capacity, client_state)
+        head: Params = state[HEAD]
+        return replace(deployed, params=with_representation(deployed.params, deployed.net, head))
 
 
 def check_features(method: str, nets: Mapping[float, Net]) -> None:
@@ -137,12 +165,23 @@ def stacked(rows: Params, classes: int, size: int, device: torch.device) -> tupl
     return found.to(device), known.to(device)
 
 
-# a small network that the server trains on class means
+# a small network that the server trains on what clients sent
 
 FEATURES = "features"
 """Group of an update: "CLIENT CLASS" -> mean features [D] of the client's samples of this class."""
 RECEIVED = "received"
-"""Group of the state while the server trains: "features" [n, D] and "labels" [n]."""
+"""Group of the state while the server trains: its training data."""
+
+
+class Teaching(Unequal):
+    """Base class of methods whose server trains in one server task, after a `step` with the group `RECEIVED`."""
+
+    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
+        return [ServerTask("server", self.task.server, 1, state)] if RECEIVED in state else []
+
+    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
+        new = {**state, **refined["server"].groups}
+        return {group: t for group, t in new.items() if group != RECEIVED}
 
 
 class ServerTraining(Config):
@@ -169,8 +208,9 @@ class ServerTraining(Config):
         return copied(params_of(module))
 
 
-class Taught(Unequal):
-    """Base class of methods whose server trains on the class means of the round's clients, in one server task."""
+class Taught(Teaching):
+    """Base class of methods whose server trains on the class means of the round's clients: `RECEIVED` has "features"
+    [n, D] and "labels" [n]."""
 
     server: ServerTraining = ServerTraining()
     """Training of the server."""
@@ -186,10 +226,3 @@ class Taught(Unequal):
         order = sorted(found)
         features, labels = torch.stack([found[key] for key in order]), torch.tensor([j for _, j in order])
         return {**state, RECEIVED: {"features": features, "labels": labels}}
-
-    def plan(self, state: State, round: int) -> Sequence[ServerTask]:
-        return [ServerTask("server", self.task.server, 1, state)] if RECEIVED in state else []
-
-    def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
-        new = {**state, **refined["server"].groups}
-        return {group: t for group, t in new.items() if group != RECEIVED}
