@@ -85,9 +85,20 @@ class Selection(ABC):
         """Return whether the selection contains every coordinate of the tensor."""
 
     @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the server's tensors. Tensors that are missing here are selected whole."""
+
+    @property
     def nbytes(self) -> int:
         """Bytes to send the selection itself; 0 if it follows from the network."""
         return 0
+
+    def spread(self, part: Params) -> Params:
+        """Return S^T part, in new tensors of the server's shapes."""
+        whole = {name: t.new_zeros(self.shapes.get(name, t.shape)) for name, t in part.items()}
+        self.put(part, whole)
+        return whole
 
     def cover(self, params: Params) -> Params:
         """Return S^T 1 in the shapes of `params`: 1 for selected coordinates, otherwise 0."""
@@ -128,6 +139,10 @@ class Slice(Selection):
     def part_layout(self) -> Layout:
         """Layout of the selected tensors."""
         return _layout(self.net, self.names, self.tied)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.whole_layout.shapes
 
     @property
     def key(self) -> Hashable:
@@ -251,6 +266,10 @@ class Mask(Selection):
     key: Hashable
     places: Mapping[str, torch.Tensor] = field(repr=False, compare=False)
     """Masked tensor -> selected flat positions [k] int64, ascending, read only. Other tensors are selected whole."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.net.full_layout.shapes
 
     def take(self, params: Params) -> Params:
         return {

@@ -6,7 +6,7 @@ Every verb is a pure function of its messages and the data, so a job can be repe
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from rayfl.evaluation import judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.metrics import plus
 from rayfl.training.settings import precise
-from rayfl.training.transforms import transformed
+from rayfl.training.transforms import RESIDUAL, transformed
 from rayfl.training.updates import Updates, norm
 
 
@@ -64,10 +64,7 @@ class Worker:
         updates, metrics = sum_of_updates(), PairwiseSum(plus)
         client_states, losses, refused, before = {}, {}, [], norm([broadcast.payload])
         for client in job.clients:
-            client_state = job.client_states.get(client.id)
-            update, numbers, reason = self._answer(
-                broadcast, client, client_state, max(before, norm([client_state or {}]))
-            )
+            update, numbers, reason = self._answer(broadcast, client, job.client_states.get(client.id), before)
             updates.add(update)
             metrics.add(numbers)
             if update is not None:
@@ -81,19 +78,33 @@ class Worker:
     def _answer(
         self, broadcast: Broadcast, client: Client, client_state: ClientState | None, before: float
     ) -> tuple[Update | None, dict[str, float], str | None]:
-        """Return a client's update (None if refused), its metrics and the reason of a refusal. `before`: norm of its
-        starting point."""
+        """Return a client's update (None if refused), its metrics and the reason of a refusal. `before`: norm of the
+        payload."""
+        # the method never sees the residual of the transforms
+        own = {group: t for group, t in (client_state or {}).items() if group != RESIDUAL} or None
+        before = max(before, norm([own or {}]))
         data = self._rows("train", self.federation.train[client.id])
         seed = stream(self.recipe.seed, "local", client.round, client.id)
-        visit = Visit(client, broadcast.selection, data, client_state, seed, self.public)
+        visit = Visit(client, broadcast.selection, data, own, seed, self.public)
         with precise(self.method.task.training, self.device):
             update = self.verbs.local_update(broadcast.payload, visit)
         spent, updates = _cost(broadcast, update), self.recipe.updates
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
         if updates.transforms:
-            spent["bytes_up"] = transformed(updates.transforms, broadcast.payload, update, stream(seed, "transforms"))
+            size, residual = transformed(
+                updates.transforms,
+                broadcast.payload,
+                update,
+                stream(seed, "transforms"),
+                broadcast.selection,
+                cast(ClientState | None, (client_state or {}).get(RESIDUAL)),
+            )
+            spent["bytes_up"] = size
             update.metrics.pop("bytes_up", None)
+            if residual is not None:
+                new = update.client_states.get(client.id, own or {})
+                update.client_states[client.id] = {**new, RESIDUAL: residual}
         return update, {"clients": 1} | spent | update.metrics, None
 
     def refine(self, server_task: ServerTask, job: Refine) -> ServerTaskResult:

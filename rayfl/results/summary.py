@@ -25,7 +25,7 @@ DENSITY = "local_density"
 DENSITY_AT_BEST = "local_density_at_best"
 """`DENSITY` in the round with the best mean score of clients."""
 
-AMOUNTS = ("gbit", "client_macs")
+AMOUNTS = ("gbit", "client_macs", "kbit_up_per_point")
 """Keys of `amounts`."""
 
 
@@ -149,12 +149,18 @@ def amounts(record: Mapping[str, Any]) -> dict[str, float]:
     a run without rounds.
 
     gbit: traffic to and from all clients in 10^9 bits. client_macs: multiply-adds of forward and backward passes, as a
-    mean over all clients, including those never selected.
+    mean over all clients, including those never selected. kbit_up_per_point: 10^3 bits sent by all clients per
+    percentage point of the judge metric, if that is a fraction of which more is better.
     """
     if not record.get("rounds"):
         return {}
+    facts = record["facts"]
     gbit = 8 * (record["bytes_down"] + record["bytes_up"]) / 1e9
-    return {"gbit": gbit, "client_macs": record["train_flops"] / 2 / record["facts"]["clients"]}
+    found = {"gbit": gbit, "client_macs": record["train_flops"] / 2 / facts["clients"]}
+    score = record.get(facts["judge"], 0.0)
+    if score > 0 and Facts(**facts).better(facts["judge"]) == "max":
+        found["kbit_up_per_point"] = 8 * record["bytes_up"] / 1e3 / (100 * score)
+    return found
 
 
 def _best(lines: Iterable[Line], metric: str, facts: Facts) -> Line:

@@ -12,6 +12,7 @@ import torch
 from rayfl.config import ConfigError, parse
 from rayfl.core.fold import State, Update
 from rayfl.core.net import Net
+from rayfl.core.norms import STATISTICS
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, leaves
 from rayfl.engine.files import checksum
@@ -36,6 +37,7 @@ from rayfl.testing.tiny import (
     spread,
     tiny,
 )
+from rayfl.training.transforms import BFloat16, ErrorFeedback, TopK, transformed
 
 FITTING: dict[str, tuple[str, ...]] = {
     "": ("digits_cnn", "resnet18"),
@@ -186,6 +188,29 @@ class MethodPromises:
         simulation.train()
         assert checksum({"payload": payload, "state": state}) == before, "a step changes the previous state"
 
+    def test_error_feedback_loses_nothing(self, tmp_path: Path) -> None:
+        """What a client sends in three rounds, and its residual after them, are the sum of its changes."""
+        simulation = simulate(self.experiment(), tmp_path)
+        [(selection, [client, *_]), *_] = simulation.cohort().values()
+        payload = simulation.method.extract(simulation.state, selection)
+        public = simulation.executor.worker.public  # pyright: ignore
+        chain, residual = (ErrorFeedback(), TopK(share=0.1), BFloat16()), None
+        sent, whole = [], []
+        for seed in range(3):
+            visit = Visit(client, selection, rows_of(simulation, client.id), None, seed, public)
+            update = simulation.method.local_update(payload, visit)
+            if update.products:
+                return
+            whole.append(changes(update, payload, selection))
+            _, residual = transformed(chain, payload, update, 0, selection, residual)
+            sent.append(changes(update, payload, selection))
+        for path, t in leaves(residual or {}):
+            if not path.endswith(STATISTICS):
+                total = torch.stack([one[path] for one in sent]).sum(0) + t
+                torch.testing.assert_close(
+                    total, torch.stack([one[path] for one in whole]).sum(0), rtol=1e-3, atol=1e-5
+                )
+
 
 class MethodContract(MethodPromises):
     """A subclass sets `method`, and other attributes for a method that differs from rayfl's."""
@@ -311,6 +336,19 @@ def check_selection(selection: Selection, x: Params) -> None:
     cover = selection.cover(x)
     assert_same(cover, {name: torch.zeros_like(t) for name, t in x.items()} | spread(selection, _ones(taken), x))
     assert all(selection.covers(name) == bool(t.all()) for name, t in cover.items())
+
+
+def changes(update: Update, payload: dict[str, Params], selection: Selection) -> Params:
+    """Return "group/name" -> change of a client's tensor, in the server's shapes; of rows that it contributes only."""
+    found: Params = {}
+    for group, params in (update.sums | update.whole).items():
+        rows = update.row_weights if group == "params" else {}
+        start = {name: payload.get(group, {}).get(name, torch.zeros_like(t)) for name, t in params.items()}
+        held = {name: (rows[name] > 0).float() if name in rows else 1.0 for name in params}
+        d = {name: t / update.weight - start[name] * held[name] for name, t in params.items()}
+        d = selection.spread(d) if group in update.sums else d
+        found |= {f"{group}/{name}": t for name, t in d.items()}
+    return found
 
 
 def _ones(tensors: Params) -> Params:

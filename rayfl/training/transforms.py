@@ -4,18 +4,38 @@ A transform maps the change d = y - x of a client's parameters, by group and nam
 on all tensors of an update together. Tensors that the client did not receive (masks, control variates) have x = 0.
 Transforms apply in the order of `updates.transforms`.
 
-    clip       d / max(1, |d| / norm), |d| the L2 norm of all tensors (McMahan et al., ICLR 2018, arXiv 1710.06963)
-    noise      d + N(0, deviation^2): with clip, the Gaussian mechanism per client
-    topk       a fraction of all elements, with the largest |d|; 0 elsewhere (Aji, Heafield, 2017, arXiv 1704.05021)
-    quantize   unbiased stochastic levels of each tensor's range (Suresh et al., ICML 2017, arXiv 1611.00429)
+    clip            d / max(1, |d| / norm), |d| the L2 norm of all tensors (McMahan et al., ICLR 2018, arXiv 1710.06963)
+    noise           d + N(0, deviation^2): with clip, the Gaussian mechanism per client
+    error_feedback  d + e; the rest of the chain C is compression, and e <- d + e - C(d + e) is client state
+                    (Karimireddy et al., ICML 2019, arXiv 1901.09847)
+    topk            a fraction of all elements, with the largest |d|; 0 elsewhere (Aji, Heafield, 2017,
+                    arXiv 1704.05021)
+    random_mask     k of the n elements of each tensor, from a seed, times n / k: unbiased (Konecny et al., 2016,
+                    arXiv 1610.05492)
+    quantize        unbiased stochastic levels of each tensor's range (Suresh et al., ICML 2017, arXiv 1611.00429)
+    sign            sign(d) times the mean of |d|, per tensor, over the elements that are not 0
+    bf16            rounding to bfloat16
+    int8            the nearest of 256 levels (q - zero) scale of each tensor's range, which includes 0; tensors of up
+                    to four elements are sent as they are
 
-The reported bytes are those after the transforms: topk sends a value and a position per remaining element (the shorter
-code of `rayfl.core.bitcodes`), quantize sends `bits` bits per element and the two ends of each tensor's range.
+The reported bytes are those after the transforms (`Wire`):
+
+    topk            32 bits per value, and the places: the shorter code of `rayfl.core.bitcodes`
+    random_mask     32 bits per value, and a seed of 64 bits
+    quantize        `bits` per value, and 64 bits per tensor
+    sign            1 bit per value, and 32 bits per tensor
+    bf16            16 bits per value
+    int8            8 bits per value, and 96 bits per tensor, as FLSim counts (which sends biases as they are)
+
+After topk and random_mask, these are bits per remaining value. quantize and sign have no code for 0: an update with
+zeros also sends the places of its other elements.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -23,21 +43,64 @@ from torch import nn
 
 from rayfl.config import ConfigError, Kind, Named
 from rayfl.core.bitcodes import encode_places
-from rayfl.core.fold import Update
+from rayfl.core.fold import ClientState, Update
 from rayfl.core.norms import VARIANCE
+from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
+
+RESIDUAL = "updates residual"
+"""Group of a client state with the residual of error feedback: group of the update -> name -> tensor, in the server's
+shapes."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Size of an update as sent."""
+
+    values: Mapping[str, tuple[int, int]]
+    """Tensor -> number of values sent, bits per value."""
+    head: int = 0
+    """Bytes of everything else: places, seeds, ranges, scales."""
+
+    @classmethod
+    def of(cls, d: Params) -> "Wire":
+        """Return the size of tensors without a transform."""
+        return cls({name: (t.numel(), 8 * t.element_size()) for name, t in d.items()})
+
+    @property
+    def nbytes(self) -> float:
+        return float(self.head + sum(-(-count * bits // 8) for count, bits in self.values.values()))
+
+    def coded(self, bits: int, head: int = 0, least: int = 0) -> "Wire":
+        """Return the size with this many bits per value and `head` bytes per tensor."""
+        values = {name: (count, bits) for name, (count, _) in self.values.items()}
+        return replace(self, values=values, head=self.head + head * len(values))
+
+    def without_zeros(self, d: Params) -> "Wire":
+        """Return the size if only the elements of `d` that are not 0 are sent, with their places; unchanged if `d` has
+        no zeros among the values sent."""
+        counts = {name: int(t.count_nonzero()) for name, t in d.items()}
+        if all(counts[name] == count for name, (count, _) in self.values.items()):
+            return self
+        flat = _flat(d)
+        values = {name: (counts[name], bits) for name, (_, bits) in self.values.items()}
+        return replace(self, values=values, head=self.head + len(encode_places(flat.nonzero().flatten(), len(flat))))
 
 
 class Transform(Named, ABC):
     """A pure function of a change and a generator. Subclasses define their options as fields."""
 
+    stage: ClassVar[Literal["", "noise", "error_feedback", "selection", "code"]] = ""
+    """Place in a chain: these stages in this order, each of `selection` and `code` at most once. "": any place."""
+
     @abstractmethod
     def change(self, d: Params, generator: torch.Generator) -> Params:
-        """Return the change to send: "group/name" -> new tensor, with the names and shapes of `d`."""
+        """Return the change to send: "group/name" -> new tensor, with the names and shapes of `d`. Zeros stay 0 if the
+        transform may follow one that selects elements."""
 
-    def nbytes(self, d: Params, before: float) -> float:
-        """Return the size in bytes of `d`, a result of this transform; `before`: the size without it."""
-        return before
+    def wire(self, d: Params, sent: Params, wire: Wire) -> Wire:
+        """Return the size of `sent`, the result of this transform for `d`; `wire`: the size of `d`."""
+        return wire
 
 
 class Clip(Transform):
@@ -56,6 +119,7 @@ class Clip(Transform):
 class Noise(Transform):
     """Gaussian noise on every element."""
 
+    stage = "noise"
     name: Literal["noise"] = "noise"
     deviation: float = Field(gt=0)
     """Standard deviation; for differential privacy, a multiple of the norm of `clip`."""
@@ -64,31 +128,65 @@ class Noise(Transform):
         return {name: t + self.deviation * torch.randn(t.shape, generator=generator) for name, t in d.items()}
 
 
+class ErrorFeedback(Transform):
+    """Addition of the residual that the following compression left in the client's earlier rounds."""
+
+    stage = "error_feedback"
+    name: Literal["error_feedback"] = "error_feedback"
+
+    def change(self, d: Params, generator: torch.Generator) -> Params:
+        return dict(d)  # `transformed` adds the residual
+
+
 class TopK(Transform):
     """Sparsification to the largest elements of a change."""
 
+    stage = "selection"
     name: Literal["topk"] = "topk"
     share: float = Field(gt=0, le=1)
     """Fraction of all elements to keep; of equal elements, the first."""
 
     def change(self, d: Params, generator: torch.Generator) -> Params:
-        flat = torch.cat([t.reshape(-1) for t in d.values()])
+        flat = _flat(d)
         sparse = torch.zeros_like(flat)
-        places = flat.abs().sort(descending=True, stable=True).indices[: max(1, round(self.share * len(flat)))]
+        places = flat.abs().sort(descending=True, stable=True).indices[: _count(self.share, len(flat))]
         sparse[places] = flat[places]
-        parts = sparse.split([t.numel() for t in d.values()])
-        return {name: part.view(t.shape) for (name, t), part in zip(d.items(), parts, strict=True)}
+        return _split(sparse, d)
 
-    def nbytes(self, d: Params, before: float) -> float:
-        flat = torch.cat([t.reshape(-1) for t in d.values()])
-        places = flat.nonzero().flatten()
-        return 4 * len(places) + _place_bytes(places, len(flat))
+    def wire(self, d: Params, sent: Params, wire: Wire) -> Wire:
+        return wire.without_zeros(sent)
+
+
+class RandomMask(Transform):
+    """Random elements of every tensor, scaled so that the expected value is the change. The server knows their places
+    from the seed."""
+
+    stage = "selection"
+    name: Literal["random_mask"] = "random_mask"
+    share: float = Field(gt=0, le=1)
+    """Fraction of each tensor's elements to send, at least one element."""
+
+    def change(self, d: Params, generator: torch.Generator) -> Params:
+        seed = int(torch.randint(2**63 - 1, (), generator=generator))
+        shared = torch.Generator().manual_seed(seed)
+        return {name: self._masked(t, shared) for name, t in d.items()}
+
+    def _masked(self, t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        flat, sparse = t.reshape(-1), torch.zeros(t.numel(), dtype=t.dtype)
+        places = torch.randperm(len(flat), generator=generator)[: _count(self.share, len(flat))]
+        sparse[places] = flat[places] * (len(flat) / max(len(places), 1))
+        return sparse.view(t.shape)
+
+    def wire(self, d: Params, sent: Params, wire: Wire) -> Wire:
+        values = {name: (_count(self.share, count), bits) for name, (count, bits) in wire.values.items()}
+        return replace(wire, values=values, head=wire.head + 8)
 
 
 class Quantize(Transform):
-    """Stochastic rounding of each tensor to 2**bits levels between its smallest and its largest element. Zeros stay 0;
-    in a sparse tensor (after `topk`), only the positions and levels of the other elements are sent."""
+    """Stochastic rounding of each tensor to 2**bits levels between its smallest and its largest element. Zeros stay
+    0."""
 
+    stage = "code"
     name: Literal["quantize"] = "quantize"
     bits: int = Field(default=8, ge=1, le=16)
     """Bits per element."""
@@ -108,29 +206,128 @@ class Quantize(Transform):
         rounded = low + width * (down + (torch.rand(t.shape, generator=generator) < level - down))
         return torch.where(t == 0, t, rounded)
 
-    def nbytes(self, d: Params, before: float) -> float:
-        # 8 bytes per tensor for the two ends of its range
-        return sum(8 + min(self._packed(t.numel()), self._sparse(t)) for t in d.values())
-
-    def _packed(self, elements: int) -> int:
-        return -(-self.bits * elements // 8)
-
-    def _sparse(self, t: torch.Tensor) -> int:
-        places = t.reshape(-1).nonzero().flatten()
-        return self._packed(len(places)) + _place_bytes(places, t.numel())
+    def wire(self, d: Params, sent: Params, wire: Wire) -> Wire:
+        return wire.without_zeros(d).coded(self.bits, head=8)
 
 
-def _place_bytes(places: torch.Tensor, elements: int) -> int:
-    return len(encode_places(places, elements))
+class Sign(Transform):
+    """Signs, times the mean magnitude of each tensor's elements that are not 0. Zeros stay 0."""
+
+    stage = "code"
+    name: Literal["sign"] = "sign"
+
+    def change(self, d: Params, generator: torch.Generator) -> Params:
+        return {name: t.sign() * (t.abs().sum() / t.count_nonzero().clamp_min(1)) for name, t in d.items()}
+
+    def wire(self, d: Params, sent: Params, wire: Wire) -> Wire:
+        return wire.without_zeros(d).coded(1, head=4)
 
 
-TRANSFORMS: dict[str, type[Transform]] = {"clip": Clip, "noise": Noise, "topk": TopK, "quantize": Quantize}
+class BFloat16(Transform):
+    """Rounding of every element to bfloat16."""
+
+    stage = "code"
+    name: Literal["bf16"] = "bf16"
+
+    def change(self, d: Params, generator: torch.Generator) -> Params:
+        return {name: t.bfloat16().to(t.dtype) for name, t in d.items()}
+
+    def wire(self, d: Params, sent: Params, wire: Wire) -> Wire:
+        return wire.coded(16)
+
+
+class Int8(Transform):
+    """Rounding of each tensor of more than four elements to 256 levels, one of which is 0."""
+
+    stage = "code"
+    name: Literal["int8"] = "int8"
+
+    def change(self, d: Params, generator: torch.Generator) -> Params:
+        return {name: self._rounded(t) if self._is_coded(t) else t.clone() for name, t in d.items()}
+
+    def _is_coded(self, t: torch.Tensor) -> bool:
+        return t.numel() > 4  # the range of a smaller one costs more than it saves
+
+    def _rounded(self, t: torch.Tensor) -> torch.Tensor:
+        low, high = t.min().clamp_max(0.0), t.max().clamp_min(0.0)
+        scale = (high - low) / 255
+        if not float(scale):
+            return t.clone()
+        zero = (-low / scale).round()
+        return ((t / scale).round() + zero).clamp(0, 255).sub(zero) * scale
+
+    def wire(self, d: Params, sent: Params, wire: Wire) -> Wire:
+        coded = {name for name, t in d.items() if self._is_coded(t)}
+        values = {name: (count, 8 if name in coded else bits) for name, (count, bits) in wire.values.items()}
+        return replace(wire, values=values, head=wire.head + 12 * len(coded))
+
+
+TRANSFORMS: dict[str, type[Transform]] = {
+    "clip": Clip,
+    "noise": Noise,
+    "error_feedback": ErrorFeedback,
+    "topk": TopK,
+    "random_mask": RandomMask,
+    "quantize": Quantize,
+    "sign": Sign,
+    "bf16": BFloat16,
+    "int8": Int8,
+}
 
 TRANSFORMS_KIND = Kind("transform", Transform, TRANSFORMS, "rayfl.transforms")
 
+STAGES = ("noise", "error_feedback", "selection", "code")
+REASONS = {
+    "noise": "every element is noisy and has to be sent",
+    "error_feedback": "its residual would lack what {earlier} leaves out",
+    "selection": "the values sent would no longer be those of {earlier}",
+    "code": "an update has one code",
+}
+"""Stage -> reason why it cannot follow a later one, or itself."""
 
-def transformed(transforms: Sequence[Transform], payload: Mapping[str, Params], update: Update, seed: int) -> float:
-    """Apply the transforms to one client's update, in place, and return its size in bytes.
+
+def check_order(transforms: Sequence[Transform]) -> None:
+    """Raise a ConfigError, with a place below `transforms`, for a chain whose order has no meaning or no code."""
+    staged = [(i, transform) for i, transform in enumerate(transforms) if transform.stage]
+    for (_, earlier), (i, later) in pairwise(staged):
+        before, after = STAGES.index(earlier.stage), STAGES.index(later.stage)  # pyright: ignore[reportArgumentType]
+        if after < before or (after == before and later.stage != "noise"):
+            reason = REASONS[later.stage].format(earlier=earlier.name)
+            order = "one of each" if after == before else f"{later.name} before {earlier.name}"
+            raise ConfigError(f"transforms.{i}: {later.name} cannot follow {earlier.name}: {reason}. Allowed: {order}")
+    names = [transform.name for transform in transforms]
+    if "error_feedback" not in names:
+        return
+    place = names.index("error_feedback")
+    rest = transforms[place + 1 :]
+    for i, transform in enumerate(rest, place + 1):
+        if isinstance(transform, Clip | RandomMask):
+            reason = (
+                "what a clip cuts off would be sent in the next rounds"
+                if isinstance(transform, Clip)
+                else "the scaled elements are larger than the change, so that residuals grow without limit"
+            )
+            hint = f"{transform.name} before error_feedback" if isinstance(transform, Clip) else "topk"
+            raise ConfigError(
+                f"transforms.{i}: {transform.name} cannot follow error_feedback: {reason}. Allowed: {hint}"
+            )
+    if not any(transform.stage in ("selection", "code") for transform in rest):
+        raise ConfigError(
+            f"transforms.{place}: error_feedback without compression leaves no residual. Allowed: topk, quantize, "
+            "sign, bf16 or int8 after it"
+        )
+
+
+def transformed(
+    transforms: Sequence[Transform],
+    payload: Mapping[str, Params],
+    update: Update,
+    seed: int,
+    selection: Selection,
+    residual: ClientState | None = None,
+) -> tuple[float, ClientState | None]:
+    """Apply the transforms to one client's update, in place. Return its size in bytes and, with error feedback, the new
+    residual, which replaces `residual`.
 
     `payload`: the tensors that the client received; `seed`: its seed for this round. Classifier rows that the client
     does not own are not part of its change. Negative running variances are set to 0.
@@ -148,11 +345,66 @@ def transformed(transforms: Sequence[Transform], payload: Mapping[str, Params], 
     rows = {f"params/{name}": (t > 0).float() for name, t in update.row_weights.items()}
     start = {key: sent.get(key, torch.zeros_like(t)) * rows.get(key, 1.0) for key, (_, _, t) in answers.items()}
     d = {key: t / weight - start[key] for key, (_, _, t) in answers.items()}
-    size = float(sum(t.numel() * t.element_size() for t in d.values()))
+    if not d:
+        return 0.0, None
+    wire, memory, wanted = Wire.of(d), None, {}
     for transform in transforms:
-        d = transform.change(d, generator)
-        size = transform.nbytes(d, size)
+        if isinstance(transform, ErrorFeedback):
+            memory = Memory(update, selection, residual or {})
+            d = wanted = {key: t + memory.part[key] * rows.get(key, 1.0) for key, t in d.items()}
+        changed = transform.change(d, generator)
+        wire, d = transform.wire(d, changed, wire), changed
+    if memory is not None:
+        left = {
+            key: torch.where(rows.get(key, torch.ones(())) > 0, wanted[key] - d[key], memory.part[key]) for key in d
+        }
+        residual = memory.after(left)
     for key, (params, name, _) in answers.items():
         found = start[key] + d[key] * rows.get(key, 1.0)
         params[name] = (found.clamp_min(0.0) if name.endswith(VARIANCE) else found) * weight
-    return size
+    return wire.nbytes, residual
+
+
+class Memory:
+    """A client's residual, cut to one update. Parts of the model that the client does not hold now keep their
+    residual."""
+
+    def __init__(self, update: Update, selection: Selection, residual: ClientState):
+        self.update, self.selection, self.residual = update, selection, residual
+        self.part: Params = {}
+        """"group/name" -> residual in the shape of the update's tensor."""
+        for group, params in (update.sums | update.whole).items():
+            before = cast(Params, residual.get(group, {}))
+            known = {name: t for name, t in before.items() if name in params}
+            cut = selection.take(known) if group in update.sums else known
+            self.part |= {f"{group}/{name}": cut.get(name, torch.zeros_like(t)) for name, t in params.items()}
+
+    def after(self, left: Params) -> ClientState:
+        """Return the next residual, in the server's shapes, from that of this update's elements."""
+        groups = {group: cast(Params, t) for group, t in self.residual.items()}
+        for group, params in (self.update.sums | self.update.whole).items():
+            new = {name: left[f"{group}/{name}"] for name in params}
+            if group in self.update.sums:
+                # before - S^T S before is exactly 0 in the selected coordinates
+                whole = self.selection.spread(new)
+                for name, t in whole.items():
+                    if (old := groups.get(group, {}).get(name)) is not None:
+                        rest = old.clone()
+                        self.selection.put({name: self.part[f"{group}/{name}"]}, {name: rest}, alpha=-1.0)
+                        whole[name] = rest + t
+                new = whole
+            groups[group] = groups.get(group, {}) | new
+        return groups
+
+
+def _count(share: float, elements: int) -> int:
+    return min(elements, max(1, round(share * elements)))
+
+
+def _flat(d: Params) -> torch.Tensor:
+    return torch.cat([t.reshape(-1) for t in d.values()])
+
+
+def _split(flat: torch.Tensor, like: Params) -> Params:
+    parts = flat.split([t.numel() for t in like.values()])
+    return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}

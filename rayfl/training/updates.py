@@ -10,7 +10,7 @@ from torch import nn
 from rayfl.config import Config
 from rayfl.core.fold import Update
 from rayfl.core.tensors import Tensors, leaves
-from rayfl.training.transforms import TRANSFORMS_KIND, Transform
+from rayfl.training.transforms import TRANSFORMS_KIND, Transform, check_order
 
 
 class Updates(Config):
@@ -27,7 +27,9 @@ class Updates(Config):
     @field_validator("transforms")
     @classmethod
     def _read(cls, given: tuple[Any, ...]) -> tuple[Transform, ...]:
-        return tuple(TRANSFORMS_KIND.read(transform, f"transforms.{i}") for i, transform in enumerate(given))
+        transforms = tuple(TRANSFORMS_KIND.read(transform, f"transforms.{i}") for i, transform in enumerate(given))
+        check_order(transforms)
+        return transforms
 
     def unfit(self, update: Update, before: float) -> str | None:
         """Return the reason to exclude one client's update, or None. `before`: norm of the client's starting point; 0

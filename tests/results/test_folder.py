@@ -447,7 +447,7 @@ def test_own_scores_are_summarised_by_their_better_direction():
     result = summed([*lines, line(4, perplexity_mean=float("nan"), f1_mean=0.125)], facts)
     assert (result["best_perplexity_mean"], result["best_f1_mean"], result["best_round"]) == (5.0, 0.75, 2)
     assert result["last5_f1_mean"] == 1.625 / 4 and result["f1_mean"] == 0.125
-    expected = ["best_perplexity_mean", "last5_perplexity_mean", "gbit", "client_macs"]
+    expected = ["best_perplexity_mean", "last5_perplexity_mean", "gbit", "client_macs", "kbit_up_per_point"]
     assert summaries(["perplexity_mean", "perplexity_0.5"], facts["scores"]) == expected
 
 
@@ -498,6 +498,11 @@ def test_amounts_are_spafl_s():
     row["train_flops"] = 3 * 2 * 2_293_000 * 5 * 600 * 5000
     assert amounts(row) == {"gbit": pytest.approx(0.1856), "client_macs": pytest.approx(10.3185e11)}
     assert amounts(row | {"rounds": 0}) == {}
+    # 8 bits per byte, at 80 %
+    found = amounts(row | {FACTS["judge"]: 0.8})["kbit_up_per_point"]
+    assert found == pytest.approx(8 * sent / 1000 / 80)
+    perplexity = FACTS | {"scores": {"perplexity": "min"}, "judge": "perplexity_mean", "clients": 100}
+    assert "kbit_up_per_point" not in amounts(row | {"facts": perplexity, "perplexity_mean": 5.0})
 
 
 def test_a_folder_of_rayfl_0_4_is_refused(tmp_path):
