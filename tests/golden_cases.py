@@ -91,7 +91,7 @@ for method in (
 for method in ("depthfl", "scalefl"):
     case(f"{method}-depthfl_resnet18", model=EXITS)
     case(f"{method}-resnet18", model=OTHER_EXITS)
-for method in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra"):
+for method in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra", "fedepth"):
     case(f"{method}-resnet18", model=RESNET, clients=BY_PARAMETERS)
     case(f"{method}-vit_b_16", model=VIT, clients=BY_PARAMETERS)
 for method in (
@@ -173,6 +173,7 @@ case("fedprox-epochs", method={"stragglers": 0.9, "size": "own"}, training={"ste
 case("scaffold-option_1", method={"option": "I"})
 case("scaffold-own", method={"size": "own", "weight": "samples", "label_rows": "present"})
 case("adaptivefl-fitting", method={"dispatch": "fitting", "starts": [0.2, 0.6]}, model=RESNET, clients=BY_PARAMETERS)
+case("fedepth-mutual", method={"distill": 1.0}, model=RESNET, clients={"metric": "flops"})
 case("fedrolex-overlap", method={"overlap": 0.5})
 case("fedrolex-direction", method={"direction": -1, "deploys": "prefix"})
 case("feddropout-untied", method={"tie_residual": False}, model=RESNET)

@@ -45,7 +45,7 @@ NESTED = {
     "scalefl": {"model": RESNET | {"exits": ["stage1.0", "stage2.0"]}},
     **{
         method: {"model": RESNET, "clients": {"metric": "params"}}
-        for method in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra")
+        for method in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra", "fedepth")
     },
     **{method: {"model": ADAPTED, "data": made_up_for(ADAPTED)} for method in LOWRANK},
 }

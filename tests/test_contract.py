@@ -48,13 +48,13 @@ WITHOUT_SMALL_BLOCKS = ("roberta", "bert", "distilbert", "gpt2", "llama")
 UNFIT = {
     *(
         (name, model)
-        for name in ("depthfl_nefl", "inclusivefl", "fedra")
+        for name in ("depthfl_nefl", "inclusivefl", "fedra", "fedepth")
         for model in ("wide_resnet101_2", "resnet8_gkt", "resnet55_gkt")
     ),
     ("scalefl_nefl", "resnet55_gkt"),
     *(
         (name, model)
-        for name in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra")
+        for name in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra", "fedepth")
         for model in WITHOUT_SMALL_BLOCKS
     ),
     *(("adaptivefl", model) for model in ("roberta", "bert", "distilbert", "gpt2")),

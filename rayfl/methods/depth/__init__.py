@@ -3,6 +3,7 @@
 from rayfl.methods.base import Method
 from rayfl.methods.depth.depthfl import DepthFL
 from rayfl.methods.depth.depthfl_nefl import DepthFLNeFL
+from rayfl.methods.depth.fedepth import FeDepth
 from rayfl.methods.depth.fedra import FedRA
 from rayfl.methods.depth.inclusivefl import InclusiveFL
 from rayfl.methods.depth.nefl import NeFL
@@ -17,4 +18,5 @@ DEPTH: dict[str, type[Method]] = {
     "depthfl_nefl": DepthFLNeFL,
     "inclusivefl": InclusiveFL,
     "fedra": FedRA,
+    "fedepth": FeDepth,
 }
