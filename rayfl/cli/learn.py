@@ -163,6 +163,14 @@ def list_(
             autocompletion=_listed,
         ),
     ] = None,
+    like: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="List only entries with all words of TEXT, or words that start with them, in their name or data sheet "
+            "(the docstring: title, paper, equations, departures); of files: in their name, first sentence or rows.",
+        ),
+    ] = "",
 ) -> None:
     """List methods, models, data sets, partitions, scores, transforms, listeners and devices, with their options and
     defaults. Those of installed packages are included."""
@@ -173,19 +181,24 @@ def list_(
         raise ConfigError(
             f"list: {wrong[0]!r} is not valid. Allowed: {known}, or a class of your own as package.module:Class"
         )
-    if FILES not in asked or len(asked) > 1 or own:
-        from rayfl.reference.catalogue import catalogue
+    from rayfl.reference.catalogue import about, catalogue
 
-        found = catalogue(own)
+    files = [entry for entry in _files() if about(like, *entry)] if FILES in asked else []
+    is_empty = not files
+    if FILES not in asked or len(asked) > 1 or own:
+        found = catalogue(own, like)
         for name, place in PLACES.items():
             entries = [entry for entry in found[place] if not own or asked or entry[0] in own]
             if entries and (name in asked or not asked):
+                is_empty = False
                 notify(f"{name} (`{place}:` in a file)")
                 print_table(_entries(entries))
                 notify("")
-    if FILES in asked:
+    if files:
         notify(f"{FILES} (`rayfl sweep NAME`)")
-        print_table(_entries(list(_files())))
+        print_table(_entries(files))
+    if like and is_empty:
+        raise ConfigError(f"--like: no entry has the words {like!r}. Allowed: words of a name or a data sheet")
 
 
 def _files() -> Iterator[tuple[str, str, str]]:

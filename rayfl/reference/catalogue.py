@@ -30,13 +30,29 @@ Entry = tuple[str, str, str]
 """Name, first sentence of its documentation, options with their defaults (required ones without)."""
 
 
-def catalogue(names: Sequence[str] = ()) -> dict[str, list[Entry]]:
-    """Return place -> entries, installed packages included. `names`: further classes, "package.module:Class"."""
+def catalogue(names: Sequence[str] = (), like: str = "") -> dict[str, list[Entry]]:
+    """Return place -> entries, installed packages included. `names`: further classes, "package.module:Class". `like`:
+    only classes that are `about` this text."""
     found = {place: dict(kind.known()) for place, kind in KINDS.items()}
     for name in names:
         place, cls = _found(name)
         found[place][name] = cls
-    return {place: [_entry(place, name, cls) for name, cls in some.items()] for place, some in found.items()}
+    return {
+        place: [_entry(place, name, cls) for name, cls in some.items() if about(like, name, sheet(cls))]
+        for place, some in found.items()
+    }
+
+
+def about(like: str, *texts: str) -> bool:
+    """Return whether each word of `like` is the start of a word of the texts, in upper or lower case.
+
+    >>> about("Class proto", "fedproto", "Clients share the prototypes of every class.")
+    True
+    >>> about("proto", "fedproto")
+    False
+    """
+    words = re.findall(r"[^\W_]+", " ".join(texts).lower())
+    return all(any(word.startswith(asked) for word in words) for asked in re.findall(r"[^\W_]+", like.lower()))
 
 
 def _found(name: str) -> tuple[str, type[Named]]:
@@ -60,7 +76,11 @@ def _entry(place: str, name: str, cls: type[Named]) -> Entry:
     return name, first_sentence(cls), ", ".join(options)
 
 
+def sheet(cls: type) -> str:
+    """Return the data sheet of a class: its docstring, or that of its module."""
+    return cls.__doc__ or sys.modules[cls.__module__].__doc__ or ""
+
+
 def first_sentence(cls: type) -> str:
-    """Return the first sentence of the docstring of a class, or of its module."""
-    text = cls.__doc__ or sys.modules[cls.__module__].__doc__ or ""
-    return re.split(r"\. (?=[A-Z`])", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".")
+    """Return the first sentence of the data sheet of a class."""
+    return re.split(r"\. (?=[A-Z`])", " ".join(sheet(cls).split("\n\n")[0].split()))[0].rstrip(".")

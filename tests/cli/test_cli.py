@@ -1,6 +1,7 @@
 """Commands that start neither Ray nor MLflow, and bad input: exit code 2, one clear error, nothing left behind."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -110,6 +111,17 @@ def test_list_names_everything(rayfl):
     assert "mu=0.01, stragglers=0.0" in out and "test_fraction=0.2" in out and "Undefined" not in out
 
 
+def test_list_by_words_of_the_data_sheets(rayfl):
+    names = lambda out: re.findall(r"^  (\w+) {2,}", out, re.M)  # noqa: E731
+    code, out, _ = rayfl("list", "methods", "--like", "PROTOTYPE class")
+    assert code == 0 and names(out) == ["fedproto", "fedtgp"]
+    # all words, each from its start: "proto" is inside of FedProto only
+    assert rayfl("list", "methods", "--like", "prototypes generator")[0] == 2
+    assert names(rayfl("list", "--like", "fedtgp")[1]) == ["fedtgp"]
+    code, out, _ = rayfl("list", "configs", "--like", "writers mnist")
+    assert code == 0 and names(out) == ["writers_mnist"]
+
+
 def test_check_says_what_a_file_is(rayfl, config, tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": {"a": None, "b": None}}))
     code, out, _ = rayfl("check", config(), "sweep.yaml")
@@ -193,6 +205,10 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
             "Invalid value for '--classes': Input should be greater than or",
         ),
         (["describe", "exp.yaml", "--classes", "3"], "--classes: a CONFIG's data set defines its classes"),
+        (
+            ["list", "methods", "--like", "no such method"],
+            "--like: no entry has the words 'no such method'. Allowed: words of a name or a data sheet",
+        ),
         (
             ["list", "os:path"],
             "os:path: the class is of no kind that a file can name. Allowed: a subclass of rayfl.DataSet,",
