@@ -43,6 +43,7 @@ HEAD = "head"
 
 
 class FedGH(Taught, Keeping):
+    needs_classes: ClassVar = "prototypes are means over the samples of a class"
     contract: ClassVar = Contract(wants="features")
 
     name: Literal["fedgh"] = "fedgh"
