@@ -35,7 +35,7 @@ from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import Arrays, DataSet
 from rayfl.data.federation import Federation, federate
-from rayfl.data.goal import Score
+from rayfl.data.goal import SCORES_KIND, Score
 from rayfl.data.partition.base import Partition
 from rayfl.evaluation import Evaluation
 from rayfl.listeners import LISTENERS_KIND, EarlyStopping, Listener
@@ -315,7 +315,13 @@ def _check(experiment: Experiment) -> None:
     training, evaluation = experiment.training, experiment.evaluation
     try:
         _check_model(experiment.model)
-        method = experiment.bound()
+        method, goal = experiment.bound(), experiment.data.goal
+        if goal.targets != "class" and method.needs_classes:
+            raise ValueError(
+                f"method: {method.name} needs one class per sample, because {method.needs_classes}. The targets of "
+                f"data set {experiment.data.name} are {goal.targets}. Allowed: a data set of classes, or another "
+                "method such as heterofl"
+            )
         method.check(experiment.rounds, experiment.clients)
         if experiment.system is not None:
             _check_system(experiment.system, method, experiment.clients)
@@ -329,12 +335,17 @@ def _check(experiment: Experiment) -> None:
                 f"evaluation.local: 'server' is not supported by method {method.name}, which does not train a whole "
                 "server network. Allowed: 'deployed'"
             )
-        goal = experiment.data.goal
         for score in experiment.scores:
             if score.part not in goal.parts:
                 raise ValueError(
                     f"evaluation.scores: data set {experiment.data.name} has no {score.part!r} for {score.name}. "
                     f"Allowed: scores of {', '.join(map(repr, goal.parts))}"
+                )
+            if score.of_targets != goal.targets:
+                same = [name for name, cls in SCORES_KIND.known().items() if cls.of_targets == goal.targets]
+                raise ValueError(
+                    f"evaluation.scores: {score.name} scores targets of kind {score.of_targets}, and those of data set "
+                    f"{experiment.data.name} are {goal.targets}. Allowed: {', '.join(same)}"
                 )
         for net in method.task.nets.values():
             assert net.layout

@@ -61,7 +61,11 @@ def export(
             f"{owner}"
         )
     about = {"capacity": capacity, "client": client, "round": round, "method": experiment.method.name}
-    about |= {"samples": experiment.data.prepare.plain()}
+    prepare, goal = experiment.data.prepare, experiment.data.goal
+    if prepare.learns or goal.learns:
+        federation = experiment.federate(load_data(experiment))
+        prepare, goal = federation.prepare, federation.goal
+    about |= {"samples": prepare.plain() | goal.plain()}
     return export_submodel(deployed, to, about, notify, experiment.data.attached)
 
 

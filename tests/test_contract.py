@@ -112,6 +112,30 @@ class TestDigits(DataContract):
     model = "digits_cnn"
 
 
+class TestBreastCancer(DataContract):
+    data = "breast_cancer"
+    model = "mlp"
+
+
+class TestDiabetes(DataContract):
+    """Numbers as targets."""
+
+    data = "diabetes"
+    model = "mlp"
+
+
+class TestSeries(DataContract):
+    """Several labels at once, and missing values."""
+
+    data = InMemory(
+        np.where(np.arange(300 * 3 * 8) % 7 == 0, np.nan, np.arange(300 * 3 * 8) % 11).reshape(300, 3, 8),
+        np.arange(600).reshape(300, 2) % 3 == 0,
+        target="labels",
+        missing="mean",
+    )
+    model = "lstm"
+
+
 class TestSynthetic(DataContract):
     data: ClassVar = {"name": "synthetic", "shape": [3, 8, 8], "samples": 60, "test_samples": 20, "size": 12}
 

@@ -70,6 +70,11 @@ def conv(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options: An
     return declare(layer, weight=(cout, cin, None, None), bias=(cout,))
 
 
+def conv1d(cin: Axis, cout: Axis, kernel: int, *, bias: bool = True, **options: Any) -> nn.Conv1d:
+    layer = nn.Conv1d(cin.length, cout.length, kernel, bias=bias, **options)
+    return declare(layer, weight=(cout, cin, None), bias=(cout,))
+
+
 def linear(cin: Axis, cout: Axis, *, bias: bool = True) -> nn.Linear:
     layer = nn.Linear(cin.length, cout.length, bias=bias)
     return declare(layer, weight=(cout, cin), bias=(cout,))

@@ -23,10 +23,11 @@ from rayfl.core.norms import StaticBatchNorm
 
 Convention = Literal["heterofl_official", "macs", "flops2"]
 
-LAYERS = (nn.Conv2d, nn.Linear)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+LAYERS = (*CONVOLUTIONS, nn.Linear)
 NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
 ACTIVATIONS = (nn.ReLU, nn.GELU)
-POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -62,7 +63,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
 
 
 def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, CONVOLUTIONS):
         return module.weight.numel() * y[0, 0].numel()
     if is_layer(module):
         return cast(torch.Tensor, module.weight).numel() * (y.numel() // y.shape[-1])
@@ -73,7 +74,7 @@ def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
 
 def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
     once = _macs(module, x, y)
-    if isinstance(module, nn.Conv2d) and module.bias is not None:
+    if isinstance(module, CONVOLUTIONS) and module.bias is not None:
         once += y.numel()
     if isinstance(module, NORMS):
         once += 2 * x.numel()

@@ -16,6 +16,8 @@ from rayfl.data.goal import SCORES as SCORES
 from rayfl.data.goal import SCORES_KIND as SCORES_KIND
 from rayfl.data.goal import Classes as Classes
 from rayfl.data.goal import Goal as Goal
+from rayfl.data.goal import LabelSets as LabelSets
+from rayfl.data.goal import Numbers as Numbers
 from rayfl.data.goal import Score as Score
 from rayfl.data.images import ImageData as ImageData
 from rayfl.data.images import Images as Images
@@ -31,10 +33,13 @@ from rayfl.data.samples import Prepare as Prepare
 from rayfl.data.svhn import SVHN
 from rayfl.data.synthetic import Synthetic
 from rayfl.data.synthetic_text import SyntheticText
+from rayfl.data.table import BreastCancer, Diabetes, Table
 from rayfl.data.text import SST2, AGNews, OwnText, Shakespeare, WikiText2
 
 DATASETS |= {
     "digits": Digits,
+    "breast_cancer": BreastCancer,
+    "diabetes": Diabetes,
     "mnist": MNIST,
     "fashion_mnist": FashionMNIST,
     "cifar10": CIFAR10,
@@ -50,4 +55,5 @@ DATASETS |= {
     "folder": Folder,
     "function": Function,
     "text": OwnText,
+    "table": Table,
 }

@@ -42,6 +42,8 @@ class Column:
     least: int = 0
     stored: Literal["int64", "int32", "uint8"] = "int64"
     """Data type of the stored integers."""
+    missing: bool = False
+    """Numbers may be NaN: missing values."""
 
 
 def validate(arrays: Any, columns: Mapping[str, Column], where: str = "data") -> Arrays:
@@ -109,7 +111,7 @@ def _column(value: Any, column: Column, place: str) -> np.ndarray:
             f"{place} has shape {list(array.shape)}. Allowed: [{expected}], where N is the number of samples"
         )
     if column.below is None:
-        return _numbers(array, place)
+        return _numbers(array, place, column.missing)
     array = as_integers(array, place)
     if array.size and not column.least <= array.min() <= array.max() < column.below:
         raise ConfigError(
@@ -118,8 +120,8 @@ def _column(value: Any, column: Column, place: str) -> np.ndarray:
     return np.ascontiguousarray(array, column.stored)
 
 
-def _numbers(array: np.ndarray, place: str) -> np.ndarray:
-    """Return uint8 unchanged, other numbers as finite float32."""
+def _numbers(array: np.ndarray, place: str, missing: bool) -> np.ndarray:
+    """Return uint8 unchanged, other numbers as finite float32, or NaN if values may be missing."""
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     if array.dtype.kind not in "biuf":
@@ -129,7 +131,10 @@ def _numbers(array: np.ndarray, place: str) -> np.ndarray:
         # float64 holds any sum of float32, so the sum is finite if and only if all values are
         if np.isfinite(found.sum(dtype=np.float64)):
             return found
-    broken = np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(1))
+    valid = np.isfinite(found) | (np.isnan(array) if missing and array.dtype.kind == "f" else False)
+    broken = np.flatnonzero(~valid.reshape(len(found), -1).all(1))
+    if not len(broken):
+        return found
     raise ConfigError(
         f"{place} has NaN or infinite values in {len(broken)} of {len(found)} samples (first: sample {broken[0]}). "
         "Allowed: finite float32 numbers"

@@ -178,7 +178,7 @@ class Public(Config):
                     f"data.public: {name} of {data.name} has the type {train[name].dtype}. Allowed: {array.dtype} as "
                     f"in {own.name}"
                 )
-        if all(np.array_equal(train[name], array) for name, array in arrays.train.items()):
+        if all(np.array_equal(train[name], array, equal_nan=True) for name, array in arrays.train.items()):
             raise ConfigError(
                 f"data.public.data: {data.name} has the training samples of {own.name}, which clients have. Allowed: "
                 "another data set. Hint: use share for a part of the training set"
@@ -197,7 +197,7 @@ class Public(Config):
             noise = draw.integers(x.min(), x.max(), size=shape, dtype=np.uint8, endpoint=True)
         else:
             noise = draw.standard_normal(shape, np.float32)
-        return validate_split({"x": noise, LABEL: np.zeros(len(noise), y.dtype)}, own.columns, "public")
+        return validate_split({"x": noise, LABEL: np.zeros((len(noise), *y.shape[1:]), y.dtype)}, own.columns, "public")
 
 
 def _check_kind(data: DataSet, own: DataSet) -> None:

@@ -57,7 +57,18 @@ def federate(
         test = test.within(kept)
     train, local_validation = _hold_out_locally(train.within(kept), local_holdout, seed)
     public_source = "train" if data.public is None or data.public.share else "public"
-    return Federation(train, test, source, validation, local_validation, data.prepare, data.goal, public, public_source)
+    prepare, goal = _fitted(data, arrays, train)
+    return Federation(train, test, source, validation, local_validation, prepare, goal, public, public_source)
+
+
+def _fitted(data: DataSet, arrays: Arrays, train: Shards) -> tuple[Prepare, Goal]:
+    """Return preprocessing and goal, fitted on all clients' training rows, and on no other rows."""
+    prepare, goal = data.prepare, data.goal
+    if not (prepare.learns or goal.learns):
+        return prepare, goal
+    rows = np.sort(train.idx)
+    own = {name: array[rows] for name, array in arrays.train.items()}
+    return prepare.fitted(own), goal.fitted(own)
 
 
 def _hold_out_public(

@@ -78,7 +78,7 @@ class Folder(OwnImages):
         samples = self._split(train, names, shape)
         if test:
             return Arrays(samples, self._split(test[0], names, shape))
-        return with_test(samples, None, self.test_fraction)
+        return with_test(samples, self.goal, self.test_fraction)
 
     def _parts(self) -> list[Path]:
         """Return the folders of the training set and, if there is one, of the test set. Each contains class folders."""

@@ -5,22 +5,24 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
 from rayfl.config import ConfigError, shown
-from rayfl.data.arrays import Arrays, as_array, as_integers
-from rayfl.data.goal import Classes
+from rayfl.data.arrays import Arrays, as_array
+from rayfl.data.goal import Goal
 from rayfl.data.images import MOST_CLASSES
-from rayfl.data.own import OwnImages, Stored, classes_of, shape_of
+from rayfl.data.own import OwnImages, Stored, Targeted, read_targets, shape_of
 
 
-class Function(OwnImages):
-    """Result of `of(**options)`: rayfl.Arrays of `x` [N, C, H, W] and `y` [N], or (x, y, x_test, y_test).
+class Function(Targeted, OwnImages):
+    """Result of `of(**options)`: rayfl.Arrays of `x` and `y`, or (x, y, x_test, y_test). `x` are tables [N, F], series
+    [N, C, T] or images [N, C, H, W], `y` classes [N] or targets of another `target`.
 
     The function must return the same data every time. It is called once per process, before the run starts, because
-    models depend on the shape of the images.
+    models depend on the shape of the samples.
     """
 
     name: Literal["function"] = "function"
@@ -29,11 +31,11 @@ class Function(OwnImages):
     options: dict[str, JsonValue] = {}
     """Keyword arguments of the function."""
     classes: int | None = Field(default=None, ge=1, le=MOST_CLASSES)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of classes. Default: the number of different labels."""
+    """Number of classes, numbers or labels. Default: the number of different classes, or of columns of y."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Channels, height and width of one image."""
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Shape of one sample."""
         place = "data: x of the training set"
         return shape_of(as_array(self.load().train["x"], place), place)
 
@@ -43,15 +45,20 @@ class Function(OwnImages):
         return "uint8" if x.dtype == "uint8" else "float32"
 
     @property
-    def goal(self) -> Classes:
+    def goal(self) -> Goal:
         if self.classes is not None:
-            return Classes(self.classes)
+            return self.goal_of(self.classes)
         arrays = self.load()
-        labels = [as_integers(split["y"], "data: y") for split in (arrays.train, arrays.test)]
-        return Classes(classes_of(labels, "data: y"))
+        return self.goal_of(self.outputs_of([arrays.train["y"], arrays.test["y"]]))
 
     def load(self) -> Arrays:
-        return _returned(self._function(), self.of, json.dumps(self.options))
+        found = _returned(self._function(), self.of, json.dumps(self.options))
+        parts = {"training": found.train, "test": found.test}
+        train, test = (
+            {**split, "y": read_targets(split["y"], self.target, f"data: y of the {part} set")}
+            for part, split in parts.items()
+        )
+        return replace(found, train=train, test=test)
 
     def _function(self) -> Callable[..., Any]:
         try:

@@ -1,13 +1,15 @@
-"""Learning tasks (losses) and scores, from logits and labels.
+"""Learning tasks and scores. A `Goal` is the one place that says what targets are: their stored form, the number of
+outputs, the loss, the scores and the labels for partition rules. Classes, numbers, sets of labels, and tokens.
 
 Scores are additive: every batch gives a vector of counts, and the sum over all batches and workers gives the value.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -15,11 +17,15 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from rayfl.config import Kind, Named
+from rayfl.data.arrays import Column
 
 MAX_PERPLEXITY = 1e4
 """Upper limit of reported perplexities."""
 SOFTMAX_CHUNK = 2**19
 """Maximum number of logits per softmax."""
+
+Targets = Literal["class", "numbers", "labels"]
+"""Kind of targets: one class per sample (or token), one or more numbers, or any number of labels."""
 
 
 class Score(Named, ABC):
@@ -29,6 +35,8 @@ class Score(Named, ABC):
     """Direction of improvement."""
     by_batch: ClassVar[bool] = False
     """True if the value depends on the batch size of the evaluation."""
+    of_targets: ClassVar[Targets] = "class"
+    """Kind of targets that it scores."""
 
     @property
     def part(self) -> str:
@@ -199,6 +207,87 @@ class Matthews(Score):
         return float(covariance / spread.sqrt()) if spread > 0 else 0.0
 
 
+class SquaredError(Mean):
+    """Mean squared error over samples and numbers, in squared units of the targets."""
+
+    name: Literal["mse"] = "mse"
+    better: ClassVar = "min"
+    of_targets: ClassVar = "numbers"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _total((logits - y).double().square())
+
+
+class AbsoluteError(Mean):
+    """Mean absolute error over samples and numbers, in units of the targets."""
+
+    name: Literal["mae"] = "mae"
+    better: ClassVar = "min"
+    of_targets: ClassVar = "numbers"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _total((logits - y).double().abs())
+
+
+class R2(Score):
+    """Coefficient of determination, 1 - squared error / squared deviation from the mean of the evaluated targets; the
+    mean over numbers (as scikit-learn's r2_score). It has no value if the targets are equal."""
+
+    name: Literal["r2"] = "r2"
+    of_targets: ClassVar = "numbers"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return, of every number, the count, sum and sum of squares of the targets, and the squared error: [4 K]."""
+        y, error = y.double(), (logits - y).double()
+        return torch.cat([torch.full_like(y[:1].sum(0), len(y)), y.sum(0), y.square().sum(0), error.square().sum(0)])
+
+    def value(self, sums: torch.Tensor) -> float:
+        deviation, error = self._squares(sums)
+        equal = torch.where(error > 0, 0.0, 1.0)
+        return float(torch.where(deviation > 0, 1 - error / deviation.clamp_min(1e-300), equal).mean())
+
+    def counted(self, sums: torch.Tensor) -> np.ndarray:
+        return (self._squares(sums)[0] > 0).all(-1).numpy()
+
+    def _squares(self, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the squared deviations and errors [..., K]."""
+        count, total, squares, error = sums.double().unflatten(-1, (4, -1)).unbind(-2)
+        deviation = squares - total.square() / count.clamp_min(1)
+        # less is a rounding error of the difference
+        return torch.where(deviation > 1e-12 * squares, deviation, 0.0), error
+
+
+class LabelAccuracy(Mean):
+    """Fraction of correct decisions over samples and labels. A label is predicted if its logit is positive."""
+
+    name: Literal["label_accuracy"] = "label_accuracy"
+    of_targets: ClassVar = "labels"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _shares(((logits > 0) == (y > 0)).flatten())
+
+
+class ExactMatch(Mean):
+    """Fraction of samples with exactly the right labels."""
+
+    name: Literal["exact_match"] = "exact_match"
+    of_targets: ClassVar = "labels"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _shares(((logits > 0) == (y > 0)).all(1))
+
+
+class LabelF1(MacroF1):
+    """Unweighted mean over labels of F1, as `MacroF1`."""
+
+    name: Literal["label_f1"] = "label_f1"
+    of_targets: ClassVar = "labels"
+
+    def counts(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        predicted, labelled = logits > 0, y > 0
+        return torch.cat([found.sum(0) for found in (predicted & labelled, predicted, labelled)])
+
+
 def _cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the float32 sum over rows [n, C] and n, as float64 [2]."""
     # chunks of large vocabularies fit into the CPU cache, which is four times as fast
@@ -206,6 +295,12 @@ def _cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     parts = zip(logits.split(size or 1), y.split(size or 1), strict=True)
     total = torch.stack([F.cross_entropy(some, of, reduction="sum").double() for some, of in parts]).sum()
     return torch.stack([total, total.new_full((), len(y))])
+
+
+def _total(errors: torch.Tensor) -> torch.Tensor:
+    """Return the sum over rows of the mean of errors [n, K], and n: [2] float64."""
+    total = errors.mean(1).sum()
+    return torch.stack([total, total.new_full((), len(errors))])
 
 
 def _shares(right: torch.Tensor) -> torch.Tensor:
@@ -222,6 +317,12 @@ SCORES: dict[str, type[Score]] = {
     "top_k": TopK,
     "macro_f1": MacroF1,
     "matthews": Matthews,
+    "mse": SquaredError,
+    "mae": AbsoluteError,
+    "r2": R2,
+    "label_accuracy": LabelAccuracy,
+    "exact_match": ExactMatch,
+    "label_f1": LabelF1,
 }
 
 SCORES_KIND = Kind("score", Score, SCORES, "rayfl.scores")
@@ -232,16 +333,33 @@ IGNORE_INDEX = -100
 
 
 class Goal(ABC):
-    """Learning task: loss, scores, and the labels that partition rules use. Hashable."""
+    """Learning task: targets, loss, scores, and the labels that partition rules use. Hashable."""
 
+    targets: ClassVar[Targets] = "class"
+    """Kind of targets."""
+    learns: ClassVar[bool] = False
+    """True if `fitted` needs training data."""
     classes: int
-    """Number of labels: 0 ... classes - 1."""
+    """Number of outputs of a network per row: classes 0 ... classes - 1, numbers, or labels."""
     scores: tuple[Score, ...]
     """Default scores of evaluations."""
     padding: ClassVar[int | None] = None
     """Label that the mean of the loss ignores. None: there is none."""
     parts: ClassVar[tuple[str, ...]] = ("all",)
     """Valid parts for `rows`."""
+
+    @property
+    def column(self) -> Column:
+        """Specification of the stored targets `y`. Default: one class per sample."""
+        return Column((), below=self.classes)
+
+    def fitted(self, split: Mapping[str, np.ndarray]) -> Self:
+        """Return the goal with values computed from the clients' training samples. Default: unchanged."""
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """Return what an output means as plain JSON, for config.json of an exported network."""
+        return {}
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -256,9 +374,10 @@ class Goal(ABC):
         """Number of different labels for partition rules."""
         return self.classes
 
-    @abstractmethod
     def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the label set of stored samples, [classes] bool."""
+        """Return the label set of stored samples, [classes] bool. Default: all, where outputs are no classes of which
+        a client can lack some."""
+        return torch.ones(self.classes, dtype=torch.bool, device=samples["y"].device)
 
     def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of a batch that scores count: logits [n, C] and labels [n], restricted to one of `parts`."""
@@ -281,6 +400,77 @@ class Classes(Goal):
 
     def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return label_set(samples["y"], self.classes)
+
+
+@dataclass(frozen=True)
+class Numbers(Goal):
+    """Regression: `classes` numbers per sample, `y` [N, K]. Trained by the mean squared error of standardised targets,
+    (y - mean) / std over the clients' training samples. Scores are in the units of the targets."""
+
+    classes: int
+    quantiles: int = 10
+    """Labels for partition rules: equal parts of a split, ordered by the first number."""
+    scores: tuple[Score, ...] = (SquaredError(), AbsoluteError(), R2())
+    mean: tuple[float, ...] = (0.0,)
+    """Mean of each number, or one for all."""
+    std: tuple[float, ...] = (1.0,)
+    targets: ClassVar = "numbers"
+    learns: ClassVar = True
+
+    @property
+    def column(self) -> Column:
+        return Column((self.classes,))
+
+    def fitted(self, split: Mapping[str, np.ndarray]) -> Self:
+        from sklearn.preprocessing import StandardScaler
+
+        found = StandardScaler().fit(split["y"].astype(np.float64))
+        return replace(self, mean=tuple(found.mean_.tolist()), std=tuple(found.scale_.tolist()))
+
+    def plain(self) -> dict[str, Any]:
+        return {"target_mean": self.mean, "target_std": self.std}
+
+    def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mean, std = (on_device(values, y.device) for values in (self.mean, self.std))
+        return F.mse_loss(logits, ((y - mean) / std).to(logits.dtype))
+
+    def rows(self, logits: torch.Tensor, y: torch.Tensor, part: str = "all") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return predictions [n, K] and targets [n, K] in the units of the targets."""
+        mean, std = (on_device(values, y.device) for values in (self.mean, self.std))
+        return logits * std + mean, y
+
+    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
+        y = split["y"][:, 0].astype(np.float64)
+        edges = np.quantile(y, np.arange(1, self.quantiles) / self.quantiles)
+        return np.searchsorted(edges, y, side="right")
+
+    @property
+    def kinds(self) -> int:
+        return self.quantiles
+
+
+@dataclass(frozen=True)
+class LabelSets(Goal):
+    """Several labels at once: `y` [N, L] of 0 and 1. Trained by the binary cross-entropy of every label, with logits.
+    For partition rules, the label of a sample is its first one; that of a sample without labels is L."""
+
+    classes: int
+    scores: tuple[Score, ...] = (LabelAccuracy(), ExactMatch(), LabelF1())
+    targets: ClassVar = "labels"
+
+    @property
+    def column(self) -> Column:
+        return Column((self.classes,), below=2, stored="uint8")
+
+    def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
+
+    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.where(split["y"].any(1), split["y"].argmax(1), self.classes)
+
+    @property
+    def kinds(self) -> int:
+        return self.classes + 1
 
 
 @dataclass(frozen=True)
@@ -350,6 +540,12 @@ def _picked(logits: torch.Tensor, y: torch.Tensor, counted: torch.Tensor) -> tup
     if counted.all():
         return logits.flatten(0, -2), y.flatten()
     return logits[counted], y[counted]
+
+
+@functools.lru_cache(maxsize=64)
+def on_device(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return the values as float32 on a device, copied there once."""
+    return torch.tensor(values, device=device)
 
 
 def label_set(labels: torch.Tensor, classes: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rayfl.data.arrays import Column
 from rayfl.data.base import DataSet
-from rayfl.data.goal import Classes
+from rayfl.data.goal import Classes, Goal
 from rayfl.data.samples import Batch, Prepare, Samples
 
 LARGEST = 4096
@@ -126,12 +126,12 @@ class ImageData(DataSet, ABC):
         return self.preprocessing.scale
 
     @property
-    def goal(self) -> Classes:
+    def goal(self) -> Goal:
         return Classes(self.classes)
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        return {"x": Column(self.shape), "y": Column((), below=self.goal.classes)}
+        return {"x": Column(self.shape), "y": self.goal.column}
 
     @property
     def seen(self) -> tuple[int, int, int]:

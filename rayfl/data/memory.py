@@ -7,16 +7,18 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from rayfl.config import ConfigError
-from rayfl.data.arrays import Arrays, Column, as_array, as_integers, validate
+from rayfl.data.arrays import Arrays, as_array, validate
+from rayfl.data.goal import Goal
 from rayfl.data.images import MOST_CLASSES
-from rayfl.data.own import OwnImages, Stored, classes_of, shape_of, with_test
+from rayfl.data.own import OwnImages, Stored, Targeted, read_targets, shape_of, with_test
 
 HELD_OUT = 0.2
 """Fraction of every class used as the test set if none is given."""
 
 
-class InMemory(OwnImages):
-    """`InMemory(x, y)` or `InMemory(x, y, x_test, y_test)`: images [N, C, H, W], bytes or floats, and labels [N].
+class InMemory(Targeted, OwnImages):
+    """`InMemory(x, y)` or `InMemory(x, y, x_test, y_test)`: tables [N, F], series [N, C, T] or images [N, C, H, W],
+    bytes or floats, and targets: classes [N], or of another `target`.
 
     Accepts numpy arrays, torch tensors and lists. Without a test set a random fifth of every class, rounded, is held
     out with a fixed seed. `users` [N] are the natural users of the training images, for `partition: users`.
@@ -28,16 +30,16 @@ class InMemory(OwnImages):
     name: Literal["arrays"] = "arrays"
     digest: str
     """SHA-256 of all validated arrays."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of one image."""
+    shape: tuple[int, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Shape of one sample: [F], [C, T] or [C, H, W]."""
     classes: int = Field(ge=1, le=MOST_CLASSES)
-    """Number of classes. Default: the number of different labels."""
+    """Number of classes, numbers or labels. Default: the number of different classes, or of columns of y."""
     samples: int
-    """Number of training images."""
+    """Number of training samples."""
     test_samples: int
-    """Number of test images."""
+    """Number of test samples."""
     stored: Stored
-    """Data type of stored pixels."""
+    """Data type of stored samples."""
     _arrays: Arrays | None = PrivateAttr(default=None)
 
     def __init__(
@@ -53,7 +55,10 @@ class InMemory(OwnImages):
             )
         if (x_test is None) != (y_test is None):
             raise ConfigError("data: only one of x_test and y_test is set. Allowed: both or neither")
-        arrays, classes = _checked(x, y, x_test, y_test, users, fields.get("classes"))
+        # fields are validated with placeholders, because the arrays are validated by them
+        blank = {"digest": "", "shape": (1,), "classes": 1, "samples": 0, "test_samples": 0, "stored": "float32"}
+        super().__init__(**blank | fields)
+        arrays, classes = self._checked(x, y, x_test, y_test, users, fields.get("classes"))
         described = {
             "digest": _digest(arrays),
             "shape": arrays.train["x"].shape[1:],
@@ -72,11 +77,29 @@ class InMemory(OwnImages):
     def dtype(self) -> Stored:
         return self.stored
 
+    @property
+    def goal(self) -> Goal:
+        return self.goal_of(self.classes)
+
+    def _checked(self, x: Any, y: Any, x_test: Any, y_test: Any, users: Any, classes: int | None) -> tuple[Arrays, int]:
+        """Return the validated arrays and the number of classes, numbers or labels."""
+        x = as_array(x, "data: x of the training set")
+        shape = shape_of(x, "data: x of the training set")
+        given = {"training": y} if y_test is None else {"training": y, "test": y_test}
+        found = [read_targets(one, self.target, f"data: y of the {part} set") for part, one in given.items()]
+        classes = self.outputs_of(found) if classes is None else classes
+        own = self.model_copy(update={"shape": shape, "classes": classes})
+        train = {"x": x, "y": found[0]}
+        if x_test is not None:
+            return validate(Arrays(train, {"x": x_test, "y": found[1]}, users), own.columns), classes
+        whole = validate(Arrays(train, train, users), own.columns)
+        return with_test(whole.train, own.goal, HELD_OUT, whole.users), classes
+
     def load(self) -> Arrays:
         if self._arrays is None:
             raise ConfigError(
-                f"data: the file describes {self.samples} + {self.test_samples} images (digest {self.digest[:12]}) "
-                "without their pixels. Allowed: rayfl.InMemory with the arrays of the original run"
+                f"data: the file describes {self.samples} + {self.test_samples} samples (digest {self.digest[:12]}) "
+                "without the samples. Allowed: rayfl.InMemory with the arrays of the original run"
             )
         return self._arrays
 
@@ -92,20 +115,6 @@ class InMemory(OwnImages):
         copy = self.model_copy(update={"public": public})
         copy._arrays = given.load()
         return copy
-
-
-def _checked(x: Any, y: Any, x_test: Any, y_test: Any, users: Any, classes: int | None) -> tuple[Arrays, int]:
-    """Return the validated arrays and the number of classes."""
-    x, y = as_array(x, "data: x of the training set"), as_integers(y, "data: y of the training set")
-    if classes is None:
-        labels = [y] if y_test is None else [y, as_integers(y_test, "data: y of the test set")]
-        classes = classes_of(labels, "data: y")
-    columns = {"x": Column(shape_of(x, "data: x of the training set")), "y": Column((), below=classes)}
-    train, test = {"x": x, "y": y}, {"x": x_test, "y": y_test}
-    if x_test is not None:
-        return validate(Arrays(train, test, users), columns), classes
-    whole = validate(Arrays(train, train, users), columns)
-    return with_test(whole.train, whole.users, HELD_OUT), classes
 
 
 def _digest(arrays: Arrays) -> str:

@@ -1,17 +1,19 @@
-"""Base class of the user's own image data sets: arrays, a folder or a function."""
+"""Base classes of the user's own data sets: images in a folder, arrays and functions of samples of any shape."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from rayfl.config import ConfigError
 from rayfl.core.seeds import numpy_generator
-from rayfl.data.arrays import Arrays, Split
+from rayfl.data.arrays import Arrays, Split, as_array, as_integers
+from rayfl.data.goal import Classes, Goal, LabelSets, Numbers, Targets
 from rayfl.data.images import ImageData, Images
 from rayfl.data.partition import hold_out
+from rayfl.data.variables import Shaped
 
 Stored = Literal["uint8", "float32"]
 
@@ -55,11 +57,49 @@ class OwnImages(ImageData, ABC):
         return given if len(given) == channels else given * channels
 
 
-def shape_of(x: np.ndarray, place: str) -> tuple[int, int, int]:
-    """Return channels, height and width of images x [N, C, H, W]."""
-    if x.ndim != 4:
-        hint = ". Hint: for gray images pass x[:, None], which has one channel" if x.ndim == 3 else ""
-        raise ConfigError(f"{place} has shape {list(x.shape)}. Allowed: images [N, C, H, W]{hint}")
+class Targeted(Shaped):
+    """The user's own samples, with targets of any kind."""
+
+    target: Targets = "class"
+    """Targets y. class: one class per sample, [N] from 0. numbers: regression, [N] or [N, K]. labels: several labels
+    at once, [N, L] of 0 and 1."""
+    quantiles: int = Field(default=10, ge=1, le=1000)
+    """With `target: numbers`: equal parts of the samples, ordered by the first number, which partition rules treat as
+    classes."""
+
+    def goal_of(self, outputs: int) -> Goal:
+        """Return the goal with this number of classes, numbers or labels."""
+        if self.target == "numbers":
+            return Numbers(outputs, self.quantiles)
+        return Classes(outputs) if self.target == "class" else LabelSets(outputs)
+
+    def outputs_of(self, labels: Sequence[np.ndarray]) -> int:
+        """Return the number of classes, numbers or labels of targets (`read_targets`) of all splits."""
+        return classes_of(labels, "data: y") if self.target == "class" else labels[0].shape[1]
+
+
+def read_targets(y: Any, target: Targets, place: str) -> np.ndarray:
+    """Return targets as they are stored: [N] classes, [N, K] numbers, or [N, L] labels."""
+    if target == "numbers":
+        found = as_array(y, place)
+        return found[:, None] if found.ndim == 1 else found
+    try:
+        found = as_integers(y, place)
+    except ConfigError as error:
+        raise ConfigError(f"{error}. Hint: `target: numbers` for regression") from None
+    if target == "labels" and found.ndim != 2:
+        raise ConfigError(f"{place} has shape {list(found.shape)}. Allowed: [N, L] of 0 and 1 with `target: labels`")
+    return found
+
+
+def shape_of(x: np.ndarray, place: str) -> tuple[int, ...]:
+    """Return the shape of one sample: a table's row [F], a series [C, T], or an image [C, H, W]."""
+    if not 2 <= x.ndim <= 4:
+        raise ConfigError(
+            f"{place} has shape {list(x.shape)}. Allowed: tables [N, F], series [N, C, T] or images [N, C, H, W]"
+        )
+    if x.ndim < 4:
+        return x.shape[1:]
     _, channels, height, width = x.shape
     if width in (1, 3, 4) and channels == height:
         raise ConfigError(
@@ -80,9 +120,9 @@ def classes_of(labels: Sequence[np.ndarray], place: str) -> int:
     return len(found)
 
 
-def with_test(samples: Split, users: np.ndarray | None, fraction: float) -> Arrays:
-    """Hold out a random fraction, rounded, of every class as the test set, with a fixed seed."""
-    kept, held_out = hold_out(samples["y"], fraction, numpy_generator(0, "hold_out", "test"))
+def with_test(samples: Split, goal: Goal, fraction: float, users: np.ndarray | None = None) -> Arrays:
+    """Hold out a random fraction, rounded, of every class (`Goal.labels`) as the test set, with a fixed seed."""
+    kept, held_out = hold_out(goal.labels(samples), fraction, numpy_generator(0, "hold_out", "test"))
     if not len(held_out) or not len(kept):
         raise ConfigError(
             f"data: {len(samples['y'])} samples without a test set give {len(kept)} for training and {len(held_out)} "

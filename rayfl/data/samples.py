@@ -3,10 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 
+from rayfl.data.arrays import Split
 from rayfl.data.goal import Goal
 
 Samples = dict[str, torch.Tensor]
@@ -17,6 +18,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 class Prepare(ABC):
     """Conversion of stored samples to network inputs, in two steps."""
+
+    learns: ClassVar[bool] = False
+    """True if `fitted` needs training data."""
+
+    def fitted(self, split: Split) -> Self:
+        """Return the conversion with values computed from the clients' training samples. Default: unchanged."""
+        return self
 
     @abstractmethod
     def whole(self, samples: Samples) -> Samples:

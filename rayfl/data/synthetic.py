@@ -1,4 +1,4 @@
-"""Generated images of any number and shape, for scale studies and tests."""
+"""Generated images, tables and series of any number and shape, for scale studies and tests."""
 
 from math import prod
 from typing import Annotated, Literal, Self
@@ -10,6 +10,7 @@ from rayfl.config import ConfigError
 from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays, Split
 from rayfl.data.images import MOST_CLASSES, ImageData, Images
+from rayfl.data.variables import Shaped
 
 CONTRAST, NOISE = 64, 192
 """Pixels are a class pattern in [0, CONTRAST) plus noise in [0, NOISE), both uniform."""
@@ -19,7 +20,7 @@ MEMORY = 8 * 10**9
 Positive = Annotated[int, Field(ge=1)]
 
 
-class Synthetic(ImageData):
+class Synthetic(Shaped, ImageData):
     """One fixed pattern per class plus noise. A linear classifier learns it, better with more pixels.
 
     The arrays depend on the fields below only, not on the run's seed.
@@ -27,11 +28,11 @@ class Synthetic(ImageData):
 
     name: Literal["synthetic"] = "synthetic"
     samples: int = Field(default=2000, ge=1)
-    """Number of training images, balanced over the classes."""
+    """Number of training samples, balanced over the classes."""
     test_samples: int = Field(default=500, ge=1)
-    """Number of test images."""
-    shape: tuple[Positive, Positive, Positive] = (1, 8, 8)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Channels, height and width of one image."""
+    """Number of test samples."""
+    shape: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=3)] = (1, 8, 8)  # pyright: ignore
+    """Shape of one sample: [C, H, W] of an image, [F] of a table's row, or [C, T] of a series."""
     classes: int = Field(default=10, ge=1, le=MOST_CLASSES)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @model_validator(mode="after")

@@ -79,7 +79,7 @@ def _separable(net: Net) -> list[Axis]:
     module, tied = net.blank(), set()
     for name, dims in net.layout.dims.items():
         layer = module.get_submodule(name.rpartition(".")[0])
-        is_plain = isinstance(layer, nn.Conv2d | nn.Linear | StaticBatchNorm)
+        is_plain = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear | StaticBatchNorm)
         tied |= {axis.name for axis in dims if axis is not None and (axis.groups > 1 or not is_plain)}
     return [axis for name, axis in net.layout.axes.items() if name not in tied]
 

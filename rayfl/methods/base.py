@@ -192,6 +192,9 @@ class Method(Named, ABC):
     """Split that a run is evaluated on: the test set, or the clients' own test data for personalised methods."""
     mixes: ClassVar[bool] = False
     """True if capacities may stand for networks of several models."""
+    needs_classes: ClassVar[str] = ""
+    """Reason why every sample must have one class; "" if targets can also be numbers or several labels. A property
+    where it depends on options."""
     contract: ClassVar[Contract] = Contract()
     """Properties that `rayfl.testing` checks."""
 

@@ -26,6 +26,7 @@ from rayfl.models.resnet import (
 )
 from rayfl.models.spafl import SpaFLCNN, SpaFLResNet18
 from rayfl.models.transformer import FedRolexTransformer, HeteroFLTransformer
+from rayfl.models.variables import LSTM, MLP, Conv1D
 from rayfl.models.vit import ViTB16
 
 MODELS |= {
@@ -53,6 +54,9 @@ MODELS |= {
     "spafl_cnn": SpaFLCNN,
     "spafl_resnet18": SpaFLResNet18,
     "vit_b_16": ViTB16,
+    "mlp": MLP,
+    "conv1d": Conv1D,
+    "lstm": LSTM,
     "roberta": Roberta,
     "bert": Bert,
     "distilbert": DistilBert,

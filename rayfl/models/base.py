@@ -14,7 +14,7 @@ from rayfl.core.net import Answer, Net, params_of
 from rayfl.core.norms import fresh
 from rayfl.core.tensors import Params
 
-SAMPLES = {"input": "images", "ids": "sequences of tokens"}
+SAMPLES = {"input": "images", "ids": "sequences of tokens", "variables": "tables", "series": "series"}
 """Key offered by a data set -> kind of its samples."""
 
 

@@ -36,7 +36,7 @@ from rayfl.models.base import MODELS_KIND, SAMPLES, Model, prepare_at
 from rayfl.models.features import classifier_path
 from rayfl.models.layers import sequential
 
-ALIKE = ("input", "task", "ids", "classes")
+ALIKE = ("input", "variables", "series", "task", "ids", "classes")
 """Fields that must be equal in all networks of a mix, because they depend on the data."""
 
 

@@ -23,7 +23,7 @@ KINDS: Mapping[str, Kind] = {
 }
 """Place in a file -> kind of class named there."""
 
-FILLED = {"model": ("input", "classes")}
+FILLED = {"model": ("input", "variables", "series", "classes")}
 """Place -> options that rayfl fills in from other sections."""
 
 Entry = tuple[str, str, str]

@@ -1,7 +1,9 @@
 """Contract tests of data sets, partition rules and scores."""
 
+import functools
 import math
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.tensors import as_tensor
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import DataSet
-from rayfl.data.goal import SCORES_KIND, Accuracy, Score
+from rayfl.data.goal import SCORES_KIND, Score
+from rayfl.data.memory import InMemory
 from rayfl.data.partition.base import NOBODY, Labels, Partition, partition
 from rayfl.data.samples import ClientData
 from rayfl.metrics import SPLITS, named
@@ -21,6 +24,16 @@ from rayfl.testing.tiny import assert_same, run, simulate, tiny
 
 SAMPLES = 12
 """Number of samples used by a test."""
+
+
+@functools.cache
+def _of_targets(targets: str) -> Mapping[str, Any]:
+    """Return the sections of a tiny experiment with these targets."""
+    if targets == "class":
+        return {}
+    x = numpy_generator(0, "test:table").standard_normal((300, 5))
+    y = x[:, :3] if targets == "numbers" else (x[:, :3] > 0).astype(int)
+    return {"data": InMemory(x, y, target=targets), "model": "mlp", "partition": "iid"}
 
 
 class DataContract:
@@ -37,8 +50,9 @@ class DataContract:
     def some(self) -> ClientData:
         """Return the first samples."""
         data = self.set()
-        samples = {name: as_tensor(array[:SAMPLES]) for name, array in data.arrays().train.items()}
-        return ClientData(samples, data.prepare, data.goal)
+        train = data.arrays().train
+        samples = {name: as_tensor(array[:SAMPLES]) for name, array in train.items()}
+        return ClientData(samples, data.prepare.fitted(train), data.goal.fitted(train))
 
     def test_its_arrays_are_checked_and_always_the_same(self) -> None:
         data = self.set()
@@ -47,18 +61,21 @@ class DataContract:
         for split, other in ((arrays.train, again.train), (arrays.test, again.test)):
             assert split.keys() == data.columns.keys()
             for name, array in split.items():
-                assert np.array_equal(array, other[name]), f"{name}: loading again returns other values"
+                assert np.array_equal(array, other[name], equal_nan=True), f"{name}: loading again returns other values"
 
     def test_batches_are_what_it_offers(self) -> None:
         data, some = self.set(), self.some()
         [(x, y), *_] = some.in_order(5)
         assert len(x) == len(y) == min(5, len(some))
-        _, labels = data.goal.rows(torch.zeros(*y.shape, 1), y)
-        assert len(labels) and 0 <= labels.min() and labels.max() < data.goal.classes
+        if data.goal.targets == "class":
+            _, labels = data.goal.rows(torch.zeros(*y.shape, 1), y)
+            assert len(labels) and 0 <= labels.min() and labels.max() < data.goal.classes
         if x.is_floating_point():
             assert x.isfinite().all()
         offers = data.offers
-        assert tuple(offers.get("input", x.shape[1:])) == tuple(x.shape[1:]), "`offers` has another input"
+        for kind in ("input", "series"):
+            assert tuple(offers.get(kind, x.shape[1:])) == tuple(x.shape[1:]), f"`offers` has another {kind}"
+        assert offers.get("variables", x.shape[1]) == x.shape[1], "`offers` has another number of variables"
         assert x.shape[1] <= offers.get("length", x.shape[1]), "`offers` has another length"
         assert offers.get("classes", data.goal.classes) == data.goal.classes
 
@@ -158,10 +175,11 @@ class ScoreContract:
         return SCORES_KIND.read(self.score, "evaluation.scores")
 
     def answers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [60, 4] and labels [60]; most predictions are correct."""
+        """Return predictions [60, 4] and targets, [60] classes or [60, 4] numbers or labels; most are correct."""
         y = torch.arange(60) % 4
-        logits = torch.randn(60, 4, generator=torch_generator(0, "test:logits"))
-        return logits + torch.nn.functional.one_hot(y, 4), y
+        noise = torch.randn(60, 4, generator=torch_generator(0, "test:logits"))
+        shown = torch.nn.functional.one_hot(y, 4)
+        return noise + shown, {"class": y, "labels": shown, "numbers": shown.float()}[self.made().of_targets]
 
     def test_it_adds_over_batches(self) -> None:
         """Sums are equal for any batch size; if the score is `by_batch`, for the same batches in any order."""
@@ -184,16 +202,19 @@ class ScoreContract:
 
     def test_right_answers_are_not_worse_than_wrong_ones(self) -> None:
         score, (_, y) = self.made(), self.answers()
-        right = 10.0 * torch.nn.functional.one_hot(y, 4).float()
-        values = [score.value(score.counts(logits, y)) for logits in (right, -right)]
+        right = torch.nn.functional.one_hot(torch.arange(60) % 4, 4) * 10.0 - 5
+        if score.of_targets == "numbers":
+            right = y
+        values = [score.value(score.counts(logits, y)) for logits in (right, -right - 1)]
         assert values[0] >= values[1] if score.better == "max" else values[0] <= values[1]
 
     def test_it_has_a_name_of_its_own_in_a_line(self, tmp_path: Path) -> None:
         score = self.made()
         assert SCORES_KIND.read(score.model_dump(mode="json"), "evaluation.scores") == score
         assert component(score.label, "label") == score.label
-        experiment = tiny(rounds=1, method="heterofl", evaluation={"scores": [score], "local_holdout": 0.2})
-        assert experiment.scores[0] == Accuracy() and score in experiment.scores
+        evaluation = {"scores": [score], "local_holdout": 0.2}
+        experiment = tiny(**_of_targets(score.of_targets), rounds=1, method="heterofl", evaluation=evaluation)
+        assert score in experiment.scores
         [line] = run(simulate(experiment, tmp_path))
         known = experiment.metrics()
         for split in SPLITS:

@@ -86,8 +86,10 @@ class ModelContract:
     def batch(self, count: int | None = 3) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Return `count` samples of the data set, or all, and their goal."""
         data = self.experiment().data
-        samples = {name: torch.from_numpy(array[:count]) for name, array in data.arrays().train.items()}
-        return *data.prepare.batch(data.prepare.whole(samples), None), data.goal
+        train = data.arrays().train
+        samples, prepare = {name: torch.from_numpy(array[:count]) for name, array in train.items()}, data.prepare
+        prepare = prepare.fitted(train)
+        return *prepare.batch(prepare.whole(samples), None), data.goal
 
     def test_it_starts_from_the_seed(self) -> None:
         """The global generator has no influence; an evaluation is a function of parameters and statistics."""

@@ -19,7 +19,7 @@ from rayfl.engine.worker import Worker
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.metrics import Line
 from rayfl.models import MODELS_KIND
-from rayfl.models.base import ImageModel, Model, TokenModel
+from rayfl.models.base import Model, TokenModel
 from rayfl.models.lora import Lora
 
 TINY: Mapping[str, Any] = {
@@ -88,17 +88,18 @@ def small(cls: type[Model]) -> Model:
 
 
 def made_up_for(model: Model) -> dict[str, Any]:
-    """Return the `data:` section of made-up images or sequences for a model; {} for other kinds."""
+    """Return the `data:` section of made-up samples for a model; {} for kinds that rayfl does not know."""
     if isinstance(model, Lora):
         return made_up_for(model.base)
     if isinstance(model, TokenModel):
         length = {"length": model.length} if "length" in model.model_fields_set else {}
         return {"name": "synthetic_text", "task": model.task} | length
-    if not isinstance(model, ImageModel):
+    shapes = {"input": lambda of: of.input, "series": lambda of: of.series, "variables": lambda of: (of.variables,)}
+    if model.takes not in shapes:
         return {}
     # the number of classes comes from the data, if the model does not set it
     classes = {"classes": model.classes} if "classes" in model.model_fields_set else {}
-    return {"shape": list(model.input)} | classes
+    return {"shape": list(shapes[model.takes](model))} | classes
 
 
 def split_for(model: Model) -> Any:

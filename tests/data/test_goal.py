@@ -13,14 +13,22 @@ from rayfl.data import SCORES, SCORES_KIND, Classes, Score
 from rayfl.data.goal import (
     IGNORE_INDEX,
     MAX_PERPLEXITY,
+    AbsoluteError,
     Accuracy,
     CrossEntropy,
+    ExactMatch,
+    LabelAccuracy,
+    LabelF1,
+    LabelSets,
     MacroF1,
     MaskedTokens,
     Matthews,
     NextToken,
+    Numbers,
     Perplexity,
     PerplexityOfBatches,
+    R2,
+    SquaredError,
     TopK,
     label_set,
 )
@@ -101,16 +109,19 @@ def test_every_score_adds_up_over_batches(name):
     found = SCORES_KIND.read(name, "exp.yaml: scores.0")
     generator = torch_generator(0, "test:noise")
     logits, y = torch.randn(20, 7, generator=generator), torch.randint(7, (20,), generator=generator)
+    if found.of_targets != "class":
+        y = F.one_hot(y, 7)
     whole = found.counts(logits, y)
     parts = sum(found.counts(a, b) for a, b in zip(logits.split(6), y.split(6), strict=True))
     assert whole.dim() == 1 and whole.dtype in (torch.int64, torch.float64)
     assert parts.tolist() == pytest.approx(whole.tolist())
-    assert found.better == ("min" if name in ("loss", "perplexity") else "max")
+    assert found.better == ("min" if name in ("loss", "perplexity", "mse", "mae") else "max")
 
 
 def test_labels_name_the_numbers():
     labels = [SCORES_KIND.read(name, "").label for name in SCORES]
-    assert labels == ["accuracy", "loss", "perplexity", "perplexity_heterofl", "top5", "macro_f1", "matthews"]
+    assert labels[:7] == ["accuracy", "loss", "perplexity", "perplexity_heterofl", "top5", "macro_f1", "matthews"]
+    assert labels[7:] == ["mse", "mae", "r2", "label_accuracy", "exact_match", "label_f1"]
     assert [Accuracy(of="words").label, Perplexity(of="masked").label] == ["accuracy_words", "perplexity_masked"]
     assert TopK(k=3).label == "top3"
 
@@ -137,8 +148,9 @@ def test_perplexity_is_bounded(kind):
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_without_rows_are_not_nan(name):
     found = SCORES_KIND.read(name, "")
-    none = found.counts(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
-    some = found.counts(guess(0, 1), torch.tensor([0, 2]))
+    y = torch.tensor([0, 2]) if found.of_targets == "class" else torch.tensor([[0, 1, 0], [1, 0, 1]])
+    none = found.counts(torch.zeros(0, 3), y[:0])
+    some = found.counts(guess(0, 1), y)
     assert math.isfinite(found.value(none)) and found.value(none + some) == found.value(some)
     if isinstance(found, Accuracy | Perplexity | PerplexityOfBatches):
         assert found.counted(torch.stack([none, some])).tolist() == [False, True]
@@ -230,3 +242,72 @@ def test_a_batch_of_padding_has_no_loss_and_no_gradient(goal):
 
 def test_present_classes():
     assert label_set(torch.tensor([3, 1, 1]), 5).tolist() == [False, True, False, True, False]
+
+
+# numbers and labels
+
+
+def test_errors_of_numbers_by_hand():
+    """Errors 1, -2 and 3, of targets 0, 2 and 4, whose squared deviations from 2 are 8."""
+    y, given = torch.tensor([[0.0], [2], [4]]), torch.tensor([[1.0], [0], [7]])
+    assert score(SquaredError(), given, y) == pytest.approx(14 / 3)
+    assert score(AbsoluteError(), given, y) == pytest.approx(2)
+    assert score(R2(), given, y) == pytest.approx(1 - 14 / 8)
+
+
+def test_scores_of_numbers_are_scikit_learns():
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+    generator = torch_generator(0, "test:noise")
+    y = torch.randn(50, 3, generator=generator) * torch.tensor([1.0, 10, 0.1]) + 100
+    given = y + torch.randn(50, 3, generator=generator)
+    for kind, expected in ((SquaredError, mean_squared_error), (AbsoluteError, mean_absolute_error), (R2, r2_score)):
+        parts = sum(kind().counts(a, b) for a, b in zip(given.split(7), y.split(7), strict=True))
+        assert kind().value(parts) == pytest.approx(expected(y, given), rel=1e-5)
+
+
+def test_equal_targets_have_no_r2():
+    equal, some = torch.full((3, 1), 0.1), torch.tensor([[0.1], [0.2], [0.1]])
+    sums = [R2().counts(some, equal), R2().counts(some, some), R2().counts(equal[:1], equal[:1])]
+    assert R2().counted(torch.stack(sums)).tolist() == [False, True, False]
+    # as scikit-learn's
+    assert [R2().value(one) for one in sums] == [0, 1, 1]
+
+
+def test_scores_of_labels_are_scikit_learns():
+    from sklearn.metrics import accuracy_score, f1_score, hamming_loss
+
+    generator = torch_generator(0, "test:noise")
+    logits, y = torch.randn(60, 4, generator=generator), torch.randint(2, (60, 4), generator=generator)
+    logits, guessed = logits + y, (logits + y > 0).int()
+    assert score(LabelAccuracy(), logits, y) == pytest.approx(1 - hamming_loss(y, guessed))
+    assert score(ExactMatch(), logits, y) == pytest.approx(accuracy_score(y, guessed))
+    assert score(LabelF1(), logits, y) == pytest.approx(f1_score(y, guessed, average="macro"))
+
+
+def test_numbers_are_trained_standardised_and_scored_in_their_units():
+    """Targets 10 and 30 have the mean 20 and the standard deviation 10; an output of 0.5 is 25."""
+    goal = Numbers(1).fitted({"y": np.array([[10.0], [30]], np.float32)})
+    assert (goal.mean, goal.std) == ((20.0,), (10.0,))
+    y, outputs = torch.tensor([[10.0], [30]]), torch.tensor([[0.5], [0.5]])
+    assert goal.loss(outputs, y).item() == pytest.approx((1.5**2 + 0.5**2) / 2)
+    predictions, targets = goal.rows(outputs, y)
+    assert predictions.tolist() == [[25], [25]] and torch.equal(targets, y)
+    assert goal.plain() == {"target_mean": (20.0,), "target_std": (10.0,)}
+
+
+def test_numbers_are_parted_by_their_quantiles():
+    """Equal numbers are in one part."""
+    goal = Numbers(2, quantiles=4)
+    y = np.array([[7, 0], [1, 9], [3, 9], [5, 0], [2, 0], [8, 0], [6, 0], [4, 0]], np.float32)
+    assert goal.labels({"y": y}).tolist() == [3, 0, 1, 2, 0, 3, 2, 1] and goal.kinds == 4
+    assert goal.labels({"y": np.zeros((5, 1), np.float32)}).tolist() == [3] * 5
+    assert goal.present({"y": torch.zeros(3, 2)}).tolist() == [True, True]
+
+
+def test_label_sets_by_hand():
+    """-log sigmoid(ln 3) = ln 4/3 for a label that is there, and ln 4 for one that is not."""
+    goal, y = LabelSets(2), torch.tensor([[1, 0], [0, 0]], dtype=torch.uint8)
+    logits = torch.full((2, 2), math.log(3))
+    assert goal.loss(logits, y).item() == pytest.approx((math.log(4 / 3) + 3 * math.log(4)) / 4)
+    assert goal.labels({"y": np.array([[0, 1], [0, 0], [1, 1]])}).tolist() == [1, 2, 0] and goal.kinds == 3

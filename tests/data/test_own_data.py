@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import Points, message, read_data
 
-from rayfl.data import ClientData, Images, federate
+from rayfl.data import ClientData, Images, Numbers, federate
 from rayfl.data.function import Function
 from rayfl.data.memory import InMemory
 from rayfl.data.partition.users import Users
@@ -86,7 +86,7 @@ def test_a_file_contains_the_description():
     kept = read_data(**json.loads(data.model_dump_json()))
     assert kept == data and kept.offers == data.offers and kept.prepare == data.prepare
     assert message(kept.arrays) == (
-        f"data: the file describes 32 + 8 images (digest {data.digest[:12]}) without their pixels. Allowed: "
+        f"data: the file describes 32 + 8 samples (digest {data.digest[:12]}) without the samples. Allowed: "
         "rayfl.InMemory with the arrays of the original run"
     )
     assert np.array_equal(kept.holding(InMemory(X, Y)).arrays().train["x"], data.arrays().train["x"])
@@ -108,13 +108,9 @@ def test_a_file_cannot_name_arrays():
     ("given", "expected"),
     [
         (
-            {"x": X.reshape(40, 18)},
-            "data: x of the training set has shape [40, 18]. Allowed: images [N, C, H, W]",
-        ),
-        (
-            {"x": X[:, 0]},
-            "data: x of the training set has shape [40, 3, 3]. Allowed: images [N, C, H, W]. Hint: for gray images "
-            "pass x[:, None], which has one channel",
+            {"x": X[:, 0, 0, 0]},
+            "data: x of the training set has shape [40]. Allowed: tables [N, F], series [N, C, T] or images "
+            "[N, C, H, W]",
         ),
         (
             {"x": np.zeros((40, 8, 8, 3))},
@@ -130,7 +126,23 @@ def test_a_file_cannot_name_arrays():
             "data: y has 4 different labels from 1 to 4. Allowed: 0 to C - 1, each at least once. Hint: renumber the "
             "labels, or set `classes` if some classes have no sample",
         ),
-        ({"y": Y / 2}, "data: y of the training set has float64 values. Allowed: integers"),
+        (
+            {"y": Y / 2},
+            "data: y of the training set has float64 values. Allowed: integers. Hint: `target: numbers` for regression",
+        ),
+        (
+            {"target": "labels"},
+            "data: y of the training set has shape [40]. Allowed: [N, L] of 0 and 1 with `target: labels`",
+        ),
+        (
+            {"y": np.stack([Y, Y], 1), "target": "labels"},
+            "data: y of the training set has values from 0 to 3. Allowed: 0 to 1",
+        ),
+        (
+            {"x": np.where(X > 700, np.nan, X) * [[[np.nan]]]},
+            "data: x of the training set has NaN or infinite values in 40 of 40 samples (first: sample 0). Allowed: "
+            "finite float32 numbers",
+        ),
         ({"classes": 3}, "data: y of the training set has values from 0 to 3. Allowed: 0 to 2"),
         ({"x_test": X}, "data: only one of x_test and y_test is set. Allowed: both or neither"),
         (
@@ -226,6 +238,15 @@ def test_classes_can_be_set_and_floats_are_not_scaled(loader):
     assert message(few.arrays) == "data: y of the training set has values from 0 to 2. Allowed: 0 to 1"
 
 
+def test_a_function_may_return_a_table_with_numbers_as_targets(loader):
+    data = Function(of="mylab_loader:flat", target="numbers")
+    assert data.offers == {"variables": 18, "classes": 1} and data.goal == Numbers(1)
+    assert data.arrays().train["y"].tolist() == [[0], [1], [2], [0], [1], [2]]
+    assert message(lambda: Function(of="mylab_loader:flat", flip=True).prepare) == (
+        "data.flip: not supported with samples of shape [18]. Allowed: with images only"
+    )
+
+
 def test_a_function_may_return_arrays_with_users(loader):
     arrays = Function(of="mylab_loader:with_users").arrays()
     assert arrays.users is not None and arrays.users.tolist() == [0, 1, 2, 0, 1, 2]
@@ -251,9 +272,6 @@ def test_functions_that_do_not_fit(loader):
     assert message(Function(of="mylab_loader:load", options={"sample": 3}).arrays) == (
         "data.options: {'sample': 3} is not valid (got an unexpected keyword argument 'sample'). Allowed: the "
         "arguments of mylab_loader:load(samples=6, float_pixels=False)"
-    )
-    assert message(lambda: Function(of="mylab_loader:flat").offers) == (
-        "data: x of the training set has shape [6, 18]. Allowed: images [N, C, H, W]"
     )
     for name, returned in (("two", "tuple"), ("nameless", "Arrays")):
         assert message(Function(of=f"mylab_loader:{name}").arrays) == (

@@ -294,6 +294,15 @@ def test_ray_equals_serial(actors, group, tmp_path):
             assert result(on_ray(pool, spec, tmp_path / f"{key}-{count}")) == serial[key], (key, count)
 
 
+def test_ray_equals_serial_on_a_table(pool, tmp_path):
+    """With numbers as targets, whose constants every process has from the clients' training rows."""
+    experiment = tiny(data="diabetes", model="mlp", partition="dirichlet", clients={"cohort": 6})
+    serial = simulate(experiment, tmp_path / "serial")
+    expected = result(serial)
+    assert "mse_mean" in expected[0][-1] and serial.data.goal.mean[0] > 100
+    assert result(on_ray(pool, experiment, tmp_path / "ray")) == expected
+
+
 @pytest.fixture
 def far(pool, monkeypatch):
     """Actors that seem to be on another node than their server, which then sees the sum of a branch alone."""

@@ -106,6 +106,10 @@ class DepthFL(Dense):
         h = {"h": {name: torch.zeros_like(t) for name, t in params.items()}} if self.alpha else {}
         return {"params": params, "statistics": self.task.server.statistics()} | h
 
+    @property
+    def needs_classes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "its exits compare class probabilities" if self.distill else ""
+
     def loss(self, visit: Visit) -> Loss:
         plain, ramp, goal = super().loss(visit), self.ramp(visit.round), visit.data.goal
 

@@ -76,6 +76,10 @@ class FeDepth(Dense):
     distill: float = Field(default=0.0, ge=0)
     """Weight l of mutual distillation, 1 in the code. 0: no second network."""
 
+    @property
+    def needs_classes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "the networks of a client compare class probabilities" if self.distill else ""
+
     def sizes(self, task: Task) -> Mapping[float, Net]:
         if task.metric == "width":
             raise ConfigError(

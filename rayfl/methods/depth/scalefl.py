@@ -106,6 +106,10 @@ class ScaleFL(Dense):
                 f"method.distill_from: {self.distill_from} is not valid. Allowed: less than the run's {rounds} rounds"
             )
 
+    @property
+    def needs_classes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "its exits compare class probabilities" if self.gamma else ""
+
     def loss(self, visit: Visit) -> Loss:
         plain, rows = super().loss(visit), visit.data.goal.rows
         distills = self.gamma > 0 and visit.round >= self.distill_from

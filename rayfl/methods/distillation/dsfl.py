@@ -57,6 +57,7 @@ PROBABILITIES = "probabilities"
 
 
 class DSFL(Distilling):
+    needs_classes: ClassVar = "clients send class probabilities"
     contract: ClassVar = Contract(wants="networks", short={"open": 10})
 
     name: Literal["dsfl"] = "dsfl"

@@ -66,6 +66,7 @@ LEAST = 1e-30
 
 
 class FedBE(Distilling):
+    needs_classes: ClassVar = "it averages class probabilities of sampled networks"
     contract: ClassVar = Contract(wants="networks", short={"samples": 2})
 
     name: Literal["fedbe"] = "fedbe"

@@ -48,6 +48,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class FedDF(Distilling):
+    needs_classes: ClassVar = "distillation compares class probabilities"
     contract: ClassVar = Contract(wants="networks")
 
     name: Literal["feddf"] = "feddf"

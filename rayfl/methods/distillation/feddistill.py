@@ -42,6 +42,7 @@ COUNTS = "counts"
 
 
 class FedDistill(Keeping):
+    needs_classes: ClassVar = "clients send mean outputs per class"
     contract: ClassVar = Contract(wants="networks")
 
     name: Literal["feddistill"] = "feddistill"

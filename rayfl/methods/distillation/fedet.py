@@ -56,6 +56,7 @@ LOGITS = "logits"
 
 
 class FedET(Distilling):
+    needs_classes: ClassVar = "its ensemble votes for classes"
     contract: ClassVar = Contract(wants="features")
 
     name: Literal["fedet"] = "fedet"

@@ -99,6 +99,7 @@ class GeneratorTraining(Config):
 
 
 class FedGen(Teaching, GlobalHead):
+    needs_classes: ClassVar = "its generator makes features of a class"
     contract: ClassVar = Contract(wants="features", short={"server": {"steps": 2}, "hidden": 8})
 
     name: Literal["fedgen"] = "fedgen"

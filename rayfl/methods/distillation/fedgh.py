@@ -35,6 +35,7 @@ from rayfl.methods.distillation.kept import HEAD, RECEIVED, GlobalHead, Taught, 
 
 
 class FedGH(Taught, GlobalHead):
+    needs_classes: ClassVar = "prototypes are means over the samples of a class"
     contract: ClassVar = Contract(wants="features")
 
     name: Literal["fedgh"] = "fedgh"

@@ -102,6 +102,7 @@ class ServerTraining(Config):
 
 
 class FedGKT(Unequal):
+    needs_classes: ClassVar = "distillation compares class probabilities"
     judged_on: ClassVar = "clients"
     contract: ClassVar = Contract(
         wants="extractors",

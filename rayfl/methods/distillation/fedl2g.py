@@ -58,6 +58,7 @@ CLIP = 100.0
 
 
 class FedL2G(Keeping):
+    needs_classes: ClassVar = "every class has a guiding vector"
     contract: ClassVar = Contract(wants="networks")
 
     name: Literal["fedl2g"] = "fedl2g"

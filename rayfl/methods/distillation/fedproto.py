@@ -64,6 +64,7 @@ NEVER = -1e30
 
 
 class FedProto(Unequal):
+    needs_classes: ClassVar = "prototypes are means over the samples of a class"
     judged_on: ClassVar = "clients"
     contract: ClassVar = Contract(wants="features")
 

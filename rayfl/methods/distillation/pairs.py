@@ -165,6 +165,7 @@ class WithCommon(Keeping):
 class Mutual(WithCommon):
     """Base class of methods in which the two networks learn from each other's logits."""
 
+    needs_classes: ClassVar = "the two networks compare class probabilities"
     detach: bool = True
     """Treat the other network's output as constant in a network's loss. false: HtFLlib's code, in which the gradients
     of both losses reach both networks."""

@@ -122,6 +122,10 @@ class FjORD(Dense):
         """Return the index of the width, 0 for the largest, that each step of a client trains."""
         return numpy_generator(seed, "width").integers(widths, size=steps).tolist()
 
+    @property
+    def needs_classes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "its widths compare class probabilities" if self.distill else ""
+
     def loss(self, visit: Visit) -> Loss:
         """Return the client's loss. With `distill` it takes the logits [B, ..., C] of teacher and student, or of the
         one network that is both. Absent classes are masked in the cross-entropies only."""

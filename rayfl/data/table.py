@@ -1,0 +1,244 @@
+"""Tables and series in files, and the two embedded tables of scikit-learn."""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from rayfl.config import ConfigError, nearest, shown
+from rayfl.data.arrays import Arrays, Split
+from rayfl.data.goal import Classes, Goal, Numbers
+from rayfl.data.own import Targeted, with_test
+from rayfl.data.variables import Shaped
+
+READERS = {".csv": pd.read_csv, ".tsv": functools.partial(pd.read_csv, sep="\t"), ".parquet": pd.read_parquet}
+"""Suffix of a file -> its reader."""
+
+
+class Frames(Targeted, ABC):
+    """Rows of named columns. A subclass reads them (`frames`).
+
+    Inputs are the columns `x`, which are numbers, or named in `categories`. A categorical column becomes one input per
+    category of the whole training table, so that the network's size does not depend on the seed; a missing or unknown
+    category is 0 in all of them. Means, medians and standard deviations are those of the clients' training rows.
+    """
+
+    y: str | tuple[str, ...]
+    """Column of the targets. Several: numbers or labels. Classes are numbered in sorted order."""
+    x: tuple[str, ...] | None = None
+    """Columns of the inputs. Default: all but y and user."""
+    categories: tuple[str, ...] = ()
+    """Columns of the inputs that are categories, not numbers."""
+    user: str | None = None
+    """Column of the users of rows (hospital, device), for `partition: users`."""
+    channels: int | None = Field(default=None, ge=1)
+    """Rows are series of this many variables: x are all steps of the first variable, then of the second. Default: rows
+    of a table."""
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Fraction of the rows, of every class or quantile, that becomes the test set if there is none; drawn with a fixed
+    seed."""
+
+    @abstractmethod
+    def frames(self) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+        """Return the training table, and the test table if there is one. Called often: it must be cached."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the input columns."""
+        frame, own = self.frames()[0], [*self._y, *([self.user] if self.user else [])]
+        known = frame.columns.tolist()
+        for column in [*own, *(self.x or ()), *self.categories]:
+            if column not in known:
+                raise ConfigError(f"data: no column is called {shown(column)}. {nearest(column, known)}")
+        inputs = list(self.x) if self.x is not None else [column for column in known if column not in own]
+        if wrong := [column for column in self._y if column in inputs]:
+            raise ConfigError(f"data.x: {wrong[0]!r} is a target. Allowed: columns that are no targets")
+        if wrong := [column for column in self.categories if column not in inputs]:
+            raise ConfigError(f"data.categories: {wrong[0]!r} is no input. Allowed: columns of data.x")
+        if self.channels and (self.categories or len(inputs) % self.channels):
+            raise ConfigError(
+                f"data.channels: {self.channels} is not valid for {len(inputs)} columns with "
+                f"{len(self.categories)} of categories. Allowed: a divisor of the number of columns, all numbers"
+            )
+        return inputs
+
+    @property
+    def _y(self) -> tuple[str, ...]:
+        return (self.y,) if isinstance(self.y, str) else self.y
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Shape of one stored sample."""
+        columns = len(self.inputs)
+        return (columns,) if self.channels is None else (self.channels, columns // self.channels)
+
+    @property
+    def categorical(self) -> tuple[tuple[int, int], ...]:
+        frame, inputs = self.frames()[0], self.inputs
+        return tuple((inputs.index(name), frame[name].nunique()) for name in self.categories)
+
+    @property
+    def class_values(self) -> pd.Index:
+        """Values of the classes, sorted."""
+        if len(self._y) > 1:
+            raise ConfigError("data.y: several columns are not valid with target: class. Allowed: one column")
+        return pd.Index(np.unique(_complete(self.frames()[0], self._y[0], "training")))
+
+    @property
+    def goal(self) -> Goal:
+        return self.goal_of(len(self.class_values) if self.target == "class" else len(self._y))
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        names = {"class_names": tuple(map(str, self.class_values))} if self.target == "class" else {}
+        return {**super().offers, **names}
+
+    def load(self) -> Arrays:
+        train, test = self.frames()
+        splits = {"training": train} if test is None else {"training": train, "test": test}
+        found = {part: self._split(frame, part) for part, frame in splits.items()}
+        users = {part: None if self.user is None else _text(frame, self.user) for part, frame in splits.items()}
+        if test is not None:
+            return Arrays(found["training"], found["test"], users["training"], users["test"])
+        return with_test(found["training"], self.goal, self.test_fraction, users["training"])
+
+    def _split(self, frame: pd.DataFrame, part: str) -> Split:
+        """Return one split, with categories as numbers from 0, and NaN for missing values."""
+        inputs = self.inputs
+        if lacking := [column for column in (*inputs, *self._y) if column not in frame]:
+            raise ConfigError(
+                f"data: the {part} table has no column {lacking[0]!r}. Allowed: those of the training table"
+            )
+        codes = self._codes(frame) if self.categories else frame[[]]
+        x = np.stack([_numbers(codes if name in codes else frame, name, part) for name in inputs], 1)
+        allowed = self.missing != "refuse"
+        for i, name in enumerate(inputs):
+            if (count := int(np.isnan(x[:, i]).sum())) and not allowed and name not in codes:
+                raise ConfigError(
+                    f"data: column {name!r} of the {part} table has {count} missing values. Allowed: none. Hint: "
+                    "data.missing: median or mean replaces them"
+                )
+        y = np.stack([self._target(frame, name, part) for name in self._y], 1)
+        return {"x": x.reshape(len(x), *self.shape), "y": y[:, 0] if self.target == "class" else y}
+
+    def _codes(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return the categorical columns as numbers of their categories in the training table, or -1."""
+        from sklearn.preprocessing import OrdinalEncoder
+
+        names = list(self.categories)
+        encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-1)
+        train, own = (
+            some[names].astype(object).where(some[names].notna(), np.nan) for some in (self.frames()[0], frame)
+        )
+        return pd.DataFrame(encoder.fit(train).transform(own), columns=names)
+
+    def _target(self, frame: pd.DataFrame, name: str, part: str) -> np.ndarray:
+        values = _complete(frame, name, part)
+        if self.target != "class":
+            found = _numbers(frame, name, part)
+            return found.astype(np.int64) if self.target == "labels" and not (found % 1).any() else found
+        known = self.class_values
+        place = known.get_indexer(values)  # pyright: ignore[reportArgumentType]
+        if (place < 0).any():
+            raise ConfigError(
+                f"data.y: the {part} table has the class {values[place < 0][0]!r}. Allowed: the classes of the "
+                f"training table: {', '.join(map(str, known[:20]))}"
+            )
+        return place
+
+
+class Table(Frames):
+    """Rows of a .csv, .tsv or .parquet file."""
+
+    name: Literal["table"] = "table"
+    train: str
+    """File of the training rows, with the names of the columns in its first line. A relative path starts at the working
+    folder."""
+    test: str | None = None
+    """File of the test rows with the same columns. Default: a part of the training rows (`test_fraction`)."""
+
+    def frames(self) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+        return _read("train", self.train), None if self.test is None else _read("test", self.test)
+
+
+def _read(field: str, path: str) -> pd.DataFrame:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"data.{field}: the file {path!r} does not exist. Allowed: an existing file")
+    if file.suffix not in READERS:
+        raise ConfigError(f"data.{field}: {path!r} is not valid. Allowed: files that end in {', '.join(READERS)}")
+    return _read_once(field, file, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_once(field: str, file: Path, changed: int) -> pd.DataFrame:
+    try:
+        return READERS[file.suffix](file)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"data.{field}: {file} cannot be read ({reason}). Allowed: a {file.suffix} file") from None
+
+
+def _numbers(frame: pd.DataFrame, name: str, part: str) -> np.ndarray:
+    try:
+        return pd.to_numeric(frame[name]).to_numpy(np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"data: column {name!r} of the {part} table is no column of numbers ({str(error).splitlines()[0]}). "
+            "Allowed: numbers. Hint: name it in data.categories, or leave it out of data.x"
+        ) from None
+
+
+def _complete(frame: pd.DataFrame, name: str, part: str) -> np.ndarray:
+    """Return the values of a column without missing values."""
+    if count := int(frame[name].isna().sum()):
+        raise ConfigError(f"data: column {name!r} of the {part} table has {count} missing values. Allowed: none")
+    return frame[name].to_numpy()
+
+
+def _text(frame: pd.DataFrame, name: str) -> np.ndarray:
+    return np.array(frame[name].astype(str).tolist())
+
+
+class Embedded(Shaped, ABC):
+    """A table of scikit-learn, without a download. There is no published test set: a fifth of every class or tenth of
+    the target is drawn with a fixed seed."""
+
+    loader: ClassVar[str]
+
+    def load(self) -> Arrays:
+        import sklearn.datasets
+
+        options = {"scaled": False} if self.loader == "load_diabetes" else {}
+        x, y = getattr(sklearn.datasets, self.loader)(return_X_y=True, **options)
+        y = y[:, None] if self.goal.targets == "numbers" else np.asarray(y, np.int64)
+        return with_test({"x": np.asarray(x, np.float32), "y": y}, self.goal, 0.2)
+
+
+class BreastCancer(Embedded):
+    """Wisconsin breast cancer: 569 tumours, 30 measures of cell nuclei, malignant (0) or benign (1)."""
+
+    name: Literal["breast_cancer"] = "breast_cancer"
+    shape: ClassVar = (30,)
+    loader: ClassVar = "load_breast_cancer"
+
+    @property
+    def goal(self) -> Goal:
+        return Classes(2)
+
+
+class Diabetes(Embedded):
+    """Diabetes (Efron et al. 2004): 442 patients, 10 measures, and the progression after a year, a number."""
+
+    name: Literal["diabetes"] = "diabetes"
+    shape: ClassVar = (10,)
+    loader: ClassVar = "load_diabetes"
+
+    @property
+    def goal(self) -> Goal:
+        return Numbers(1)
