@@ -77,7 +77,7 @@ class FeDepth(Dense):
     """Weight l of mutual distillation, 1 in the code. 0: no second network."""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
-        if task.metric == "width":
+        if task.metric == "width" and min(task.nets) < 1:
             raise ConfigError(
                 "clients.metric: width is not valid. Allowed: params or flops, because groups are by cost"
             )
