@@ -64,6 +64,7 @@ for method in (
     "heterofl",
     "sheterofl",
     "adaptivefl",
+    "splitmix",
     "fedrolex",
     "feddropout",
     "fjord",

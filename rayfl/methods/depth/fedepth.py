@@ -81,7 +81,7 @@ class FeDepth(Dense):
         return "the networks of a client compare class probabilities" if self.distill else ""
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
-        if task.metric == "width":
+        if task.metric == "width" and min(task.nets) < 1:
             raise ConfigError(
                 "clients.metric: width is not valid. Allowed: params or flops, because groups are by cost"
             )

@@ -8,11 +8,13 @@ from rayfl.methods.width.fiarse_neurons import FIARSENeurons
 from rayfl.methods.width.fjord import FjORD
 from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.methods.width.sheterofl import SHeteroFL
+from rayfl.methods.width.splitmix import SplitMix
 
 WIDTH: dict[str, type[Method]] = {
     "heterofl": HeteroFL,
     "sheterofl": SHeteroFL,
     "adaptivefl": AdaptiveFL,
+    "splitmix": SplitMix,
     "fedrolex": FedRolex,
     "feddropout": FedDropout,
     "fjord": FjORD,
