@@ -65,6 +65,7 @@ for method in (
     "sheterofl",
     "adaptivefl",
     "splitmix",
+    "flanc",
     "fedrolex",
     "feddropout",
     "fjord",

@@ -57,11 +57,12 @@ UNFIT = {
         for name in ("depthfl_nefl", "scalefl_nefl", "inclusivefl", "fedra", "fedepth")
         for model in WITHOUT_SMALL_BLOCKS
     ),
+    *(("flanc", model) for model in ("gpt2", "lora")),
     *(("adaptivefl", model) for model in ("roberta", "bert", "distilbert", "gpt2")),
     *((name, model) for name in ("spafl", "fedpm") for model in ("gpt2", "lora")),
 }
-"""Layers outside one block per stage cost more than the smallest capacity. The rows of GPT-2's matrices, and of
-adapters, are no neurons. Networks of one width for all layers."""
+"""Layers outside one block per stage cost more than the smallest capacity. All layers have one width. Layers are not
+torch's. The rows of GPT-2's matrices, and of adapters, are no neurons."""
 
 
 def fitting(method: type[Method]) -> list[str]:

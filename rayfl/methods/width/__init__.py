@@ -6,6 +6,7 @@ from rayfl.methods.width.feddropout import FedDropout
 from rayfl.methods.width.fedrolex import FedRolex
 from rayfl.methods.width.fiarse_neurons import FIARSENeurons
 from rayfl.methods.width.fjord import FjORD
+from rayfl.methods.width.flanc import FLANC
 from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.methods.width.sheterofl import SHeteroFL
 from rayfl.methods.width.splitmix import SplitMix
@@ -18,5 +19,6 @@ WIDTH: dict[str, type[Method]] = {
     "fedrolex": FedRolex,
     "feddropout": FedDropout,
     "fjord": FjORD,
+    "flanc": FLANC,
     "fiarse_neurons": FIARSENeurons,
 }
