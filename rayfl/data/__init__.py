@@ -19,6 +19,7 @@ from rayfl.data.goal import Goal as Goal
 from rayfl.data.goal import LabelSets as LabelSets
 from rayfl.data.goal import Numbers as Numbers
 from rayfl.data.goal import Score as Score
+from rayfl.data.huggingface import HuggingFace
 from rayfl.data.images import ImageData as ImageData
 from rayfl.data.images import Images as Images
 from rayfl.data.memory import InMemory
@@ -56,4 +57,5 @@ DATASETS |= {
     "function": Function,
     "text": OwnText,
     "table": Table,
+    "huggingface": HuggingFace,
 }

@@ -128,18 +128,25 @@ class _Unfit(Exception):
 
 def _pixels(file: Path, shape: tuple[int, int, int], size: int | None) -> np.ndarray:
     """[C, H, W] uint8."""
+    from PIL import Image
+
+    with Image.open(file) as image:
+        return pixels_of(image, shape, size)
+
+
+def pixels_of(image: Any, shape: tuple[int, int, int], size: int | None) -> np.ndarray:
+    """Return a PIL image as [C, H, W] uint8, resized to `size` if given. Raise an error if it has another size."""
     from PIL import Image, ImageOps
 
     channels, height, width = shape
-    with Image.open(file) as image:
-        if image.mode.startswith(("I", "F")):
-            raise _Unfit("it has more than 8 bits per channel")
-        image = image.convert("L" if channels == 1 else "RGB")
-        if size is not None:
-            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-        elif image.size != (width, height):
-            raise _Unfit(f"it has {image.height} x {image.width} pixels, not {height} x {width}. Set data.size")
-        return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+    if image.mode.startswith(("I", "F")):
+        raise _Unfit("it has more than 8 bits per channel")
+    image = image.convert("L" if channels == 1 else "RGB")
+    if size is not None:
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    elif image.size != (width, height):
+        raise _Unfit(f"it has {image.height} x {image.width} pixels, not {height} x {width}. Set data.size")
+    return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 def _folders(part: Path) -> list[Path]:

@@ -424,7 +424,7 @@ class Numbers(Goal):
     def fitted(self, split: Mapping[str, np.ndarray]) -> Self:
         from sklearn.preprocessing import StandardScaler
 
-        found = StandardScaler().fit(split["y"].astype(np.float64))
+        found: Any = StandardScaler().fit(split["y"].astype(np.float64))
         return replace(self, mean=tuple(found.mean_.tolist()), std=tuple(found.scale_.tolist()))
 
     def plain(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,14 @@ from rayfl.data.goal import Classes, Goal, Numbers
 from rayfl.data.own import Targeted, with_test
 from rayfl.data.variables import Shaped
 
-READERS = {".csv": pd.read_csv, ".tsv": functools.partial(pd.read_csv, sep="\t"), ".parquet": pd.read_parquet}
+Frame = Any
+"""A pandas.DataFrame. Its type stubs say of every column that it may be a number."""
+
+READERS: dict[str, Callable[..., Frame]] = {
+    ".csv": pd.read_csv,
+    ".tsv": functools.partial(pd.read_csv, sep="\t"),
+    ".parquet": pd.read_parquet,
+}
 """Suffix of a file -> its reader."""
 
 
@@ -44,7 +51,7 @@ class Frames(Targeted, ABC):
     seed."""
 
     @abstractmethod
-    def frames(self) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    def frames(self) -> tuple[Frame, Frame | None]:
         """Return the training table, and the test table if there is one. Called often: it must be cached."""
 
     @property
@@ -83,11 +90,11 @@ class Frames(Targeted, ABC):
         return tuple((inputs.index(name), frame[name].nunique()) for name in self.categories)
 
     @property
-    def class_values(self) -> pd.Index:
-        """Values of the classes, sorted."""
+    def class_values(self) -> Any:
+        """Values of the classes, sorted: a pandas.Index."""
         if len(self._y) > 1:
             raise ConfigError("data.y: several columns are not valid with target: class. Allowed: one column")
-        return pd.Index(np.unique(_complete(self.frames()[0], self._y[0], "training")))
+        return pd.Index(np.unique(_complete(self.frames()[0], *self._y, "training")))
 
     @property
     def goal(self) -> Goal:
@@ -107,7 +114,7 @@ class Frames(Targeted, ABC):
             return Arrays(found["training"], found["test"], users["training"], users["test"])
         return with_test(found["training"], self.goal, self.test_fraction, users["training"])
 
-    def _split(self, frame: pd.DataFrame, part: str) -> Split:
+    def _split(self, frame: Frame, part: str) -> Split:
         """Return one split, with categories as numbers from 0, and NaN for missing values."""
         inputs = self.inputs
         if lacking := [column for column in (*inputs, *self._y) if column not in frame]:
@@ -126,7 +133,7 @@ class Frames(Targeted, ABC):
         y = np.stack([self._target(frame, name, part) for name in self._y], 1)
         return {"x": x.reshape(len(x), *self.shape), "y": y[:, 0] if self.target == "class" else y}
 
-    def _codes(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def _codes(self, frame: Frame) -> Frame:
         """Return the categorical columns as numbers of their categories in the training table, or -1."""
         from sklearn.preprocessing import OrdinalEncoder
 
@@ -137,13 +144,13 @@ class Frames(Targeted, ABC):
         )
         return pd.DataFrame(encoder.fit(train).transform(own), columns=names)
 
-    def _target(self, frame: pd.DataFrame, name: str, part: str) -> np.ndarray:
+    def _target(self, frame: Frame, name: str, part: str) -> np.ndarray:
         values = _complete(frame, name, part)
         if self.target != "class":
             found = _numbers(frame, name, part)
             return found.astype(np.int64) if self.target == "labels" and not (found % 1).any() else found
         known = self.class_values
-        place = known.get_indexer(values)  # pyright: ignore[reportArgumentType]
+        place = known.get_indexer(values)
         if (place < 0).any():
             raise ConfigError(
                 f"data.y: the {part} table has the class {values[place < 0][0]!r}. Allowed: the classes of the "
@@ -162,11 +169,11 @@ class Table(Frames):
     test: str | None = None
     """File of the test rows with the same columns. Default: a part of the training rows (`test_fraction`)."""
 
-    def frames(self) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    def frames(self) -> tuple[Frame, Frame | None]:
         return _read("train", self.train), None if self.test is None else _read("test", self.test)
 
 
-def _read(field: str, path: str) -> pd.DataFrame:
+def _read(field: str, path: str) -> Frame:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(f"data.{field}: the file {path!r} does not exist. Allowed: an existing file")
@@ -176,7 +183,7 @@ def _read(field: str, path: str) -> pd.DataFrame:
 
 
 @functools.lru_cache(maxsize=4)
-def _read_once(field: str, file: Path, changed: int) -> pd.DataFrame:
+def _read_once(field: str, file: Path, changed: int) -> Frame:
     try:
         return READERS[file.suffix](file)
     except Exception as error:
@@ -184,9 +191,10 @@ def _read_once(field: str, file: Path, changed: int) -> pd.DataFrame:
         raise ConfigError(f"data.{field}: {file} cannot be read ({reason}). Allowed: a {file.suffix} file") from None
 
 
-def _numbers(frame: pd.DataFrame, name: str, part: str) -> np.ndarray:
+def _numbers(frame: Frame, name: str, part: str) -> np.ndarray:
     try:
-        return pd.to_numeric(frame[name]).to_numpy(np.float64, na_value=np.nan)
+        found: Any = pd.to_numeric(frame[name])
+        return found.to_numpy(np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"data: column {name!r} of the {part} table is no column of numbers ({str(error).splitlines()[0]}). "
@@ -194,14 +202,14 @@ def _numbers(frame: pd.DataFrame, name: str, part: str) -> np.ndarray:
         ) from None
 
 
-def _complete(frame: pd.DataFrame, name: str, part: str) -> np.ndarray:
+def _complete(frame: Frame, name: str, part: str) -> np.ndarray:
     """Return the values of a column without missing values."""
     if count := int(frame[name].isna().sum()):
         raise ConfigError(f"data: column {name!r} of the {part} table has {count} missing values. Allowed: none")
     return frame[name].to_numpy()
 
 
-def _text(frame: pd.DataFrame, name: str) -> np.ndarray:
+def _text(frame: Frame, name: str) -> np.ndarray:
     return np.array(frame[name].astype(str).tolist())
 
 

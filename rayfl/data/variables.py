@@ -105,7 +105,7 @@ class Shaped(DataSet):
         return {"x": Column(tuple(self.shape), missing=self.missing != "refuse"), "y": self.goal.column}
 
     @property
-    def prepare(self) -> Prepare:
+    def prepare(self) -> Any:
         if len(self.shape) > 2:
             return super().prepare  # pyright: ignore[reportAbstractUsage]
         fields = type(self).model_fields
@@ -127,7 +127,7 @@ class Shaped(DataSet):
         return {"series": tuple(self.shape), "classes": self.goal.classes}
 
     @property
-    def unit(self) -> float | None:
+    def unit(self) -> Any:
         return super().unit if len(self.shape) > 2 else None
 
     @property

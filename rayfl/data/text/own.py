@@ -64,17 +64,20 @@ class OwnText(LabelledText, LanguageText):
         return [Path(given).expanduser() for _, given in files]
 
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
-        fields = ("train", "test")
-        found = [self._columns(path, field) for path, field in zip(self.sources(), fields, strict=False)]
+        found = self.tables()
         classes = _classes(found[0]["label"]) if self.task == "classes" else []
         users = {user: i for i, user in enumerate(dict.fromkeys(chain(*(of.get("user", ()) for of in found))))}
         texts = [self._texts(of, classes, users) for of in found]
         train, test = texts if len(texts) == 2 else self._held_out(texts[0])
         return train, test, {"classes": classes}
 
-    def _columns(self, path: Path, field: str) -> Table:
-        """Return the configured columns by their field."""
-        table = read_table(path, field)
+    def tables(self) -> list[Table]:
+        """Return the columns of the training set, and of the test set if there is one (`_columns`)."""
+        files = zip(self.sources(), ("train", "test"), strict=False)
+        return [self._columns(read_table(path, field), path) for path, field in files]
+
+    def _columns(self, table: Table, path: Path) -> Table:
+        """Return the configured columns of a table by their field."""
         asked = {"text": self.text, "text_pair": self.text_pair, "user": self.user}
         asked["label"] = self.label if self.task == "classes" else None
         found = {of: column(table, name, of, path) for of, name in asked.items() if name is not None}

@@ -1,0 +1,256 @@
+"""Data sets of Hugging Face's library `datasets` (extra huggingface): from the hub, or a folder of `save_to_disk`."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, JsonValue
+
+from rayfl.config import Config, ConfigError, nearest, parse, shown
+from rayfl.data.arrays import Arrays, Column, Split
+from rayfl.data.base import DataSet
+from rayfl.data.files import OFFLINE
+from rayfl.data.folder import pixels_of
+from rayfl.data.goal import Goal, Targets
+from rayfl.data.images import LARGEST, Images
+from rayfl.data.own import OwnImages, Stored
+from rayfl.data.samples import Prepare
+from rayfl.data.table import Frame, Frames
+from rayfl.data.text.own import OwnText
+from rayfl.data.tokens import PAD, TokenTask
+
+
+class Source(Config):
+    """Where a data set is."""
+
+    path: str
+    """Name on the hub ("mnist", "user/name"), or a folder: of `save_to_disk`, or of files that `load_dataset` reads."""
+    subset: str | None = None
+    """Configuration of the data set, such as "sst2" of glue."""
+    revision: str | None = None
+    """Commit or branch on the hub. Default: the newest; name a commit for runs that can be repeated."""
+    train: str = "train"
+    """Split of the training samples. A data set without splits has this one."""
+    test: str | None = None
+    """Split of the test samples. Default: "test" if there is one, otherwise a part of the training samples."""
+
+    def splits(self) -> list[Any]:
+        """Return the training split, and the test split if there is one."""
+        found = _loaded(self.path, self.subset, self.revision, OFFLINE.get())
+        known = found if isinstance(found, Mapping) else {self.train: found}
+        names = [self.train, *([self.test] if self.test else ["test"] if "test" in known else [])]
+        if unknown := [name for name in names if name not in known]:
+            raise ConfigError(f"data: {self.path} has no split {unknown[0]!r}. Allowed: {', '.join(known)}")
+        return [known[name] for name in names]
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(path: str, subset: str | None, revision: str | None, offline: bool) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            'data: "huggingface" needs the library datasets. Hint: pip install "rayfl[huggingface]"'
+        ) from None
+    folder = Path(path).expanduser()
+    try:
+        if any((folder / file).is_file() for file in ("dataset_dict.json", "state.json")):
+            return datasets.load_from_disk(folder)
+        local = datasets.DownloadConfig(local_files_only=offline)
+        return datasets.load_dataset(path, subset, revision=revision, download_config=local)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"data.path: {path!r} cannot be loaded ({reason}). Allowed: a data set of the hub, or a folder of "
+            "save_to_disk"
+        ) from None
+
+
+class HuggingFace(Source, DataSet):
+    """Images, texts, tokens or tables: the type of the column `x` says which."""
+
+    name: Literal["huggingface"] = "huggingface"
+    x: str | tuple[str, ...]
+    """Column of images, texts or lists of tokens, or columns of numbers and categories."""
+    y: str | tuple[str, ...] = "label"
+    """Column of the targets; several for numbers and labels."""
+    user: str | None = None
+    """Column of the users, for `partition: users`."""
+    target: Targets = "class"
+    """Targets: class, numbers or labels; texts and tokens: class only."""
+    options: dict[str, JsonValue] = {}
+    """Further options of this kind of samples: of images `size`, `channels`, `flip`, ...; of texts those of data set
+    text (`tokenizer`, `max_length`, `task`, ...); of tokens `ids`, `max_length`; of tables those of data set table."""
+
+    @property
+    def inner(self) -> DataSet:
+        """The data set of this kind of samples."""
+        source = {name: getattr(self, name) for name in Source.model_fields}
+        features = self.splits()[0].features
+        if isinstance(self.x, str) and self.x not in features:
+            raise ConfigError(f"data.x: {self.path} has no column {self.x!r}. Allowed: {', '.join(features)}")
+        feature = features[self.x] if isinstance(self.x, str) else None
+        kind = type(feature).__name__
+        x = (self.x,) if isinstance(self.x, str) else self.x
+        given = {"source": source, "x": x, "y": self.y, "user": self.user, "target": self.target}
+        if kind == "Image":
+            return parse(_Images, given | self.options, "data")
+        if kind in ("List", "LargeList", "Sequence"):
+            return parse(_Tokens, given | self.options, "data")
+        if getattr(feature, "dtype", "") in ("string", "large_string") and "categories" not in self.options:
+            text = {"source": source, "train": self.path, "text": self.x, "label": self.y, "user": self.user}
+            return parse(_Text, text | self.options, "data")
+        return parse(_Rows, given | self.options, "data")
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.inner.columns
+
+    @property
+    def prepare(self) -> Prepare:
+        return self.inner.prepare
+
+    @property
+    def goal(self) -> Goal:
+        return self.inner.goal
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return self.inner.offers
+
+    @property
+    def attached(self) -> tuple[Path, ...]:
+        return self.inner.attached
+
+    @property
+    def unit(self) -> float | None:
+        return self.inner.unit
+
+    def load(self) -> Arrays:
+        return self.inner.load()
+
+
+class _Rows(Frames):
+    """Tables."""
+
+    source: Source
+
+    def frames(self) -> tuple[Frame, Frame | None]:
+        found = []
+        for split in self.source.splits():
+            if unknown := [name for name in self.named if name not in split.features]:
+                raise ConfigError(
+                    f"data: no column is called {shown(unknown[0])}. {nearest(unknown[0], split.features)}"
+                )
+            found.append(split.select_columns(self.named).to_pandas())
+        return found[0], found[1] if len(found) > 1 else None
+
+    @property
+    def named(self) -> list[str]:
+        """Names of the columns of `frames`."""
+        return [*(self.x or ()), *self._y, *([self.user] if self.user else [])]
+
+
+class _Single(_Rows):
+    """Samples in one column, which are no numbers; targets and users as of tables."""
+
+    @property
+    def named(self) -> list[str]:
+        return [*self._y, *([self.user] if self.user else [])]
+
+    def samples(self, part: str) -> Any:
+        """Return the column of samples of a split, "training" or "test"."""
+        assert self.x
+        return self.source.splits()[part == "test"][self.x[0]]
+
+
+class _Images(_Single, OwnImages):
+    """Images, resized when they are loaded."""
+
+    size: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Height and width of loaded images: the shorter side is resized, and the centre cropped."""
+    channels: Literal[1, 3] = 3
+
+    @property
+    def dtype(self) -> Stored:
+        return "uint8"
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.size is not None:
+            return self.channels, self.size, self.size
+        width, height = self.samples("training")[0].size
+        return self.channels, height, width
+
+    @property
+    def prepare(self) -> Images:
+        # images are resized when they are loaded
+        return replace(super().prepare, size=None)
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return {"input": self.shape, "classes": self.goal.classes}
+
+    def _split(self, frame: Frame, part: str) -> Split:
+        shape = self.shape
+        images = [pixels_of(image, shape, self.size) for image in self.samples(part)]  # pyright: ignore
+        y = np.stack([self._target(frame, name, part) for name in self._y], 1)
+        return {"x": np.stack(images), "y": y[:, 0] if self.target == "class" else y}
+
+
+class _Tokens(_Single):
+    """Lists of tokens, with one class each."""
+
+    target: Literal["class"] = "class"
+    ids: int | None = Field(default=None, ge=1)
+    """Number of tokens of the vocabulary. Default: the largest token of the training samples + 1."""
+    max_length: int = Field(default=128, ge=1)
+    """Maximum number of tokens; longer lists are truncated."""
+
+    @property
+    def task(self) -> TokenTask:
+        ids = self.ids or 1 + max(max(row) for row in self.samples("training") if len(row))
+        return TokenTask("classes", ids, self.max_length, self.goal.classes)
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.task.columns
+
+    @property
+    def prepare(self) -> Prepare:
+        return self.task.prepare
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return self.task.offers
+
+    def _split(self, frame: Frame, part: str) -> Split:
+        rows = list(self.samples(part))
+        x = np.full((len(rows), self.max_length), PAD, np.int32)
+        for i, row in enumerate(rows):
+            x[i, : len(row)] = row[: self.max_length]
+        return {"x": x, "y": self._target(frame, *self._y, part)}
+
+
+class _Text(OwnText):
+    """Texts."""
+
+    source: Source
+    not_in_tokens: ClassVar = ("train", "test")
+
+    def sources(self) -> Sequence[Path]:
+        return [Path(file["filename"]) for split in self.source.splits() for file in split.cache_files]
+
+    def tables(self) -> list[Mapping[str, Sequence[str]]]:
+        return [self._columns(_cells(split), Path(self.source.path)) for split in self.source.splits()]
+
+
+def _cells(split: Any) -> Mapping[str, Sequence[str]]:
+    """Return the columns of texts and classes, as text."""
+    columns = {n: feature for n, feature in split.features.items() if type(feature).__name__ in ("Value", "ClassLabel")}
+    names = {n: getattr(feature, "names", None) for n, feature in columns.items()}
+    # -1 stands for an unknown class
+    return {n: [names[n][v] if names[n] and v >= 0 else str(v) for v in split[n]] for n in columns}

@@ -1,0 +1,239 @@
+"""Tables and series: files, categories, missing values, targets of all kinds; partition by a column and by quantiles."""
+
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from crews import result
+from helpers import message, read_data, simulate, tiny
+
+from rayfl.data import ClientData, InMemory, federate
+from rayfl.data.partition import PARTITIONS_KIND
+from rayfl.data.variables import Variables
+from rayfl.networks import export
+
+PATIENTS = pd.DataFrame(
+    {
+        "age": [30, 40, None, 50, 60, 20, 35, 45, 55, 65] * 4,
+        "sex": ["f", "m", "f", None, "m", "f", "m", "f", "m", "f"] * 4,
+        "beats": np.arange(40.0),
+        "hospital": ["north", "south", "north", "west"] * 10,
+        "ill": ["no", "yes"] * 20,
+        "days": np.arange(40) * 2.5,
+    }
+)
+X = ["age", "sex", "beats"]
+TABLE = {"name": "table", "x": X, "y": "ill", "categories": ["sex"], "missing": "median"}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Return a data set of the file of patients with these options."""
+    file = tmp_path / "patients.csv"
+    PATIENTS.to_csv(file, index=False)
+    return lambda **options: read_data(**{**TABLE, "train": str(file), **options})
+
+
+def test_a_table_says_what_it_is(table):
+    """Age and beats are numbers, and sex becomes two inputs."""
+    data = table()
+    assert data.offers == {"variables": 4, "classes": 2, "class_names": ("no", "yes")}
+    arrays = data.arrays()
+    assert (len(arrays.train["y"]), len(arrays.test["y"])) == (32, 8) and arrays.users is None
+    assert read_data(**json.loads(data.model_dump_json())) == data == pickle.loads(pickle.dumps(data))
+    every = np.concatenate([arrays.train["x"], arrays.test["x"]])
+    every = every[every[:, 2].argsort()]
+    assert every[:4, 1].tolist() == [0, 1, 0, -1] and np.isnan(every[2, 0])
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".parquet"])
+def test_files_of_all_kinds_are_equal(table, tmp_path, suffix):
+    file = tmp_path / f"patients{suffix}"
+    if suffix == ".tsv":
+        PATIENTS.to_csv(file, sep="\t", index=False)
+    else:
+        PATIENTS.to_parquet(file)
+    one, other = table().arrays(), table(train=str(file)).arrays()
+    assert all(np.array_equal(one.train[name], other.train[name], equal_nan=True) for name in ("x", "y"))
+
+
+def test_inputs_are_scikit_learns():
+    """Standardised numbers, then one column per category."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    x = PATIENTS[X].assign(sex=PATIENTS["sex"].map({"f": 0, "m": 1})).to_numpy(np.float32)
+    numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    expected = ColumnTransformer(
+        [("numbers", numbers, [0, 2]), ("sex", OneHotEncoder(categories=[[0, 1]], handle_unknown="ignore"), [1])]
+    ).fit(x[:20])
+    prepare = Variables(((1, 2),), "median").fitted({"x": x[:20]})
+    found = prepare.whole({"x": torch.from_numpy(x)})["x"]
+    torch.testing.assert_close(found, torch.tensor(expected.transform(x), dtype=torch.float32))
+
+
+def test_series_are_standardised_by_variable():
+    x = np.array([[[1, 3], [10, np.nan]], [[5, 7], [30, 30]]], np.float32)
+    prepare = Variables(missing="mean").fitted({"x": x})
+    assert prepare.fill == pytest.approx((4, 70 / 3)) and prepare.mean == pytest.approx((4, 70 / 3))
+    found = prepare.whole({"x": torch.from_numpy(x)})["x"]
+    assert found.shape == (2, 2, 2) and found[0, 1, 1] == pytest.approx(0, abs=1e-6)
+    assert found.mean((0, 2)).tolist() == pytest.approx([0, 0], abs=1e-6)
+
+
+def test_constants_are_fitted_on_clients_training_rows_only(table):
+    """Changing all validation, local validation, test and public rows changes nothing."""
+    data = table(y="days", target="numbers", quantiles=2, public={"share": 0.2})
+    arrays = data.arrays()
+    given = federate(data, arrays, PARTITIONS_KIND.read("iid", ""), 3, 0.2, 0, 0.2)
+    rows = given.train.idx
+    assert 0 < len(rows) < len(arrays.train["y"]) - len(given.validation) - len(given.public)
+    own = {name: array[np.sort(rows)] for name, array in arrays.train.items()}
+    assert given.prepare == data.prepare.fitted(own) and given.goal == data.goal.fitted(own)
+    ages = own["x"][:, 0]
+    assert given.prepare.fill[0] == np.nanmedian(ages)
+    assert given.goal.mean[0] == pytest.approx(own["y"].mean())
+
+
+def test_a_test_table_has_the_categories_and_classes_of_the_training_table(table, tmp_path):
+    file = tmp_path / "test.csv"
+    PATIENTS[:3].assign(sex=["m", "x", None]).to_csv(file, index=False)
+    data = table(test=str(file), user="hospital")
+    arrays = data.arrays()
+    assert len(arrays.train["y"]) == 40 and arrays.test["x"][:, 1].tolist() == [1, -1, -1]
+    assert arrays.test_users is not None and arrays.test_users.tolist() == ["north", "south", "north"]
+    PATIENTS[:3].assign(ill="maybe").to_csv(file, index=False)
+    assert message(table(test=str(file)).arrays) == (
+        "data.y: the test table has the class 'maybe'. Allowed: the classes of the training table: no, yes"
+    )
+
+
+def test_a_client_is_a_hospital(table):
+    data = table(user="hospital", x=None, categories=["sex"])
+    assert data.inputs == ["age", "sex", "beats", "days"]
+    arrays = data.arrays()
+    given = federate(data, arrays, PARTITIONS_KIND.read({"name": "users", "test_fraction": 0.2}, ""), 3, 0.0, 0)
+    assert given.test.sizes.min() > 0
+    for client, hospital in enumerate(("north", "south", "west")):
+        for rows in (given.train[client], given.test[client]):
+            assert set(arrays.users[rows]) == {hospital}
+
+
+def test_clients_differ_in_the_size_of_their_numbers(table):
+    """Shards of quantiles: a client with one shard has numbers of one quantile only."""
+    data = table(y="days", target="numbers", quantiles=4)
+    arrays = data.arrays()
+    rule = PARTITIONS_KIND.read({"name": "shards", "labels": 1}, "")
+    given = federate(data, arrays, rule, 4, 0.0, 0)
+    labels = data.goal.labels(arrays.train)
+    assert sorted(int(labels[given.train[client]].max()) for client in range(4)) == [0, 1, 2, 3]
+    assert all(len(set(labels[given.train[client]])) == 1 for client in range(4))
+
+
+def test_several_columns_are_labels_or_numbers(table, tmp_path):
+    file = tmp_path / "many.csv"
+    PATIENTS.assign(a=[0, 1] * 20, b=[1, 1, 0, 0] * 10).to_csv(file, index=False)
+    labels = table(train=str(file), y=["a", "b"], target="labels")
+    assert labels.goal.classes == 2 and labels.arrays().train["y"].dtype == np.uint8
+    numbers = table(train=str(file), y=["beats", "days"], x=["age"], categories=[], target="numbers")
+    assert numbers.arrays().train["y"].shape == (30, 2)
+    assert message(lambda: table(train=str(file), y=["a", "b"]).goal) == (
+        "data.y: several columns are not valid with target: class. Allowed: one column"
+    )
+    halves = table(train=str(file), y=["age"], x=["beats"], categories=[], target="labels", missing="refuse")
+    assert "column 'age' of the training table has 4 missing values" in message(halves.arrays)
+
+
+def test_a_file_of_series(tmp_path):
+    """Two variables of three steps a row."""
+    file = tmp_path / "series.csv"
+    pd.DataFrame(np.arange(60.0).reshape(10, 6)).assign(y=[0, 1] * 5).to_csv(file, index=False)
+    data = read_data(name="table", train=str(file), y="y", channels=2)
+    assert data.offers == {"series": (2, 3), "classes": 2, "class_names": ("0", "1")}
+    x = data.arrays().train["x"]
+    assert x.shape[1:] == (2, 3) and np.array_equal(x[0], x[0, 0, 0] + np.arange(6).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"missing": "refuse"},
+            "data: column 'age' of the training table has 4 missing values. Allowed: none. Hint: data.missing: median "
+            "or mean replaces them",
+        ),
+        (
+            {"categories": []},
+            "data: column 'sex' of the training table is no column of numbers (Unable to parse string 'f' at position "
+            "0). Allowed: numbers. Hint: name it in data.categories, or leave it out of data.x",
+        ),
+        (
+            {"y": "il"},
+            "data: no column is called 'il'. Did you mean 'ill'? Allowed: age, beats, days, hospital, ill, sex",
+        ),
+        ({"y": "age"}, "data.x: 'age' is a target. Allowed: columns that are no targets"),
+        ({"categories": ["hospital"]}, "data.categories: 'hospital' is no input. Allowed: columns of data.x"),
+        ({"y": "sex", "x": ["age"], "categories": []}, "data: column 'sex' of the training table has 4 missing values. "
+            "Allowed: none"),
+        (
+            {"channels": 2, "categories": []},
+            "data.channels: 2 is not valid for 3 columns with 0 of categories. Allowed: a divisor of the number of "
+            "columns, all numbers",
+        ),
+        ({"train": "nowhere.csv"}, "data.train: the file 'nowhere.csv' does not exist. Allowed: an existing file"),
+    ],
+)
+def test_tables_that_do_not_fit(table, options, expected):
+    assert message(table(**options).arrays) == expected
+
+
+def test_other_files_are_not_read(table, tmp_path):
+    (tmp_path / "patients.xls").touch()
+    assert "Allowed: files that end in .csv, .tsv, .parquet" in message(
+        table(train=str(tmp_path / "patients.xls")).arrays
+    )
+    (tmp_path / "broken.parquet").write_text("no")
+    assert "cannot be read" in message(table(train=str(tmp_path / "broken.parquet")).arrays)
+
+
+def test_a_resumed_run_on_a_table_is_the_straight_run(table, tmp_path):
+    data = table(user="hospital")
+    given = {"data": data, "model": "mlp", "partition": "users", "clients": {"count": 3, "cohort": 2}}
+    experiment = tiny(**given, method="heterofl", rounds=4)
+    straight = simulate(experiment, tmp_path / "straight")
+    lines, *states = result(straight)
+    first = simulate(experiment, tmp_path / "first")
+    for _ in range(2):
+        first.run_round()
+    first.save(tmp_path / "checkpoints")
+    again = simulate(experiment, tmp_path / "again")
+    again.restore(tmp_path / "checkpoints")
+    found, *resumed = result(again)
+    assert found == lines[2:] and resumed == states
+
+
+def test_an_exported_network_says_how_inputs_are_prepared(table, tmp_path):
+    import rayfl
+
+    data = table(y="days", target="numbers")
+    run = {"executor": "serial"}
+    clients = {"count": 3, "cohort": 2, "capacities": [1, 0.25]}
+    given = {"rounds": 1, "data": data, "model": "mlp", "method": "heterofl", "clients": clients, "run": run}
+    rayfl.run(given, tmp_path / "run")
+    export(tmp_path / "run", 0.25, tmp_path / "small", notify=lambda note: None)
+    samples = json.loads((tmp_path / "small" / "config.json").read_text())["samples"]
+    assert samples["categories"] == [[1, 2]] and len(samples["fill"]) == 2 and samples["target_std"][0] > 1
+
+
+def test_a_clients_batches_are_prepared():
+    x = np.array([[1.0], [3], [5], [7]], np.float32)
+    data = InMemory(np.tile(x, (5, 1)), np.arange(20) % 2)
+    arrays = data.arrays()
+    own = ClientData({n: torch.from_numpy(a) for n, a in arrays.train.items()}, data.prepare.fitted(arrays.train), data.goal)
+    [(found, _)] = own.in_order(100)
+    assert found.mean().item() == pytest.approx(0, abs=1e-6) and found.std(correction=0).item() == pytest.approx(1)
