@@ -23,7 +23,10 @@ class Population(Config):
     count: int = Field(default=100, ge=1, le=MOST_CLIENTS)
     """Clients in the population; at most 10**8, because a partition needs an index of all of them."""
     cohort: int = Field(default=10, ge=1, le=MOST_CLIENTS)
-    """Clients per round, drawn uniformly without replacement."""
+    """Clients per round; the expected number with participation: poisson."""
+    participation: Literal["fixed", "poisson"] = Field(default="fixed", exclude_if=lambda kind: kind == "fixed")
+    """Draw of a cohort. fixed: `cohort` clients, uniformly without replacement. poisson: every client independently,
+    with probability cohort / count."""
     capacities: tuple[float, ...] | str = (1.0,)
     """Client capacities: fractions in (0, 1], or HeteroFL's notation, e.g. a1-b1-c8 (letters a = 1, b = 1/2, ...,
     e = 1/16, each with a weight; the first is the largest and the server's; weight 0: server only)."""
@@ -83,8 +86,10 @@ class Population(Config):
 
     def sample(self, seed: int, round: int, cohort: int | None = None) -> list[int]:
         """Return the ids of a round's cohort, ascending. The cost does not depend on the number of idle clients."""
-        size = self.cohort if cohort is None else cohort
-        drawn = numpy_generator(seed, "cohort", round).choice(self.count, size, replace=False, shuffle=False)
+        size, draw = self.cohort if cohort is None else cohort, numpy_generator(seed, "cohort", round)
+        if self.participation == "poisson":
+            size = int(draw.binomial(self.count, size / self.count))
+        drawn = draw.choice(self.count, size, replace=False, shuffle=False)
         return sorted(drawn.tolist())
 
     def capacity(self, client: int, seed: int, round: int) -> float:

@@ -4,6 +4,7 @@ seed, rounds                                            random seed and length
 data, partition, clients, model, training, method       learning problem and method
 evaluation, updates, server                             evaluation, checks of updates, server optimizer
 system                                                  simulated devices and time
+privacy                                                 differential privacy of clients
 run                                                     resources and stopping; only `threads` and `patience` change
                                                         results
 
@@ -45,6 +46,7 @@ from rayfl.metrics import label, named
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model
 from rayfl.system import System
+from rayfl.training.privacy import ALLOWED, Privacy
 from rayfl.training.settings import Training
 from rayfl.training.updates import Updates
 
@@ -116,6 +118,8 @@ class Experiment(Config):
     server: Server = Server()
     system: SerializeAsAny[System] | None = Field(default=None, exclude_if=lambda system: system is None)
     """Simulated devices and time. Default: rounds have no simulated time."""
+    privacy: Privacy | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
+    """Central differential privacy of clients. Default: none."""
     run: Resources = Resources()
     listeners: tuple[Any, ...] = ()
     """Listeners that receive the events of the run, by name or as "package.module:Class" (`rayfl.listeners`)."""
@@ -325,6 +329,8 @@ def _check(experiment: Experiment) -> None:
         method.check(experiment.rounds, experiment.clients)
         if experiment.system is not None:
             _check_system(experiment.system, method, experiment.clients)
+        if experiment.privacy is not None:
+            _check_privacy(experiment, experiment.privacy, method)
         if 0 < training.cosine_rounds < experiment.rounds:
             raise ValueError(
                 f"training.cosine_rounds: {training.cosine_rounds} is not valid. Allowed: 0, or at least the "
@@ -356,6 +362,8 @@ def _check(experiment: Experiment) -> None:
 def _check_system(system: System, method: Method, clients: Population) -> None:
     """Raise a ValueError if the system, the method and the population do not fit together."""
     system.check(clients.count, clients.cohort)
+    if clients.participation != "fixed":
+        raise ValueError("clients.participation: poisson is not supported with system. Allowed: fixed")
     if system.mixes_versions and method.synchronous:
         raise ValueError(
             f"system.mode: method {method.name} needs updates of the current model, because {method.synchronous}. "
@@ -363,6 +371,26 @@ def _check_system(system: System, method: Method, clients: Population) -> None:
         )
     if system.capacities != "given" and clients.assignment != "fixed":
         raise ValueError(f"system.capacities: {system.capacities} only with clients.assignment: fixed")
+
+
+def _check_privacy(experiment: Experiment, privacy: Privacy, method: Method) -> None:
+    """Raise a ConfigError if the reported epsilon would not hold for the server's parameters."""
+    privacy.check(experiment.clients)
+    transforms = [transform.name for transform in experiment.updates.transforms]
+    collected = experiment.evaluation.statistics != "batch" and any(net.norms for net in method.task.nets.values())
+    problems = {
+        f"method {method.name} is not supported, because {method.synchronous}. {ALLOWED}": method.synchronous,
+        "method.weight: samples gives clients unequal parts of the sum. Allowed: uniform": method.weight != "uniform",
+        "a system chooses clients by their time, not at random. Allowed: no system": experiment.system is not None,
+        "updates.transforms: the residual of error_feedback carries what was clipped into later rounds. Allowed: "
+        "transforms without memory": "error_feedback" in transforms,
+        "updates.policy: stop tells that one client diverged. Allowed: refuse": experiment.updates.policy == "stop",
+        "evaluation.statistics: statistics of batch norms are collected from the clients' data without clipping. "
+        "Allowed: batch, or a model without batch norms (model.norm)": collected,
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise ConfigError(f"privacy: {problem}")
 
 
 @lru_cache(maxsize=256)

@@ -58,12 +58,19 @@ ROUND = (
     Metric("wasted_flops", "floating point operations of late and lost updates", "operations", total=True),
     Metric("wasted_bytes", "traffic of late and lost updates", "bytes", total=True),
     Metric("staleness", "versions between an update's model and the server's, mean over updates"),
+    Metric("within_norm", "clients whose change was within the clipping norm (privacy)"),
+    Metric("clip_norm", "clipping norm of the round (privacy)"),
+    Metric("epsilon", "epsilon of the server's parameters after an evaluated round, at privacy.delta (privacy)"),
+    Metric("simulated_epsilon", "the same, of the population of privacy.stands_for (privacy)"),
     Metric("seconds", "wall-clock time of the round, including its evaluation", "seconds", total=True),
 )
 """Metrics of every round. Other metrics of methods are summed over clients."""
 
 UPDATES = "updates_"
 """Prefix of the number of aggregated updates from a class of devices."""
+
+EPSILONS = ("epsilon", "simulated_epsilon")
+"""Privacy of a run so far, with the metrics of an evaluation."""
 
 IF_ANY = ("bytes_public", "server_flops")
 """Totals that tables show only if a row has them."""

@@ -36,7 +36,7 @@ MISTAKES = {
     "unknown section": (
         {"trainin": {}},
         "test: unknown key 'trainin'. Did you mean 'training'? Allowed: clients, data, evaluation, listeners, method, "
-        "model, partition, rounds, run, seed, server, system, training, updates",
+        "model, partition, privacy, rounds, run, seed, server, system, training, updates",
     ),
     "unknown key": (
         {"training": {"lrr": 0.1}},

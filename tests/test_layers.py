@@ -40,6 +40,7 @@ OWNERS = {
     "mlflow": ("results.mlflow",),
     "typer": ("cli",),
     "pytest": ("testing",),
+    "dp_accounting": ("training.privacy",),
 }
 """Library -> the modules of rayfl that may import it."""
 

@@ -194,9 +194,9 @@ class Fold:
         """Return the new value of a group after the step of the server optimizer, in new tensors if a client sent it.
         Call it once per group. `over`: denominator of the mean: clients that hold the coordinate, or all clients
         (missing values count as 0, and coordinates without holders become 0)."""
-        if group not in self._groups:
+        found = self._mean(group, over)
+        if found is None:
             return self.state[group]
-        found = self._groups[group].mean(self.weight if over == "all" else None)
         if self.server.optimizer == "mean":
             return {name: mean for name, (mean, _) in found.items()}
         old, new = self.state[group], {}
@@ -213,6 +213,10 @@ class Fold:
                 after[letter][name] = t
         self.moments |= {f"{MOMENTS}{letter} {group}": t for letter, t in after.items()}
         return new
+
+    def _mean(self, group: str, over: Over) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]] | None:
+        """Return name -> mean, and the coordinates with holders (`HolderMean.mean`); None if no client sent a group."""
+        return self._groups[group].mean(self.weight if over == "all" else None) if group in self._groups else None
 
     def mean_so_far(self, group: str) -> Params:
         """Return the holder mean of a group over the clients added so far, in new tensors; more can be added."""

@@ -15,7 +15,7 @@ import torch
 PURPOSES = tuple(
     """
     adapters asked availability batches capacity cohort deployed device digits dropout ensemble export frozen hidden
-    hold_out init judged local local_validation masks open partition personal pooled public refine scores search
+    hold_out init judged local local_validation masks noise open partition personal pooled public refine scores search
     searcher statistics straggler student subset synthetic transforms variate visit width
     """.split()
 )

@@ -56,6 +56,8 @@ class Broadcast:
 
     payload: Payload
     selection: Selection
+    clip: float | None = None
+    """Clipping norm of changes; then clients answer changes in place of parameters (`rayfl.training.privacy`)."""
 
 
 @dataclass(frozen=True)

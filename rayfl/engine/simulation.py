@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rayfl.config import ConfigError
 from rayfl.core.fold import Fold, PairwiseSum, State, aligned, sum_of_updates
 from rayfl.core.net import Net
 from rayfl.core.server_optimizers import MOMENTS
 from rayfl.core.submodel import Selection
-from rayfl.core.tensors import as_tensor
+from rayfl.core.tensors import Params, as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints, traffic
@@ -37,6 +38,7 @@ from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.system import Fleet, Past, Plan, Schedule, Stale, Staleness, Timed, Untimed
+from rayfl.training.privacy import ALLOWED, PrivateFold, Released
 from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
@@ -96,6 +98,8 @@ class Simulation:
         self.partial_round: Line = {}
         """Sums measured so far in a round whose local updates are done; empty between rounds."""
         self._is_noted = False
+        self._cover: tuple[dict[Hashable, int], Params] = {}, {}
+        """Selection key -> number of clients, and the public cover of these selections, of the last private round."""
         self.client_scores = np.empty(0, CLIENT_SCORES)
         """Scores per client of the last evaluation."""
 
@@ -138,6 +142,8 @@ class Simulation:
             self.round += 1
             if self.round % self.experiment.evaluation.every == 0 or self.done:
                 line |= self.evaluate()
+                if (privacy := self.experiment.privacy) is not None:
+                    line[privacy.metric] = privacy.epsilon(self.clients, self.round)
         head = {"round": self.round, "seconds": spent + time.perf_counter() - started}
         line = head | line | head
         self.partial_round = {} if over else line
@@ -164,14 +170,16 @@ class Simulation:
         plan = self.schedule.plan(self.past, self.round)
         cohort = self._grouped(plan)
         chunks = self._chunks(cohort)
+        privacy = self.experiment.privacy
+        clip = None if privacy is None else privacy.norm(self.state)
 
         def shared(key: Any) -> Broadcast:
             selection = cohort[key][0]
-            return Broadcast(self.verbs.extract(self._version(key[0]), selection), selection)
+            return Broadcast(self.verbs.extract(self._version(key[0]), selection), selection, clip)
 
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
         answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
-        fold, totals, losses, refused = Fold(self.state, self.experiment.server), {}, {}, []
+        fold, totals, losses, refused = self._fold(clip), {}, {}, []
         stale: list[Stale] = []
         for key, some in itertools.groupby(answers, key=lambda pair: pair[0].key):
             updates, metrics = sum_of_updates(), PairwiseSum(plus)
@@ -199,12 +207,41 @@ class Simulation:
         known = self.versions | {self.round: own}
         self.past = self.schedule.learned(plan, self.round, losses)
         self.versions = {version: known[version] for version in self.past.versions}
-        if plan.visits:
-            self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
         line = finished(totals) | {"refused": len(refused), **plan.metrics}
+        if privacy is not None and clip is not None:
+            within = totals.get("within_norm", 0.0)
+            moments |= privacy.adapted(clip, within, self.clients, self.seed, self.round)
+            line["clip_norm"] = clip
+        # an empty cohort is not public: its round has noise too
+        if plan.visits or privacy is not None:
+            self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
         if refused:
             line["refusals"] = "; ".join(f"client {id}: {reason}" for id, reason in refused)
         return line
+
+    def _fold(self, clip: float | None) -> Fold:
+        """Return the empty fold of a round. `clip`: norm of clipped changes, with a `privacy:` section."""
+        experiment = self.experiment
+        if experiment.privacy is None or clip is None:
+            return Fold(self.state, experiment.server)
+        deviation = experiment.privacy.multiplier(self.clients) * clip
+        released = Released(self._public_cover(), deviation, self.seed, self.round)
+        return PrivateFold(self.state, experiment.server, released)
+
+    def _public_cover(self) -> Params:
+        """Return parameter -> expected number of clients of a cohort that send each coordinate, over all clients."""
+        ids, held = np.arange(self.clients.count), {}
+        for id, capacity in zip(ids.tolist(), self.schedule.capacities(ids, self.round).tolist(), strict=True):
+            selection = self.verbs.select(self.state, Client(id, capacity, self.round))
+            held.setdefault(selection.key, [selection, 0])[1] += 1
+        counts = {key: count for key, (_, count) in held.items()}
+        if counts != self._cover[0]:
+            cover = {name: torch.zeros_like(t) for name, t in self.state["params"].items()}
+            for selection, count in held.values():
+                for name in self.verbs.extract(self.state, selection)["params"]:
+                    selection.mark(name, count * self.clients.cohort / self.clients.count, cover[name])
+            self._cover = counts, cover
+        return self._cover[1]
 
     def _fold_stale(self, fold: Fold, stale: list[Stale], staleness: Staleness) -> None:
         """Fold stale updates, and empty the list."""
@@ -407,7 +444,22 @@ def load_data(experiment: Experiment) -> Arrays:
     arrays = experiment.data.arrays()
     experiment.federate(arrays)
     experiment.model.prepare()
+    if experiment.privacy is not None:
+        _check_groups(experiment)
     if experiment.system is not None and experiment.system.can_fail:
         with Temporary() as folder:
             Simulation(experiment, arrays, folder).schedule.check()
     return arrays
+
+
+def _check_groups(experiment: Experiment) -> None:
+    """Raise a ConfigError if clients send more groups of the state than the parameters, which are clipped."""
+    verbs = Checked(experiment.bound())
+    state = verbs.init()
+    for capacity in experiment.clients.all_capacities:
+        payload = verbs.extract(state, verbs.select(state, Client(0, capacity, 0)))
+        if others := sorted(group for group in payload.keys() & state.keys() - {"params"} if payload[group]):
+            raise ConfigError(
+                f"privacy: clients of method {verbs.method.name} send {', '.join(others)}, which is not clipped. "
+                f"{ALLOWED}"
+            )

@@ -91,16 +91,16 @@ class Worker:
         spent, updates = _cost(broadcast, update), self.recipe.updates
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
-        if updates.transforms:
-            size, residual = transformed(
+        if updates.transforms or broadcast.clip is not None:
+            spent["bytes_up"], residual = transformed(
                 updates.transforms,
                 broadcast.payload,
                 update,
                 stream(seed, "transforms"),
                 broadcast.selection,
                 cast(ClientState | None, (client_state or {}).get(RESIDUAL)),
+                broadcast.clip,
             )
-            spent["bytes_up"] = size
             update.metrics.pop("bytes_up", None)
             if residual is not None:
                 new = update.client_states.get(client.id, own or {})

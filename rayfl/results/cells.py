@@ -54,7 +54,12 @@ def human_time(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-HUMAN: Mapping[str, Callable[[float], str]] = {"bytes": human_bytes, "flops": human_flops, "time": human_time}
+HUMAN: Mapping[str, Callable[[float], str]] = {
+    "bytes": human_bytes,
+    "flops": human_flops,
+    "time": human_time,
+    "epsilon": "{:.3g}".format,
+}
 """Forms of costs."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rayfl.config import Config
-from rayfl.metrics import ENDS, ROUND, SIMULATED, SPLITS, TOTALS, Line, evaluated, named
+from rayfl.metrics import ENDS, EPSILONS, ROUND, SIMULATED, SPLITS, TOTALS, Line, evaluated, named
 
 Better = Literal["max", "min"]
 
@@ -82,6 +82,7 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
     """Return result.json from the lines of a run; `costs`: dense networks by capacity.
 
         rounds, train_loss             of the last line
+        epsilon, simulated_epsilon     of the last evaluation, with a `privacy:` section
         accuracy_0.5, ...              scores of the last evaluation, by the names of `rayfl.metrics`
         best_*, last5_*                for `summarised` metrics: best evaluation, mean of the last five
         best_round                     first round with the best judge metric
@@ -97,7 +98,7 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
         result["train_loss"] = lines[-1]["train_loss"]
     seen = evaluated(lines)
     last = seen[-1] if seen else {}
-    names = _measured(last, facts)
+    names = {*_measured(last, facts), *EPSILONS}
     result |= {name: value for name, value in last.items() if name in names}
     for metric in summarised(facts.scores):
         if best := _best(seen, metric, facts):

@@ -111,8 +111,7 @@ class Clip(Transform):
     """Maximum norm of a client's whole change."""
 
     def change(self, d: Params, generator: torch.Generator) -> Params:
-        total = nn.utils.get_total_norm(list(d.values()))
-        factor = 1 / max(1.0, float(total) / self.norm)
+        factor = 1 / max(1.0, norm(d) / self.norm)
         return {name: t * factor for name, t in d.items()}
 
 
@@ -325,12 +324,14 @@ def transformed(
     seed: int,
     selection: Selection,
     residual: ClientState | None = None,
+    clip: float | None = None,
 ) -> tuple[float, ClientState | None]:
     """Apply the transforms to one client's update, in place. Return its size in bytes and, with error feedback, the new
     residual, which replaces `residual`.
 
     `payload`: the tensors that the client received; `seed`: its seed for this round. Classifier rows that the client
-    does not own are not part of its change. Negative running variances are set to 0.
+    does not own are not part of its change. Negative running variances are set to 0. With `clip`, the update becomes
+    its change as sent, of at most this norm and of weight 1; its metric `within_norm` is 1 if the norm was smaller.
     """
     if update.products:
         raise ConfigError(
@@ -359,6 +360,14 @@ def transformed(
             key: torch.where(rows.get(key, torch.ones(())) > 0, wanted[key] - d[key], memory.part[key]) for key in d
         }
         residual = memory.after(left)
+    if clip is not None:
+        change = {key: t * rows.get(key, 1.0) for key, t in d.items()}
+        update.metrics["within_norm"] = float(norm(change) <= clip)
+        for key, t in Clip(norm=clip).change(change, generator).items():
+            params, name, _ = answers[key]
+            params[name] = t
+        update.weight, update.row_weights = 1.0, {}
+        return wire.nbytes, residual
     for key, (params, name, _) in answers.items():
         found = start[key] + d[key] * rows.get(key, 1.0)
         params[name] = (found.clamp_min(0.0) if name.endswith(VARIANCE) else found) * weight
@@ -395,6 +404,11 @@ class Memory:
                 new = whole
             groups[group] = groups.get(group, {}) | new
         return groups
+
+
+def norm(d: Params) -> float:
+    """Return the L2 norm of all tensors together."""
+    return float(nn.utils.get_total_norm(list(d.values())))
 
 
 def _count(share: float, elements: int) -> int:

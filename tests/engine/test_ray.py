@@ -282,6 +282,12 @@ def test_ray_equals_serial(actors, group, tmp_path):
         for name, method in {"fedavg": "fedavg", "fedrolex": "fedrolex", "personal": PersonalHead()}.items()
     }
     runs["buffered"] = tiny(method="fedrolex", rounds=4, system=BUFFERED | {"sampler": "oort"})
+    chain = [{"name": "error_feedback"}, {"name": "topk", "share": 0.1}, {"name": "int8"}]
+    runs["compressed"] = tiny(method="fedrolex", rounds=3, updates={"transforms": chain})
+    privacy = {"clip": 0.5, "noise": 0.8, "delta": 0.1, "quantile": 0.5, "deviation": 0.5}
+    drawn = {"cohort": 4, "participation": "poisson"}
+    model = {"name": "digits_cnn", "norm": "none"}
+    runs["private"] = tiny(method="heterofl", rounds=3, model=model, clients=drawn, privacy=privacy)
     others = {}
     for name in METHODS.keys() - DISTILLATION.keys():
         sections = NESTED.get(name, {})

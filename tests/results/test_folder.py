@@ -420,6 +420,11 @@ def test_summary_by_hand():
     }
 
 
+def test_a_result_has_the_epsilon_of_the_last_evaluation():
+    lines = [line(1, accuracy_mean=0.5, epsilon=2.0), line(2, accuracy_mean=0.5, epsilon=3.0), plain(3)]
+    assert summed(lines)["epsilon"] == 3.0
+
+
 def test_summary_of_nothing():
     assert summed([]) == {
         "rounds": 0,

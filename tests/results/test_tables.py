@@ -259,6 +259,19 @@ def test_costs_of_some_rows_are_columns_only_where_a_row_has_them():
     assert "public data" not in table(rows[1:]).header and "server_flops" not in header
 
 
+def test_epsilon_is_a_column_where_a_row_has_one():
+    rows = [record("private", accuracy_mean=0.7, epsilon=5.7012), record("open", accuracy_mean=0.8)]
+    rows.append(record("deployed", accuracy_mean=0.75, simulated_epsilon=4.8587))
+    found = table(rows)
+    places = [found.header.index(title) for title in ("epsilon", "simulated epsilon")]
+    assert {row[0]: [row[place] for place in places] for row in found.rows} == {
+        "open": ["–", "–"],
+        "deployed": ["–", "4.86"],
+        "private": ["5.7", "–"],
+    }
+    assert "epsilon" in results_csv(rows).partition("\n")[0] and "epsilon" not in table(rows[1:2]).header
+
+
 def test_csv_has_exactly_the_named_columns():
     text = results_csv([*ROWS, record("spafl", status="failed")])
     header, *lines = csv.reader(io.StringIO(text))

@@ -1,0 +1,336 @@
+"""Central differential privacy: steps by hand, sensitivity by brute force, epsilon as published, refusals."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import assert_same, run, simulate, tiny
+
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.core.fold import Update
+from rayfl.core.net import Net
+from rayfl.core.seeds import torch_generator
+from rayfl.core.server_optimizers import Server
+from rayfl.core.submodel import Mask, prefix, random_subset, rolling
+from rayfl.engine.jobs import Broadcast, Train
+from rayfl.engine.simulation import load_data
+from rayfl.testing.tiny import model_of
+from rayfl.training.privacy import NORM, Privacy, PrivateFold, Released, epsilon
+from rayfl.training.transforms import Quantize, TopK, norm, transformed
+
+MODEL = {"name": "digits_cnn", "norm": "none"}
+SECTION = {"clip": 0.5, "noise": 0.8, "delta": 0.1}
+NET = Net(model_of(MODEL), 1.0)
+
+
+def private(**sections):
+    return tiny(**{"model": MODEL, "privacy": SECTION, "method": "heterofl"} | sections)
+
+
+# the step
+
+
+def test_a_step_by_hand():
+    """x + (G + noise) / c, with the noise of its address; the third coordinate, which nobody could hold, keeps its
+    bits; nobody held the second."""
+    x = {"w": torch.tensor([1.0, 2.0, 0.3])}
+    released = Released({"w": torch.tensor([2.0, 0.5, 0.0])}, 0.25, seed=5, round=3)
+    noise = torch.randn(3, generator=torch_generator(5, "noise", 3, "w"))
+    mean, covered = released.mean(x, {"w": torch.tensor([0.8, 0.0, 0.0])})["w"]
+    assert mean[0].item() == pytest.approx(1.0 + (0.8 + 0.25 * noise[0].item()) / 2)
+    assert mean[1].item() == pytest.approx(2.0 + 0.25 * noise[1].item() / 0.5)
+    assert torch.equal(mean[2], x["w"][2]) and covered.tolist() == [True, True, False]
+
+
+def expected_step(simulation):
+    """Return the next parameters, from the clients' changes one by one and the definition of the denominators."""
+    experiment, state, round = simulation.experiment, simulation.state, simulation.round
+    clients, privacy = experiment.clients, experiment.privacy
+    x, clip = state["params"], privacy.norm(state)
+    total = {n: torch.zeros_like(t) for n, t in x.items()}
+    for selection, some in simulation.cohort().values():
+        broadcast = Broadcast(simulation.method.extract(state, selection), selection, clip)
+        for client in some:
+            update = simulation.executor.worker.train(broadcast, Train([client], {})).update
+            change = update.sums["params"]
+            assert norm(change) <= clip * (1 + 1e-6) and update.weight == 1
+            selection.put(change, total)
+    cover = {n: torch.zeros_like(t) for n, t in x.items()}
+    for capacity, weight in clients.levels:
+        share = weight / sum(w for _, w in clients.levels)
+        for n, t in simulation.method.prefix(capacity).cover(x).items():
+            cover[n] += clients.cohort * share * t
+    found = {}
+    for n, t in x.items():
+        noise = torch.randn(t.shape, generator=torch_generator(experiment.seed, "noise", round, n))
+        moved = t + (total[n] + privacy.noise * clip * noise) / cover[n]
+        found[n] = torch.where(cover[n] > 0, moved, t)
+    return found, cover
+
+
+def test_a_round_by_hand(tmp_path):
+    """Denominators are cohort x share, whoever came; the outer channels, of the server only, keep their bits."""
+    clients = {"count": 6, "cohort": 3, "capacities": [0.4, 0.2, 0.1], "weights": [0, 1, 1]}
+    simulation = simulate(private(clients=clients), tmp_path)
+    before = simulation.state["params"]
+    expected, cover = expected_step(simulation)
+    simulation.train()
+    assert {float(c) for t in cover.values() for c in t.unique()} == {0.0, 1.5, 3.0}
+    for n, t in simulation.state["params"].items():
+        torch.testing.assert_close(t, expected[n], rtol=1e-5, atol=1e-6)
+        assert torch.equal(t[cover[n] == 0], before[n][cover[n] == 0])
+        assert not (t[cover[n] > 0] == before[n][cover[n] > 0]).all()
+
+
+def test_the_public_cover_does_not_depend_on_the_cohort(tmp_path):
+    """With a cohort of one client, its own selection would tell its capacity."""
+    clients = {"count": 6, "cohort": 1, "capacities": [0.3, 0.2, 0.1]}
+    covers = [simulate(private(clients=clients, seed=s), tmp_path / str(s))._public_cover() for s in range(4)]
+    assert all(torch.equal(t, cover[n]) for cover in covers for n, t in covers[0].items())
+    assert {round(float(c), 5) for t in covers[0].values() for c in t.unique()} == {0.33333, 0.66667, 1.0}
+
+
+def test_random_selections_are_counted_over_all_clients(tmp_path):
+    """Federated Dropout draws a client's channels from public seeds."""
+    simulation = simulate(private(method={"name": "feddropout"}), tmp_path)
+    cover = simulation._public_cover()
+    covered = {n: torch.zeros_like(t) for n, t in cover.items()}
+    for id in range(6):
+        client = simulation.verbs.select(simulation.state, next_client(simulation, id))
+        for n, t in client.cover(simulation.state["params"]).items():
+            covered[n] += 4 / 6 * t
+    for n, t in cover.items():
+        torch.testing.assert_close(t, covered[n])
+
+
+def next_client(simulation, id):
+    from rayfl.methods.base import Client
+
+    return Client(id, simulation.schedule.capacity(id, simulation.round), simulation.round)
+
+
+# sensitivity
+
+
+def parts(seed):
+    """Selections of every family, of one server."""
+    narrow, generator = Net(NET.model, 0.4), torch_generator(seed, "test:parts")
+    held = {n: torch.rand(math.prod(s), generator=generator) < 0.3 for n, s in NET.layout.shapes.items()}
+    return [
+        prefix(NET, narrow),
+        rolling(NET, narrow, 7),
+        random_subset(NET, Net(NET.model, 0.2), generator),
+        Mask(NET, "held", {n: t.nonzero().flatten() for n, t in held.items()}),
+        prefix(NET, NET),
+    ]
+
+
+@pytest.mark.parametrize("chain", [(), (TopK(share=0.2), Quantize(bits=1))])
+def test_the_sensitivity_is_the_clipping_norm_under_partial_cover(chain):
+    """One client is left out, or answers something else, however large: the released sum moves by at most C, or 2 C.
+    Both bounds are reached. Quantize is expansive; the norm is that of what is sent."""
+    clip, cover = 0.7, {n: torch.full(s, 1.25) for n, s in NET.layout.shapes.items()}
+    selections = parts(0)
+
+    def change(k, seed, size):
+        generator = torch_generator(seed, "test:change", k)
+        x = {n: torch.zeros(t.shape) for n, t in selections[k].take(cover).items()}
+        y = {n: size * torch.randn(t.shape, generator=generator) for n, t in x.items()}
+        if seed < 0:
+            y = {n: -t for n, t in change(k, -seed, size)[1].items()}
+        update = Update({"params": dict(y)}, 1.0)
+        transformed(chain, {"params": x}, update, 0, selections[k], None, clip)
+        return update, y
+
+    def released(answers):
+        fold = PrivateFold({"params": {n: torch.zeros_like(t) for n, t in cover.items()}}, Server(), NOISE)
+        for k, (update, _) in answers.items():
+            fold.add(selections[k], Update({"params": dict(update.sums["params"])}, 1.0))
+        return {n: t * cover[n] for n, t in fold.mean("params").items()}
+
+    NOISE = Released(cover, 0.0, 0, 0)
+    cohort = {k: change(k, 1 + k, 10.0**k / 100) for k in range(len(selections))}
+    whole, moved = released(cohort), []
+    for k in cohort:
+        without = released({i: a for i, a in cohort.items() if i != k})
+        moved.append(norm({n: t - without[n] for n, t in whole.items()}))
+        for seed in (50, 51, -1 - k):
+            other = released(cohort | {k: change(k, seed, 1e3)})
+            moved[-1] = max(moved[-1], norm({n: t - other[n] for n, t in whole.items()}) / 2)
+    assert max(moved) <= clip * (1 + 1e-4)
+    assert max(moved) >= clip * (0.999 if not chain else 0.5)
+
+
+# epsilon
+
+
+@pytest.mark.parametrize(
+    ("q", "rounds", "noise", "delta", "expected"),
+    [(0.1, 500, 1.0, 1e-3, 14.04), (0.01, 1000, 1.0, 1e-5, 2.10), (0.05, 1500, 0.8, 1e-6, 26.5)],
+)
+def test_epsilon_of_poisson_cohorts_is_the_published_one(q, rounds, noise, delta, expected):
+    assert epsilon("rdp", True, 1000, round(1000 * q), noise, rounds, delta) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.slow
+def test_epsilon_by_privacy_loss_distributions_is_the_published_one():
+    assert epsilon("pld", True, 1000, 100, 1.0, 500, 1e-3) == pytest.approx(12.46, abs=0.01)
+
+
+@pytest.mark.parametrize(("poisson", "sensitivity"), [(True, 1), (False, 2)])
+def test_epsilon_of_all_clients_in_every_round_is_that_of_the_gaussian_mechanism(poisson, sensitivity):
+    """Its Renyi divergence of order a is rounds * a * sensitivity^2 / (2 z^2): adding or removing a client moves the
+    sum by C, other data of a client by 2 C. Converted by Canonne, Kamath, Steinke (2020), Proposition 12."""
+    z, rounds, delta = 3.0, 20, 1e-3
+    orders = np.linspace(1.01, 60, 20_000)
+    divergence = rounds * orders * sensitivity**2 / (2 * z**2)
+    by_order = divergence + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    assert epsilon("rdp", poisson, 50, 50, z, rounds, delta) == pytest.approx(by_order.min(), rel=0.01)
+
+
+def test_a_simulation_of_a_larger_cohort_scales_its_noise(tmp_path):
+    """With 4 of 6 clients for 400 of 6,000, the noise on the mean is that of the 400, and so is epsilon."""
+    large = {"clients": 6000, "cohort": 400}
+    privacy, clients = Privacy(clip=1.0, noise=1.0, delta=1e-4, stands_for=large), Population(count=6, cohort=4)
+    assert privacy.multiplier(clients) == pytest.approx(0.01)
+    [line, _] = run(
+        simulate(private(privacy=SECTION | {"delta": 1e-4, "stands_for": large}, evaluation={"every": 1}), tmp_path)
+    )
+    assert line["simulated_epsilon"] == epsilon("rdp", False, 6000, 400, 0.8, 1, 1e-4) and "epsilon" not in line
+
+
+def test_epsilon_grows_with_the_rounds(tmp_path):
+    lines = run(simulate(private(rounds=3, evaluation={"every": 1}), tmp_path))
+    assert [line["epsilon"] for line in lines] == [epsilon("rdp", False, 6, 4, 0.8, r, 0.1) for r in (1, 2, 3)]
+    assert lines[0]["epsilon"] < lines[1]["epsilon"] < lines[2]["epsilon"]
+
+
+# adaptive clipping
+
+
+def test_the_norm_is_adapted_by_hand():
+    """Of an expected cohort of 40, 30 were within the norm; s = 2, as cohort / 20; the sum has more noise for it."""
+    privacy = Privacy(clip=2.0, noise=1.5, delta=1e-3, quantile=0.5, rate=0.3)
+    clients = Population(count=100, cohort=40)
+    noise = torch.randn((), generator=torch_generator(7, "noise", 2, NORM), dtype=torch.float64).item()
+    new = privacy.adapted(2.0, 30, clients, 7, 2)[NORM]["norm"].item()
+    assert new == pytest.approx(2.0 * math.exp(-0.3 * ((30 + 2 * noise) / 40 - 0.5)))
+    assert privacy.multiplier(clients) == pytest.approx((1 / 1.5**2 - 1 / 16) ** -0.5)
+    assert Privacy(clip=2.0, noise=1.5, delta=1e-3).multiplier(clients) == pytest.approx(1.5)
+
+
+ADAPTIVE = {"quantile": 0.5, "deviation": 0.5}
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "feddropout", "fiarse"])
+def test_a_private_run_resumes_to_the_bit(method, tmp_path):
+    sections = {"clients": {"participation": "poisson"}, "server": {"optimizer": "sgd", "momentum": 0.5}}
+    spec = private(method=method, privacy=SECTION | ADAPTIVE, rounds=4, evaluation={"every": 2}, **sections)
+    straight = simulate(spec, tmp_path / "straight")
+    lines = run(straight)
+    first, second = simulate(spec, tmp_path / "first"), simulate(spec, tmp_path / "second")
+    run(first, 2)
+    first.save(tmp_path / "checkpoints")
+    second.restore(tmp_path / "checkpoints")
+    assert run(second) == lines[2:]
+    assert_same(second.state, straight.state)
+    assert len({line["clip_norm"] for line in lines}) == 4 and lines[0]["clip_norm"] == 0.5
+
+
+# cohorts
+
+
+def test_poisson_cohorts_have_every_client_independently():
+    clients = Population(count=20, cohort=5, participation="poisson")
+    cohorts = [clients.sample(0, round) for round in range(3000)]
+    sizes = np.array([len(cohort) for cohort in cohorts])
+    # Binomial(20, 1/4): mean 5, variance 3.75
+    assert abs(sizes.mean() - 5) < 4 * math.sqrt(3.75 / 3000) and abs(sizes.var() - 3.75) < 0.5
+    came = np.zeros((3000, 20))
+    for row, cohort in zip(came, cohorts, strict=True):
+        row[cohort] = 1
+    assert abs(came.mean(0) - 0.25).max() < 4.5 * math.sqrt(0.25 * 0.75 / 3000)
+    together = np.corrcoef(came.T) - np.eye(20)  # fixed cohorts: -1/19
+    assert abs(together[~np.eye(20, dtype=bool)].mean()) < 0.01
+
+
+def test_an_empty_cohort_is_not_visible(tmp_path):
+    """Its round has the noise of every other round."""
+    clients = {"count": 6, "cohort": 1, "participation": "poisson"}
+    simulation = simulate(private(clients=clients, rounds=30), tmp_path)
+    simulation.round = next(r for r in range(30) if not simulation.clients.sample(0, r))
+    before = simulation.state["params"]
+    line = simulation.train()
+    assert line.get("clients", 0) == 0
+    cover = simulation._public_cover()
+    for n, t in simulation.state["params"].items():
+        noise = torch.randn(t.shape, generator=torch_generator(0, "noise", simulation.round, n))
+        expected = torch.where(cover[n] > 0, before[n] + 0.8 * 0.5 * noise / cover[n], before[n])
+        torch.testing.assert_close(t, expected)
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        (
+            {"method": "spafl"},
+            "privacy: method spafl is not supported, because its updates are not parameters of the model",
+        ),
+        ({"method": "fedpm"}, "privacy: method fedpm is not supported"),
+        ({"method": "scaffold"}, "privacy: method scaffold is not supported, because its control variates change"),
+        (
+            {"method": "fedavg"},
+            "privacy: method.weight: samples gives clients unequal parts of the sum. Allowed: uniform",
+        ),
+        ({"model": "digits_cnn"}, "privacy: evaluation.statistics: statistics of batch norms are collected from"),
+        ({"system": {}}, "privacy: a system chooses clients by their time, not at random. Allowed: no system"),
+        ({"updates": {"policy": "stop"}}, "privacy: updates.policy: stop tells that one client diverged"),
+        (
+            {"updates": {"transforms": [{"name": "error_feedback"}, {"name": "sign"}]}},
+            "privacy: updates.transforms: the residual of error_feedback carries what was clipped",
+        ),
+        ({"privacy": SECTION | {"delta": 0.2}}, "privacy.delta: 0.2 is not valid: publishing all data of one random"),
+        ({"privacy": SECTION | {"accountant": "pld"}}, "privacy.accountant: pld is not defined for cohorts of a fixed"),
+        ({"privacy": SECTION | {"quantile": 0.5}}, "privacy.deviation: 0.2 is too small for noise 0.8"),
+        ({"privacy": SECTION | {"rate": 0.5}}, "rate and deviation only with quantile"),
+        ({"privacy": SECTION | {"stands_for": {"clients": 3, "cohort": 4}}}, "a cohort of at most clients = 3"),
+        (
+            {"system": {}, "privacy": None, "clients": {"participation": "poisson"}},
+            "clients.participation: poisson is not",
+        ),
+    ],
+)
+def test_a_run_whose_epsilon_would_not_hold_is_refused(sections, sentence):
+    with pytest.raises(ConfigError) as error:
+        private(**sections)
+    assert sentence in str(error.value) and "Allowed: " in str(error.value)
+
+
+@pytest.mark.parametrize(("method", "group"), [("nefl", "submodel"), ("fjord", "width")])
+def test_groups_outside_the_clipped_parameters_are_refused_before_the_run(method, group):
+    given = {"name": method} | ({"weight": "uniform"} if method == "fjord" else {})
+    spec = private(method=given, model="digits_cnn", evaluation={"statistics": "batch"})
+    with pytest.raises(ConfigError, match=f"privacy: clients of method {method} send {group}.*which is not clipped"):
+        load_data(spec)
+
+
+def test_a_private_fold_gives_the_noisy_mean_only():
+    fold = PrivateFold({"params": {}}, Server(), Released({}, 0.0, 0, 0))
+    for read in (fold.sum, fold.weights, fold.mean_so_far):
+        with pytest.raises(ConfigError, match="the server's step reads more of params than its noisy mean"):
+            read("params")
+    with pytest.raises(ConfigError, match="clients send masks, which is not clipped"):
+        fold.add(prefix(NET, NET), Update({}, 1.0, whole={"masks": {}}))
+
+
+def test_the_accountant_is_needed_by_private_runs_only(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    run(simulate(tiny(rounds=1), tmp_path))
+    with pytest.raises(ConfigError, match=r"dp-accounting is not installed. Hint: pip install 'rayfl\[privacy\]'"):
+        private()
