@@ -232,7 +232,7 @@ class _Tokens(_Single):
         x = np.full((len(rows), self.max_length), PAD, np.int32)
         for i, row in enumerate(rows):
             x[i, : len(row)] = row[: self.max_length]
-        return {"x": x, "y": self._target(frame, *self._y, part)}
+        return {"x": x, "y": self._target(frame, self._y[0], part)}
 
 
 class _Text(OwnText):
@@ -251,6 +251,9 @@ class _Text(OwnText):
 def _cells(split: Any) -> Mapping[str, Sequence[str]]:
     """Return the columns of texts and classes, as text."""
     columns = {n: feature for n, feature in split.features.items() if type(feature).__name__ in ("Value", "ClassLabel")}
-    names = {n: getattr(feature, "names", None) for n, feature in columns.items()}
-    # -1 stands for an unknown class
-    return {n: [names[n][v] if names[n] and v >= 0 else str(v) for v in split[n]] for n in columns}
+    found = {}
+    for n, feature in columns.items():
+        names = getattr(feature, "names", None)
+        # -1 stands for an unknown class
+        found[n] = [names[v] if names and v >= 0 else str(v) for v in split[n]]
+    return found

@@ -92,9 +92,9 @@ class Frames(Targeted, ABC):
     @property
     def class_values(self) -> Any:
         """Values of the classes, sorted: a pandas.Index."""
-        if len(self._y) > 1:
+        if len(self._y) != 1:
             raise ConfigError("data.y: several columns are not valid with target: class. Allowed: one column")
-        return pd.Index(np.unique(_complete(self.frames()[0], *self._y, "training")))
+        return pd.Index(np.unique(_complete(self.frames()[0], self._y[0], "training")))
 
     @property
     def goal(self) -> Goal:

@@ -13,6 +13,7 @@ from rayfl.data import SCORES, SCORES_KIND, Classes, Score
 from rayfl.data.goal import (
     IGNORE_INDEX,
     MAX_PERPLEXITY,
+    R2,
     AbsoluteError,
     Accuracy,
     CrossEntropy,
@@ -27,7 +28,6 @@ from rayfl.data.goal import (
     Numbers,
     Perplexity,
     PerplexityOfBatches,
-    R2,
     SquaredError,
     TopK,
     label_set,

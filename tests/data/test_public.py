@@ -239,8 +239,7 @@ def test_samples_that_do_not_fit():
         data={**OTHER, "shape": [3, 4, 4]},
     )
     refused(
-        "data.public: digits has pixels in units of 16. Allowed: pixels in units of 255 as in synthetic",
-        data="digits",
+        "data.public: digits has pixels in units of 16. Allowed: pixels in units of 255 as in synthetic", data="digits"
     )
     floats = InMemory(np.linspace(0, 1, 640, dtype=np.float32).reshape(10, 1, 8, 8), np.arange(10) % 2, scale=255)
     refused("data.public: x of arrays has the type float32. Allowed: uint8 as in synthetic", data=floats)

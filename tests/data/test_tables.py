@@ -1,4 +1,4 @@
-"""Tables and series: files, categories, missing values, targets of all kinds; partition by a column and by quantiles."""
+"""Tables and series: files, categories, missing values, all kinds of targets; partition by a column or by quantiles."""
 
 import json
 import pickle
@@ -178,8 +178,10 @@ def test_a_file_of_series(tmp_path):
         ),
         ({"y": "age"}, "data.x: 'age' is a target. Allowed: columns that are no targets"),
         ({"categories": ["hospital"]}, "data.categories: 'hospital' is no input. Allowed: columns of data.x"),
-        ({"y": "sex", "x": ["age"], "categories": []}, "data: column 'sex' of the training table has 4 missing values. "
-            "Allowed: none"),
+        (
+            {"y": "sex", "x": ["age"], "categories": []},
+            "data: column 'sex' of the training table has 4 missing values. Allowed: none",
+        ),
         (
             {"channels": 2, "categories": []},
             "data.channels: 2 is not valid for 3 columns with 0 of categories. Allowed: a divisor of the number of "
@@ -234,6 +236,8 @@ def test_a_clients_batches_are_prepared():
     x = np.array([[1.0], [3], [5], [7]], np.float32)
     data = InMemory(np.tile(x, (5, 1)), np.arange(20) % 2)
     arrays = data.arrays()
-    own = ClientData({n: torch.from_numpy(a) for n, a in arrays.train.items()}, data.prepare.fitted(arrays.train), data.goal)
+    own = ClientData(
+        {n: torch.from_numpy(a) for n, a in arrays.train.items()}, data.prepare.fitted(arrays.train), data.goal
+    )
     [(found, _)] = own.in_order(100)
     assert found.mean().item() == pytest.approx(0, abs=1e-6) and found.std(correction=0).item() == pytest.approx(1)
