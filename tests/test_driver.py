@@ -362,7 +362,7 @@ def test_export_of_arrays_in_memory(tmp_path, capsys):
     sections = {"data": in_memory(), "model": "digits_cnn", "rounds": 1, "run": {"executor": "serial"}}
     experiment = rayfl.Experiment(**sections, clients={"count": 4, "cohort": 2, "capacities": [1, 0.5]})
     result = rayfl.run(experiment, tmp_path / "run")
-    assert "without their pixels. Allowed: rayfl.InMemory with the arrays" in message(
+    assert "without the samples. Allowed: rayfl.InMemory with the arrays" in message(
         rayfl.export, tmp_path / "run", 0.5, tmp_path / "small"
     )
     module = rayfl.export(tmp_path / "run", 0.5, tmp_path / "small", data=experiment.data)

@@ -90,7 +90,7 @@ class Privacy(Config):
 
     @model_validator(mode="after")
     def _adaptive(self) -> Self:
-        if self.quantile is None and {"rate", "deviation"} & self.model_fields_set:
+        if self.quantile is None and (self.rate != type(self).model_fields["rate"].default or self.deviation):
             raise ValueError("rate and deviation only with quantile")
         return self
 

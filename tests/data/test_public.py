@@ -337,7 +337,7 @@ def test_arrays_in_memory_are_found_again():
     own = InMemory(x, y, public={"data": InMemory(x[::-1].copy(), y)})
     kept = DATASETS_KIND.read(own.model_dump(mode="json"), "data")
     assert isinstance(kept, InMemory) and kept == own
-    with pytest.raises(ConfigError, match="without their pixels"):
+    with pytest.raises(ConfigError, match="without the samples"):
         kept.arrays()
     assert np.array_equal(kept.holding(own).arrays().public["x"], own.arrays().public["x"])
 

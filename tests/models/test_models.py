@@ -78,7 +78,8 @@ def built(model, width=1.0, **fields):
 
 
 def images(model, count=4):
-    return torch.randn(count, *model.input, generator=torch_generator(0, "test:images"))
+    shape = model.input if model.takes == "input" else model.series
+    return torch.randn(count, *shape, generator=torch_generator(0, "test:images"))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -20,6 +20,7 @@ from rayfl.reference.catalogue import FILLED, KINDS
 from rayfl.reference.schema import schema
 from rayfl.reference.settings import SECTIONS, SWEEP, documented, find, settings, worded
 from rayfl.results.folder import flatten
+from rayfl.training.privacy import Privacy
 from rayfl.tuning.load import load_sweep
 
 SHIPPED = sorted(Path("tune_configs").glob("*.yaml"))
@@ -46,10 +47,11 @@ def test_init_writes_a_run(tmp_path, monkeypatch):
     assert (code, out) == (0, "mine.yaml: valid run of heterofl\n")
     text = Path("mine.yaml").read_text()
     given = load_experiment("mine.yaml")
-    Path("all.yaml").write_text(uncommented(text))
-    assert load_experiment("all.yaml").with_(system=None) == given
-    named = {path.partition(".")[0] for path in flatten(load_yaml("all.yaml"))}
-    assert named == set(Experiment.model_fields)
+    whole = yaml.safe_load(uncommented(text))
+    assert set(whole) == set(Experiment.model_fields)
+    # privacy excludes a system, and has settings without a default
+    assert set(whole.pop("privacy")) == set(Privacy.model_fields)
+    assert read_experiment(whole, "all").with_(system=None) == given
     assert [name for name in settings(type(given.method)) if f" {name}: " not in text] == []
     assert all(len(line) <= 100 for line in text.splitlines() if line.lstrip().startswith("##"))
     quick = given.with_(rounds=1, run={"executor": "serial"})

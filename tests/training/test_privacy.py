@@ -17,6 +17,7 @@ from rayfl.core.server_optimizers import Server
 from rayfl.core.submodel import Mask, prefix, random_subset, rolling
 from rayfl.engine.jobs import Broadcast, Train
 from rayfl.engine.simulation import load_data
+from rayfl.experiment import read_experiment
 from rayfl.testing.tiny import model_of
 from rayfl.training.privacy import NORM, Privacy, PrivateFold, Released, epsilon
 from rayfl.training.transforms import Quantize, TopK, norm, transformed
@@ -28,6 +29,14 @@ NET = Net(model_of(MODEL), 1.0)
 
 def private(**sections):
     return tiny(**{"model": MODEL, "privacy": SECTION, "method": "heterofl"} | sections)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"stands_for": {"clients": 1000, "cohort": 10}, "delta": 1e-3}, {"quantile": 0.5}]
+)
+def test_a_runs_configuration_can_be_read_again(more):
+    experiment = private(privacy=SECTION | {"noise": 0.1} | more)
+    assert read_experiment(experiment.plain(), "again") == experiment
 
 
 # the step
