@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -40,6 +39,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("
 from processes import Command, alive, descendants, named  # noqa: E402
 
 import rayfl  # noqa: E402
+from rayfl.config.plain import write_yaml  # noqa: E402
 from rayfl.engine.checkpoints import complete, read  # noqa: E402
 from rayfl.engine.files import checksum, load_tensors  # noqa: E402
 from rayfl.engine.termination import leave  # noqa: E402
@@ -111,7 +111,7 @@ class Run:
         run = {"actors": ACTORS, "checkpoint_seconds": self.draw.choice([0, 3])}
         listeners = [{"name": "faults:Impatient", "seconds": JOB_SECONDS}]
         config = self.config | {"run": EXPERIMENT["run"] | run, "listeners": listeners}
-        file.write_text(yaml.safe_dump(config))
+        file.write_text(write_yaml(config))
         arguments = ["run", file, "--output", self.output]
         arguments += ["--resume"] if RunFolder.exists(self.folder) else []
         arguments += ["--address", self.cluster.address] if self.cluster else []

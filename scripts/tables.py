@@ -23,9 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rayfl.config import Config, ConfigError, choose, load_yaml, parse, shown
+from rayfl.config.plain import write_yaml
 from rayfl.metrics import ROUND
 from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, number
 from rayfl.results.findings import Findings, found_in
@@ -111,7 +110,7 @@ class Results:
         (self.folder / f"{name}.csv").write_text(as_csv(header, [[row.get(key, "") for key in header] for row in rows]))
         self.studies[name] = _study(run, {title: forms[title] for title in keys or forms})
         entries = {name: study.model_dump() for name, study in self.studies.items()}
-        dumped = yaml.safe_dump(entries, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+        dumped = write_yaml(entries, width=120, default_flow_style=None)
         self.index.write_text(HEAD + dumped)
         return name
 

@@ -70,6 +70,12 @@ def read_yaml(text: str | bytes) -> Any:
     return None if node is None else _value(loader, node, [], itertools.count(1))
 
 
+def write_yaml(value: Any, **form: Any) -> str:
+    """Return a YAML text of which `read_yaml` and readers of YAML 1.1 make this value, keys in their order. `form`:
+    further options of `yaml.dump`."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **form)
+
+
 def _check_size(text: str | bytes) -> None:
     """Raise a ValueError for a text that is too deep or too large: libyaml recurses and would crash the process."""
     depth = count = 0
@@ -153,7 +159,12 @@ class _Loader(_Fastest):
     }
 
 
-# YAML 1.1 requires a dot in a float and reads 1e-3 as text
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789.")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that either YAML 1.1 or `_Loader` reads as something else."""
+
+
+for _either in (_Loader, _Dumper):
+    # YAML 1.1 requires a dot in a float and reads 1e-3 as text
+    _either.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789.")
+    )

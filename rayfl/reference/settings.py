@@ -13,10 +13,10 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic.fields import FieldInfo
 
 from rayfl.config import PLAIN_WORDS, Config, ConfigError, Named, kinds_of, nearest
+from rayfl.config.plain import write_yaml
 from rayfl.experiment import Experiment
 from rayfl.reference.catalogue import FILLED, KINDS, first_sentence
 from rayfl.results.published import Published
@@ -182,7 +182,7 @@ def as_yaml(value: Any) -> str:
     """Return a value as one line of YAML."""
     if isinstance(value, Config):
         value = value.model_dump(mode="json")
-    text = yaml.safe_dump(_plain(value), default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True)
+    text = write_yaml(_plain(value), default_flow_style=True, width=math.inf)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rayfl.config import plain
-from rayfl.config.plain import DEEPEST, LARGEST_TEXT, MOST_VALUES, read_yaml, shown
+from rayfl.config.plain import DEEPEST, LARGEST_TEXT, MOST_VALUES, read_yaml, shown, write_yaml
 
 
 def message(text: str | bytes) -> str:
@@ -37,6 +37,15 @@ def test_single_values(text, value):
     found = read_yaml(f"lr: {text}\nmany: [{text}, {text}]")
     assert found == {"lr": value, "many": [value, value]}
     assert type(found["lr"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["7011964022e3", "1e-3", "-.5e2", "2024-05-06", "yes", "null", "1:30", "", 1e-5, 0.1, 10**12, True, None]
+)
+def test_what_is_written_is_read_as_it_was(value):
+    """A commit can look like a number."""
+    written = write_yaml({"given": value, "a": [value]})
+    assert read_yaml(written) == yaml.safe_load(written) == {"given": value, "a": [value]}
 
 
 def test_sections_lists_and_aliases():

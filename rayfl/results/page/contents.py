@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
 from rayfl.config import ConfigError
+from rayfl.config.plain import write_yaml
 from rayfl.methods import METHODS_KIND
 from rayfl.metrics import label, named
 from rayfl.results import published
@@ -136,7 +135,7 @@ def _yaml(found: Findings, runs: Sequence[RunFolder]) -> str:
     """Return the configuration of the sweep or run, without published numbers, which have their own table."""
     hidden = ("published", "question")
     config = found.config or (runs[0].config if len(runs) == 1 else {})
-    return yaml.safe_dump({k: v for k, v in config.items() if k not in hidden and v != {}}, sort_keys=False, width=100)
+    return write_yaml({k: v for k, v in config.items() if k not in hidden and v != {}}, width=100)
 
 
 def _made(runs: Sequence[RunFolder]) -> list[PairwiseSum]:
