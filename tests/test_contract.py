@@ -58,7 +58,7 @@ UNFIT = {
         for model in WITHOUT_SMALL_BLOCKS
     ),
     *(("flanc", model) for model in ("gpt2", "lora")),
-    *(("adaptivefl", model) for model in ("roberta", "bert", "distilbert", "gpt2")),
+    *(("adaptivefl", model) for model in ("roberta", "bert", "distilbert", "gpt2", "llama")),
     *((name, model) for name in ("spafl", "fedpm") for model in ("gpt2", "lora")),
 }
 """Layers outside one block per stage cost more than the smallest capacity. All layers have one width. Layers are not

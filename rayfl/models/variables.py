@@ -133,11 +133,12 @@ class Recurrent(nn.Module):
 
     def __init__(self, cin: Axis, units: Axis, gates: Axis):
         super().__init__()
+        self.units = units.length
         self.inputs, self.states = linear(cin, gates), linear(units, gates, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inputs = self.inputs(x.transpose(1, 2))
-        h = c = inputs.new_zeros(len(x), self.states.in_features)
+        h = c = inputs.new_zeros(len(x), self.units)
         found = []
         for step in inputs.unbind(1):
             i, f, g, o = (step + self.states(h)).chunk(4, 1)

@@ -56,17 +56,20 @@ def test_multiply_adds_by_hand():
     assert net.layer_macs["hidden.basis"] == 8 * 128 * 32
 
 
-@pytest.mark.parametrize("layer", [nn.Conv2d(6, 5, 3, stride=2, padding=1), nn.Linear(6, 5)], ids=["conv", "linear"])
+@pytest.mark.parametrize(
+    ("layer", "shape", "applied"),
+    [
+        (nn.Conv2d(6, 5, 3, stride=2, padding=1), (4, 4), lambda x, v: F.conv2d(x, v, stride=2, padding=1)),
+        (nn.Conv1d(6, 5, 3, stride=2, padding=1), (4,), lambda x, v: F.conv1d(x, v, stride=2, padding=1)),
+        (nn.Linear(6, 5), (), F.linear),
+    ],
+    ids=["images", "series", "linear"],
+)
 @pytest.mark.parametrize("size", [2, 4, 7])
-def test_a_basis_is_applied_to_every_group(layer, size):
+def test_a_basis_is_applied_to_every_group(layer, shape, applied, size):
     """Of 6 inputs, in groups of 2, and of 4 or 7 with zeros after the last."""
-    basis = Basis(3, size, list(layer.weight.shape[2:]), layer)
-    x = torch.rand(2, 6, 4, 4) if isinstance(layer, nn.Conv2d) else torch.rand(2, 6)
-    parts = []
-    for part in x.split(size, dim=1):
-        weight = basis.weight[:, : part.shape[1]]
-        convolution = isinstance(layer, nn.Conv2d)
-        parts.append(F.conv2d(part, weight, stride=2, padding=1) if convolution else F.linear(part, weight))
+    basis, x = Basis(3, size, list(layer.weight.shape[2:]), layer), torch.rand(2, 6, *shape)
+    parts = [applied(part, basis.weight[:, : part.shape[1]]) for part in x.split(size, dim=1)]
     torch.testing.assert_close(basis(x), torch.cat(parts, 1))
 
 

@@ -32,7 +32,7 @@ Departures:
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +40,10 @@ from pydantic import Field, SerializeAsAny
 from torch import nn
 
 from rayfl.config import ConfigError
-from rayfl.core.axes import Axis, conv, declare, linear
+from rayfl.core.axes import Axis, conv, conv1d, declare, linear
 from rayfl.core.fold import State, Update
 from rayfl.core.net import Net, params_of
+from rayfl.core.operations import CONVOLUTIONS
 from rayfl.core.seeds import stream, torch_scope
 from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Task, Visit
@@ -102,6 +103,9 @@ class FLANC(Dense):
                 cast(torch.Tensor, v.grad).add_((gap @ rows).view_as(v), alpha=4 * self.orthogonality / n**2)
 
 
+Layer = nn.Conv1d | nn.Conv2d | nn.Linear
+
+
 def is_basis(name: str) -> bool:
     return name.endswith(".basis.weight")
 
@@ -129,7 +133,7 @@ class Composed(Around):
         found = []
         for path in whole.layers:
             layer = module.get_submodule(path)
-            kind = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and max(layer.kernel_size) > 1)
+            kind = type(layer) is nn.Linear or (isinstance(layer, CONVOLUTIONS) and max(layer.kernel_size) > 1)
             axes = dims.get(f"{path}.weight", (None, None))[:2]
             if kind and all(axis is not None and not axis.is_fixed for axis in axes):
                 found.append(path)
@@ -141,14 +145,15 @@ class Composed(Around):
         for path in self.composed:
             if f"{path}.weight" not in within.layout.shapes:
                 continue  # in an omitted block
-            old = cast("nn.Conv2d | nn.Linear", module.get_submodule(path))
+            old = cast("Layer", module.get_submodule(path))
             full_out, full_in, *kernel = shapes[f"{path}.weight"]
             out = cast(Axis, within.layout.dims[f"{path}.weight"][0])
             n, s = max(1, round(full_out * self.basis)), max(1, round(full_in * self.inputs))
             basis = Basis(n, s, kernel, old)
             results = Axis.fixed(f"{path}.results", n * basis.groups)
             bias = old.bias is not None
-            layer = conv(results, out, 1, bias=bias) if kernel else linear(results, out, bias=bias)
+            pointwise = {nn.Conv1d: conv1d, nn.Conv2d: conv}.get(type(old))
+            layer = pointwise(results, out, 1, bias=bias) if pointwise else linear(results, out, bias=bias)
             nn.init.normal_(layer.weight, std=math.sqrt(2 / out.length))
             module.set_submodule(path, sequential(basis=basis, coefficients=layer))
         return module
@@ -160,15 +165,15 @@ class Composed(Around):
 
 
 class Basis(nn.Module):
-    """n filters of s inputs, applied to every group of s inputs in turn: [B, C, H, W] -> [B, g n, H', W'], or
-    [..., C] -> [..., g n], g = ceil(C / s)."""
+    """n filters of s inputs, applied to every group of s inputs in turn: [B, C, H, W] -> [B, g n, H', W'],
+    [B, C, T] -> [B, g n, T'], or [..., C] -> [..., g n], g = ceil(C / s)."""
 
-    def __init__(self, n: int, s: int, kernel: list[int], layer: nn.Conv2d | nn.Linear):
+    def __init__(self, n: int, s: int, kernel: list[int], layer: "Layer"):
         """`layer`: the layer that is composed, with its inputs, stride and padding; `kernel`: [] of a linear layer."""
         super().__init__()
-        channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features
+        channels = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         self.groups, self.missing = -(-channels // s), -channels % s
-        self.steps = (layer.stride, layer.padding) if isinstance(layer, nn.Conv2d) else None
+        self.steps: Any = None if isinstance(layer, nn.Linear) else (layer.stride, layer.padding)
         self.weight = nn.Parameter(torch.empty(n, s, *kernel))
         nn.init.orthogonal_(self.weight)
         declare(self, weight=(Axis.fixed("filters", n), Axis.fixed("filter", s), *[None] * len(kernel)))
@@ -180,7 +185,8 @@ class Basis(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.steps is None:
             return (F.pad(x, (0, self.missing)).unflatten(-1, (self.groups, -1)) @ self.weight.T).flatten(-2)
-        weight = self.weight.repeat(self.groups, 1, 1, 1)
-        stride, padding = self.steps
-        padded = F.pad(x, (0, 0, 0, 0, 0, self.missing)) if self.missing else x
-        return F.conv2d(padded, weight, None, stride, padding, groups=self.groups)
+        space, (stride, padding) = self.weight.dim() - 2, self.steps
+        weight = self.weight.repeat(self.groups, *[1] * (1 + space))
+        padded = F.pad(x, (*[0, 0] * space, 0, self.missing)) if self.missing else x
+        convolution = F.conv1d if space == 1 else F.conv2d
+        return convolution(padded, weight, None, stride, padding, groups=self.groups)
