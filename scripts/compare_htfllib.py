@@ -1,0 +1,240 @@
+"""Accuracy of HtFLlib and of rayfl on the same clients, round by round, written as a CSV file.
+
+    git clone https://github.com/TsingZ0/HtFLlib ../HtFLlib
+    uv run scripts/compare_htfllib.py ../HtFLlib              # all methods, 40 rounds
+    uv run scripts/compare_htfllib.py ../HtFLlib --methods FML FedGH --seed 1
+
+The study is `tune_configs/htfl_fashion_mnist.yaml`. HtFLlib's server and client classes run unchanged, on a CPU, with
+the options of its `total.sh`. They get rayfl's partition, in their file format, and rayfl's networks with their initial
+parameters, in place of HtFLlib's own. Both sides run in processes of one thread, side by side. Accuracy is that on the
+clients' own test splits, weighted by their sizes, in per cent.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse  # noqa: E402
+import contextlib  # noqa: E402
+import importlib  # noqa: E402
+import io  # noqa: E402
+import json  # noqa: E402
+import math  # noqa: E402
+import random  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+import types  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from rayfl.core.net import Net  # noqa: E402
+from rayfl.core.norms import static_norms  # noqa: E402
+from rayfl.engine.simulation import Simulation  # noqa: E402
+from rayfl.models.features import classifier_path  # noqa: E402
+from rayfl.models.mix import Projected  # noqa: E402
+from rayfl.results.cells import as_csv  # noqa: E402
+from rayfl.tuning.load import load_sweep  # noqa: E402
+
+STUDY = Path(__file__).parents[1] / "tune_configs" / "htfl_fashion_mnist.yaml"
+METHODS = {
+    "Local": ("local", "serverlocal", "Local"),
+    "FedProto": ("fedproto", "serverproto", "FedProto"),
+    "FD": ("feddistill.logits", "serverfd", "FD"),
+    "FML": ("fml", "serverfml", "FML"),
+    "FedGH": ("fedgh", "servergh", "FedGH"),
+    "FedTGP": ("fedtgp", "servertgp", "FedTGP"),
+    "FedKD": ("fedkd", "serverkd", "FedKD"),
+    "FedMRL": ("fedmrl", "servermrl", "FedMRL"),
+    "LG-FedAvg": ("lg-fedavg", "serverlg", "LG_FedAvg"),
+    "FedGen": ("fedgen.untrained", "servergen", "FedGen"),
+}
+"""Name in the table -> the study's row, HtFLlib's module and class."""
+FEATURES, COMMON_FEATURES = 64, 16
+COMMON = 0.1
+"""Capacity whose network is the common one (FML, FedKD, FedMRL)."""
+
+
+def simulation(row: str, seed: int, rounds: int, folder: str) -> Simulation:
+    experiment = load_sweep(STUDY).experiment(row, {}, seed).with_(rounds=rounds, run={"executor": "serial"})
+    return Simulation(experiment, experiment.data.arrays(), Path(folder))
+
+
+# rayfl
+
+
+def on_rayfl(name: str, seed: int, rounds: int) -> list[float]:
+    with tempfile.TemporaryDirectory(prefix="rayfl-") as folder:
+        run, found = simulation(METHODS[name][0], seed, rounds, folder), []
+        while not run.done:
+            line = run.run_round()
+            if "local_accuracy_samples" in line:
+                found.append(line["local_accuracy_samples"])
+    return found
+
+
+# HtFLlib
+
+
+class Given(nn.Module):
+    """A network of rayfl with its initial parameters, as HtFLlib wants it: `fc` is the classifier."""
+
+    nets: Any = None
+    """Capacity -> network and initial parameters."""
+
+    def __init__(self, capacity: float, features: int | None = None):
+        super().__init__()
+        net, start = Given.nets[capacity]
+        if features:
+            net = Net(Projected(of=net.model.of, features=features))
+            start = net.initial() | net.statistics()
+        self.body, path = net.build(), classifier_path(net)
+        for place, norm in static_norms(self.body).items():
+            self.body.set_submodule(place, nn.BatchNorm2d(norm.weight.numel(), norm.eps))
+        wrong = self.body.load_state_dict(start, strict=False)
+        assert not wrong.unexpected_keys and all(key.endswith("num_batches_tracked") for key in wrong.missing_keys)
+        self.start_head = {key: start[f"{path}.{key}"].clone() for key in ("weight", "bias")}
+        self.fc = self.body.get_submodule(path)
+        self.body.set_submodule(path, nn.Identity())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x))
+
+
+def on_htfllib(checkout: Path, name: str, seed: int, rounds: int) -> list[float]:
+    with tempfile.TemporaryDirectory(prefix="rayfl-") as folder:
+        run = simulation("local", seed, rounds, folder)
+        every, capacities = run.experiment.evaluation.every, _export(run, checkout / "dataset" / f"rayfl{seed}", seed)
+        Given.nets = {c: (net, run.method.initial(c)) for c, net in run.method.task.nets.items()}
+    os.chdir(checkout / "system")
+    sys.path.insert(0, str(checkout / "system"))
+    sys.modules["h5py"] = types.ModuleType("h5py")  # imported there, and not used here
+    load = torch.load
+    torch.load = lambda *args, **options: load(*args, **({"weights_only": False} | options))
+    models = importlib.import_module("flcore.trainmodel.models")
+    models.Given = Given
+    split = models.BaseHeadSplit.__init__
+
+    def with_initial_head(self: Any, *args: Any, **options: Any) -> None:
+        split(self, *args, **options)
+        self.head.load_state_dict(self.base.start_head)
+
+    models.BaseHeadSplit.__init__ = with_initial_head
+    module = importlib.import_module(f"flcore.servers.{METHODS[name][1]}")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    with contextlib.redirect_stdout(io.StringIO()):
+        server = getattr(module, METHODS[name][2])(_options(name, seed, rounds, every, capacities), 0)
+        server.save_results = lambda: None
+        # HtFLlib stops with an error if outputs are not finite
+        with contextlib.suppress(ValueError):
+            server.train()
+    found = server.rs_test_acc[1:]
+    return found + [math.nan] * (rounds // every - len(found))
+
+
+def _export(run: Simulation, to: Path, seed: int) -> list[float]:
+    """Write all clients' samples in HtFLlib's format. Return the clients' capacities."""
+    worker: Any = run.executor.worker  # pyright: ignore[reportAttributeAccessIssue]
+    for part, shards in (("train", run.data.train), ("test", run.data.test)):
+        (to / part).mkdir(parents=True, exist_ok=True)
+        for client in range(run.clients.count):
+            [(x, y)] = worker._rows(part, shards[client]).in_order(10**6)
+            np.savez(to / part / f"{client}.npz", data=np.array({"x": x.numpy(), "y": y.numpy()}))
+    return [run.clients.capacity(client, seed, 0) for client in range(run.clients.count)]
+
+
+def _options(name: str, seed: int, rounds: int, every: int, capacities: list[float]) -> types.SimpleNamespace:
+    """Return the arguments of HtFLlib's `main.py`, those of methods as in `total.sh`."""
+    common = f"Given({COMMON}, {COMMON_FEATURES})" if name == "FedMRL" else f"Given({COMMON})"
+    return types.SimpleNamespace(
+        device="cpu",
+        dataset=f"rayfl{seed}",
+        num_classes=10,
+        global_rounds=rounds,
+        local_epochs=1,
+        batch_size=10,
+        local_learning_rate=0.01,
+        num_clients=len(capacities),
+        join_ratio=1.0,
+        random_join_ratio=False,
+        client_drop_rate=0.0,
+        train_slow_rate=0.0,
+        send_slow_rate=0.0,
+        time_select=False,
+        time_threthold=1e4,
+        few_shot=0,
+        auto_break=False,
+        top_cnt=100,
+        eval_gap=every,
+        goal="rayfl",
+        algorithm=name,
+        save_folder_name="temp",
+        models_folder_name="",
+        feature_dim=FEATURES,
+        models=[f"Given({capacity})" for capacity in capacities],
+        global_model=common,
+        lamda=10 if name in ("FedProto", "FedTGP") else 1,
+        server_epochs=1 if name == "FedGH" else 100,
+        server_learning_rate=0.01,
+        alpha=0.5,
+        beta=0.5,
+        mentee_learning_rate=0.01,
+        T_start=0.95,
+        T_end=0.98,
+        margin_threthold=100.0,
+        sub_feature_dim=COMMON_FEATURES,
+        noise_dim=32,
+        generator_learning_rate=0.1,
+        hidden_dim=512,
+    )
+
+
+# both
+
+
+def compared(checkout: Path, name: str, seed: int, rounds: int) -> dict[str, Any]:
+    """Return the line of a method: accuracy of both sides by round."""
+    command = [sys.executable, __file__, str(checkout), "--seed", str(seed), "--rounds", str(rounds), "--methods", name]
+    sides = {side: [*command, "--side", side] for side in ("HtFLlib", "rayfl")}
+    running = {side: subprocess.Popen(one, stdout=subprocess.PIPE, text=True) for side, one in sides.items()}
+    printed = {side: process.communicate()[0] for side, process in running.items()}
+    if failed := [side for side, process in running.items() if process.returncode]:
+        raise SystemExit(f"{name}: {' and '.join(failed)} failed, see above")
+    found = {side: json.loads(text.splitlines()[-1]) for side, text in printed.items()}
+    every = load_sweep(STUDY).first.evaluation.every
+    line: dict[str, Any] = {"method": name, "row": METHODS[name][0]}
+    for i, pair in enumerate(zip(found["HtFLlib"], found["rayfl"], strict=True), start=1):
+        line |= {f"{side} {i * every}": 100 * value for side, value in zip(found, pair, strict=True)}
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="folder of HtFLlib")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of partition, networks and training (default: 0)")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds, a multiple of 10 (default: 40)")
+    parser.add_argument("--side", choices=("HtFLlib", "rayfl"), help="print the accuracies of one side only, as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    checkout = options.checkout.resolve()
+    if options.side:
+        [name] = options.methods
+        given = (name, options.seed, options.rounds)
+        print(json.dumps(on_rayfl(*given) if options.side == "rayfl" else on_htfllib(checkout, *given)))
+        return
+    lines = []
+    for name in options.methods:
+        lines.append(compared(checkout, name, options.seed, options.rounds))
+        print(*(f"{value:.1f}" if isinstance(value, float) else value for value in lines[-1].values()), flush=True)
+    print(as_csv(list(lines[0]), [list(line.values()) for line in lines]))
+
+
+if __name__ == "__main__":
+    main()
