@@ -109,13 +109,14 @@ def on_htfllib(checkout: Path, name: str, seed: int, rounds: int) -> list[float]
     with tempfile.TemporaryDirectory(prefix="rayfl-") as folder:
         run = simulation("local", seed, rounds, folder)
         every, capacities = run.experiment.evaluation.every, _export(run, checkout / "dataset" / f"rayfl{seed}", seed)
-        Given.nets = {c: (net, run.method.initial(c)) for c, net in run.method.task.nets.items()}
+        method: Any = run.method
+        Given.nets = {c: (net, method.initial(c)) for c, net in method.task.nets.items()}
     os.chdir(checkout / "system")
     sys.path.insert(0, str(checkout / "system"))
     sys.modules["h5py"] = types.ModuleType("h5py")  # imported there, and not used here
     load = torch.load
     torch.load = lambda *args, **options: load(*args, **({"weights_only": False} | options))
-    models = importlib.import_module("flcore.trainmodel.models")
+    models: Any = importlib.import_module("flcore.trainmodel.models")
     models.Given = Given
     split = models.BaseHeadSplit.__init__
 
