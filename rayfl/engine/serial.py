@@ -26,3 +26,4 @@ class Serial(Executor):
             finally:
                 torch.set_num_threads(before)
             yield answer
+            del answer  # frees it before the next job runs

@@ -178,19 +178,20 @@ class Simulation:
             return Broadcast(self.verbs.extract(self._version(key[0]), selection), selection, clip)
 
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
-        answers = zip(chunks, self.executor.map("train", jobs, shared), strict=True)
+        answers = self.executor.map("train", jobs, shared)
         fold, totals, losses, refused = self._fold(clip), {}, {}, []
         stale: list[Stale] = []
-        for key, some in itertools.groupby(answers, key=lambda pair: pair[0].key):
+        for key, some in itertools.groupby(chunks, key=lambda chunk: chunk.key):
             updates, metrics = sum_of_updates(), PairwiseSum(plus)
-            for chunk, answer in some:
-                assert isinstance(answer, Trained)
+            for chunk in some:
+                answer: Trained = next(answers)
                 self._heed(answer)
                 metrics.add(answer.metrics, len(chunk.clients))
                 losses |= answer.losses
                 refused += answer.refused
                 if answer.size:
                     updates.add(answer.update, answer.size)
+                del answer  # frees its update before the next one arrives
             totals = plus(totals, metrics.total)
             if (update := updates.total) is None:
                 continue

@@ -73,6 +73,7 @@ class Worker:
                 update.client_states, update.metrics = {}, {}
             else:
                 refused.append((client.id, reason))
+            del update  # frees it before the next client trains
         return Trained(updates.total, len(job.clients), client_states, metrics.total, losses, refused)
 
     def _answer(

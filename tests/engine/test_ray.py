@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError
 from rayfl.config import ConfigError
 from rayfl.engine import simulation as simulation_module
 from rayfl.engine.files import checksum
+from rayfl.engine.jobs import Job
 from rayfl.engine.on_ray import pool as executor
 from rayfl.engine.on_ray.pool import JobFailed
 from rayfl.engine.on_ray.server import ServerActor
@@ -56,6 +58,27 @@ def test_an_actor_dies_in_the_middle_of_a_round(pool, tmp_path, undisturbed):
     assert all(slot.ready for slot in pool.slots)
     alive = [str(ray.get(slot.actor.__ray_call__.remote(lambda actor: os.getpid()))) for slot in pool.slots]
     assert len(set(alive) - set(pids(tmp_path))) == 2
+
+
+def test_an_actor_that_is_ready_first_leaves_jobs_to_the_others(pool):
+    jobs = [Job(None, 1.0, dict) for _ in range(4)]
+    batch = executor._Batch(pool, "refine", jobs, dict)
+    slots = [executor._Slot(bundle, actor=object()) for bundle in range(2)]
+    batch.pool = SimpleNamespace(slots=slots)
+
+    def given():
+        found = []
+        while (next := batch._next()) is not None:
+            index, slot = next
+            batch.queue.remove(index)
+            slot.running.append(index)
+            found.append((index, slot.bundle))
+        return found
+
+    slots[0].ready = True
+    assert given() == [(0, 0)]
+    slots[1].ready = True
+    assert given() == [(1, 1), (2, 0), (3, 1)]
 
 
 def test_an_actor_dies_in_an_asynchronous_run(pool, tmp_path):

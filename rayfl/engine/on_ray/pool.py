@@ -186,7 +186,8 @@ class _Batch:
             yield self.done.pop(index)
 
     def _dispatch(self) -> None:
-        """Keep every ready actor at `IN_FLIGHT` jobs. A job that raised an error is sent to another actor."""
+        """Keep every ready actor at `IN_FLIGHT` jobs, at one while others start: a second job would wait for the first
+        and its answer come late. A job that raised an error is sent to another actor."""
         while (found := self._next()) is not None:
             index, slot = found
             self.queue.remove(index)
@@ -202,7 +203,8 @@ class _Batch:
 
     def _next(self) -> tuple[int, _Slot] | None:
         ready = [slot for slot in self.pool.slots if slot.ready]
-        free = [slot for slot in ready if len(slot.running) < IN_FLIGHT]
+        most = IN_FLIGHT if len(ready) == len(self.pool.slots) else 1
+        free = [slot for slot in ready if len(slot.running) < most]
         for slot in sorted(free, key=lambda slot: len(slot.running)):
             waiting = (i for i in self.queue if len(ready) == 1 or self.raised_in.get(i) is not slot.actor)
             index = self.branches.choose(waiting, slot.place.node) if self.branches else next(waiting, None)
