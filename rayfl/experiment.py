@@ -331,6 +331,8 @@ def _check(experiment: Experiment) -> None:
             _check_system(experiment.system, method, experiment.clients)
         if experiment.privacy is not None:
             _check_privacy(experiment, experiment.privacy, method)
+        if experiment.updates.secure_aggregation is not None:
+            _check_secure(experiment, method)
         if 0 < training.cosine_rounds < experiment.rounds:
             raise ValueError(
                 f"training.cosine_rounds: {training.cosine_rounds} is not valid. Allowed: 0, or at least the "
@@ -391,6 +393,23 @@ def _check_privacy(experiment: Experiment, privacy: Privacy, method: Method) -> 
     for problem, is_so in problems.items():
         if is_so:
             raise ConfigError(f"privacy: {problem}")
+
+
+def _check_secure(experiment: Experiment, method: Method) -> None:
+    """Raise a ConfigError if the server needs more than sums of changes, or a change has no fixed size."""
+    coded = [t.name for t in experiment.updates.transforms if t.stage in ("error_feedback", "selection", "code")]
+    system = experiment.system
+    problems = {
+        f"method {method.name} is not supported, because {method.synchronous}. {ALLOWED}": method.synchronous,
+        "method.weight: samples gives clients unequal parts of the sum. Allowed: uniform": method.weight != "uniform",
+        f"{', '.join(coded)} would save nothing, because a masked integer has one size. Allowed: transforms without "
+        "compression, such as clip": coded,
+        "system.mode: groups have one version of the model. Allowed: sync without late_rounds": system is not None
+        and system.mixes_versions,
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise ConfigError(f"updates.secure_aggregation: {problem}")
 
 
 @lru_cache(maxsize=256)

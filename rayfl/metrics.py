@@ -62,6 +62,8 @@ ROUND = (
     Metric("clip_norm", "clipping norm of the round (privacy)"),
     Metric("epsilon", "epsilon of the server's parameters after an evaluated round, at privacy.delta (privacy)"),
     Metric("simulated_epsilon", "the same, of the population of privacy.stands_for (privacy)"),
+    Metric("overflows", "elements of changes over updates.secure_aggregation.limit, of all clients"),
+    Metric("smallest_group", "clients of the smallest group whose sum the server learns (secure aggregation)"),
     Metric("seconds", "wall-clock time of the round, including its evaluation", "seconds", total=True),
 )
 """Metrics of every round. Other metrics of methods are summed over clients."""
@@ -71,6 +73,8 @@ UPDATES = "updates_"
 
 EPSILONS = ("epsilon", "simulated_epsilon")
 """Privacy of a run so far, with the metrics of an evaluation."""
+SMALLEST_GROUP = "smallest_group"
+"""Anonymity of the clients under secure aggregation."""
 
 IF_ANY = ("bytes_public", "server_flops")
 """Totals that tables show only if a row has them."""

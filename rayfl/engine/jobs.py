@@ -15,6 +15,7 @@ from rayfl.core.fold import ClientState, Update
 from rayfl.core.submodel import Selection
 from rayfl.evaluation import Judged
 from rayfl.methods.base import Client, Payload
+from rayfl.training.secure import Protection
 from rayfl.training.settings import Fill
 
 Verb = Literal["train", "refine", "collect", "evaluate"]
@@ -56,8 +57,8 @@ class Broadcast:
 
     payload: Payload
     selection: Selection
-    clip: float | None = None
-    """Clipping norm of changes; then clients answer changes in place of parameters (`rayfl.training.privacy`)."""
+    protection: Protection = Protection()
+    """Clipping or secure aggregation of the changes."""
 
 
 @dataclass(frozen=True)

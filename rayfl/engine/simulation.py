@@ -39,6 +39,7 @@ from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.system import Fleet, Past, Plan, Schedule, Stale, Staleness, Timed, Untimed
 from rayfl.training.privacy import ALLOWED, PrivateFold, Released
+from rayfl.training.secure import Protection
 from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
@@ -172,15 +173,18 @@ class Simulation:
         chunks = self._chunks(cohort)
         privacy = self.experiment.privacy
         clip = None if privacy is None else privacy.norm(self.state)
+        secure = self.experiment.updates.secure_aggregation
 
         def shared(key: Any) -> Broadcast:
-            selection = cohort[key][0]
-            return Broadcast(self.verbs.extract(self._version(key[0]), selection), selection, clip)
+            selection, clients = cohort[key]
+            protection = Protection(clip, secure, len(clients))
+            return Broadcast(self.verbs.extract(self._version(key[0]), selection), selection, protection)
 
         jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
         answers = self.executor.map("train", jobs, shared)
         fold, totals, losses, refused = self._fold(clip), {}, {}, []
         stale: list[Stale] = []
+        groups: list[float] = []
         for key, some in itertools.groupby(chunks, key=lambda chunk: chunk.key):
             updates, metrics = sum_of_updates(), PairwiseSum(plus)
             for chunk in some:
@@ -193,6 +197,7 @@ class Simulation:
                     updates.add(answer.update, answer.size)
                 del answer  # frees its update before the next one arrives
             totals = plus(totals, metrics.total)
+            groups.append(metrics.total.get("clients", 0))
             if (update := updates.total) is None:
                 continue
             (version, _), selection = key, cohort[key][0]
@@ -213,6 +218,8 @@ class Simulation:
             within = totals.get("within_norm", 0.0)
             moments |= privacy.adapted(clip, within, self.clients, self.seed, self.round)
             line["clip_norm"] = clip
+        if secure is not None and any(groups):
+            line["smallest_group"] = min(filter(None, groups))
         # an empty cohort is not public: its round has noise too
         if plan.visits or privacy is not None:
             self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)

@@ -17,6 +17,7 @@ from rayfl.engine.locks import Temporary
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client
 from rayfl.system import Work
+from rayfl.training.secure import Protection
 
 if TYPE_CHECKING:
     from rayfl.engine.simulation import Simulation
@@ -60,10 +61,12 @@ def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, di
         simulation = make(experiment.model_copy(update={**short, "system": None}), arrays, folder)
         simulation.run_round()
         verbs = simulation.verbs
+        # the largest group has the most traffic
+        protection = Protection(None, experiment.updates.secure_aggregation, experiment.clients.cohort)
 
         def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
             selection = verbs.select(simulation.state, client)
-            broadcast = Broadcast(verbs.extract(simulation.state, selection), selection)
+            broadcast = Broadcast(verbs.extract(simulation.state, selection), selection, protection)
             train = Train([client], {client.id: client_state} if client_state else {})
             [answer] = simulation.executor.map("train", [Job(None, 0, lambda: train)], lambda _: broadcast)
             found[client.capacity].append(answer.metrics)

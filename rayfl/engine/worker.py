@@ -26,8 +26,8 @@ from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, T
 from rayfl.evaluation import judge
 from rayfl.methods.base import Client, Deployment, Method, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.metrics import plus
+from rayfl.training.sending import RESIDUAL, transformed
 from rayfl.training.settings import precise
-from rayfl.training.transforms import RESIDUAL, transformed
 from rayfl.training.updates import Updates, norm
 
 
@@ -92,7 +92,8 @@ class Worker:
         spent, updates = _cost(broadcast, update), self.recipe.updates
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
-        if updates.transforms or broadcast.clip is not None:
+        protection = broadcast.protection
+        if updates.transforms or protection.is_active:
             spent["bytes_up"], residual = transformed(
                 updates.transforms,
                 broadcast.payload,
@@ -100,9 +101,11 @@ class Worker:
                 stream(seed, "transforms"),
                 broadcast.selection,
                 cast(ClientState | None, (client_state or {}).get(RESIDUAL)),
-                broadcast.clip,
+                protection,
             )
             update.metrics.pop("bytes_up", None)
+            if protection.secure is not None:
+                spent["bytes_down"] += protection.secure.bytes_down(protection.group)
             if residual is not None:
                 new = update.client_states.get(client.id, own or {})
                 update.client_states[client.id] = {**new, RESIDUAL: residual}

@@ -59,6 +59,7 @@ HUMAN: Mapping[str, Callable[[float], str]] = {
     "flops": human_flops,
     "time": human_time,
     "epsilon": "{:.3g}".format,
+    "count": "{:g}".format,
 }
 """Forms of costs."""
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rayfl.config import Config
-from rayfl.metrics import ENDS, EPSILONS, ROUND, SIMULATED, SPLITS, TOTALS, Line, evaluated, named
+from rayfl.metrics import ENDS, EPSILONS, ROUND, SIMULATED, SMALLEST_GROUP, SPLITS, TOTALS, Line, evaluated, named
 
 Better = Literal["max", "min"]
 
@@ -83,6 +83,7 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
 
         rounds, train_loss             of the last line
         epsilon, simulated_epsilon     of the last evaluation, with a `privacy:` section
+        smallest_group                 smallest of all rounds, with secure aggregation
         accuracy_0.5, ...              scores of the last evaluation, by the names of `rayfl.metrics`
         best_*, last5_*                for `summarised` metrics: best evaluation, mean of the last five
         best_round                     first round with the best judge metric
@@ -98,6 +99,8 @@ def summary(lines: Sequence[Line], facts: Facts, costs: Mapping[str, Cost]) -> d
         result["train_loss"] = lines[-1]["train_loss"]
     seen = evaluated(lines)
     last = seen[-1] if seen else {}
+    if groups := [line[SMALLEST_GROUP] for line in lines if SMALLEST_GROUP in line]:
+        result[SMALLEST_GROUP] = min(groups)
     names = {*_measured(last, facts), *EPSILONS}
     result |= {name: value for name, value in last.items() if name in names}
     for metric in summarised(facts.scores):

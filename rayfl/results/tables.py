@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rayfl.metrics import EPSILONS, IF_ANY, SIMULATED, label, named
+from rayfl.metrics import EPSILONS, IF_ANY, SIMULATED, SMALLEST_GROUP, label, named
 from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, human_flops, mean, percent, plain, spread, tex
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
@@ -185,6 +185,7 @@ def columns_of(records: Sequence[Record], metric: str = "accuracy_mean") -> tupl
     costs = [
         Column("epsilon", "epsilon", "epsilon"),
         Column("simulated_epsilon", "simulated epsilon", "epsilon"),
+        Column(SMALLEST_GROUP, "smallest group", "count"),
         Column("bytes_down", "down", "bytes"),
         Column("bytes_up", "up", "bytes"),
         Column("bytes_public", "public data", "bytes"),
@@ -192,7 +193,7 @@ def columns_of(records: Sequence[Record], metric: str = "accuracy_mean") -> tupl
         Column("server_flops", "server FLOPs", "flops"),
         Column("seconds", "time", "time"),
     ]
-    seldom = (*IF_ANY, *EPSILONS)
+    seldom = (*IF_ANY, *EPSILONS, SMALLEST_GROUP)
     costs = [column for column in costs if column.name not in seldom or any(values_of(records, column.name))]
     if values_of(records, "sim_seconds"):
         shown = "{:.4g} %" if columns.is_share else "{:.4g}"
@@ -257,7 +258,7 @@ def results_csv(
     }
     search = [name for path in paths for name in (path, f"{path} place")] + (["doubts"] if paths else [])
     times = columns.known({time_to(target): "" for target in columns.facts.targets} | dict.fromkeys(SIMULATED, ""))
-    some = [name for name in (*IF_ANY, *EPSILONS) if any(values_of(records, name))]
+    some = [name for name in (*IF_ANY, *EPSILONS, SMALLEST_GROUP) if any(values_of(records, name))]
     header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", *some, *times, "seconds", "standing", *search]
     return _csv(header, {name: [{**row, **more[name]} for row in rows] for name, rows in groups.items()})
 

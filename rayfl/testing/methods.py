@@ -37,7 +37,8 @@ from rayfl.testing.tiny import (
     spread,
     tiny,
 )
-from rayfl.training.transforms import BFloat16, ErrorFeedback, TopK, transformed
+from rayfl.training.sending import transformed
+from rayfl.training.transforms import BFloat16, ErrorFeedback, TopK
 
 FITTING: dict[str, tuple[str, ...]] = {
     "": ("digits_cnn", "resnet18"),

@@ -35,7 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -43,14 +43,7 @@ from torch import nn
 
 from rayfl.config import ConfigError, Kind, Named
 from rayfl.core.bitcodes import encode_places
-from rayfl.core.fold import ClientState, Update
-from rayfl.core.norms import VARIANCE
-from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
-
-RESIDUAL = "updates residual"
-"""Group of a client state with the residual of error feedback: group of the update -> name -> tensor, in the server's
-shapes."""
 
 
 @dataclass(frozen=True)
@@ -315,95 +308,6 @@ def check_order(transforms: Sequence[Transform]) -> None:
             f"transforms.{place}: error_feedback without compression leaves no residual. Allowed: topk, quantize, "
             "sign, bf16 or int8 after it"
         )
-
-
-def transformed(
-    transforms: Sequence[Transform],
-    payload: Mapping[str, Params],
-    update: Update,
-    seed: int,
-    selection: Selection,
-    residual: ClientState | None = None,
-    clip: float | None = None,
-) -> tuple[float, ClientState | None]:
-    """Apply the transforms to one client's update, in place. Return its size in bytes and, with error feedback, the new
-    residual, which replaces `residual`.
-
-    `payload`: the tensors that the client received; `seed`: its seed for this round. Classifier rows that the client
-    does not own are not part of its change. Negative running variances are set to 0. With `clip`, the update becomes
-    its change as sent, of at most this norm and of weight 1; its metric `within_norm` is 1 if the norm was smaller.
-    """
-    if update.products:
-        raise ConfigError(
-            f"updates.transforms: {', '.join(t.name for t in transforms)} cannot be used with a method whose clients "
-            "send low-rank products. Allowed: no transforms, or a method that averages factors"
-        )
-    generator = torch.Generator().manual_seed(seed)
-    weight = update.weight or 1.0
-    groups = [*update.sums.items(), *update.whole.items()]
-    answers = {f"{g}/{n}": (params, n, t) for g, params in groups for n, t in params.items()}
-    sent = {f"{g}/{n}": t for g, params in payload.items() for n, t in params.items()}
-    rows = {f"params/{name}": (t > 0).float() for name, t in update.row_weights.items()}
-    start = {key: sent.get(key, torch.zeros_like(t)) * rows.get(key, 1.0) for key, (_, _, t) in answers.items()}
-    d = {key: t / weight - start[key] for key, (_, _, t) in answers.items()}
-    if not d:
-        return 0.0, None
-    wire, memory, wanted = Wire.of(d), None, {}
-    for transform in transforms:
-        if isinstance(transform, ErrorFeedback):
-            memory = Memory(update, selection, residual or {})
-            d = wanted = {key: t + memory.part[key] * rows.get(key, 1.0) for key, t in d.items()}
-        changed = transform.change(d, generator)
-        wire, d = transform.wire(d, changed, wire), changed
-    if memory is not None:
-        left = {
-            key: torch.where(rows.get(key, torch.ones(())) > 0, wanted[key] - d[key], memory.part[key]) for key in d
-        }
-        residual = memory.after(left)
-    if clip is not None:
-        change = {key: t * rows.get(key, 1.0) for key, t in d.items()}
-        update.metrics["within_norm"] = float(norm(change) <= clip)
-        for key, t in Clip(norm=clip).change(change, generator).items():
-            params, name, _ = answers[key]
-            params[name] = t
-        update.weight, update.row_weights = 1.0, {}
-        return wire.nbytes, residual
-    for key, (params, name, _) in answers.items():
-        found = start[key] + d[key] * rows.get(key, 1.0)
-        params[name] = (found.clamp_min(0.0) if name.endswith(VARIANCE) else found) * weight
-    return wire.nbytes, residual
-
-
-class Memory:
-    """A client's residual, cut to one update. Parts of the model that the client does not hold now keep their
-    residual."""
-
-    def __init__(self, update: Update, selection: Selection, residual: ClientState):
-        self.update, self.selection, self.residual = update, selection, residual
-        self.part: Params = {}
-        """"group/name" -> residual in the shape of the update's tensor."""
-        for group, params in (update.sums | update.whole).items():
-            before = cast(Params, residual.get(group, {}))
-            known = {name: t for name, t in before.items() if name in params}
-            cut = selection.take(known) if group in update.sums else known
-            self.part |= {f"{group}/{name}": cut.get(name, torch.zeros_like(t)) for name, t in params.items()}
-
-    def after(self, left: Params) -> ClientState:
-        """Return the next residual, in the server's shapes, from that of this update's elements."""
-        groups = {group: cast(Params, t) for group, t in self.residual.items()}
-        for group, params in (self.update.sums | self.update.whole).items():
-            new = {name: left[f"{group}/{name}"] for name in params}
-            if group in self.update.sums:
-                # before - S^T S before is exactly 0 in the selected coordinates
-                whole = self.selection.spread(new)
-                for name, t in whole.items():
-                    if (old := groups.get(group, {}).get(name)) is not None:
-                        rest = old.clone()
-                        self.selection.put({name: self.part[f"{group}/{name}"]}, {name: rest}, alpha=-1.0)
-                        whole[name] = rest + t
-                new = whole
-            groups[group] = groups.get(group, {}) | new
-        return groups
 
 
 def norm(d: Params) -> float:

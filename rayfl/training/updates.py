@@ -10,6 +10,7 @@ from torch import nn
 from rayfl.config import Config
 from rayfl.core.fold import Update
 from rayfl.core.tensors import Tensors, leaves
+from rayfl.training.secure import SecureAggregation
 from rayfl.training.transforms import TRANSFORMS_KIND, Transform, check_order
 
 
@@ -23,6 +24,8 @@ class Updates(Config):
     transforms: tuple[Any, ...] = ()
     """Transforms of an update before it is sent, applied in this order (`rayfl.training.transforms`), e.g.
     [{name: clip, norm: 1}, {name: topk, share: 0.1}], or your own class as "package.module:Class"."""
+    secure_aggregation: SecureAggregation | None = Field(default=None, exclude_if=lambda secure: secure is None)
+    """Simulated secure aggregation, after the transforms and clipping (`rayfl.training.secure`). Default: none."""
 
     @field_validator("transforms")
     @classmethod

@@ -20,7 +20,9 @@ from rayfl.engine.simulation import load_data
 from rayfl.experiment import read_experiment
 from rayfl.testing.tiny import model_of
 from rayfl.training.privacy import NORM, Privacy, PrivateFold, Released, epsilon
-from rayfl.training.transforms import Quantize, TopK, norm, transformed
+from rayfl.training.secure import Protection
+from rayfl.training.sending import transformed
+from rayfl.training.transforms import Quantize, TopK, norm
 
 MODEL = {"name": "digits_cnn", "norm": "none"}
 SECTION = {"clip": 0.5, "noise": 0.8, "delta": 0.1}
@@ -61,7 +63,7 @@ def expected_step(simulation):
     x, clip = state["params"], privacy.norm(state)
     total = {n: torch.zeros_like(t) for n, t in x.items()}
     for selection, some in simulation.cohort().values():
-        broadcast = Broadcast(simulation.method.extract(state, selection), selection, clip)
+        broadcast = Broadcast(simulation.method.extract(state, selection), selection, Protection(clip))
         for client in some:
             update = simulation.executor.worker.train(broadcast, Train([client], {})).update
             change = update.sums["params"]
@@ -151,7 +153,7 @@ def test_the_sensitivity_is_the_clipping_norm_under_partial_cover(chain):
         if seed < 0:
             y = {n: -t for n, t in change(k, -seed, size)[1].items()}
         update = Update({"params": dict(y)}, 1.0)
-        transformed(chain, {"params": x}, update, 0, selections[k], None, clip)
+        transformed(chain, {"params": x}, update, 0, selections[k], None, Protection(clip))
         return update, y
 
     def released(answers):

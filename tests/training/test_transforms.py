@@ -14,8 +14,8 @@ from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Mask, random_subset, rolling
 from rayfl.core.tensors import nbytes
 from rayfl.testing.tiny import model_of
+from rayfl.training.sending import RESIDUAL, transformed
 from rayfl.training.transforms import (
-    RESIDUAL,
     BFloat16,
     Clip,
     ErrorFeedback,
@@ -27,7 +27,6 @@ from rayfl.training.transforms import (
     TopK,
     Transform,
     Wire,
-    transformed,
 )
 
 NET = Net(model_of("digits_cnn"), 1.0)
