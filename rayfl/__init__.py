@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from rayfl.core import norm as norm
     from rayfl.data.base import Arrays as Arrays
     from rayfl.data.base import DataSet as DataSet
-    from rayfl.data.goal import Score as Score
     from rayfl.data.images import ImageData as ImageData
     from rayfl.data.images import Images as Images
     from rayfl.data.memory import InMemory as InMemory
     from rayfl.data.partition.base import NOBODY as NOBODY
     from rayfl.data.partition.base import Labels as Labels
     from rayfl.data.partition.base import Partition as Partition
+    from rayfl.data.scores import Score as Score
     from rayfl.driver import Result as Result
     from rayfl.driver import Session as Session
     from rayfl.driver import run as run

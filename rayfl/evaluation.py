@@ -15,8 +15,8 @@ from torch import nn
 from rayfl.config import Config
 from rayfl.core.net import Answer
 from rayfl.core.seeds import numpy_generator
-from rayfl.data.goal import SCORES_KIND, Score
 from rayfl.data.samples import ClientData
+from rayfl.data.scores import SCORES_KIND, Score
 from rayfl.training.settings import Fill, answered, every_exit, mask_logits
 
 K = TypeVar("K", bound=Hashable)

@@ -36,8 +36,8 @@ from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import Arrays, DataSet
 from rayfl.data.federation import Federation, federate
-from rayfl.data.goal import SCORES_KIND, Score
 from rayfl.data.partition.base import Partition
+from rayfl.data.scores import SCORES_KIND, Score
 from rayfl.evaluation import Evaluation
 from rayfl.listeners import LISTENERS_KIND, EarlyStopping, Listener
 from rayfl.methods import METHODS_KIND

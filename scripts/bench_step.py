@@ -5,7 +5,8 @@
 
 A row is a whole visit of one client, `method.local_update`: loading weights, batches, steps, update. It is measured in
 CPU seconds, so that other work on the machine matters less. Compared cases take turns, and ratios are medians over
-turns. One thread.
+turns. One thread. The floor of a tiny network's step is a loop in plain PyTorch: forward, loss, backward and fused SGD
+on batches cut beforehand, without loading weights and without an update.
 """
 
 import os
@@ -26,6 +27,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 from peers.timing import in_turns, ratios  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -85,9 +87,26 @@ class Case:
 
         return train, costs.training_flops(selection.net, samples)
 
-    def seconds(self) -> Callable[[], float]:
-        """Return a function that measures the mean seconds of a turn's visits."""
-        train, _ = self.visit()
+    def bare(self) -> Callable[[], Any]:
+        """Return a function that takes the same number of steps of the same network in plain PyTorch."""
+        model: Any = MODELS[self.model]()
+        module = Net(model, self.width).build()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.01, fused=True)
+        batches = torch.rand(self.steps, self.batch_size, *model.input)
+        labels = torch.randint(model.classes, (self.steps, self.batch_size))
+
+        def train() -> None:
+            module.train()
+            for x, y in zip(batches, labels, strict=True):
+                optimizer.zero_grad()
+                F.cross_entropy(module(x), y).backward()
+                optimizer.step()
+
+        return train
+
+    def seconds(self, train: Callable[[], Any] | None = None) -> Callable[[], float]:
+        """Return a function that measures the mean seconds of a turn's visits, or of calls of `train`."""
+        train = train or self.visit()[0]
 
         def turn() -> float:
             visits, started = 0, time.process_time()
@@ -119,13 +138,21 @@ WIDTHS = {f"mcmahan_cnn, {letter}": Case("heterofl", "mcmahan_cnn", width) for l
 
 
 def tiny(turns: int, against: Path | None) -> dict[str, dict[str, float]]:
-    """Return per row: microseconds per step, clients per second, and the ratio to the other checkout."""
+    """Return per row: microseconds per step, the same in plain PyTorch and the ratio, clients per second, and the ratio
+    to the other checkout."""
+    bare = {f"{name}, bare": case.seconds(case.bare()) for name, case in TINY.items()}
     with elsewhere(against) as there:
-        found = in_turns(here() | {f"{name}, there": turn for name, turn in there.items()}, turns)
+        found = in_turns(here() | bare | {f"{name}, there": turn for name, turn in there.items()}, turns)
     rows = {}
     for name, case in TINY.items():
         visit = statistics.median(found[name])
-        rows[name] = {"us a step": visit / case.steps * 1e6, "clients/s": 1 / visit}
+        plain = found[f"{name}, bare"]
+        rows[name] = {
+            "us a step": visit / case.steps * 1e6,
+            "plain PyTorch": statistics.median(plain) / case.steps * 1e6,
+            "ratio": statistics.median(ratios(found[name], plain)),
+            "clients/s": 1 / visit,
+        }
         if there:
             rows[name]["times the other's"] = statistics.median(ratios(found[name], found[f"{name}, there"]))
     return rows

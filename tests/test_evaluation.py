@@ -11,8 +11,8 @@ from helpers import NESTED, Pruned, run, simulate, tiny
 from rayfl.core import norms
 from rayfl.core.net import Net, load
 from rayfl.core.seeds import numpy_generator
-from rayfl.data.goal import Accuracy, CrossEntropy, MacroF1, Score, TopK
 from rayfl.data.samples import ClientData
+from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Score, TopK
 from rayfl.engine.evaluator import grouped, spans_of
 from rayfl.evaluation import Evaluation, judge
 from rayfl.methods import METHODS

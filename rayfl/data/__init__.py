@@ -12,13 +12,10 @@ from rayfl.data.federation import Federation as Federation
 from rayfl.data.federation import federate as federate
 from rayfl.data.folder import Folder
 from rayfl.data.function import Function
-from rayfl.data.goal import SCORES as SCORES
-from rayfl.data.goal import SCORES_KIND as SCORES_KIND
 from rayfl.data.goal import Classes as Classes
 from rayfl.data.goal import Goal as Goal
 from rayfl.data.goal import LabelSets as LabelSets
 from rayfl.data.goal import Numbers as Numbers
-from rayfl.data.goal import Score as Score
 from rayfl.data.huggingface import HuggingFace
 from rayfl.data.images import ImageData as ImageData
 from rayfl.data.images import Images as Images
@@ -31,6 +28,9 @@ from rayfl.data.partition import Labels as Labels
 from rayfl.data.partition import Partition as Partition
 from rayfl.data.samples import ClientData as ClientData
 from rayfl.data.samples import Prepare as Prepare
+from rayfl.data.scores import SCORES as SCORES
+from rayfl.data.scores import SCORES_KIND as SCORES_KIND
+from rayfl.data.scores import Score as Score
 from rayfl.data.svhn import SVHN
 from rayfl.data.synthetic import Synthetic
 from rayfl.data.synthetic_text import SyntheticText

@@ -14,10 +14,11 @@ from rayfl.data.arrays import Arrays, Column, Split
 from rayfl.data.base import DataSet
 from rayfl.data.files import OFFLINE
 from rayfl.data.folder import pixels_of
-from rayfl.data.goal import Goal, Targets
+from rayfl.data.goal import Goal
 from rayfl.data.images import LARGEST, Images
 from rayfl.data.own import OwnImages, Stored
 from rayfl.data.samples import Prepare
+from rayfl.data.scores import Targets
 from rayfl.data.table import Frame, Frames
 from rayfl.data.text.own import OwnText
 from rayfl.data.tokens import PAD, TokenTask

@@ -10,9 +10,10 @@ from pydantic import Field
 from rayfl.config import ConfigError
 from rayfl.core.seeds import numpy_generator
 from rayfl.data.arrays import Arrays, Split, as_array, as_integers
-from rayfl.data.goal import Classes, Goal, LabelSets, Numbers, Targets
+from rayfl.data.goal import Classes, Goal, LabelSets, Numbers
 from rayfl.data.images import ImageData, Images
 from rayfl.data.partition import hold_out
+from rayfl.data.scores import Targets
 from rayfl.data.variables import Shaped
 
 Stored = Literal["uint8", "float32"]

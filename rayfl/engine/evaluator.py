@@ -13,7 +13,7 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import numpy_generator
 from rayfl.core.tensors import Params
 from rayfl.data.federation import Federation
-from rayfl.data.goal import Score
+from rayfl.data.scores import Score
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job
 from rayfl.evaluation import Evaluation, add_to
 from rayfl.methods.base import Deployment, Method

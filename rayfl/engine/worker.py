@@ -19,8 +19,8 @@ from rayfl.core.seeds import stream, torch_generator
 from rayfl.core.tensors import Params, as_tensor, nbytes
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
-from rayfl.data.goal import Score
 from rayfl.data.samples import ClientData
+from rayfl.data.scores import Score
 from rayfl.engine.checked import Checked
 from rayfl.engine.jobs import Broadcast, Collect, Evaluate, Evaluated, Refine, Train, Trained
 from rayfl.evaluation import judge

@@ -15,10 +15,10 @@ from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.tensors import as_tensor
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import DataSet
-from rayfl.data.goal import SCORES_KIND, Score
 from rayfl.data.memory import InMemory
 from rayfl.data.partition.base import NOBODY, Labels, Partition, partition
 from rayfl.data.samples import ClientData
+from rayfl.data.scores import SCORES_KIND, Score
 from rayfl.metrics import SPLITS, named
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
 

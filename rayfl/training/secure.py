@@ -10,11 +10,12 @@ its change d_k (weight 1) in fixed point, masked by random integers that cancel 
 1. The masks are not drawn, because they cancel: each client sends q_k step, and these are summed as any updates.
    `tests/training/test_secure.py` compares with the masked integers.
 2. Rounding is towards 0, so that no norm grows and a clipping norm still holds after it.
-3. Traffic of a client, with n elements, keys of a and shares of secrets of a' bytes, 32 each (section 7.1 of the paper,
-   nobody drops out):
+3. Traffic of a client, with n elements, counted from the messages of the protocol if nobody drops out. It sends two
+   public keys of a bytes, two shares of secrets of b bytes for every other client and, to unmask, one share per client;
+   a = b = 32:
 
-    up      n (bits + ceil(log2 m)) / 8  +  2 a  +  (3 m - 2) a'
-    down    2 (m - 1) a  +  2 (m - 1) a'  +  m / 8
+    up      n (bits + ceil(log2 m)) / 8  +  2 a  +  (3 m - 2) b
+    down    2 (m - 1) (a + b)  +  m / 8, the list of those that sent
 
 4. A masked integer has one size: compression before it saves nothing and is refused.
 """

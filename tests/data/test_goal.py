@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from rayfl.config import ConfigError
 from rayfl.core.seeds import torch_generator
 from rayfl.data import SCORES, SCORES_KIND, Classes, Score
-from rayfl.data.goal import (
-    IGNORE_INDEX,
+from rayfl.data.goal import IGNORE_INDEX, LabelSets, MaskedTokens, NextToken, Numbers, label_set
+from rayfl.data.scores import (
     MAX_PERPLEXITY,
     R2,
     AbsoluteError,
@@ -20,17 +20,12 @@ from rayfl.data.goal import (
     ExactMatch,
     LabelAccuracy,
     LabelF1,
-    LabelSets,
     MacroF1,
-    MaskedTokens,
     Matthews,
-    NextToken,
-    Numbers,
     Perplexity,
     PerplexityOfBatches,
     SquaredError,
     TopK,
-    label_set,
 )
 
 

@@ -15,8 +15,8 @@ from torch import nn
 from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Slice, random_subset
-from rayfl.data.goal import Accuracy
 from rayfl.data.partition.iid import IID
+from rayfl.data.scores import Accuracy
 from rayfl.data.synthetic import Synthetic
 from rayfl.methods.dense import Dense
 from rayfl.testing import DataContract, DenseContract, ModelContract, PartitionContract, ScoreContract

@@ -118,7 +118,9 @@ def test_a_finer_step_comes_closer_to_the_run_without(tmp_path):
 def test_clients_with_selections_of_their_own_are_alone(tmp_path):
     lines = run(simulate(secured(method="feddropout"), tmp_path))
     assert {line["smallest_group"] for line in lines} == {1}
-    facts = Facts(judge="accuracy_mean", capacities=(1.0,), trained=(1.0,), scores={"accuracy": "max"}, clients=6, rounds=2)
+    facts = Facts(
+        judge="accuracy_mean", capacities=(1.0,), trained=(1.0,), scores={"accuracy": "max"}, clients=6, rounds=2
+    )
     assert summary([lines[0], {**lines[1], "smallest_group": 3}], facts, {})["smallest_group"] == 1
 
 
