@@ -127,6 +127,7 @@ KNOWLEDGE: dict[str, tuple[Any, dict[str, Any]]] = {
     "dsfl": (DIGITS, {"distillation": STUDENT, "open": 12, "distill_epochs": 1}),
     "fedet": (MIX, {"distillation": STUDENT}),
     "fedbe": (DIGITS, {"distillation": STUDENT, "samples": 2}),
+    "takfl": (MIX, {"distillation": STUDENT, "candidates": 3}),
     "fedmd": (DIGITS, {"subset": 12, "warmup_epochs": 1, "private_warmup_epochs": 1}),
     "fedproto": (MIX, {}),
     "feddistill": (DIGITS, {}),

@@ -14,9 +14,9 @@ import torch
 
 PURPOSES = tuple(
     """
-    adapters asked availability batches capacity cohort deployed device digits dropout ensemble export frozen hidden
-    hold_out init judged local local_validation masks noise open partition personal pooled public refine scores search
-    searcher statistics straggler student subset synthetic transforms variate visit width
+    adapters asked availability batches capacity coefficients cohort deployed device digits dropout ensemble export
+    frozen hidden hold_out init judged local local_validation masks noise open partition personal pooled public refine
+    scores search searcher statistics straggler student subset synthetic transforms variate visit width
     """.split()
 )
 """Purposes of random draws in rayfl. Other packages use names with a colon: "package:purpose"."""

@@ -220,7 +220,7 @@ def _scored(
     student: Params, module: nn.Module, params: Params, validation: ClientData, step: int, how: Distillation
 ) -> tuple[Params, bool]:
     """Return the student with its best step so far, and whether to stop early."""
-    score = _score(module, params, validation)
+    score = score_of(module, params, validation)
     before = student.get("score")
     better = before is None or (score > before if validation.goal.scores[0].better == "max" else score < before)
     if better:
@@ -231,7 +231,7 @@ def _scored(
 
 
 @torch.no_grad()
-def _score(module: nn.Module, params: Params, data: ClientData) -> float:
+def score_of(module: nn.Module, params: Params, data: ClientData) -> float:
     """Return the first score of the data's goal."""
     norms.load(module, {name: t for name, t in params.items() if name.endswith(norms.STATISTICS)})
     module.eval()

@@ -181,7 +181,7 @@ def test_the_start_is_a_candidate(keep_start: bool, tmp_path: Path, monkeypatch:
     simulation = simulate(experiment(feddf()), tmp_path)
     data, validation = data_with_targets(simulation)
     scores = iter([5.0, 4.0, 5.0, 3.0][not keep_start :])
-    monkeypatch.setattr(distillation, "_score", lambda *_: next(scores))
+    monkeypatch.setattr(distillation, "score_of", lambda *_: next(scores))
     how = Distillation(steps=6, batch_size=8, lr=0.3, patience=6, validate_every=2, keep_start=keep_start)
     start = simulation.state["net 0.3"]
     net = simulation.method.task.server

@@ -16,12 +16,14 @@ from rayfl.methods.distillation.fedmrl import FedMRL
 from rayfl.methods.distillation.fedproto import FedProto
 from rayfl.methods.distillation.fedtgp import FedTGP
 from rayfl.methods.distillation.fml import FML
+from rayfl.methods.distillation.takfl import TAKFL
 
 DISTILLATION: dict[str, type[Unequal]] = {
     "feddf": FedDF,
     "dsfl": DSFL,
     "fedet": FedET,
     "fedbe": FedBE,
+    "takfl": TAKFL,
     "fedgkt": FedGKT,
     "fedmd": FedMD,
     "fedproto": FedProto,
