@@ -10,8 +10,6 @@ _RAY = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     # run records and MLflow are written by rayfl
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # free memory of the object store after this time, not after a second: a round's updates are large
-    "RAY_free_objects_period_milliseconds": "50",
     # rounds without an evaluation report no accuracy
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # the older output prints nothing unless asked

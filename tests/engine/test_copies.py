@@ -1,10 +1,12 @@
 """Copies of the parameters that a round holds at most, counted by torch's profiler."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 import torch
+from helpers import tiny
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -12,6 +14,8 @@ import rayfl
 from rayfl.core.axes import Axis, linear
 from rayfl.core.fold import Update, sum_of_updates
 from rayfl.core.tensors import nbytes, pack, unpack
+from rayfl.engine.simulation import Simulation
+from rayfl.engine.worker import Worker
 
 
 class Wide(rayfl.ImageModel):
@@ -76,3 +80,34 @@ def test_a_sum_holds_as_many_copies_as_doublings(doublings):
     assert total.total is not None
     assert total.total.sums["params"]["w"].unique().tolist() == [sum(range(2**doublings))]
     assert all(update.sums["params"]["w"].unique().tolist() == [i] for i, update in enumerate(arrived))
+
+
+def test_an_answer_is_freed_before_the_next_job(tmp_path, monkeypatch):
+    experiment = tiny(rounds=1, clients={"cohort": 6, "capacities": [1]}, method="fedavg", run={"chunk": 1})
+    train, known, alive = Worker.train, [], []
+
+    def watched(*given):
+        alive.append(sum(ref() is not None for ref in known))
+        answer = train(*given)
+        known.append(weakref.ref(answer))
+        return answer
+
+    monkeypatch.setattr(Worker, "train", watched)
+    Simulation(experiment, experiment.data.arrays(), tmp_path).run_round()
+    assert alive == [0] * 6
+
+
+def test_an_update_is_freed_before_the_next_client_trains(tmp_path, monkeypatch):
+    """Of six clients in one job only the updates that wait for their partner in the pairwise sum are in memory."""
+    experiment = tiny(rounds=1, clients={"cohort": 6, "capacities": [1]}, method="fedavg", run={"chunk": 4})
+    answer, known, alive = Worker._answer, [], []
+
+    def watched(*given):
+        alive.append(sum(ref() is not None for ref in known))
+        update, *others = answer(*given)
+        known.append(weakref.ref(update))
+        return update, *others
+
+    monkeypatch.setattr(Worker, "_answer", watched)
+    Simulation(experiment, experiment.data.arrays(), tmp_path).run_round()
+    assert alive[:4] == [0, 1, 0, 1]
