@@ -380,9 +380,7 @@ def _check_privacy(experiment: Experiment, privacy: Privacy, method: Method) -> 
     privacy.check(experiment.clients)
     transforms = [transform.name for transform in experiment.updates.transforms]
     collected = experiment.evaluation.statistics != "batch" and any(net.norms for net in method.task.nets.values())
-    problems = {
-        f"method {method.name} is not supported, because {method.synchronous}. {ALLOWED}": method.synchronous,
-        "method.weight: samples gives clients unequal parts of the sum. Allowed: uniform": method.weight != "uniform",
+    problems = _unequal(method) | {
         "a system chooses clients by their time, not at random. Allowed: no system": experiment.system is not None,
         "updates.transforms: the residual of error_feedback carries what was clipped into later rounds. Allowed: "
         "transforms without memory": "error_feedback" in transforms,
@@ -395,13 +393,19 @@ def _check_privacy(experiment: Experiment, privacy: Privacy, method: Method) -> 
             raise ConfigError(f"privacy: {problem}")
 
 
+def _unequal(method: Method) -> dict[str, Any]:
+    """Return problem -> whether the method has it, of a server that adds changes of parameters with weight 1."""
+    return {
+        f"method {method.name} is not supported, because {method.synchronous}. {ALLOWED}": method.synchronous,
+        "method.weight: samples gives clients unequal parts of the sum. Allowed: uniform": method.weight != "uniform",
+    }
+
+
 def _check_secure(experiment: Experiment, method: Method) -> None:
     """Raise a ConfigError if the server needs more than sums of changes, or a change has no fixed size."""
     coded = [t.name for t in experiment.updates.transforms if t.stage in ("error_feedback", "selection", "code")]
     system = experiment.system
-    problems = {
-        f"method {method.name} is not supported, because {method.synchronous}. {ALLOWED}": method.synchronous,
-        "method.weight: samples gives clients unequal parts of the sum. Allowed: uniform": method.weight != "uniform",
+    problems = _unequal(method) | {
         f"{', '.join(coded)} would save nothing, because a masked integer has one size. Allowed: transforms without "
         "compression, such as clip": coded,
         "system.mode: groups have one version of the model. Allowed: sync without late_rounds": system is not None

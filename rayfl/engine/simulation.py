@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayfl.config import ConfigError
 from rayfl.core.fold import Fold, PairwiseSum, State, aligned, sum_of_updates
 from rayfl.core.net import Net
 from rayfl.core.server_optimizers import MOMENTS
 from rayfl.core.submodel import Selection
-from rayfl.core.tensors import Params, as_tensor
+from rayfl.core.tensors import as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints, traffic
@@ -31,6 +30,7 @@ from rayfl.engine.client_states import ClientStates
 from rayfl.engine.evaluator import Clients, Evaluator
 from rayfl.engine.jobs import Broadcast, Executor, Job, Refine, Train, Trained
 from rayfl.engine.locks import Temporary
+from rayfl.engine.private import PublicCover, check_groups
 from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.evaluation import Evaluation
@@ -38,7 +38,7 @@ from rayfl.experiment import Experiment
 from rayfl.methods.base import Client, Deployment, ServerTask, ServerTaskResult
 from rayfl.metrics import CLIENT_SCORES, EVALUATED, NOTE, Line, finished, plus
 from rayfl.system import Fleet, Past, Plan, Schedule, Stale, Staleness, Timed, Untimed
-from rayfl.training.privacy import ALLOWED, PrivateFold, Released
+from rayfl.training.privacy import PrivateFold, Released
 from rayfl.training.secure import Protection
 from rayfl.training.updates import norm
 
@@ -99,8 +99,7 @@ class Simulation:
         self.partial_round: Line = {}
         """Sums measured so far in a round whose local updates are done; empty between rounds."""
         self._is_noted = False
-        self._cover: tuple[dict[Hashable, int], Params] = {}, {}
-        """Selection key -> number of clients, and the public cover of these selections, of the last private round."""
+        self._cover = PublicCover(self.verbs, self.clients)
         self.client_scores = np.empty(0, CLIENT_SCORES)
         """Scores per client of the last evaluation."""
 
@@ -233,23 +232,9 @@ class Simulation:
         if experiment.privacy is None or clip is None:
             return Fold(self.state, experiment.server)
         deviation = experiment.privacy.multiplier(self.clients) * clip
-        released = Released(self._public_cover(), deviation, self.seed, self.round)
+        cover = self._cover.of(self.state, self.round, self.schedule.capacities)
+        released = Released(cover, deviation, self.seed, self.round)
         return PrivateFold(self.state, experiment.server, released)
-
-    def _public_cover(self) -> Params:
-        """Return parameter -> expected number of clients of a cohort that send each coordinate, over all clients."""
-        ids, held = np.arange(self.clients.count), {}
-        for id, capacity in zip(ids.tolist(), self.schedule.capacities(ids, self.round).tolist(), strict=True):
-            selection = self.verbs.select(self.state, Client(id, capacity, self.round))
-            held.setdefault(selection.key, [selection, 0])[1] += 1
-        counts = {key: count for key, (_, count) in held.items()}
-        if counts != self._cover[0]:
-            cover = {name: torch.zeros_like(t) for name, t in self.state["params"].items()}
-            for selection, count in held.values():
-                for name in self.verbs.extract(self.state, selection)["params"]:
-                    selection.mark(name, count * self.clients.cohort / self.clients.count, cover[name])
-            self._cover = counts, cover
-        return self._cover[1]
 
     def _fold_stale(self, fold: Fold, stale: list[Stale], staleness: Staleness) -> None:
         """Fold stale updates, and empty the list."""
@@ -453,21 +438,8 @@ def load_data(experiment: Experiment) -> Arrays:
     experiment.federate(arrays)
     experiment.model.prepare()
     if experiment.privacy is not None:
-        _check_groups(experiment)
+        check_groups(experiment)
     if experiment.system is not None and experiment.system.can_fail:
         with Temporary() as folder:
             Simulation(experiment, arrays, folder).schedule.check()
     return arrays
-
-
-def _check_groups(experiment: Experiment) -> None:
-    """Raise a ConfigError if clients send more groups of the state than the parameters, which are clipped."""
-    verbs = Checked(experiment.bound())
-    state = verbs.init()
-    for capacity in experiment.clients.all_capacities:
-        payload = verbs.extract(state, verbs.select(state, Client(0, capacity, 0)))
-        if others := sorted(group for group in payload.keys() & state.keys() - {"params"} if payload[group]):
-            raise ConfigError(
-                f"privacy: clients of method {verbs.method.name} send {', '.join(others)}, which is not clipped. "
-                f"{ALLOWED}"
-            )

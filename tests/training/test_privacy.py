@@ -33,6 +33,11 @@ def private(**sections):
     return tiny(**{"model": MODEL, "privacy": SECTION, "method": "heterofl"} | sections)
 
 
+def cover_of(simulation):
+    """Return the public denominators of the next round."""
+    return simulation._cover.of(simulation.state, simulation.round, simulation.schedule.capacities)
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"stands_for": {"clients": 1000, "cohort": 10}, "delta": 1e-3}, {"quantile": 0.5}]
 )
@@ -99,7 +104,7 @@ def test_a_round_by_hand(tmp_path):
 def test_the_public_cover_does_not_depend_on_the_cohort(tmp_path):
     """With a cohort of one client, its own selection would tell its capacity."""
     clients = {"count": 6, "cohort": 1, "capacities": [0.3, 0.2, 0.1]}
-    covers = [simulate(private(clients=clients, seed=s), tmp_path / str(s))._public_cover() for s in range(4)]
+    covers = [cover_of(simulate(private(clients=clients, seed=s), tmp_path / str(s))) for s in range(4)]
     assert all(torch.equal(t, cover[n]) for cover in covers for n, t in covers[0].items())
     assert {round(float(c), 5) for t in covers[0].values() for c in t.unique()} == {0.33333, 0.66667, 1.0}
 
@@ -107,7 +112,7 @@ def test_the_public_cover_does_not_depend_on_the_cohort(tmp_path):
 def test_random_selections_are_counted_over_all_clients(tmp_path):
     """Federated Dropout draws a client's channels from public seeds."""
     simulation = simulate(private(method={"name": "feddropout"}), tmp_path)
-    cover = simulation._public_cover()
+    cover = cover_of(simulation)
     covered = {n: torch.zeros_like(t) for n, t in cover.items()}
     for id in range(6):
         client = simulation.verbs.select(simulation.state, next_client(simulation, id))
@@ -276,7 +281,7 @@ def test_an_empty_cohort_is_not_visible(tmp_path):
     before = simulation.state["params"]
     line = simulation.train()
     assert line.get("clients", 0) == 0
-    cover = simulation._public_cover()
+    cover = cover_of(simulation)
     for n, t in simulation.state["params"].items():
         noise = torch.randn(t.shape, generator=torch_generator(0, "noise", simulation.round, n))
         expected = torch.where(cover[n] > 0, before[n] + 0.8 * 0.5 * noise / cover[n], before[n])
