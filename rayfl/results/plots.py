@@ -30,6 +30,9 @@ from rayfl.results.tuned import names_of, responses
 Curves = Mapping[str, Sequence[Sequence[Line]]]
 """Label -> its runs -> their lines."""
 
+LABEL = 0.12
+"""Width of a tick's label, as a fraction of the axis."""
+
 
 def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, Plot]:
     """Return name -> plot of a comparison of runs on disk. Default metric: their judge metric."""
@@ -245,10 +248,11 @@ def tuning_plots(
             axes.plot(places, list(heights.values()), label=name, linewidth=1.8, markersize=5, **look)
         if not ordered:
             axes.set_xticks(range(len(values)), list(map(short, values)), rotation=0 if len(values) < 5 else 30)
-        elif numbers[0] > 0 and numbers[-1] >= 8 * numbers[0]:
+        is_log = ordered and numbers[0] > 0 and numbers[-1] >= 8 * numbers[0]
+        if is_log:
             axes.set_xscale("log")
         if ordered and len(values) <= 10:
-            axes.set_xticks(numbers, list(map(short, numbers)))
+            axes.set_xticks(numbers, spaced([math.log(n) for n in numbers] if is_log else numbers, map(short, numbers)))
             axes.minorticks_off()
         axes.set_xlabel(setting)
         title_axis(axes.yaxis, axis_of(facts_of(trials[0]), metric))
@@ -256,6 +260,16 @@ def tuning_plots(
         rows = [[name, value, height] for name, heights in found.items() for value, height in heights.items()]
         plots[f"tuned_{setting}"] = Plot(figure, ["method", setting, metric], rows)
     return plots
+
+
+def spaced(places: Sequence[float], labels: Iterable[str]) -> list[str]:
+    """Return the labels of ascending places, "" where a label would be printed over the one before it."""
+    shown, last = [], -math.inf
+    for place, text in zip(places, labels, strict=True):
+        is_free = place - last >= LABEL * (places[-1] - places[0])
+        shown.append(text if is_free else "")
+        last = place if is_free else last
+    return shown
 
 
 def trained(records: Iterable[Record]) -> set[float]:

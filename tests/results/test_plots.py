@@ -22,6 +22,7 @@ from rayfl.results.plots import (
     label_distribution,
     learning_curves,
     plots_of,
+    spaced,
     tuning_plots,
     write_plots,
 )
@@ -170,6 +171,11 @@ def test_plots_of_tuned_settings(tmp_path):
     assert plot.rows == [["a", 0.01, 0.5], ["a", 0.1, 0.75], ["a", 1, 0.25], ["b", 0.01, 0.25], ["b", 1, 0.5]]
     assert plot.figure.axes[0].get_xscale() == "log"
     assert tuning_plots(records(tmp_path), [], "accuracy_mean") == {}
+
+
+def test_labels_of_near_values_are_left_out():
+    assert spaced([0.0, 0.11, 0.13, 0.5, 1.0], "abcde") == ["a", "", "c", "d", "e"]
+    assert spaced([1, 2, 3], "abc") == ["a", "b", "c"]
 
 
 def test_a_plot_for_a_paper(tmp_path):
