@@ -71,6 +71,9 @@ ROUND = (
 UPDATES = "updates_"
 """Prefix of the number of aggregated updates from a class of devices."""
 
+SNR = "snr_"
+"""Prefix of signal-to-noise ratios under privacy, by the share of the clients that hold a coordinate."""
+
 EPSILONS = ("epsilon", "simulated_epsilon")
 """Privacy of a run so far, with the metrics of an evaluation."""
 SMALLEST_GROUP = "smallest_group"

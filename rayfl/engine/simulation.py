@@ -222,6 +222,8 @@ class Simulation:
         # an empty cohort is not public: its round has noise too
         if plan.visits or privacy is not None:
             self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
+        if isinstance(fold, PrivateFold):
+            line |= fold.released.snr()
         if refused:
             line["refusals"] = "; ".join(f"client {id}: {reason}" for id, reason in refused)
         return line
@@ -233,7 +235,7 @@ class Simulation:
             return Fold(self.state, experiment.server)
         deviation = experiment.privacy.multiplier(self.clients) * clip
         cover = self._cover.of(self.state, self.round, self.schedule.capacities)
-        released = Released(cover, deviation, self.seed, self.round)
+        released = Released(cover, deviation, self.seed, self.round, self.clients.cohort)
         return PrivateFold(self.state, experiment.server, released)
 
     def _fold_stale(self, fold: Fold, stale: list[Stale], staleness: Staleness) -> None:

@@ -16,7 +16,12 @@ With `quantile`, C is adapted (Andrew et al., NeurIPS 2021, https://arxiv.org/ab
 
     C    <-  C exp(-rate (b - quantile));   b = (number of clients with |d_k| <= C  +  N(0, s^2)) / cohort
 
-and the sum has the multiplier (z^-2 - (2 s)^-2)^-1/2, so that both releases together have the multiplier z.
+and the sum has the multiplier (z^-2 - (2 s)^-2)^-1/2, so that both releases together have the multiplier z. The bit
+that a client sends for b is not counted as traffic.
+
+G_j has the same noise everywhere and c_j does not, so coordinates that few clients hold drown first. The metric
+`snr_S` says so: root mean square of sum_k S_k^T clip(d_k, C) over the noise's standard deviation, over the coordinates
+with c_j / cohort in (S - 1/8, S].
 
 Epsilon is that of `dp-accounting`, for the sampling of the run (`clients.participation`):
 
@@ -33,7 +38,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
@@ -46,7 +51,9 @@ from rayfl.core.seeds import torch_generator
 from rayfl.core.server_optimizers import MOMENTS, Server
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
+from rayfl.metrics import SNR, label
 
+EIGHTHS = 8
 NORM = f"{MOMENTS}clip"
 """Group of the state with the adapted clipping norm, "norm" [] float64."""
 
@@ -190,6 +197,10 @@ class Released:
     """Standard deviation of the noise on the sum."""
     seed: int
     round: int
+    cohort: int
+    """Clients per round, in units of c_j."""
+    _powers: torch.Tensor = field(default_factory=lambda: torch.zeros(2, EIGHTHS + 1, dtype=torch.float64), repr=False)
+    """By share of the clients in eighths: number of coordinates, and sum of squares of the changes' sum."""
 
     def mean(self, old: Params, totals: Params) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Return name -> x + G / c in a new tensor, and the coordinates with c > 0. `totals`: sums of clipped changes,
@@ -201,8 +212,24 @@ class Released:
         noisy = self.deviation * torch.randn(old.shape, generator=generator)
         if total is not None:
             noisy += total
+        self._measure(self.cover[name], total)
         covered = self.cover[name] > 0
         return torch.where(covered, old + noisy / self.cover[name], old), covered
+
+    def _measure(self, cover: torch.Tensor, total: torch.Tensor | None) -> None:
+        # sums of shares in float32 can be slightly more than an eighth
+        eighth = (cover * (EIGHTHS / self.cohort) - 1e-4).ceil().long().flatten()
+        self._powers[0] += eighth.bincount(minlength=EIGHTHS + 1)
+        if total is not None:
+            self._powers[1] += eighth.bincount(total.flatten().double().square(), minlength=EIGHTHS + 1)
+
+    def snr(self) -> dict[str, float]:
+        """Return metric -> signal-to-noise ratio, by the share of the clients that hold a coordinate; see the module."""
+        return {
+            f"{SNR}{label(eighth / EIGHTHS)}": math.sqrt(power / count) / self.deviation
+            for eighth, (count, power) in enumerate(self._powers.T.tolist())
+            if eighth and count
+        }
 
 
 class PrivateFold(Fold):

@@ -53,12 +53,21 @@ def test_a_step_by_hand():
     """x + (G + noise) / c, with the noise of its address; the third coordinate, which nobody could hold, keeps its
     bits; nobody held the second."""
     x = {"w": torch.tensor([1.0, 2.0, 0.3])}
-    released = Released({"w": torch.tensor([2.0, 0.5, 0.0])}, 0.25, seed=5, round=3)
+    released = Released({"w": torch.tensor([2.0, 0.5, 0.0])}, 0.25, seed=5, round=3, cohort=2)
     noise = torch.randn(3, generator=torch_generator(5, "noise", 3, "w"))
     mean, covered = released.mean(x, {"w": torch.tensor([0.8, 0.0, 0.0])})["w"]
     assert mean[0].item() == pytest.approx(1.0 + (0.8 + 0.25 * noise[0].item()) / 2)
     assert mean[1].item() == pytest.approx(2.0 + 0.25 * noise[1].item() / 0.5)
     assert torch.equal(mean[2], x["w"][2]) and covered.tolist() == [True, True, False]
+
+
+def test_signal_to_noise_ratios_by_hand():
+    """Seven of ten clients hold the first and second coordinate, all hold the third, two of ten those of v."""
+    cover = {"w": torch.tensor([2.8, 2.8, 4.0, 0.0]), "v": torch.full((3,), 0.8)}
+    released = Released(cover, 0.5, seed=0, round=0, cohort=4)
+    released.mean({n: torch.zeros_like(t) for n, t in cover.items()}, {"w": torch.tensor([3.0, -4.0, 2.0, 0.0])})
+    expected = {"snr_0.25": 0.0, "snr_0.75": math.sqrt((9 + 16) / 2) / 0.5, "snr_1": 2.0 / 0.5}
+    assert released.snr() == pytest.approx(expected)
 
 
 def expected_step(simulation):
@@ -93,7 +102,9 @@ def test_a_round_by_hand(tmp_path):
     simulation = simulate(private(clients=clients), tmp_path)
     before = simulation.state["params"]
     expected, cover = expected_step(simulation)
-    simulation.train()
+    line = simulation.train()
+    # all clients have capacity 0.1 or 0.2
+    assert {n for n in line if n.startswith("snr_")} == {"snr_0.5", "snr_1"}
     assert {float(c) for t in cover.values() for c in t.unique()} == {0.0, 1.5, 3.0}
     for n, t in simulation.state["params"].items():
         torch.testing.assert_close(t, expected[n], rtol=1e-5, atol=1e-6)
@@ -167,7 +178,7 @@ def test_the_sensitivity_is_the_clipping_norm_under_partial_cover(chain):
             fold.add(selections[k], Update({"params": dict(update.sums["params"])}, 1.0))
         return {n: t * cover[n] for n, t in fold.mean("params").items()}
 
-    NOISE = Released(cover, 0.0, 0, 0)
+    NOISE = Released(cover, 0.0, 0, 0, 2)
     cohort = {k: change(k, 1 + k, 10.0**k / 100) for k in range(len(selections))}
     whole, moved = released(cohort), []
     for k in cohort:
@@ -337,7 +348,7 @@ def test_groups_outside_the_clipped_parameters_are_refused_before_the_run(method
 
 
 def test_a_private_fold_gives_the_noisy_mean_only():
-    fold = PrivateFold({"params": {}}, Server(), Released({}, 0.0, 0, 0))
+    fold = PrivateFold({"params": {}}, Server(), Released({}, 0.0, 0, 0, 1))
     for read in (fold.sum, fold.weights, fold.mean_so_far):
         with pytest.raises(ConfigError, match="the server's step reads more of params than its noisy mean"):
             read("params")
