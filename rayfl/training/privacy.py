@@ -224,7 +224,7 @@ class Released:
             self._powers[1] += eighth.bincount(total.flatten().double().square(), minlength=EIGHTHS + 1)
 
     def snr(self) -> dict[str, float]:
-        """Return metric -> signal-to-noise ratio, by the share of the clients that hold a coordinate; see the module."""
+        """Return metric -> signal-to-noise ratio, by the share of clients that hold a coordinate (see the module)."""
         return {
             f"{SNR}{label(eighth / EIGHTHS)}": math.sqrt(power / count) / self.deviation
             for eighth, (count, power) in enumerate(self._powers.T.tolist())
