@@ -442,7 +442,9 @@ def with_settings(load: Callable[[list[str] | None], T], settings: list[str] | N
         problem = str(error).removeprefix(f"{where}: ")
         blamed = [text for text in settings if text.partition("=")[0] in problem] or settings
         place = "" if problem.startswith("--set") else f"--set {' '.join(blamed)}: "
-        raise ConfigError(f"{place}{problem}") from None
+        renamed = [text.replace(".name=", "=", 1) for text in settings if text.partition("=")[0].endswith(".name")]
+        hint = f". Hint: --set {renamed[0]} replaces the whole section" if renamed and "unknown key" in problem else ""
+        raise ConfigError(f"{place}{problem}{hint}") from None
 
 
 def overlaid(given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:

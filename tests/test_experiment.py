@@ -295,6 +295,11 @@ def test_settings_are_laid_over_a_file(tmp_path):
     assert message(load_experiment, file, ["training.lrr=1"]).startswith(
         "--set training.lrr=1: training.lrr: unknown key 'lrr'. Did you mean 'lr'?"
     )
+    other = written(tmp_path, "model: digits_cnn\npartition: {name: dirichlet, alpha: 0.3}\n")
+    assert message(load_experiment, other, ["partition.name=iid"]).endswith(
+        "partition.alpha: unknown key 'alpha'. Allowed: name. Hint: --set partition=iid replaces the whole section"
+    )
+    assert load_experiment(other, ["partition=iid"]).partition.name == "iid"
 
 
 SUBMODELS = [{"capacity": 1}, {"capacity": 0.3, "width": 0.75, "blocks": "11 10 00 10"}]
