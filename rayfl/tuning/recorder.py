@@ -43,6 +43,8 @@ class Recorder(tune.Callback):
         """One sentence per trial that failed finally."""
         self.refusal: ConfigError | None = None
         self.confirms = False
+        self.planned = {(row, text_of(point)) for row, points in sweep.points.items() for point in points}
+        """Row and point of the trials in the progress's total."""
         Recorder.current = self
 
     def __reduce__(self):
@@ -153,6 +155,10 @@ class Recorder(tune.Callback):
 
     def _show(self, trial_id: str, record: RunFolder) -> None:
         point, rounds = record.tags["point"], record.config["rounds"]
+        if self.sweep.search.widen and (record.label, point) not in self.planned:
+            self.planned.add((record.label, point))
+            self.progress.total_trials += 1
+            self.progress.note(f"{record.label}: the best value is the outermost; also trying {point}")
         self.progress.start(trial_id, record.label, point, rounds, record.rounds())
 
     def _end(self, trial, status: Status, error: str | None = None) -> None:

@@ -138,6 +138,12 @@ class Domain(Config):
         """Values, or both ends of the range."""
         return getattr(self, self.kind)
 
+    @property
+    def is_numeric_grid(self) -> bool:
+        """True for a grid of at least two numbers."""
+        numbers = [value for value in self.grid if isinstance(value, int | float) and not isinstance(value, bool)]
+        return len(numbers) == len(self.grid) > 1
+
     def draw(self, count: int, generator: np.random.Generator) -> list[Any]:
         """Return stratified draws: one from each of `count` equally likely parts of the domain, in random order."""
         shares = (generator.permutation(count) + generator.random(count)) / count
@@ -168,6 +174,11 @@ class Search(Config):
     such as the learning rate of a server. More draws are not more points; more grids are."""
     trials: int = Field(default=1, ge=1, le=MOST_POINTS)
     """Draws of the domains that are not grids, per combination of the grids."""
+    widen: int = Field(default=0, ge=0, exclude_if=lambda steps: steps == 0)
+    """Values that a row may try beyond each end of a grid of numbers, one after another, as long as its best value is
+    the outermost: 0.1, 0.3, then 0.9. Values that the setting does not allow, or outside the budget, are not tried.
+    All rows have the same right, but not the same number of trials; tables show it ("4 of 5"). Only with searcher
+    random and scheduler fifo."""
     budget: Budget | None = None
     """Cost limits of a point's networks. Points outside are never trained; drawing continues until `trials` points are
     within, so every row tries equally many. Grid combinations without a point within are skipped."""
@@ -209,6 +220,14 @@ class Search(Config):
             raise ConfigError(
                 f"options: {shown(self.options)} are not used by scheduler fifo, which stops no trials. Allowed: none"
             )
+        spaces = [self.space, *self.spaces.values()]
+        if self.widen and not self.is_fair:
+            raise ConfigError(
+                f"widen: {self.widen} needs the results of whole grids. Allowed: 0, or searcher random and scheduler "
+                "fifo"
+            )
+        if self.widen and not any(domain.is_numeric_grid for space in spaces for domain in space.values()):
+            raise ConfigError(f"widen: {self.widen}, but space has no grid of at least two numbers. Allowed: 0")
         for space in ({}, *self.spaces.values()):
             domains = (self.space | space).values()
             count = self.trials * math.prod(len(domain.values) for domain in domains if domain.kind == "grid")

@@ -32,12 +32,13 @@ from rayfl.engine.termination import Terminated
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import trust
-from rayfl.tuning.confirming import Confirming
+from rayfl.tuning.following import Following
 from rayfl.tuning.recorder import RayDied, Recorder
 from rayfl.tuning.search import scheduler_of, space_of, trial_config
-from rayfl.tuning.space import text_of
+from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import FederatedTrial, Shared
+from rayfl.tuning.widening import beyond
 from rayfl.tuning.within import searching
 
 HEAD_BYTES = 64 * 2**20
@@ -76,16 +77,27 @@ def run_sweep(
     return best_trials(_finished(run.path, run.id), search.metric, sweep.mode)
 
 
+def widened_trials(sweep: Sweep, folder: Path, id: str, row: str) -> list[dict[str, Any]]:
+    """Return further search trials of a row, from the records of its search (`search.widen`)."""
+    search = sweep.search.of(row)
+    tried, best = _searched(sweep, folder, id, row) if search.widen else ([], None)
+    points = beyond(search, tried, best) if best is not None else []
+    return [trial_config(row, search.seeds[0], point) for point in points if sweep.allows(row, point)]
+
+
 def confirming_trials(sweep: Sweep, folder: Path, id: str, row: str) -> list[dict[str, Any]]:
     """Return the trials of a row's best point on all seeds but the first, from the records of its search."""
-    first, *others = sweep.search.seeds
-    tuned = [r for r in _finished(folder, id) if r["seed"] == first and r["label"] == row]
-    best = best_trials(tuned, sweep.search.metric, sweep.mode) if others else []
-    return [
-        trial_config(row, seed, sweep.point(row, RunFolder.open(record["path"]).config))
-        for seed in others
-        for record in best
-    ]
+    others = sweep.search.seeds[1:]
+    best = _searched(sweep, folder, id, row)[1] if others else None
+    return [trial_config(row, seed, best) for seed in others if best is not None]
+
+
+def _searched(sweep: Sweep, folder: Path, id: str, row: str) -> tuple[list[Point], Point | None]:
+    """Return the points of a row's finished search trials, and the best of them, if any has a finite metric."""
+    tuned = [r for r in _finished(folder, id) if r["seed"] == sweep.search.seeds[0] and r["label"] == row]
+    points = {record["path"]: sweep.point(row, RunFolder.open(record["path"]).config) for record in tuned}
+    best = best_trials(tuned, sweep.search.metric, sweep.mode)
+    return list(points.values()), points[best[0]["path"]] if best else None
 
 
 def _by_turns(sweep: Sweep) -> list[dict[str, Any]]:
@@ -117,13 +129,14 @@ class _Stages:
     """Place of Tune's snapshots and of the trials' checkpoints, s3://BUCKET/FOLDER. Default: the sweep's folder."""
 
     def fair(self, name: str) -> None:
-        """Run the search of all rows, and the confirming trials of each row that has finished its search."""
+        """Run the search of all rows; wider grids and confirming trials of each row that has finished its search."""
         sweep = self.sweep
-        if len(sweep.search.seeds) == 1:
+        if len(sweep.search.seeds) == 1 and not sweep.search.widen:
             self.listed(name, _by_turns(sweep))
             return
-        confirm = partial(confirming_trials, sweep.described(), self.run.path, self.run.id)
-        trials = Confirming({row: len(sweep.points[row]) for row in sweep.rows}, confirm)
+        known = sweep.described(), self.run.path, self.run.id
+        counts = {row: len(sweep.points[row]) for row in sweep.rows}
+        trials = Following(counts, partial(widened_trials, *known), partial(confirming_trials, *known))
         self._run(name, {"trial": tune.grid_search(_by_turns(sweep))}, search_alg=trials)
 
     def listed(self, name: str, trials: list[dict[str, Any]]) -> None:

@@ -103,6 +103,14 @@ class Sweep:
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
 
+    def allows(self, row: str, point: Point) -> bool:
+        """Return whether the row's experiment is valid at a point, and its networks are within the budget."""
+        try:
+            self.experiment(row, point, self.search.seeds[0])
+            return not self.excess(row, point).by
+        except ConfigError:
+            return False
+
     def left_out(self, row: str) -> list[Point]:
         """Return the combinations of the grids without a point within the budget."""
         return [

@@ -271,6 +271,25 @@ def test_a_row_is_confirmed_once_its_search_has_ended(swept, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_a_row_whose_best_value_is_the_outermost_tries_further_ones(swept, tmp_path, seeds):
+    """By the loss, rates that are too small by far: a larger one. The other row's best rate is between others."""
+    rows = {"small": {"method": "heterofl"}, "well": {"method": "heterofl"}}
+    spaces = {"well": {"training.lr": {"grid": [0.002, 0.008, 1000]}}}
+    space = {"training.lr": {"grid": [0.0005, 0.002]}}
+    search = {"space": space, "spaces": spaces, "seeds": seeds, "widen": 1, "metric": "validation_loss_mean"}
+    plan, best, trials, progress = swept(write(tmp_path, rows, {"rounds": 3}, **search))
+    tried = {row: [t for t in trials if t.label == row and t.config["seed"] == 0] for row in rows}
+    rates = {row: sorted(t.config["training"]["lr"] for t in some) for row, some in tried.items()}
+    assert rates == {"small": [0.0005, 0.002, 0.008], "well": [0.002, 0.008, 1000]}
+    found = {(record["label"], record["seed"], record["params"]["training.lr"]) for record in best}
+    assert found == {(row, seed, 0.008) for row in rows for seed in seeds}
+    assert plan.trials == len(trials) - 1 == 5 + 2 * (len(seeds) - 1)
+    assert f"[{len(trials)}/{len(trials)}]" in progress.printed
+    assert "small: the best value is the outermost; also trying training.lr=0.008" in progress.printed
+
+
+@pytest.mark.slow
 def test_a_config_error_in_an_actor_is_one_of_the_sweep(swept, tmp_path, capfd):
     path = failing(tmp_path, "on the server")
     with pytest.raises(ConfigError) as error:

@@ -1,5 +1,5 @@
 # pyright: reportIncompatibleMethodOverride=false
-"""The trials of a fair sweep in one Tuner: the search, then every row's best point on the other seeds."""
+"""The trials of a fair sweep in one Tuner: the search, wider grids, then every row's best point on the other seeds."""
 
 import copy
 from collections import defaultdict
@@ -12,20 +12,24 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from rayfl.tuning.search import trial_of
 
+Trials = Callable[[str], Sequence[dict[str, Any]]]
+"""Row -> configurations of trials."""
 
-class Confirming(BasicVariantGenerator):
-    """Ray Tune's list of trials, which continues with a row's confirming trials once the row's search has ended.
+
+class Following(BasicVariantGenerator):
+    """Ray Tune's list of trials. Once a row's search has ended, it continues with wider grids, if the best value is at
+    the end of one, and then with the row's confirming trials.
 
     A second Tuner would start the processes of all trials again; here the next trial takes them over. Ray Tune stores
     this object's attributes with its snapshots and restores them.
     """
 
-    def __init__(self, searched: Mapping[str, int], confirm: Callable[[str], Sequence[dict[str, Any]]]):
-        """`searched`: the number of search trials of every row. `confirm`: a row's confirming trials; called when all
-        search trials of the row have finished."""
+    def __init__(self, searched: Mapping[str, int], widened: Trials, confirming: Trials):
+        """`searched`: number of search trials of every row. Called when all search trials of a row have finished:
+        `widened`, for further ones, and if there are none, `confirming`, for trials on other seeds."""
         super().__init__()
         self.left = dict(searched)
-        self.confirm = confirm
+        self.widened, self.confirming = widened, confirming
         self.ended: dict[str, set[str]] = defaultdict(set)
         """Row -> ids of its trials that ended without an error."""
         self.rows: dict[str, str] = {}
@@ -38,17 +42,22 @@ class Confirming(BasicVariantGenerator):
     def next_trial(self) -> Trial | None:
         trial = super().next_trial()
         if trial is None and (ready := [row for row, count in self.left.items() if len(self.ended[row]) == count]):
-            more = copy.copy(self.experiment)
-            more.spec = more.spec | {
-                "config": {"trial": tune.grid_search([t for row in ready for t in self.confirm(row)])}
-            }
-            super().add_configurations(more)
-            self.left = {row: count for row, count in self.left.items() if row not in ready}
-            self._finished = False
-            trial = super().next_trial()
+            if following := [trial for row in ready for trial in self._following(row)]:
+                more = copy.copy(self.experiment)
+                more.spec = more.spec | {"config": {"trial": tune.grid_search(following)}}
+                super().add_configurations(more)
+                self._finished = False
+                trial = super().next_trial()
         if trial is not None:
             self.rows[trial.trial_id] = trial_of(trial.config)[0]
         return trial
+
+    def _following(self, row: str) -> Sequence[dict[str, Any]]:
+        if widened := self.widened(row):
+            self.left[row] += len(widened)
+            return widened
+        del self.left[row]
+        return self.confirming(row)
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         super().on_trial_complete(trial_id, result, error)
