@@ -75,11 +75,7 @@ def test_the_example_file_is_valid(tmp_path):
 
 def test_it_counts_the_methods():
     text = " ".join(Path("README.md").read_text().split())
-    for count in (
-        f"[{len(METHODS)} methods]",
-        f"{len(LOWRANK)} for low-rank",
-        f"{len(DISTILLATION)} for networks",
-    ):
+    for count in (f"[{len(METHODS)} methods]", f"{len(LOWRANK)} for low-rank", f"{len(DISTILLATION)} for networks"):
         assert count in text
 
 

@@ -215,7 +215,8 @@ class Simulation:
         line = finished(totals) | {"refused": len(refused), **plan.metrics}
         if privacy is not None and clip is not None:
             within = totals.get("within_norm", 0.0)
-            moments |= privacy.adapted(clip, within, self.clients, self.seed, self.round)
+            came = totals.get("clients", 0.0)
+            moments |= privacy.adapted(clip, within, came, self.clients, self.seed, self.round)
             line["clip_norm"] = clip
         if secure is not None and any(groups):
             line["smallest_group"] = min(filter(None, groups))

@@ -105,7 +105,8 @@ class Worker:
             )
             update.metrics.pop("bytes_up", None)
             if protection.secure is not None:
-                spent["bytes_down"] += protection.secure.bytes_down(protection.group)
+                counted = update.metrics if "bytes_down" in update.metrics else spent
+                counted["bytes_down"] += protection.secure.bytes_down(protection.group)
             if residual is not None:
                 new = update.client_states.get(client.id, own or {})
                 update.client_states[client.id] = {**new, RESIDUAL: residual}

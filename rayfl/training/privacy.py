@@ -14,10 +14,12 @@ keep their value. All clients have weight 1. A server optimizer takes G_j / c_j 
 
 With `quantile`, C is adapted (Andrew et al., NeurIPS 2021, https://arxiv.org/abs/1905.03871, Algorithm 1):
 
-    C    <-  C exp(-rate (b - quantile));   b = (number of clients with |d_k| <= C  +  N(0, s^2)) / cohort
+    C    <-  C exp(-rate (b - quantile));   b = 1/2 + (sum_k b_k + N(0, s^2)) / cohort
+    b_k   =  1/2 if |d_k| <= C, -1/2 otherwise
 
-and the sum has the multiplier (z^-2 - (2 s)^-2)^-1/2, so that both releases together have the multiplier z. The bit
-that a client sends for b is not counted as traffic.
+A client changes the sum of b_k by 1/2 if it is added, and by 1 if its data are replaced, as it changes G by C and 2 C.
+G has the multiplier (z^-2 - (2 s)^-2)^-1/2, so that both releases together have the multiplier z. The bit that a client
+sends for b is not counted as traffic.
 
 G_j has the same noise everywhere and c_j does not, so coordinates that few clients hold drown first. The metric
 `snr_S` says so: root mean square of sum_k S_k^T clip(d_k, C) over the noise's standard deviation, over the coordinates
@@ -142,13 +144,14 @@ class Privacy(Config):
         counted = 0.0 if self.quantile is None else (2 * self._deviation(cohort)) ** -2
         return (self.noise**-2 - counted) ** -0.5 * clients.cohort / cohort
 
-    def adapted(self, norm: float, within: float, clients: Population, seed: int, round: int) -> State:
-        """Return the group `NORM` after a round in which `within` clients were within `norm`; {} if it is constant."""
+    def adapted(self, norm: float, within: float, came: float, clients: Population, seed: int, round: int) -> State:
+        """Return the group `NORM` after a round in which `within` of the `came` clients were within `norm`; {} if it is
+        constant."""
         if self.quantile is None:
             return {}
         _, cohort = self._accounted(clients)
         noise = float(torch.randn((), generator=torch_generator(seed, "noise", round, NORM), dtype=torch.float64))
-        share = within / clients.cohort + self._deviation(cohort) * noise / cohort
+        share = 0.5 + (within - came / 2) / clients.cohort + self._deviation(cohort) * noise / cohort
         new = norm * math.exp(-self.rate * (share - self.quantile))
         return {NORM: {"norm": torch.tensor(new, dtype=torch.float64)}}
 

@@ -14,6 +14,7 @@ from rayfl.data.base import Arrays
 from rayfl.driver import LOADING, WRITING, claimed
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
+from rayfl.engine.private import check_groups
 from rayfl.engine.simulation import load_data
 from rayfl.experiment import Experiment
 from rayfl.results.console import SweepProgress
@@ -130,6 +131,8 @@ def _splits(plan: Sweep, arrays: Arrays) -> dict[str, Experiment]:
         key = repr((experiment.partition, experiment.clients.count, evaluation.holdout, evaluation.local_holdout))
         try:
             experiment.model.prepare()
+            if experiment.privacy is not None:
+                check_groups(experiment)
             if key not in splits:
                 experiment.federate(arrays)
         except ConfigError as error:

@@ -3,7 +3,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from ray import tune
@@ -12,8 +12,8 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from rayfl.tuning.search import trial_of
 
-Trials = Callable[[str], Sequence[dict[str, Any]]]
-"""Row -> configurations of trials."""
+Trials = Callable[[str, Set[str]], Sequence[dict[str, Any]]]
+"""Row, ids of its search trials that have ended -> configurations of trials."""
 
 
 class Following(BasicVariantGenerator):
@@ -31,9 +31,13 @@ class Following(BasicVariantGenerator):
         self.left = dict(searched)
         self.widened, self.confirming = widened, confirming
         self.ended: dict[str, set[str]] = defaultdict(set)
-        """Row -> ids of its trials that ended without an error."""
+        """Row -> ids of its trials that ended without an error, and of those of wider grids that ended."""
         self.rows: dict[str, str] = {}
         """Id of a trial -> its row."""
+        self.outer: list[dict[str, Any]] = []
+        """Configurations of the trials of wider grids."""
+        self.optional: set[str] = set()
+        """Their ids."""
 
     def add_configurations(self, experiments: Any) -> None:
         super().add_configurations(experiments)
@@ -50,18 +54,21 @@ class Following(BasicVariantGenerator):
                 trial = super().next_trial()
         if trial is not None:
             self.rows[trial.trial_id] = trial_of(trial.config)[0]
+            if trial.config["trial"] in self.outer:
+                self.optional.add(trial.trial_id)
         return trial
 
     def _following(self, row: str) -> Sequence[dict[str, Any]]:
-        if widened := self.widened(row):
+        if widened := self.widened(row, self.ended[row]):
             self.left[row] += len(widened)
+            self.outer += widened
             return widened
         del self.left[row]
-        return self.confirming(row)
+        return self.confirming(row, self.ended[row])
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         super().on_trial_complete(trial_id, result, error)
-        if not error:
+        if not error or trial_id in self.optional:
             self.ended[self.rows[trial_id]].add(trial_id)
 
     def is_finished(self) -> bool:

@@ -14,7 +14,7 @@ from rayfl.engine import checkpoints
 from rayfl.engine.on_ray.cluster import require_ray
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
-from rayfl.tuning.search import called, folder_name, trial_of
+from rayfl.tuning.search import called, folder_name, trial_id_of, trial_of
 from rayfl.tuning.space import text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import ENDED
@@ -44,7 +44,9 @@ class Recorder(tune.Callback):
         self.refusal: ConfigError | None = None
         self.confirms = False
         self.planned = {(row, text_of(point)) for row, points in sweep.points.items() for point in points}
-        """Row and point of the trials in the progress's total."""
+        """Row and point of the search trials in the progress's total."""
+        self.counted: set[str] = set()
+        """Ids of the trials of wider grids that are in the progress's total too."""
         Recorder.current = self
 
     def __reduce__(self):
@@ -55,7 +57,7 @@ class Recorder(tune.Callback):
         """Show the trials that finished before this process started, and pass them to `follow`."""
         for record in runs(self.run.path):
             if record.sweep == self.run.id and record.status == "finished":
-                trial_id = record.path.name.rpartition("-")[2]
+                trial_id = trial_id_of(record.path)
                 self._show(trial_id, record)
                 self.progress.done(trial_id, "finished")
                 # its end may not have reached MLflow
@@ -113,9 +115,10 @@ class Recorder(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list, trial, **info) -> None:
         self._refuse(trial)
         record = self._opened(trial)
-        self.failures.append(
-            f"{self._what(trial)}: {_reason(trial)}. See {record.path / 'run.json'} for the full error"
-        )
+        if not self._is_wider(record):
+            self.failures.append(
+                f"{self._what(trial)}: {_reason(trial)}. See {record.path / 'run.json'} for the full error"
+            )
         self.progress.note(f"{self._what(trial)} failed: {_reason(trial)}")
         self._end(trial, "failed", _text(trial))
 
@@ -149,14 +152,20 @@ class Recorder(tune.Callback):
         self.follow(path)
         return record
 
+    def _is_wider(self, record: RunFolder) -> bool:
+        """Return whether a trial has a point beyond the grids. Its failure is none of the sweep."""
+        search = self.sweep.search
+        first = record.config["seed"] == search.seeds[0]
+        return search.widen > 0 and first and (record.label, record.tags["point"]) not in self.planned
+
     def _opened(self, trial) -> RunFolder:
         """Return the trial's folder; create it if its process never started."""
         return self.trials.get(trial.trial_id) or self._open(trial)
 
     def _show(self, trial_id: str, record: RunFolder) -> None:
         point, rounds = record.tags["point"], record.config["rounds"]
-        if self.sweep.search.widen and (record.label, point) not in self.planned:
-            self.planned.add((record.label, point))
+        if self._is_wider(record) and trial_id not in self.counted:
+            self.counted.add(trial_id)
             self.progress.total_trials += 1
             self.progress.note(f"{record.label}: the best value is the outermost; also trying {point}")
         self.progress.start(trial_id, record.label, point, rounds, record.rounds())
@@ -174,7 +183,7 @@ class Recorder(tune.Callback):
 
     def _refuse(self, trial) -> None:
         """Raise the trial's error if it is a ConfigError."""
-        if isinstance(error := _cause(trial), ConfigError):
+        if isinstance(error := _cause(trial), ConfigError) and not self._is_wider(self._opened(trial)):
             self._opened(trial).finish("failed", _text(trial))
             self.refusal = ConfigError(f"{self._what(trial)}: {error}")
             raise self.refusal

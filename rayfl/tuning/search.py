@@ -5,6 +5,7 @@ Searchers and schedulers are checked before Ray starts. Ray is imported only ins
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -126,6 +127,11 @@ def folder_name(row: str, point: Point, seed: int, trial_id: str) -> str:
     name = "-".join([row, *(f"{last(path)}={short(value)}" for path, value in point.items()), f"s{seed}"])
     plain = re.sub(r"[^\w.=+-]", "_", name).encode()[:NAME_BYTES].decode(errors="ignore")
     return f"{plain}-{trial_id}"
+
+
+def trial_id_of(folder: str | Path) -> str:
+    """Return the trial's id from the name of its folder."""
+    return Path(folder).name.rpartition("-")[2]
 
 
 def point_of(config: Mapping[str, Any]) -> Point:

@@ -10,7 +10,7 @@ import logging
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import trust
 from rayfl.tuning.following import Following
 from rayfl.tuning.recorder import RayDied, Recorder
-from rayfl.tuning.search import scheduler_of, space_of, trial_config
+from rayfl.tuning.search import scheduler_of, space_of, trial_config, trial_id_of
 from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import FederatedTrial, Shared
@@ -77,26 +77,38 @@ def run_sweep(
     return best_trials(_finished(run.path, run.id), search.metric, sweep.mode)
 
 
-def widened_trials(sweep: Sweep, folder: Path, id: str, row: str) -> list[dict[str, Any]]:
-    """Return further search trials of a row, from the records of its search (`search.widen`)."""
+def widened_trials(sweep: Sweep, folder: Path, id: str, row: str, ended: Set[str]) -> list[dict[str, Any]]:
+    """Return further search trials of a row, from the records of its search (`search.widen`). `ended`: their ids."""
     search = sweep.search.of(row)
-    tried, best = _searched(sweep, folder, id, row) if search.widen else ([], None)
+    tried, best = _searched(sweep, folder, id, row, ended) if search.widen else ([], None)
     points = beyond(search, tried, best) if best is not None else []
     return [trial_config(row, search.seeds[0], point) for point in points if sweep.allows(row, point)]
 
 
-def confirming_trials(sweep: Sweep, folder: Path, id: str, row: str) -> list[dict[str, Any]]:
-    """Return the trials of a row's best point on all seeds but the first, from the records of its search."""
+def confirming_trials(
+    sweep: Sweep, folder: Path, id: str, row: str, ended: Set[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the trials of a row's best point on all seeds but the first, from the records of its search. `ended`: the
+    ids of its trials. Default: all that have finished."""
     others = sweep.search.seeds[1:]
-    best = _searched(sweep, folder, id, row)[1] if others else None
+    best = _searched(sweep, folder, id, row, ended)[1] if others else None
     return [trial_config(row, seed, best) for seed in others if best is not None]
 
 
-def _searched(sweep: Sweep, folder: Path, id: str, row: str) -> tuple[list[Point], Point | None]:
-    """Return the points of a row's finished search trials, and the best of them, if any has a finite metric."""
-    tuned = [r for r in _finished(folder, id) if r["seed"] == sweep.search.seeds[0] and r["label"] == row]
-    points = {record["path"]: sweep.point(row, RunFolder.open(record["path"]).config) for record in tuned}
-    best = best_trials(tuned, sweep.search.metric, sweep.mode)
+def _searched(
+    sweep: Sweep, folder: Path, id: str, row: str, ended: Set[str] | None
+) -> tuple[list[Point], Point | None]:
+    """Return the points of a row's search trials, and the best of the finished ones, if any has a finite metric. Of
+    trials in `ended` that have failed, the point counts as tried."""
+    tried = [
+        record
+        for record in records(folder, id)
+        if record["seed"] == sweep.search.seeds[0] and record["label"] == row
+        if (record["status"] == "finished" if ended is None else trial_id_of(record["path"]) in ended)
+    ]
+    points = {record["path"]: sweep.point(row, RunFolder.open(record["path"]).config) for record in tried}
+    finished = [record for record in tried if record["status"] == "finished"]
+    best = best_trials(finished, sweep.search.metric, sweep.mode)
     return list(points.values()), points[best[0]["path"]] if best else None
 
 
@@ -164,7 +176,13 @@ class _Stages:
         if tune.Tuner.can_restore(place):
             trust.require(path, self.run.id)
             _fill_gaps(place)
-            tuner = tune.Tuner.restore(place, self._trainable(), resume_errored=True, param_space=space)
+            try:
+                tuner = tune.Tuner.restore(place, self._trainable(), resume_errored=True, param_space=space)
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(
+                    f"{path}: the state of the sweep was written by another version of rayfl or of Ray ({error}). "
+                    "Allowed: --resume with that version, or a new folder"
+                ) from None
         else:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)

@@ -19,7 +19,8 @@ def beyond(search: Search, tried: Collection[Point], best: Point) -> list[Point]
 
 def _next(grid: Collection[Any], tried: list[Any], best: Any, most: int) -> Any:
     """Return the value that follows the end of `tried` at which the best one lies, or None: in the ratio of the last
-    two, or if they have no positive ratio at their distance. Rounded to two digits, or to a whole number if all are."""
+    two, or if they have no positive ratio at their distance. Rounded to two digits (more if it would not lie beyond the
+    end), or to a whole number if all are."""
     if len(tried) < 2:
         return None
     if best == tried[-1]:
@@ -29,5 +30,7 @@ def _next(grid: Collection[Any], tried: list[Any], best: Any, most: int) -> Any:
     else:
         return None
     value = end * end / before if end * before > 0 else 2 * end - before
-    value = round(value) if all(isinstance(v, int) for v in tried) else float(f"{value:.2g}")
-    return None if outside >= most or value == end else value
+    whole = all(isinstance(v, int) for v in tried)
+    rounded = [round(value)] if whole else [float(f"{value:.{digits}g}") for digits in range(2, 17)]
+    beyond = (v for v in rounded if (v - end) * (end - before) > 0)
+    return next(beyond, None) if outside < most else None

@@ -239,14 +239,23 @@ def test_epsilon_grows_with_the_rounds(tmp_path):
 
 
 def test_the_norm_is_adapted_by_hand():
-    """Of an expected cohort of 40, 30 were within the norm; s = 2, as cohort / 20; the sum has more noise for it."""
+    """Of a cohort of 40, 30 were within the norm; s = 2, as cohort / 20; the sum has more noise for it."""
     privacy = Privacy(clip=2.0, noise=1.5, delta=1e-3, quantile=0.5, rate=0.3)
     clients = Population(count=100, cohort=40)
     noise = torch.randn((), generator=torch_generator(7, "noise", 2, NORM), dtype=torch.float64).item()
-    new = privacy.adapted(2.0, 30, clients, 7, 2)[NORM]["norm"].item()
+    new = privacy.adapted(2.0, 30, 40, clients, 7, 2)[NORM]["norm"].item()
     assert new == pytest.approx(2.0 * math.exp(-0.3 * ((30 + 2 * noise) / 40 - 0.5)))
     assert privacy.multiplier(clients) == pytest.approx((1 / 1.5**2 - 1 / 16) ** -0.5)
     assert Privacy(clip=2.0, noise=1.5, delta=1e-3).multiplier(clients) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_client_more_changes_the_count_within_the_norm_by_half(within):
+    """The sum's noise is raised for a count of this sensitivity (Poisson cohorts: a client comes, or does not)."""
+    privacy = Privacy(clip=2.0, noise=1.5, delta=1e-3, quantile=0.5, rate=0.3)
+    clients = Population(count=100, cohort=40, participation="poisson")
+    alone, more = (privacy.adapted(2.0, w, n, clients, 7, 2)[NORM]["norm"] for w, n in ((30, 37), (30 + within, 38)))
+    assert abs(math.log(more / alone)) == pytest.approx(0.3 * 0.5 / 40)
 
 
 ADAPTIVE = {"quantile": 0.5, "deviation": 0.5}

@@ -101,6 +101,15 @@ def test_a_round_by_hand(tmp_path):
     assert (line["bytes_up"], line["bytes_down"], line["overflows"]) == (up, down, 0)
 
 
+def test_methods_that_count_their_own_traffic_pay_for_keys_too(tmp_path):
+    """FedPer's clients receive the other layers once, and then the averaged ones."""
+    method, secure = {"name": "fedper", "weight": "uniform"}, {"secure_aggregation": SECTION}
+    lines = [run(simulate(secured(method=method, updates=u), tmp_path / str(len(u)))) for u in ({}, secure)]
+    clients = [line["clients"] for line in lines[0]]
+    keys = [n * SecureAggregation(**SECTION).bytes_down(int(n)) for n in clients]
+    assert [one["bytes_down"] - other["bytes_down"] for other, one in zip(*lines, strict=True)] == keys
+
+
 def test_a_finer_step_comes_closer_to_the_run_without(tmp_path):
     plain = simulate(secured(updates={}), tmp_path / "plain")
     run(plain)

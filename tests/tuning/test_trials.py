@@ -186,6 +186,15 @@ class Failing(Dense):
         return self.trained(payload, visit)
 
 
+class Limited(Dense):
+    """Fails at rates above 0.005."""
+
+    def local_update(self, payload, visit):
+        if self.task.training.lr > 0.005:
+            raise ArithmeticError("on purpose")
+        return self.trained(payload, visit)
+
+
 def failing(tmp_path, *fails):
     rows = {how.replace(" ", "-"): {"method": {"name": f"{__name__}:Failing", "fails": how}} for how in fails}
     space = {"method.until": {"grid": [str(tmp_path / "mended")]}}
@@ -273,20 +282,25 @@ def test_a_row_is_confirmed_once_its_search_has_ended(swept, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
 def test_a_row_whose_best_value_is_the_outermost_tries_further_ones(swept, tmp_path, seeds):
-    """By the loss, rates that are too small by far: a larger one. The other row's best rate is between others."""
-    rows = {"small": {"method": "heterofl"}, "well": {"method": "heterofl"}}
+    """By the loss, rates that are too small by far: a larger one. The second row's best rate is between others. The
+    third row fails at a larger rate, which is none of the sweep's failures."""
     spaces = {"well": {"training.lr": {"grid": [0.002, 0.008, 1000]}}}
+    rows = {"small": {"method": "heterofl"}, "well": {"method": "heterofl"}, "fails": {"method": f"{__name__}:Limited"}}
     space = {"training.lr": {"grid": [0.0005, 0.002]}}
     search = {"space": space, "spaces": spaces, "seeds": seeds, "widen": 1, "metric": "validation_loss_mean"}
-    plan, best, trials, progress = swept(write(tmp_path, rows, {"rounds": 3}, **search))
+    plan, best, trials, progress = swept(write(tmp_path, rows, {"rounds": 3}, **search, max_failures=0))
     tried = {row: [t for t in trials if t.label == row and t.config["seed"] == 0] for row in rows}
     rates = {row: sorted(t.config["training"]["lr"] for t in some) for row, some in tried.items()}
-    assert rates == {"small": [0.0005, 0.002, 0.008], "well": [0.002, 0.008, 1000]}
+    wider = [0.0005, 0.002, 0.008]
+    assert rates == {"small": wider, "well": [0.002, 0.008, 1000], "fails": wider}
+    assert [t.config["training"]["lr"] for t in trials if t.status != "finished"] == [0.008]
     found = {(record["label"], record["seed"], record["params"]["training.lr"]) for record in best}
-    assert found == {(row, seed, 0.008) for row in rows for seed in seeds}
-    assert plan.trials == len(trials) - 1 == 5 + 2 * (len(seeds) - 1)
+    chosen = {"small": 0.008, "well": 0.008, "fails": 0.002}
+    assert found == {(row, seed, rate) for row, rate in chosen.items() for seed in seeds}
+    assert plan.trials == len(trials) - 2 == 7 + 3 * (len(seeds) - 1)
     assert f"[{len(trials)}/{len(trials)}]" in progress.printed
     assert "small: the best value is the outermost; also trying training.lr=0.008" in progress.printed
+    assert "fails (training.lr=0.008, seed 0) failed: " in progress.printed
 
 
 @pytest.mark.slow

@@ -28,10 +28,13 @@ def following(values, best, widen=2, grid=None, path="training.lr"):
         (["adam", "sgd"], "adam", []),
         ([False, True], True, []),
         ([0.5], 0.5, []),
+        ([0.98, 0.985, 0.99], 0.98, [0.975]),
+        ([0.12, 0.121, 0.122], 0.122, [0.123]),
     ],
 )
 def test_the_next_value_by_hand(values, best, expected):
-    """In the ratio of the outermost two; at their distance next to 0. The row is asked whether it allows the value."""
+    """In the ratio of the outermost two; at their distance next to 0; with as many digits as lie beyond. The row is
+    asked whether it allows the value."""
     space = {"training.lr": {"grid": values}, "method.weight": {"grid": [1, 2]}}
     search = Search(space=space, widen=1)
     tried = [{"training.lr": value, "method.weight": weight} for value in values for weight in (1, 2, 3)]
