@@ -6,8 +6,8 @@
 
 The study is `tune_configs/htfl_fashion_mnist.yaml`. HtFLlib's server and client classes run unchanged, on a CPU, with
 the options of its `total.sh`. They get rayfl's partition, in their file format, and rayfl's networks with their initial
-parameters, in place of HtFLlib's own. Both sides run in processes of one thread, side by side. Accuracy is that on the
-clients' own test splits, weighted by their sizes, in per cent.
+parameters, those of a common network too, in place of HtFLlib's own. Both sides run in processes of one thread, side by
+side. Accuracy is that on the clients' own test splits, weighted by their sizes, in per cent.
 """
 
 import os
@@ -32,11 +32,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from rayfl.core.net import Net  # noqa: E402
 from rayfl.core.norms import static_norms  # noqa: E402
 from rayfl.engine.simulation import Simulation  # noqa: E402
 from rayfl.models.features import classifier_path  # noqa: E402
-from rayfl.models.mix import Projected  # noqa: E402
 from rayfl.results.cells import as_csv  # noqa: E402
 from rayfl.tuning.load import load_sweep  # noqa: E402
 
@@ -55,8 +53,6 @@ METHODS = {
 }
 """Name in the table -> the study's row, HtFLlib's module and class."""
 FEATURES, COMMON_FEATURES = 64, 16
-COMMON = 0.1
-"""Capacity whose network is the common one (FML, FedKD, FedMRL)."""
 
 
 def simulation(row: str, seed: int, rounds: int, folder: str) -> Simulation:
@@ -84,14 +80,11 @@ class Given(nn.Module):
     """A network of rayfl with its initial parameters, as HtFLlib wants it: `fc` is the classifier."""
 
     nets: Any = None
-    """Capacity -> network and initial parameters."""
+    """Capacity, or "common" for the common network -> network and initial parameters."""
 
-    def __init__(self, capacity: float, features: int | None = None):
+    def __init__(self, of: float | str):
         super().__init__()
-        net, start = Given.nets[capacity]
-        if features:
-            net = Net(Projected(of=net.model.of, features=features))
-            start = net.initial() | net.statistics()
+        net, start = Given.nets[of]
         self.body, path = net.build(), classifier_path(net)
         for place, norm in static_norms(self.body).items():
             self.body.set_submodule(place, nn.BatchNorm2d(norm.weight.numel(), norm.eps))
@@ -107,10 +100,13 @@ class Given(nn.Module):
 
 def on_htfllib(checkout: Path, name: str, seed: int, rounds: int) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="rayfl-") as folder:
+        own: Any = simulation(METHODS[name][0], seed, rounds, folder).method
         run = simulation("local", seed, rounds, folder)
         every, capacities = run.experiment.evaluation.every, _export(run, checkout / "dataset" / f"rayfl{seed}", seed)
         method: Any = run.method
         Given.nets = {c: (net, method.initial(c)) for c, net in method.task.nets.items()}
+        if "common" in (state := own.init()):
+            Given.nets["common"] = own.common_net, state["common"]
     os.chdir(checkout / "system")
     sys.path.insert(0, str(checkout / "system"))
     sys.modules["h5py"] = types.ModuleType("h5py")  # imported there, and not used here
@@ -152,7 +148,7 @@ def _export(run: Simulation, to: Path, seed: int) -> list[float]:
 
 def _options(name: str, seed: int, rounds: int, every: int, capacities: list[float]) -> types.SimpleNamespace:
     """Return the arguments of HtFLlib's `main.py`, those of methods as in `total.sh`."""
-    common = f"Given({COMMON}, {COMMON_FEATURES})" if name == "FedMRL" else f"Given({COMMON})"
+    models = [f"Given({capacity})" for capacity in capacities]
     return types.SimpleNamespace(
         device="cpu",
         dataset=f"rayfl{seed}",
@@ -178,8 +174,8 @@ def _options(name: str, seed: int, rounds: int, every: int, capacities: list[flo
         save_folder_name="temp",
         models_folder_name="",
         feature_dim=FEATURES,
-        models=[f"Given({capacity})" for capacity in capacities],
-        global_model=common,
+        models=models,
+        global_model="Given('common')" if "common" in Given.nets else models[0],
         lamda=10 if name in ("FedProto", "FedTGP") else 1,
         server_epochs=1 if name == "FedGH" else 100,
         server_learning_rate=0.01,

@@ -1,5 +1,6 @@
 """Samples of one client as named tensors, and their batches."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -58,6 +59,8 @@ class ClientData:
     goal: Goal
     is_augmented: bool = True
     """True if training batches are augmented."""
+    repeats: int = 1
+    """Times that each training batch comes, one after another."""
 
     def __len__(self) -> int:
         return _count(self.samples)
@@ -90,7 +93,8 @@ class ClientData:
             yield self.prepare.batch(self.prepare.whole(_rows(self.samples, start, batch_size)), None)
 
     def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield `steps` training batches in the order of `prepare`. The last batch of an epoch may be smaller."""
+        """Yield `steps` training batches, each `repeats` times, in the order of `prepare`. The last batch of an epoch
+        may be smaller."""
         while steps:
             # select the samples of an epoch at once, in their small stored format
             order = self.prepare.arrange(self.samples, batch_size, generator)
@@ -98,7 +102,8 @@ class ClientData:
             order = order[: steps * batch_size].to(self.device)
             shuffled = self.prepare.whole(_picked(self.samples, order))
             for start in range(0, len(order), batch_size):
-                yield self.prepare.batch(_rows(shuffled, start, batch_size), generator if self.is_augmented else None)
+                batch = self.prepare.batch(_rows(shuffled, start, batch_size), generator if self.is_augmented else None)
+                yield from itertools.repeat(batch, self.repeats)
                 steps -= 1
 
     def in_order(self, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:

@@ -291,10 +291,11 @@ class Method(Named, ABC):
     ) -> dict[str, float]:
         """Train `module` in place on the client's loss and return metrics. See `steps.fit` for the last arguments.
 
-        Defaults: `loss` of the client, `training` of the task. Learning rates are always the task's.
+        Defaults: `loss` of the client, `training` of the task. Learning rates are always the task's, those of a round
+        spread over all steps.
         """
         training, data = training or self.task.training, visit.data
-        rate = self.task.training.rate(visit.round, len(data))
+        rate = self.task.training.rate(visit.round, len(data), data.repeats * training.batches_of(len(data)))
         # CUDA graphs pay off only for a cached module, which other clients use too
         static = data.device.type == "cuda" and module is cached_module(visit.net, data.device)
         ours = kernels(training, visit.net.macs, data.device)

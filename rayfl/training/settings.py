@@ -86,15 +86,18 @@ class Training(Config):
         passed = sum(round >= milestone for milestone in self.milestones)
         return max(self.lr * self.decay**passed * self.round_decay**round, self.floor)
 
-    def rate(self, round: int, samples: int) -> Rate:
-        """Return the learning rate of a client with `samples` samples in a round."""
+    def rate(self, round: int, samples: int, made: int = 0) -> Rate:
+        """Return the learning rate of a client with `samples` samples in a round. `made`: the number of steps that are
+        made in the round, if they are more than those of these settings; the schedule of the round is spread over
+        them."""
         lr = self.lr_at(round)
         if not (self.warmup or self.cosine_rounds):
             return lr
         steps = self.batches_of(samples)
-        return lambda step: lr * self._factor(round * steps + step, self.cosine_rounds * steps)
+        part = min(1.0, steps / made) if made else 1.0
+        return lambda step: lr * self._factor(round * steps + step * part, self.cosine_rounds * steps)
 
-    def _factor(self, step: int, end: int) -> float:
+    def _factor(self, step: float, end: int) -> float:
         """Return the factor of the learning rate at a step of the client's whole training, of `end` steps."""
         if step < self.warmup:
             return step / self.warmup

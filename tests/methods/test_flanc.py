@@ -1,5 +1,7 @@
 """FLANC: composed layers, means and the orthogonality by hand, and two rounds against plain torch."""
 
+from typing import Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,9 @@ from helpers import assert_same, images, one_round, updated, visit
 from independent import batches, experiment, network, tensors, visited
 from torch import nn
 
+import rayfl
 from rayfl.config import ConfigError
+from rayfl.core.axes import Axis, conv, linear
 from rayfl.core.net import Net
 from rayfl.core.seeds import stream, torch_scope
 from rayfl.core.tensors import nbytes
@@ -71,6 +75,24 @@ def test_a_basis_is_applied_to_every_group(layer, shape, applied, size):
     basis, x = Basis(3, size, list(layer.weight.shape[2:]), layer), torch.rand(2, 6, *shape)
     parts = [applied(part, basis.weight[:, : part.shape[1]]) for part in x.split(size, dim=1)]
     torch.testing.assert_close(basis(x), torch.cat(parts, 1))
+
+
+class Dilated(rayfl.ImageModel):
+    name: Literal["dilated"] = "dilated"
+    input: tuple[int, int, int] = (1, 8, 8)
+
+    def build(self, net):
+        first, second, third = (net.axis(name, 8) for name in ("first", "second", "third"))
+        plain, wide = conv(first, second, 3, padding=1), conv(second, third, 3, padding=2)
+        wide.dilation = (2, 2)
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(
+            conv(Axis.fixed("image", 1), first, 3, padding=1), plain, wide, pool, linear(third, self.labels)
+        )
+
+
+def test_a_dilated_convolution_stays_as_it_is():
+    assert Composed(of=Dilated(classes=4), basis=0.25, inputs=0.25).composed == ["1"]
 
 
 def test_layers_that_are_composed():

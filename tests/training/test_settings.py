@@ -41,6 +41,20 @@ def test_a_rate_that_is_constant_in_a_round_is_a_number():
     assert [rates(training, r) for r in range(3)] == [training.lr_at(r) for r in range(3)]
 
 
+@pytest.mark.parametrize("schedule", [{"cosine_rounds": 4}, {"warmup": 6}])
+def test_more_steps_than_those_of_a_round_share_its_part_of_the_schedule(schedule):
+    """7 samples in batches of 4: 2 steps per round; 10 steps go from the first rate of a round to the next one's."""
+    training = Training(lr=0.1, epochs=1, batch_size=4, **schedule)
+    plain, spread = training.rate(1, 7), training.rate(1, 7, 10)
+    assert callable(plain) and callable(spread)
+    assert [spread(step) for step in (0, 5, 10)] == pytest.approx([plain(0), plain(1), plain(2)])
+    assert [spread(step) for step in range(10)] == sorted(
+        (spread(s) for s in range(10)), reverse="warmup" not in schedule
+    )
+    fewer = training.rate(1, 7, 1)
+    assert callable(fewer) and fewer(0) == plain(0)
+
+
 def test_warm_up_goes_by_a_clients_own_steps_across_rounds():
     """7 samples in batches of 4: 2 steps per round; 1 sample: 1 step."""
     training = Training(lr=0.8, warmup=4, batch_size=4)

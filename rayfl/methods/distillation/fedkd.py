@@ -24,7 +24,8 @@ common network.
 Departures:
 1. HtFLlib compresses parameters; the authors' code and the equations here compress updates.
 2. Both codes keep rank 0, so that they send zeros, if all singular values but the last have less than the share e.
-   Here the rank is the smallest with at least the share e. HtFLlib decomposes kernels for every position.
+   Here the rank is the smallest with at least the share e. HtFLlib decomposes the a x b kernel of every pair of
+   channels, with one rank for all, and its energy starts at e_0 in the first round.
 3. The authors' code matches the features and attention of several layers, without W_k. Here, as in HtFLlib, it is the
    classifier's input, with W_k, in both networks' losses.
 4. Nothing is detached in either code, nor in S (`detach: false`). `detach: true` treats the other network's outputs,

@@ -2,7 +2,8 @@
 
 Paper: Yi et al., "Federated Model Heterogeneous Matryoshka Representation Learning", NeurIPS 2024,
 https://arxiv.org/abs/2406.00488 (its equations were not read). The algorithm is that of the authors' code,
-LipingYi/FedMRL, `FedMRL_hetero.py`; TsingZ0/HtFLlib, `clientmrl.py`, has the same steps.
+LipingYi/FedMRL, `FedMRL_hetero.py`; TsingZ0/HtFLlib, `clientmrl.py`, has the same steps, but does not keep the trained
+P_k: every round and every evaluation has its first values.
 
 Symbols: f_k(x) [D] the features of client k's network and F_k its classifier; g(x) [d] and G those of the common
 network, d <= D; P_k a linear layer [d + D] -> [D].

@@ -22,8 +22,10 @@ Departures:
 1. |c - g| is the root of at least 1e-12. The code's root of |c|^2 - 2 c g + |g|^2 is NaN if rounding makes it negative.
 2. The code trains the server at the clients' learning rate and batch size, 0.01 and 10 by default. Here these are
    options of their own, with these defaults.
-3. If the round's clients have one class only, m is `margin`, as in the code.
-4. Those of `kept.py`.
+3. The code computes c_kj with the network from before the round's training (it is saved after them). Here, as FedProto
+   does, with the trained one.
+4. If the round's clients have one class only, m is `margin`, as in the code.
+5. Those of `kept.py`.
 """
 
 from typing import ClassVar, Literal

@@ -22,10 +22,12 @@ Departures:
 2. 0.02 alpha_k is in FedTorch only. FedTorch's gradient by alpha takes v_k and w_k after their steps, and their
    gradients for the mixed output; here it is the derivative of f_k(m_k) by alpha_k.
 3. v_k starts as the first w that the client receives; in the codes, as the start of w.
-4. A client is evaluated with the m_k of the end of its own training, as in FedTorch. The other code takes the mean w.
-5. `training` has the optimiser of w_k and v_k. Clipping bounds the norm of both gradients together.
-6. `steps`, `train_samples` and `train_loss` are those of w_k. `train_flops` counts both networks.
-7. `size: own` is ours: w_k and v_k have the size of the client's capacity, and w is a holder mean over submodels. A
+4. litian96/ditto takes the first gradient of v_k in a round at the mixture that its last round left; here m_k has the
+   new w.
+5. A client is evaluated with the m_k of the end of its own training, as in FedTorch. The other code takes the mean w.
+6. `training` has the optimiser of w_k and v_k. Clipping bounds the norm of both gradients together.
+7. `steps`, `train_samples` and `train_loss` are those of w_k. `train_flops` counts both networks.
+8. `size: own` is ours: w_k and v_k have the size of the client's capacity, and w is a holder mean over submodels. A
    client's v_k fits one network, so its capacity is fixed.
 """
 

@@ -22,17 +22,15 @@ Departures:
 3. The code adds 0.001 theta_k to the gradient of theta_k. `training.weight_decay: 0.001` does so too.
 4. In the code all clients train in every round, of which the server averages a cohort. Here the cohort trains.
 5. `steps`, `train_samples` and `train_loss` are per batch, a mean over its K steps. `train_flops` counts all steps.
-   Warm-up and cosine decay of the learning rate count steps of theta_k.
+   Warm-up and cosine decay of the learning rate count batches.
 6. `size: own` is ours: w_k and theta_k have the size of the client's capacity, and w is a holder mean over submodels.
    A client is evaluated with its last theta_k, which fits one network, so its capacity is fixed.
 """
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import nn
 
@@ -40,7 +38,6 @@ from rayfl import costs
 from rayfl.core.fold import Fold, State, Update
 from rayfl.core.net import params_of
 from rayfl.core.tensors import Params, copied
-from rayfl.data.samples import Batch, ClientData
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.personal.base import Personal
@@ -71,8 +68,8 @@ class PFedMe(Personal):
                 for name, theta in params_of(module).items():
                     w[name].sub_(w[name] - theta, alpha=self.eta * self.lam)
 
-        repeated = Repeated(data.samples, data.prepare, data.goal, data.is_augmented, times)
-        metrics = self.fit(module, replace(visit, data=repeated), adjust=pull(w, self.lam), project=follow)
+        repeated = replace(visit, data=replace(data, repeats=times))
+        metrics = self.fit(module, repeated, adjust=pull(w, self.lam), project=follow)
         flops = costs.training_flops(visit.net, int(metrics["train_samples"]))
         per_batch = {"train_loss": metrics["train_loss"] / times, "train_samples": metrics["train_samples"] // times}
         metrics |= {**per_batch, "steps": metrics["steps"] // times, "train_flops": flops}
@@ -86,14 +83,3 @@ class PFedMe(Personal):
             return new
         old = state["params"]
         return new | {"params": {name: old[name] + self.beta * (t - old[name]) for name, t in new["params"].items()}}
-
-
-@dataclass(frozen=True)
-class Repeated(ClientData):
-    """Samples whose training batches come `times` times each, one after another."""
-
-    times: int = 1
-
-    def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
-        for batch in super().batches(steps, batch_size, generator):
-            yield from itertools.repeat(batch, self.times)

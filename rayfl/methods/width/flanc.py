@@ -106,6 +106,11 @@ class FLANC(Dense):
 Layer = nn.Conv1d | nn.Conv2d | nn.Linear
 
 
+def _is_composable(layer: nn.Conv1d | nn.Conv2d) -> bool:
+    """Return whether `Basis` computes this convolution, and a kernel of more than one position is saved."""
+    return max(layer.kernel_size) > 1 and max(layer.dilation) == 1 and layer.padding_mode == "zeros"
+
+
 def is_basis(name: str) -> bool:
     return name.endswith(".basis.weight")
 
@@ -133,7 +138,7 @@ class Composed(Around):
         found = []
         for path in whole.layers:
             layer = module.get_submodule(path)
-            kind = type(layer) is nn.Linear or (isinstance(layer, CONVOLUTIONS) and max(layer.kernel_size) > 1)
+            kind = type(layer) is nn.Linear or (isinstance(layer, CONVOLUTIONS) and _is_composable(layer))
             axes = dims.get(f"{path}.weight", (None, None))[:2]
             if kind and all(axis is not None and not axis.is_fixed for axis in axes):
                 found.append(path)
