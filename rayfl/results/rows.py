@@ -39,19 +39,22 @@ def best_trials(
     Default: each row's judge metric. `mode`: the better direction; auto: as the rows' facts state.
 
     Points with more seeds rank first, because a sweep confirms only the best points of its first seed on the others.
-    Rows without a finite `metric` (failed, stopped early) are ignored. Ties go to the first point.
+    A point that was run several times on a seed, because a search drew it again, counts once: with the first of these
+    rows, in the order given. Rows without a finite `metric` (failed, stopped early) are ignored. Ties go to the first
+    point.
     """
-    points: dict[str, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    points: dict[str, dict[Any, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if math.isfinite(record.get(metric or record["facts"]["judge"], math.nan)):
-            points[record["label"]][point_of(record)].append(record)
+            points[record["label"]][point_of(record)].setdefault(record["seed"], record)
 
     def rank(rows: list[Record]) -> tuple[int, float]:
         judge = metric or rows[0]["facts"]["judge"]
         better = facts_of(rows[0]).better(judge) if mode == "auto" else mode
         return len(rows), (1 if better == "max" else -1) * mean_of(rows, judge)
 
-    return [record for of_label in points.values() for record in max(of_label.values(), key=rank)]
+    found = ([list(rows.values()) for rows in of_label.values()] for of_label in points.values())
+    return [record for of_label in found for record in max(of_label, key=rank)]
 
 
 def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:

@@ -53,6 +53,17 @@ def test_the_best_point_is_that_of_the_best_mean_over_seeds():
     assert best_trials(rows, "accuracy_mean", "min") == [rows[0], rows[1], rows[6]]
 
 
+def test_a_point_drawn_twice_on_a_seed_counts_once():
+    """Ranked by seeds, not by rows, and the first row of a seed is kept."""
+    drawn = [record("a", 0, 0.5, lr=0.1), record("a", 0, 0.6, lr=1.0), record("a", 0, 0.7, lr=0.1)]
+    assert best_trials(drawn) == [drawn[1]]
+    confirmed = [*drawn, record("a", 1, 0.25, lr=0.1)]
+    best = best_trials(confirmed)
+    assert best == [drawn[0], confirmed[3]]
+    assert table(best).rows[0][:3] == ["a", "2", "37.50 ± 17.68"]
+    assert best_trials([record("a", 0, float("nan"), lr=0.1), drawn[2]]) == [drawn[2]]
+
+
 def test_each_label_is_chosen_by_its_judge_metric():
     alone = [personal("alone", 0.5, lr=0.1), personal("alone", 0.75, lr=0.3)]
     words = FACTS | {"judge": "perplexity_mean", "scores": {"perplexity": "min"}}
