@@ -58,7 +58,8 @@ def best_trials(
 
 
 def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:
-    """Return each label's rows ordered by seed; labels from best to worst mean of the metric, without a number last."""
+    """Return each label's rows ordered by seed; labels from best to worst mean of the metric (`finite_mean`), those
+    without one last."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record["label"]].append(record)
@@ -66,8 +67,8 @@ def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[s
     def rank(name: str) -> tuple[bool, float, str]:
         rows = groups[name]
         sign = -1 if facts_of(rows[0]).better(metric) == "max" else 1
-        found = values_of(rows, metric)
-        return not found, sign * statistics.fmean(found) if found else 0.0, name
+        mean = finite_mean(rows, metric)
+        return mean is None, sign * (mean or 0.0), name
 
     return {name: sorted(groups[name], key=lambda row: row["seed"]) for name in sorted(groups, key=rank)}
 
@@ -88,6 +89,13 @@ def values_of(records: Iterable[Record], key: str) -> list[float]:
 
 def mean_of(records: Iterable[Record], key: str) -> float:
     return statistics.fmean(values_of(records, key))
+
+
+def finite_mean(records: Iterable[Record], key: str) -> float | None:
+    """Return the mean of the rows' numbers; None if they have none, or if it is not finite (a run diverged)."""
+    found = values_of(records, key)
+    mean = statistics.fmean(found) if found else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def titles_of(records: Iterable[Record]) -> dict[str, str]:

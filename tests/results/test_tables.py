@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 
 import pytest
 from matplotlib.axis import Axis
@@ -234,6 +235,23 @@ def test_emphasis():
     assert "| behind | 3 | 50.00 ± 5.00 |" in found.markdown()
     # alone, nothing does
     assert table(rows[:3]).marks == {}
+
+
+def test_rows_without_a_finite_mean_are_last_and_not_marked():
+    """Perplexities: one row diverged on all seeds, one on the second seed, one to infinity."""
+    facts = FACTS | {"judge": "perplexity_mean", "scores": {"perplexity": "min"}}
+    values = {"a": (math.nan, math.nan), "b": (9.0, 9.5), "c": (math.inf, 7.0), "d": (7.0, 7.5), "e": (6.0, math.nan)}
+    rows = [
+        record(name, seed, facts=facts, perplexity_mean=value)
+        for name, some in values.items()
+        for seed, value in enumerate(some)
+    ]
+    assert list(by_label(rows, "perplexity_mean")) == ["d", "b", "a", "c", "e"]
+    assert list(by_label([record("a", 0, math.nan), record("b", 0, 0.25), record("c", 0, 0.5)])) == ["c", "b", "a"]
+    found = table(rows, "perplexity_mean")
+    assert [row[2] for row in found.rows[:2]] == ["7.25 ± 0.3536", "9.25 ± 0.3536"]
+    assert [row[2] for row in found.rows[2:]] == ["nan ± nan", "inf ± nan", "nan ± nan"]
+    assert found.marks == {(0, 2): "best"}
 
 
 def test_tuned_settings_are_in_every_table():
