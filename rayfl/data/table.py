@@ -107,8 +107,13 @@ class Frames(Targeted, ABC):
 
     @property
     def categorical(self) -> tuple[tuple[int, int], ...]:
-        frame, inputs = self.frames()[0], self.inputs
-        return tuple((inputs.index(name), len(_categories(frame[name]))) for name in self.categories)
+        inputs, columns = self.inputs, self.input_columns
+        return tuple((inputs.index(name), len(columns[name])) for name in self.categories)
+
+    @property
+    def input_columns(self) -> Mapping[str, tuple[str, ...]]:
+        frame = self.frames()[0]
+        return {name: tuple(_categories(frame[name])) if name in self.categories else () for name in self.inputs}
 
     @property
     def class_values(self) -> Any:
