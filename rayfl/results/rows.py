@@ -43,18 +43,26 @@ def best_trials(
     rows, in the order given. Rows without a finite `metric` (failed, stopped early) are ignored. Ties go to the first
     point.
     """
-    points: dict[str, dict[Any, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    labels: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        if math.isfinite(record.get(metric or record["facts"]["judge"], math.nan)):
-            points[record["label"]][point_of(record)].setdefault(record["seed"], record)
-
-    def rank(rows: list[Record]) -> tuple[int, float]:
+        labels[record["label"]].append(record)
+    best: list[Record] = []
+    for rows in labels.values():
         judge = metric or rows[0]["facts"]["judge"]
         better = facts_of(rows[0]).better(judge) if mode == "auto" else mode
-        return len(rows), (1 if better == "max" else -1) * mean_of(rows, judge)
+        sign = 1 if better == "max" else -1
+        points = points_of(rows, judge).values()
+        best += max(points, key=lambda point: (len(point), sign * mean_of(point, judge)), default=[])
+    return best
 
-    found = ([list(rows.values()) for rows in of_label.values()] for of_label in points.values())
-    return [record for of_label in found for record in max(of_label, key=rank)]
+
+def points_of(records: Iterable[Record], metric: str) -> dict[tuple, list[Record]]:
+    """Return the rows of each point (`point_of`) with a finite metric, one per seed: the first, in the order given."""
+    points: dict[tuple, dict[int, Record]] = defaultdict(dict)
+    for record in records:
+        if math.isfinite(record.get(metric, math.nan)):
+            points[point_of(record)].setdefault(record["seed"], record)
+    return {point: list(rows.values()) for point, rows in points.items()}
 
 
 def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:
