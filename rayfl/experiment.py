@@ -378,6 +378,7 @@ def _check_system(system: System, method: Method, clients: Population) -> None:
 def _check_privacy(experiment: Experiment, privacy: Privacy, method: Method) -> None:
     """Raise a ConfigError if the reported epsilon would not hold for the server's parameters."""
     privacy.check(experiment.clients)
+    data = experiment.data
     transforms = [transform.name for transform in experiment.updates.transforms]
     collected = experiment.evaluation.statistics != "batch" and any(net.norms for net in method.task.nets.values())
     problems = _unequal(method) | {
@@ -387,6 +388,10 @@ def _check_privacy(experiment: Experiment, privacy: Privacy, method: Method) -> 
         "updates.policy: stop tells that one client diverged. Allowed: refuse": experiment.updates.policy == "stop",
         "evaluation.statistics: statistics of batch norms are collected from the clients' data without clipping. "
         "Allowed: batch, or a model without batch norms (model.norm)": collected,
+        "data: missing numbers are replaced, or numbers scaled, by values computed from the clients' data without "
+        "noise. Allowed: data.scaling: none with data.missing: refuse": data.prepare.learns,
+        "data: numbers as targets are scaled by values computed from the clients' data without noise. Allowed: targets "
+        "that are classes or labels": data.goal.learns,
     }
     for problem, is_so in problems.items():
         if is_so:

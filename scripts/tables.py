@@ -30,6 +30,7 @@ from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, number
 from rayfl.results.findings import Findings, found_in
 from rayfl.results.folder import RunFolder
 from rayfl.results.rows import by_label, facts_of
+from rayfl.results.spread import deviation
 from rayfl.results.summary import amounts
 from rayfl.results.tables import MARKDOWN, Column, Table, columns_of, missing, table
 from rayfl.results.tuned import MISSING, names_of
@@ -155,7 +156,7 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
                 if not columns[title].is_score:
                     cells[f"{title} note"] = missing(numbers, runs).strip()
                 elif len(numbers) > 1:
-                    cells[f"{title} std"] = statistics.stdev(numbers)
+                    cells[f"{title} std"] = deviation(numbers)
                 cells[f"{title} standing"] = own.marks.get((i, j), "") if title not in more else ""
         rows.append(cells)
     return rows, forms

@@ -8,9 +8,11 @@ import pytest
 import torch
 from helpers import NESTED, Pruned, run, simulate, tiny
 
+from rayfl import InMemory
 from rayfl.core import norms
 from rayfl.core.net import Net, load
 from rayfl.core.seeds import numpy_generator
+from rayfl.data.partition.users import Users
 from rayfl.data.samples import ClientData
 from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Score, TopK
 from rayfl.engine.evaluator import grouped, spans_of
@@ -369,6 +371,22 @@ def test_densities_of_masked_networks_by_hand(tmp_path):
     assert [own["local_density_conv1"], own["local_density_hidden"]] == pytest.approx(list(shares.mean(0)))
     assert densities(own) == {"local_density", "local_density_conv1", "local_density_hidden"}
     assert densities(line) == {f"{share}_{name}" for share in ("density", "macs_share") for name in NAMES}
+
+
+@pytest.mark.parametrize("local_holdout", [0.25, 0])
+def test_densities_without_local_test_samples(tmp_path, local_holdout):
+    """Those of clients with local validation samples: 10 - k and 39 - 3k rows of client k."""
+    generator, users = numpy_generator(0, "test:x"), np.arange(96) % 6
+    x, y = generator.random((96, 1, 8, 8), np.float32), np.arange(96) // 6 % 4
+    data = InMemory(x, y, x[:24], y[:24], users)
+    partition = Users(test_fraction=0)
+    evaluation = {"local_holdout": local_holdout}
+    given = {"data": data, "partition": partition, "evaluation": evaluation, "clients": {"cohort": 6}}
+    [line] = run(simulate(tiny(method=Pruned(), rounds=1, **given), tmp_path))
+    assert ("local_validation_accuracy_mean" in line) == bool(local_holdout) and "local_accuracy_mean" not in line
+    expected = {"local_density_conv1": 7.5 / 10, "local_density_hidden": 31.5 / 39}
+    expected["local_density"] = sum(expected.values()) / 2
+    assert {name: line[name] for name in densities(line)} == pytest.approx(expected if local_holdout else {})
 
 
 def densities(line):

@@ -74,7 +74,8 @@ class Update:
     products: dict[str, Factors] = field(default_factory=dict)
     """Name -> sum_k w_k B_k A_k, of clients that send low-rank products."""
     derived: dict[str, Params] = field(default_factory=dict)
-    """Sums like `whole`, of values that follow from the updates: neither transformed nor counted as traffic."""
+    """Sums like `whole`, of values that follow from the updates as they are before `updates.transforms`: neither
+    transformed nor counted as traffic. Without transforms the server could compute them."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics by the names of `rayfl.metrics`; others are summed over clients. bytes_down, bytes_up and train_flops of
     a method replace the values that the worker counts."""

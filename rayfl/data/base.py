@@ -9,7 +9,7 @@ that no client has (`Federation.public`), the training samples of another data s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
@@ -78,6 +78,12 @@ class DataSet(Named, ABC):
     def attached(self) -> tuple[Path, ...]:
         """Files exported together with a network, such as those of a tokenizer."""
         return ()
+
+    @property
+    def input_columns(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of a table's input columns, each with its categories in the order of their numbers: () for numbers.
+        Default: inputs have no names."""
+        return {}
 
     @property
     def unit(self) -> float | None:
@@ -171,6 +177,12 @@ class Public(Config):
                 f"data.public.labeled: {data.name} has {data.goal.kinds} classes. Allowed: false, or a data set with "
                 f"{own.goal.kinds} classes as in {own.name}"
             )
+        theirs, ours = (one.offers.get("class_names") for one in (data, own))
+        if self.labeled and theirs and ours and theirs != ours:
+            raise ConfigError(
+                f"data.public.labeled: {data.name} has the classes {_listed(theirs)}. Allowed: false, or a data set "
+                f"with the classes {_listed(ours)} as in {own.name}"
+            )
         train = data.arrays().train
         for name, array in arrays.train.items():
             if train[name].dtype != array.dtype:
@@ -214,6 +226,7 @@ def _check_kind(data: DataSet, own: DataSet) -> None:
                 f"data.public: samples of {data.name} have shape {list(theirs[name].shape)}. Allowed: "
                 f"{list(column.shape)} as in {own.name}"
             )
+    _check_inputs(data, own)
     if data.unit != own.unit:
         raise ConfigError(f"data.public: {data.name} has {_unit(data)}. Allowed: {_unit(own)} as in {own.name}")
     if any(column.below is not None for name, column in ours.items() if name != LABEL):
@@ -222,6 +235,31 @@ def _check_kind(data: DataSet, own: DataSet) -> None:
             raise ConfigError(
                 f"data.public: {data.name} has other tokens than {own.name}. Allowed: data with the same tokenizer"
             )
+
+
+def _check_inputs(data: DataSet, own: DataSet) -> None:
+    """Raise ConfigError if input columns have other names, or if a number stands for another category."""
+    theirs, ours = data.input_columns, own.input_columns
+    if theirs and ours and list(theirs) != list(ours):
+        raise ConfigError(
+            f"data.public: {data.name} has the input columns {_listed(theirs)}. Allowed: {_listed(ours)} "
+            f"as in {own.name}"
+        )
+    for name in {**ours, **theirs}:
+        found, expected = theirs.get(name, ()), ours.get(name, ())
+        if found != expected:
+            raise ConfigError(
+                f"data.public: {data.name} has {_categories(found)} in column {name!r}. Allowed: "
+                f"{_categories(expected)} as in {own.name}"
+            )
+
+
+def _categories(values: Sequence[str]) -> str:
+    return f"the categories {_listed(values)}" if values else "no categories"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
 
 
 def _unit(data: DataSet) -> str:

@@ -127,6 +127,10 @@ class HuggingFace(Source, DataSet):
         return self.inner.attached
 
     @property
+    def input_columns(self) -> Mapping[str, tuple[str, ...]]:
+        return self.inner.input_columns
+
+    @property
     def unit(self) -> float | None:
         return self.inner.unit
 
@@ -152,7 +156,7 @@ class _Rows(Frames):
     @property
     def named(self) -> list[str]:
         """Names of the columns of `frames`."""
-        return [*(self.x or ()), *self._y, *([self.user] if self.user else [])]
+        return [*(self.x or ()), *self._y, *self._user]
 
 
 class _Single(_Rows):
@@ -160,7 +164,11 @@ class _Single(_Rows):
 
     @property
     def named(self) -> list[str]:
-        return [*self._y, *([self.user] if self.user else [])]
+        return [*self._y, *self._user]
+
+    @property
+    def input_columns(self) -> Mapping[str, tuple[str, ...]]:
+        return {}
 
     def samples(self, part: str) -> Any:
         """Return the column of samples of a split, "training" or "test"."""

@@ -4,7 +4,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 
@@ -20,8 +20,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 class Prepare(ABC):
     """Conversion of stored samples to network inputs, in two steps."""
 
-    learns: ClassVar[bool] = False
-    """True if `fitted` needs training data."""
+    @property
+    def learns(self) -> bool:
+        """True if `fitted` computes values from training data."""
+        return False
 
     def fitted(self, split: Split) -> Self:
         """Return the conversion with values computed from the clients' training samples. Default: unchanged."""

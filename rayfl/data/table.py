@@ -1,6 +1,7 @@
 """Tables and series in files, and the two embedded tables of scikit-learn."""
 
 import functools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,12 +20,27 @@ from rayfl.data.variables import Shaped
 Frame = Any
 """A pandas.DataFrame. Its type stubs say of every column that it may be a number."""
 
-READERS: dict[str, Callable[..., Frame]] = {
-    ".csv": pd.read_csv,
-    ".tsv": functools.partial(pd.read_csv, sep="\t"),
-    ".parquet": pd.read_parquet,
+
+def _read_csv(file: Path, names: tuple[str, ...], sep: str = ",") -> Frame:
+    return pd.read_csv(file, sep=sep, dtype=dict.fromkeys(names, str))
+
+
+def _read_parquet(file: Path, names: tuple[str, ...]) -> Frame:
+    frame = pd.read_parquet(file)
+    if columns := [name for name in names if name in frame]:
+        # integers with missing values stay integers
+        exact = pd.read_parquet(file, columns=columns, dtype_backend="numpy_nullable")
+        frame = frame.assign(**{name: exact[name].array for name in columns})
+    return frame
+
+
+READERS: dict[str, Callable[[Path, tuple[str, ...]], Frame]] = {
+    ".csv": _read_csv,
+    ".tsv": functools.partial(_read_csv, sep="\t"),
+    ".parquet": _read_parquet,
 }
-"""Suffix of a file -> its reader."""
+"""Suffix of a file -> its reader, which reads the named columns as they are written: the type of no other value of the
+file changes them."""
 
 
 class Frames(Targeted, ABC):
@@ -33,6 +49,7 @@ class Frames(Targeted, ABC):
     Inputs are the columns `x`, which are numbers, or named in `categories`. A categorical column becomes one input per
     category of the whole training table, so that the network's size does not depend on the seed; a missing or unknown
     category is 0 in all of them. Means, medians and standard deviations are those of the clients' training rows.
+    Categories and users are compared as text, of which 1 and 1.0 are equal, because a file may have integers as floats.
     """
 
     y: str | tuple[str, ...]
@@ -57,7 +74,7 @@ class Frames(Targeted, ABC):
     @property
     def inputs(self) -> list[str]:
         """Names of the input columns."""
-        frame, own = self.frames()[0], [*self._y, *([self.user] if self.user else [])]
+        frame, own = self.frames()[0], [*self._y, *self._user]
         known = frame.columns.tolist()
         for column in [*own, *(self.x or ()), *self.categories]:
             if column not in known:
@@ -79,6 +96,10 @@ class Frames(Targeted, ABC):
         return (self.y,) if isinstance(self.y, str) else self.y
 
     @property
+    def _user(self) -> tuple[str, ...]:
+        return (self.user,) if self.user else ()
+
+    @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Shape of one stored sample."""
         columns = len(self.inputs)
@@ -86,8 +107,13 @@ class Frames(Targeted, ABC):
 
     @property
     def categorical(self) -> tuple[tuple[int, int], ...]:
-        frame, inputs = self.frames()[0], self.inputs
-        return tuple((inputs.index(name), frame[name].nunique()) for name in self.categories)
+        inputs, columns = self.inputs, self.input_columns
+        return tuple((inputs.index(name), len(columns[name])) for name in self.categories)
+
+    @property
+    def input_columns(self) -> Mapping[str, tuple[str, ...]]:
+        frame = self.frames()[0]
+        return {name: tuple(_categories(frame[name])) if name in self.categories else () for name in self.inputs}
 
     @property
     def class_values(self) -> Any:
@@ -109,7 +135,7 @@ class Frames(Targeted, ABC):
         train, test = self.frames()
         splits = {"training": train} if test is None else {"training": train, "test": test}
         found = {part: self._split(frame, part) for part, frame in splits.items()}
-        users = {part: None if self.user is None else _text(frame, self.user) for part, frame in splits.items()}
+        users = {part: None if self.user is None else _users(frame[self.user]) for part, frame in splits.items()}
         if test is not None:
             return Arrays(found["training"], found["test"], users["training"], users["test"])
         return with_test(found["training"], self.goal, self.test_fraction, users["training"])
@@ -117,7 +143,7 @@ class Frames(Targeted, ABC):
     def _split(self, frame: Frame, part: str) -> Split:
         """Return one split, with categories as numbers from 0, and NaN for missing values."""
         inputs = self.inputs
-        if lacking := [column for column in (*inputs, *self._y) if column not in frame]:
+        if lacking := [column for column in (*inputs, *self._y, *self._user) if column not in frame]:
             raise ConfigError(
                 f"data: the {part} table has no column {lacking[0]!r}. Allowed: those of the training table"
             )
@@ -135,14 +161,12 @@ class Frames(Targeted, ABC):
 
     def _codes(self, frame: Frame) -> Frame:
         """Return the categorical columns as numbers of their categories in the training table, or -1."""
-        from sklearn.preprocessing import OrdinalEncoder
-
-        names = list(self.categories)
-        encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-1)
-        train, own = (
-            some[names].astype(object).where(some[names].notna(), np.nan) for some in (self.frames()[0], frame)
-        )
-        return pd.DataFrame(encoder.fit(train).transform(own), columns=names)
+        train, found = self.frames()[0], {}
+        for name in self.categories:
+            numbers = {text: i for i, text in enumerate(_categories(train[name]))}
+            codes, texts = _texts(frame[name])
+            found[name] = np.array([*(numbers.get(text, -1) for text in texts), -1])[codes]
+        return pd.DataFrame(found)
 
     def _target(self, frame: Frame, name: str, part: str) -> np.ndarray:
         values = _complete(frame, name, part)
@@ -170,22 +194,23 @@ class Table(Frames):
     """File of the test rows with the same columns. Default: a part of the training rows (`test_fraction`)."""
 
     def frames(self) -> tuple[Frame, Frame | None]:
-        return _read("train", self.train), None if self.test is None else _read("test", self.test)
+        names = tuple(name for name in dict.fromkeys((*self.categories, *self._user)) if name not in self._y)
+        return _read("train", self.train, names), None if self.test is None else _read("test", self.test, names)
 
 
-def _read(field: str, path: str) -> Frame:
+def _read(field: str, path: str, names: tuple[str, ...]) -> Frame:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(f"data.{field}: the file {path!r} does not exist. Allowed: an existing file")
     if file.suffix not in READERS:
         raise ConfigError(f"data.{field}: {path!r} is not valid. Allowed: files that end in {', '.join(READERS)}")
-    return _read_once(field, file, file.stat().st_mtime_ns)
+    return _read_once(field, file, file.stat().st_mtime_ns, names)
 
 
 @functools.lru_cache(maxsize=4)
-def _read_once(field: str, file: Path, changed: int) -> Frame:
+def _read_once(field: str, file: Path, changed: int, names: tuple[str, ...]) -> Frame:
     try:
-        return READERS[file.suffix](file)
+        return READERS[file.suffix](file, names)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"data.{field}: {file} cannot be read ({reason}). Allowed: a {file.suffix} file") from None
@@ -209,8 +234,24 @@ def _complete(frame: Frame, name: str, part: str) -> np.ndarray:
     return frame[name].to_numpy()
 
 
-def _text(frame: Frame, name: str) -> np.ndarray:
-    return np.array(frame[name].astype(str).tolist())
+def _texts(column: Any) -> tuple[np.ndarray, list[str]]:
+    """Return the place of every value in the list of different texts, [N] int64, -1 for missing ones, and the list.
+    Whole numbers have no decimals."""
+    codes, values = pd.factorize(column)
+    return codes, [re.sub(r"^([+-]?\d+)\.0*$", r"\1", str(value)) for value in values]
+
+
+def _categories(column: Any) -> list[str]:
+    """Return the different texts of a column: in the order of their numbers if all are numbers, otherwise as text."""
+    texts = sorted(set(_texts(column)[1]))
+    numbers = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(np.float64)
+    return texts if np.isnan(numbers).any() else [texts[i] for i in np.argsort(numbers, kind="stable")]
+
+
+def _users(column: Any) -> np.ndarray:
+    """Return users as text [N]; "nan" for missing ones."""
+    codes, texts = _texts(column)
+    return np.array([*texts, "nan"])[codes]
 
 
 class Embedded(Shaped, ABC):

@@ -32,11 +32,14 @@ class Variables(Prepare):
     """Value of missing numbers: the mean or median of the variable."""
     scaling: Scaling = "standard"
     """standard: (x - mean) / standard deviation."""
-    fill: tuple[float, ...] = ()
-    """Value of missing numbers per variable, mean and standard deviation: set by `fitted`."""
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    learns: ClassVar = True
+    fill: tuple[float, ...] = (0.0,)
+    """Value of missing numbers, mean and standard deviation: per variable, set by `fitted`, or one for all."""
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    @property
+    def learns(self) -> bool:
+        return self.scaling != "none" or self.missing != "refuse"
 
     def fitted(self, split: Split) -> Self:
         from sklearn.impute import SimpleImputer

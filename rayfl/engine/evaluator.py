@@ -119,7 +119,9 @@ class Evaluator:
             line |= self._clients(split, found, clients.capacities, deployed)
         if own_layers:
             layers = {key: d.present.layers for key, d in subjects.items() if d.masked}
-            line |= _local_densities(members["clients"], layers | own_layers)
+            found = (_local_densities(some, layers | own_layers) for some in members.values())
+            # without local test samples, those of the clients with local validation samples
+            line |= next(filter(None, found), {})
         return line, self._rows(by_client.get("clients"))
 
     def _rows(self, found: ByClient | None) -> np.ndarray:
@@ -280,8 +282,11 @@ def _densities(deployed: Mapping[float, Deployment]) -> Line:
 def _local_densities(
     members: Mapping[Hashable, tuple[Net, np.ndarray]], layers: Mapping[Hashable, Mapping[str, float]]
 ) -> Line:
-    """Return the mean over clients of the mean density of their masked layers (SpaFL), and of each layer."""
+    """Return the mean over clients of the mean density of their masked layers (SpaFL), and of each layer; {} if no
+    client is known."""
     clients = [(len(ids), layers[key]) for key, (_, ids) in members.items() if key in layers]
+    if not clients:
+        return {}
     total = sum(n for n, _ in clients)
     means = {path: sum(n * of[path] for n, of in clients) / total for path in clients[0][1]}
     return {"local_density": sum(means.values()) / len(means)} | {

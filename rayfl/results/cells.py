@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rayfl.results.spread import deviation
+
 
 def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
@@ -76,7 +78,7 @@ def spread(values: Sequence[float], form: str) -> str:
     if not values:
         return "–"
     mean = number(statistics.fmean(values), form)
-    return mean if len(values) == 1 else f"{mean} ± {number(statistics.stdev(values), form)}"
+    return mean if len(values) == 1 else f"{mean} ± {number(deviation(values), form)}"
 
 
 def mean(values: Sequence[float], human: Callable[[float], str]) -> str:

@@ -24,6 +24,7 @@ from rayfl.results.cells import percent, plain
 from rayfl.results.drawing import Plot, Style, axis_name, legend, line_of, new_figure, panels, styles_of, title_axis
 from rayfl.results.folder import RunFolder
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judge_of, titles_of, values_of
+from rayfl.results.spread import deviation
 from rayfl.results.summary import Better, Facts
 from rayfl.results.tuned import names_of, responses
 
@@ -211,7 +212,7 @@ def by_capacity(records: Sequence[Record], styles: Mapping[str, Style]) -> Plot 
         if not values:
             continue
         mean = {c: statistics.fmean(found) for c, found in values.items()}
-        std = [statistics.stdev(found) if len(found) > 1 else 0.0 for found in values.values()]
+        std = [deviation(found) if len(found) > 1 else 0.0 for found in values.values()]
         axes.errorbar(list(mean), list(mean.values()), std, label=name, capsize=3, markersize=5, **style)
         own = trained(runs)
         rows += [[name, c, m, s, int(c in own)] for (c, m), s in zip(mean.items(), std, strict=True)]

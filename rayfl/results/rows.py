@@ -39,23 +39,35 @@ def best_trials(
     Default: each row's judge metric. `mode`: the better direction; auto: as the rows' facts state.
 
     Points with more seeds rank first, because a sweep confirms only the best points of its first seed on the others.
-    Rows without a finite `metric` (failed, stopped early) are ignored. Ties go to the first point.
+    A point that was run several times on a seed, because a search drew it again, counts once: with the first of these
+    rows, in the order given. Rows without a finite `metric` (failed, stopped early) are ignored. Ties go to the first
+    point.
     """
-    points: dict[str, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    labels: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        if math.isfinite(record.get(metric or record["facts"]["judge"], math.nan)):
-            points[record["label"]][point_of(record)].append(record)
-
-    def rank(rows: list[Record]) -> tuple[int, float]:
+        labels[record["label"]].append(record)
+    best: list[Record] = []
+    for rows in labels.values():
         judge = metric or rows[0]["facts"]["judge"]
         better = facts_of(rows[0]).better(judge) if mode == "auto" else mode
-        return len(rows), (1 if better == "max" else -1) * mean_of(rows, judge)
+        sign = 1 if better == "max" else -1
+        points = points_of(rows, judge).values()
+        best += max(points, key=lambda point: (len(point), sign * mean_of(point, judge)), default=[])
+    return best
 
-    return [record for of_label in points.values() for record in max(of_label.values(), key=rank)]
+
+def points_of(records: Iterable[Record], metric: str) -> dict[tuple, list[Record]]:
+    """Return the rows of each point (`point_of`) with a finite metric, one per seed: the first, in the order given."""
+    points: dict[tuple, dict[int, Record]] = defaultdict(dict)
+    for record in records:
+        if math.isfinite(record.get(metric, math.nan)):
+            points[point_of(record)].setdefault(record["seed"], record)
+    return {point: list(rows.values()) for point, rows in points.items()}
 
 
 def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[str, list[Record]]:
-    """Return each label's rows ordered by seed; labels from best to worst mean of the metric, without a number last."""
+    """Return each label's rows ordered by seed; labels from best to worst mean of the metric (`finite_mean`), those
+    without one last."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record["label"]].append(record)
@@ -63,8 +75,8 @@ def by_label(records: Iterable[Record], metric: str = "accuracy_mean") -> dict[s
     def rank(name: str) -> tuple[bool, float, str]:
         rows = groups[name]
         sign = -1 if facts_of(rows[0]).better(metric) == "max" else 1
-        found = values_of(rows, metric)
-        return not found, sign * statistics.fmean(found) if found else 0.0, name
+        mean = finite_mean(rows, metric)
+        return mean is None, sign * (mean or 0.0), name
 
     return {name: sorted(groups[name], key=lambda row: row["seed"]) for name in sorted(groups, key=rank)}
 
@@ -85,6 +97,13 @@ def values_of(records: Iterable[Record], key: str) -> list[float]:
 
 def mean_of(records: Iterable[Record], key: str) -> float:
     return statistics.fmean(values_of(records, key))
+
+
+def finite_mean(records: Iterable[Record], key: str) -> float | None:
+    """Return the mean of the rows' numbers; None if they have none, or if it is not finite (a run diverged)."""
+    found = values_of(records, key)
+    mean = statistics.fmean(found) if found else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def titles_of(records: Iterable[Record]) -> dict[str, str]:

@@ -55,6 +55,12 @@ def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Differen
     return Difference(statistics.fmean(known[0]) - statistics.fmean(known[1]), len(common), spread=spread)
 
 
+def deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation of two or more numbers; NaN if one of them is not finite."""
+    # statistics.stdev raises AttributeError
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
 def p_value(differences: Sequence[float]) -> float:
     """Return the p-value of the two-sided paired t-test of two or more differences. 0 if all are equal and not 0."""
     # scipy.stats.ttest_rel takes a second to import and warns about equal differences

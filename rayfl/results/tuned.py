@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose, isfinite
+from math import isclose
 from typing import Literal
 
 from rayfl.config.plain import last, short
-from rayfl.results.rows import Record, facts_of, mean_of, point_of
+from rayfl.results.rows import Record, facts_of, mean_of, point_of, points_of
 from rayfl.results.summary import Better
 
 Value = int | float | str
@@ -105,7 +105,7 @@ def tuned(
             ordered = not any(isinstance(value, str) for value in tried)
             settings.append(Setting(path, value_of(row, path), tuple(sorted(tried)) if ordered else tried))
         judge = metric or row["facts"]["judge"]
-        points = _points(own, judge)
+        points = points_of(own, judge)
         mine = points.pop(point_of(row), [])
         tied = [
             _text({path: value_of(rows[0], path) for path in paths})
@@ -126,7 +126,7 @@ def responses(
         labels.setdefault(trial["label"], []).append(trial)
     found = {}
     for label, rows in labels.items():
-        points = _points(rows, metric)
+        points = points_of(rows, metric)
         seeds = set.intersection(*({row["seed"] for row in some} for some in points.values())) if points else set()
         best = max if (facts_of(rows[0]).better(metric) if mode == "auto" else mode) == "max" else min
         heights: dict[Value, float] = {}
@@ -165,14 +165,6 @@ def value_of(record: Record, path: str) -> Value:
         except ValueError:
             continue
     return text
-
-
-def _points(rows: Iterable[Record], metric: str) -> dict[tuple, list[Record]]:
-    points: dict[tuple, list[Record]] = {}
-    for row in rows:
-        if isfinite(row.get(metric, float("nan"))):
-            points.setdefault(point_of(row), []).append(row)
-    return points
 
 
 def _tie(mine: Sequence[Record], others: Sequence[Record], metric: str) -> bool:

@@ -113,6 +113,63 @@ def test_a_test_table_has_the_categories_and_classes_of_the_training_table(table
     )
 
 
+KINDS = pd.DataFrame({"age": np.arange(6.0), "kind": ["1", "2", "A"] * 2, "user": [3, 4, 20] * 2, "y": [0, 1, 0] * 2})
+TESTED = KINDS[:4].assign(kind=[1, 2, 1, 2], user=[3, 4, None, 20])
+
+
+def written(frame, path):
+    """The path of a file with these rows."""
+    frame.to_parquet(path) if path.suffix == ".parquet" else frame.to_csv(path, index=False)
+    return str(path)
+
+
+@pytest.mark.parametrize("train", [".csv", ".parquet"])
+@pytest.mark.parametrize("test", [".csv", ".parquet"])
+def test_categories_and_users_do_not_depend_on_the_other_values_of_a_file(tmp_path, train, test):
+    """Text in the training file, integers in the test file; integers, and floats because one is missing."""
+    files = {"train": written(KINDS, tmp_path / f"a{train}"), "test": written(TESTED, tmp_path / f"b{test}")}
+    data = read_data(name="table", **files, x=["age", "kind"], categories=["kind"], y="y", user="user")
+    arrays = data.arrays()
+    assert data.categorical == ((1, 3),) and arrays.train["x"][:, 1].tolist() == [0, 1, 2] * 2
+    assert arrays.test["x"][:, 1].tolist() == [0, 1, 0, 1]
+    assert arrays.users.tolist() == ["3", "4", "20"] * 2 and arrays.test_users.tolist() == ["3", "4", "nan", "20"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_categories_that_are_numbers_are_in_the_order_of_numbers(tmp_path, suffix):
+    """Floats because one is missing, in the training file; a category of the test file is unknown."""
+    train = KINDS.assign(kind=[10, 2, None, -1, 2, 10])
+    files = {"train": written(train, tmp_path / f"a{suffix}")}
+    files["test"] = written(KINDS[:3].assign(kind=["10", "B", "-1"]), tmp_path / f"b{suffix}")
+    data = read_data(name="table", **files, x=["age", "kind"], categories=["kind"], y="y")
+    arrays = data.arrays()
+    assert arrays.train["x"][:, 1].tolist() == [2, 1, -1, 0, 1, 2] and arrays.test["x"][:, 1].tolist() == [2, -1, 0]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("name", ["kind", "y"])
+def test_users_may_be_a_category_or_a_class(tmp_path, suffix, name):
+    file = written(KINDS, tmp_path / f"a{suffix}")
+    data = read_data(name="table", train=file, test=file, x=["kind"], categories=["kind"], y="y", user=name)
+    assert data.arrays().users.tolist() == KINDS[name].astype(str).tolist()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_users_with_long_numbers_are_told_apart_if_one_is_missing(tmp_path, suffix):
+    """As floats they would be one."""
+    users = pd.array([2**53, 2**53 + 1, None] * 2, "Int64")
+    file = written(KINDS.assign(user=users), tmp_path / f"a{suffix}")
+    arrays = read_data(name="table", train=file, test=file, x=["age"], y="y", user="user").arrays()
+    assert arrays.users.tolist() == ["9007199254740992", "9007199254740993", "nan"] * 2
+
+
+def test_a_test_table_without_users_is_refused(table, tmp_path):
+    file = written(PATIENTS.drop(columns="hospital"), tmp_path / "test.csv")
+    assert message(table(test=file, user="hospital").arrays) == (
+        "data: the test table has no column 'hospital'. Allowed: those of the training table"
+    )
+
+
 def test_a_client_is_a_hospital(table):
     data = table(user="hospital", x=None, categories=["sex"])
     assert data.inputs == ["age", "sex", "beats", "days"]

@@ -259,6 +259,68 @@ def test_the_data_set_itself_is_refused():
     )
 
 
+def written(folder: Path, name: str, rows: str, **options) -> dict:
+    """Write a table of these rows. Return its section."""
+    (folder / f"{name}.csv").write_text(rows)
+    file = str(folder / f"{name}.csv")
+    return {
+        "name": "table",
+        "train": file,
+        "test": file,
+        "y": "ill",
+        "x": ["age", "sex"],
+        "categories": ["sex"],
+    } | options
+
+
+ROWS = "age,sex,ill\n30,f,no\n40,m,yes\n"
+
+
+def test_tables_have_the_same_columns_and_categories(tmp_path):
+    """A stored category is the number of its value."""
+    own = written(tmp_path, "own", ROWS)
+    found = with_public(own, data=written(tmp_path, "other", "age,sex,ill\n50,m,yes\n60,f,no\n70,f,no\n")).arrays()
+    assert found.public["x"].tolist() == [[50, 1], [60, 0], [70, 0]]
+    refused(
+        "data.public: table has the categories d, f in column 'sex'. Allowed: the categories f, m as in table",
+        own,
+        data=written(tmp_path, "other", ROWS.replace("f", "d").replace("m", "f")),
+    )
+    refused(
+        "data.public: table has the input columns mass, sex. Allowed: age, sex as in table",
+        own,
+        data=written(tmp_path, "other", ROWS.replace("age", "mass"), x=["mass", "sex"]),
+    )
+    numbers = ROWS.replace("f", "0").replace("m", "1")
+    refused(
+        "data.public: table has no categories in column 'sex'. Allowed: the categories f, m as in table",
+        own,
+        data=written(tmp_path, "other", numbers, categories=[]),
+    )
+    arrays = InMemory(np.array([[30, 0], [50, 1]], np.float32), np.arange(2), np.ones((2, 2), np.float32), np.arange(2))
+    refused(
+        "data.public: arrays has no categories in column 'sex'. Allowed: the categories f, m as in table",
+        own,
+        data=arrays,
+    )
+    plain = written(tmp_path, "plain", numbers, categories=[])
+    assert len(with_public(plain, data=arrays).arrays().public["x"]) == 2
+
+
+def test_classes_have_the_same_names_if_labels_are_used(tmp_path):
+    own, other = written(tmp_path, "own", ROWS), written(tmp_path, "other", "age,sex,ill\n50,f,yes\n60,m,zz\n")
+    assert with_public(own, data=other).arrays().public["y"].tolist() == [0, 0]
+    refused(
+        "data.public.labeled: table has the classes yes, zz. Allowed: false, or a data set with the classes no, yes as "
+        "in table",
+        own,
+        data=other,
+        labeled=True,
+    )
+    same = written(tmp_path, "other", "age,sex,ill\n50,f,yes\n60,m,no\n")
+    assert with_public(own, data=same, labeled=True).arrays().public["y"].tolist() == [1, 0]
+
+
 def test_tokens_of_another_vocabulary():
     with pytest.raises(
         ConfigError, match="synthetic_text has other tokens than synthetic_text. Allowed: data with the same"

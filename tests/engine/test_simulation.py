@@ -10,7 +10,7 @@ from helpers import Troubled, assert_same, run, simulate, tiny
 from rayfl.clients import Population
 from rayfl.core.net import Net
 from rayfl.core.seeds import stream
-from rayfl.core.tensors import leaves
+from rayfl.core.tensors import leaves, nbytes
 from rayfl.engine.checked import MethodFailed
 from rayfl.engine.files import checksum
 from rayfl.engine.simulation import Chunk, RefusedUpdate, Simulation
@@ -192,6 +192,16 @@ def test_a_round_that_refuses_everything_changes_nothing(tmp_path):
     line = simulation.run_round()
     assert checksum(simulation.state) == before
     assert line["refused"] == 1 and "clients" not in line
+
+
+def test_a_refused_update_counts_with_its_size_before_the_transforms(tmp_path):
+    one = {"count": 1, "cohort": 1, "capacities": [0.3]}
+    spec = {"clients": one, "partition": {"labels": 4}, "updates": {"transforms": [{"name": "topk", "share": 0.01}]}}
+    good, bad = (tiny(method=Troubled(client=client, trouble="nan"), **spec) for client in (1, 0))
+    simulation = simulate(bad, tmp_path / "bad")
+    line = simulation.run_round()
+    assert line["refused"] == 1 and line["bytes_up"] == nbytes(simulation.state["params"])
+    assert simulate(good, tmp_path / "good").run_round()["bytes_up"] < 0.03 * line["bytes_up"]
 
 
 def test_a_bad_update_stops_the_run_if_asked(tmp_path):

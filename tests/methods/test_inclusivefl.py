@@ -113,6 +113,24 @@ def test_traffic():
         assert bool(update.derived) == (capacity == 1)
 
 
+def test_the_momentum_is_that_of_the_changes_before_the_transforms(tmp_path):
+    """Departure 7: of a hundredth of the changes, too."""
+    sections = {"model": VIT, "clients": {"capacities": [1.0, 0.6], "metric": "params", "count": 6, "cohort": 6}}
+    sparse = {"updates": {"transforms": [{"name": "topk", "share": 0.01}]}}
+    runs = {
+        name: simulate(experiment("inclusivefl", **sections, **more), tmp_path / name)
+        for name, more in (("plain", {}), ("sparse", sparse))
+    }
+    lines = {name: simulation.run_round() for name, simulation in runs.items()}
+    assert lines["sparse"]["bytes_up"] < 0.05 * lines["plain"]["bytes_up"]
+    plain, sent = (simulation.state for simulation in runs.values())
+    assert all(t.any() for t in plain["momentum size 1"].values())
+    assert_same(sent["momentum size 1"], plain["momentum size 1"])
+    start = runs["sparse"].method.init()["size 1"]
+    changed = {n: (t != start[n]).float().mean() for n, t in sent["size 1"].items() if block(n) == 1}
+    assert any(share < 1 for share in changed.values()), changed
+
+
 @pytest.mark.parametrize("beta", [0.2, 0.7])
 def test_three_rounds_are_plain_torch_s(beta, tmp_path, float64):
     """Two sizes of a transformer, of 2 and 4 blocks; the reference keeps a whole model per size, as the code does."""

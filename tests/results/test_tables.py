@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 
 import pytest
 from matplotlib.axis import Axis
@@ -51,6 +52,17 @@ def test_the_best_point_is_that_of_the_best_mean_over_seeds():
     ]
     assert best_trials(rows) == best_trials(rows, "accuracy_mean") == [rows[2], rows[3], rows[6]]
     assert best_trials(rows, "accuracy_mean", "min") == [rows[0], rows[1], rows[6]]
+
+
+def test_a_point_drawn_twice_on_a_seed_counts_once():
+    """Ranked by seeds, not by rows, and the first row of a seed is kept."""
+    drawn = [record("a", 0, 0.5, lr=0.1), record("a", 0, 0.6, lr=1.0), record("a", 0, 0.7, lr=0.1)]
+    assert best_trials(drawn) == [drawn[1]]
+    confirmed = [*drawn, record("a", 1, 0.25, lr=0.1)]
+    best = best_trials(confirmed)
+    assert best == [drawn[0], confirmed[3]]
+    assert table(best).rows[0][:3] == ["a", "2", "37.50 ± 17.68"]
+    assert best_trials([record("a", 0, float("nan"), lr=0.1), drawn[2]]) == [drawn[2]]
 
 
 def test_each_label_is_chosen_by_its_judge_metric():
@@ -223,6 +235,23 @@ def test_emphasis():
     assert "| behind | 3 | 50.00 ± 5.00 |" in found.markdown()
     # alone, nothing does
     assert table(rows[:3]).marks == {}
+
+
+def test_rows_without_a_finite_mean_are_last_and_not_marked():
+    """Perplexities: one row diverged on all seeds, one on the second seed, one to infinity."""
+    facts = FACTS | {"judge": "perplexity_mean", "scores": {"perplexity": "min"}}
+    values = {"a": (math.nan, math.nan), "b": (9.0, 9.5), "c": (math.inf, 7.0), "d": (7.0, 7.5), "e": (6.0, math.nan)}
+    rows = [
+        record(name, seed, facts=facts, perplexity_mean=value)
+        for name, some in values.items()
+        for seed, value in enumerate(some)
+    ]
+    assert list(by_label(rows, "perplexity_mean")) == ["d", "b", "a", "c", "e"]
+    assert list(by_label([record("a", 0, math.nan), record("b", 0, 0.25), record("c", 0, 0.5)])) == ["c", "b", "a"]
+    found = table(rows, "perplexity_mean")
+    assert [row[2] for row in found.rows[:2]] == ["7.25 ± 0.3536", "9.25 ± 0.3536"]
+    assert [row[2] for row in found.rows[2:]] == ["nan ± nan", "inf ± nan", "nan ± nan"]
+    assert found.marks == {(0, 2): "best"}
 
 
 def test_tuned_settings_are_in_every_table():

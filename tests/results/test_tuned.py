@@ -45,6 +45,13 @@ def test_a_best_value_at_the_edge_has_a_hint():
     assert best.doubts() == [] and best.settings[0].place == "1 of 1"
 
 
+def test_a_point_drawn_twice_on_a_seed_has_one_run():
+    """Means of its two seeds are 0.5, which ties with the other point."""
+    trials = [trial(0.1, 0.25), trial(0.1, 0.25), trial(0.1, 0.75, seed=1), trial(0.3, 0.5), trial(0.3, 0.5, seed=1)]
+    assert responses(trials, LR, "accuracy_mean") == {"a": {0.1: 0.5, 0.3: 0.5}}
+    assert chosen(trials)["a"].tied == ("lr 0.3",)
+
+
 def test_unordered_values_have_no_edges():
     trials = [trial(0.1, score, **{"method.mean": mean}) for mean, score in (("samples", 0.5), ("clients", 0.75))]
     [best] = chosen(trials, ["method.mean"]).values()

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, run, simulate, tiny
+from helpers import assert_same, read_data, run, simulate, tiny
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
@@ -331,6 +331,20 @@ def test_an_empty_cohort_is_not_visible(tmp_path):
             {"updates": {"transforms": [{"name": "error_feedback"}, {"name": "sign"}]}},
             "privacy: updates.transforms: the residual of error_feedback carries what was clipped",
         ),
+        (
+            {"data": read_data(name="breast_cancer"), "model": "mlp"},
+            "privacy: data: missing numbers are replaced, or numbers scaled, by values computed from the clients' data "
+            "without noise. Allowed: data.scaling: none with data.missing: refuse",
+        ),
+        (
+            {"data": read_data(name="breast_cancer", scaling="none", missing="mean"), "model": "mlp"},
+            "privacy: data: missing numbers are replaced",
+        ),
+        (
+            {"data": read_data(name="diabetes", scaling="none"), "model": "mlp"},
+            "privacy: data: numbers as targets are scaled by values computed from the clients' data without noise. "
+            "Allowed: targets that are classes or labels",
+        ),
         ({"privacy": SECTION | {"delta": 0.2}}, "privacy.delta: 0.2 is not valid: publishing all data of one random"),
         ({"privacy": SECTION | {"accountant": "pld"}}, "privacy.accountant: pld is not defined for cohorts of a fixed"),
         ({"privacy": SECTION | {"quantile": 0.5}}, "privacy.deviation: 0.2 is too small for noise 0.8"),
@@ -346,6 +360,18 @@ def test_a_run_whose_epsilon_would_not_hold_is_refused(sections, sentence):
     with pytest.raises(ConfigError) as error:
         private(**sections)
     assert sentence in str(error.value) and "Allowed: " in str(error.value)
+
+
+def test_a_private_run_learns_no_constants_from_its_table(tmp_path):
+    """Inputs are the stored numbers."""
+    data = read_data(name="breast_cancer", scaling="none")
+    experiment = private(data=data, model="mlp", rounds=1, evaluation={"every": 1})
+    prepare = experiment.federate(load_data(experiment)).prepare
+    assert prepare == experiment.data.prepare and not prepare.learns
+    x = torch.rand(3, 30)
+    assert torch.equal(prepare.whole({"x": x})["x"], x)
+    [line] = run(simulate(experiment, tmp_path))
+    assert line["epsilon"] > 0
 
 
 @pytest.mark.parametrize(("method", "group"), [("nefl", "submodel"), ("fjord", "width")])

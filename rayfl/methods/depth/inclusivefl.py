@@ -29,6 +29,7 @@ Departures:
 4. All sizes start from the same classifier.
 5. `depthfl` with `exits_trained: last` shares the last block of a size, because its sizes are networks with exits.
 6. Norms are static: statistics are collected before an evaluation. Transformers have none.
+7. With `updates.transforms` m_k is the mean of the changes before the transforms, which clients do not send.
 """
 
 from collections.abc import Mapping

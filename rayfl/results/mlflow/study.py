@@ -12,7 +12,7 @@ from rayfl.metrics import Line, named
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.made import Made
 from rayfl.results.rows import Record, best_trials, by_label, facts_of, titles_of, values_of
-from rayfl.results.spread import differences
+from rayfl.results.spread import deviation, differences
 from rayfl.results.summary import Facts
 from rayfl.results.tables import table
 from rayfl.results.tuned import Best, tuned
@@ -85,7 +85,7 @@ class Study:
             series = series[-1:] if self.is_timed else series
             found[name] = [(round, statistics.fmean(values)) for round, values in series]
             if len(rows) > 1:
-                found[f"{name}_std"] = [(round, statistics.stdev(values)) for round, values in series]
+                found[f"{name}_std"] = [(round, deviation(values)) for round, values in series]
         return found
 
     def view(self) -> str:
