@@ -163,7 +163,7 @@ class Timed(Schedule):
         kept = [one for one in arrived if one.finish <= end][:cohort]
         if len(kept) == cohort:
             end = kept[-1].finish
-        if len(kept) < max(mode.minimum * cohort, 1):
+        if len(kept) < max(mode.least(cohort), 1):
             kept = []
         if kept:
             kept += [one for one in past.running if one.finish <= end]

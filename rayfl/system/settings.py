@@ -30,6 +30,19 @@ class Sync(Config):
     staleness: Staleness = Staleness()
     """Weights of late updates."""
 
+    def asked(self, cohort: int) -> int:
+        """Return the number of clients asked per round."""
+        return _up(self.select * cohort)
+
+    def least(self, cohort: int) -> int:
+        """Return the number of updates below which a round is abandoned."""
+        return _up(self.minimum * cohort)
+
+
+def _up(count: float) -> int:
+    """Return a product rounded up, except for its rounding error: 0.55 * 100 is 55.00000000000001."""
+    return math.ceil(count - 1e-9)
+
 
 class Buffered(Config):
     """Buffered asynchrony (FedBuff): clients train all the time, and the server steps after every `buffer` updates."""
@@ -125,4 +138,4 @@ class System(Config):
     def asked(self, cohort: int) -> int:
         """Return the number of clients that train at the same time."""
         mode = self.mode
-        return mode.concurrency if isinstance(mode, Buffered) else math.ceil(mode.select * cohort - 1e-9)
+        return mode.concurrency if isinstance(mode, Buffered) else mode.asked(cohort)

@@ -73,6 +73,19 @@ def test_too_few_updates_abandon_a_round(tmp_path):
     assert (end, visits, plan.metrics["abandoned"], plan.metrics["late"]) == (3, [], 1, 3)
 
 
+def test_a_round_with_exactly_the_minimum_counts():
+    """0.55 * 100 is 55.00000000000001 in floating point."""
+    classes = [{"name": "fast", "gflops": 1, "share": 55}, {"name": "slow", "gflops": 0.1, "share": 45}]
+    devices = {"name": "classes", "classes": classes, "assignment": "turns"}
+
+    def visits(minimum):
+        system = System(devices=devices, mode={"name": "sync", "deadline_s": 3, "minimum": minimum})
+        fleet = Fleet(system, Population(count=100, cohort=100), 0, WORK, lambda id: (1, 1))
+        return len(Timed(fleet).plan(Past(), 0).visits)
+
+    assert [visits(minimum) for minimum in (0.54, 0.55, 0.551)] == [55, 55, 0]
+
+
 def test_a_buffer_of_two(tmp_path):
     found = planned(timed(tmp_path, {"name": "buffered", "concurrency": 3, "buffer": 2}), 4)
     # at 4, clients 1 (version 1) and 2 (version 0) arrive, and the buffer has one free place
