@@ -74,7 +74,7 @@ class System(Config):
     round_s: float = Field(default=0.0, ge=0)
     """Seconds of the server per round."""
     server_down_mbps: float | None = Field(default=None, gt=0)
-    """Mbit/s from the server, shared by all clients asked at the same time. Default: unlimited."""
+    """Mbit/s from the server, shared by the clients that are asked and those still training. Default: unlimited."""
     server_up_mbps: float | None = Field(default=None, gt=0)
     """Mbit/s to the server, shared like `server_down_mbps`. Default: unlimited."""
     mode: Sync | Buffered = Field(default=Sync(), discriminator="name")

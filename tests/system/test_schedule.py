@@ -121,6 +121,22 @@ def test_the_servers_bandwidth_is_shared(tmp_path):
     assert schedule.plan(Past(), 0).past.seconds == pytest.approx(8 / (2 / 3))
 
 
+@pytest.mark.parametrize(
+    ("mode", "ends"),
+    [
+        # client 0 finishes at 1.2, then client 1 is asked
+        ({"name": "buffered", "concurrency": 2, "buffer": 2}, [3.4]),
+        # the first round is abandoned at 3; client 1 is asked in the second one
+        ({"name": "sync", "deadline_s": 3, "minimum": 1, "late_rounds": 1}, [3, 5.2]),
+    ],
+)
+def test_clients_that_have_finished_leave_the_bandwidth_to_others(tmp_path, mode, ends):
+    """0.1 Mbit and 1 Mbit/s of the server: 0.2 seconds for two clients, of which one has begun earlier."""
+    work = {1.0: Work(flops=1e9, bytes_down=0.1e6 / 8, bytes_up=0)}
+    schedule = timed(tmp_path, mode, cohort=2, work=work, server_down_mbps=1.0)
+    assert [end for end, *_ in planned(schedule, len(ends))] == pytest.approx(ends)
+
+
 def test_capacities_that_fit_the_device(tmp_path):
     table = tmp_path / "devices.csv"
     table.write_text("name,gflops,memory_mb\na,1,100\nb,0.5,30\nc,0.1,1\n")
