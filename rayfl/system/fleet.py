@@ -99,11 +99,12 @@ class Fleet:
         compute = samples * work.flops / (1e9 * device.gflops.mean) + steps * self.system.step_ms / 1000
         return 8e-6 * work.bytes_down / device.down.mean, compute, 8e-6 * work.bytes_up / device.up.mean
 
-    def dispatch(self, client: int, version: int, start: float, transfers: int) -> Dispatch:
-        """Return the visit of a client that starts now. `transfers`: clients that share the server's bandwidth."""
+    def dispatch(self, client: int, version: int, start: float, transfers: int, earlier: int = 0) -> Dispatch:
+        """Return the visit of a client that starts now. `transfers`: clients that share the server's bandwidth.
+        `earlier`: number of the client's earlier visits with this version, which were lost."""
         system, device = self.system, self.device(client)
         work = self.work[self.capacity(client, version)]
-        draws = numpy_generator(self.seed, "visit", version, client)
+        draws = numpy_generator(self.seed, "visit", version, client, *([earlier] if earlier else []))
         gflops, down, up = (speed.draw(draws) for speed in (device.gflops, device.down, device.up))
         down = min(down, (system.server_down_mbps or math.inf) / transfers)
         up = min(up, (system.server_up_mbps or math.inf) / transfers)

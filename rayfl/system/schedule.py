@@ -154,7 +154,7 @@ class Timed(Schedule):
 
     def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
         cohort, start = self.fleet.population.cohort, past.seconds
-        new, past = self._dispatched(past, self.fleet.system.asked(cohort), round, 0, start, past.running)
+        new, past = self._dispatched(past, self.fleet.system.asked(cohort), round, 0, start, past.running, [])
         arrived = sorted((one for one in new if not one.is_lost), key=_order)
         end = max((one.finish for one in new), default=start + IDLE_S)
         if mode.deadline_s is not None:
@@ -180,7 +180,7 @@ class Timed(Schedule):
         new, wasted, draw = [], [], 0
         while True:
             busy = [*(one for _, one in running), *kept]
-            started, past = self._dispatched(past, mode.concurrency - len(running), round, draw, now, busy)
+            started, past = self._dispatched(past, mode.concurrency - len(running), round, draw, now, busy, new)
             draw += 1
             new += started
             for one in started:
@@ -205,9 +205,17 @@ class Timed(Schedule):
                 return self._plan(past, round, now, kept, left, new, wasted, mode.staleness)
 
     def _dispatched(
-        self, past: Past, wanted: int, round: int, draw: int, start: float, busy: Sequence[Dispatch]
+        self,
+        past: Past,
+        wanted: int,
+        round: int,
+        draw: int,
+        start: float,
+        busy: Sequence[Dispatch],
+        earlier: Sequence[Dispatch],
     ) -> tuple[list[Dispatch], Past]:
-        """Ask clients and send them the model. `busy`: visits of clients that are not asked."""
+        """Ask clients and send them the model. `busy`: visits of clients that are not asked. `earlier`: visits that
+        began in this round."""
         if not wanted:
             return [], past
         sampler = self.fleet.system.sampler
@@ -220,7 +228,8 @@ class Timed(Schedule):
                 "clients of those that are free"
             )
         transfers = sum(one.finish > start for one in busy) + len(ids)
-        sent = [self.fleet.dispatch(id, round, start, transfers) for id in ids]
+        visits = Counter(one.client for one in earlier)
+        sent = [self.fleet.dispatch(id, round, start, transfers, visits[id]) for id in ids]
         return sent, replace(past, memory=memory)
 
     def _plan(

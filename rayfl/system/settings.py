@@ -123,6 +123,11 @@ class System(Config):
             raise ValueError(
                 f"system.mode.{what}: {asked} clients train at a time. Allowed: at most clients.count = {clients}"
             )
+        if isinstance(self.mode, Buffered) and self.mode.buffer > clients:
+            raise ValueError(
+                f"system.mode.buffer: {self.mode.buffer} updates of different clients are aggregated at a time. "
+                f"Allowed: at most clients.count = {clients}"
+            )
 
     @property
     def can_fail(self) -> bool:

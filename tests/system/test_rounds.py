@@ -195,6 +195,10 @@ def _one_step(net, params, data, lr, seed):
             {"mode": {"name": "buffered", "concurrency": 7}},
             "mode.concurrency: 7 clients train at a time. Allowed: at most",
         ),
+        (
+            {"mode": {"name": "buffered", "concurrency": 5, "buffer": 7}},
+            "mode.buffer: 7 updates of different clients are aggregated at a time. Allowed: at most clients.count = 6",
+        ),
         ({"mode": {"name": "sync", "select": 2}}, "mode.select: 8 clients train at a time"),
         ({"mode": "asynchronous"}, "Allowed: a name, one of 'sync', 'buffered'"),
         ({"mode": {"deadline_s": -1}}, "mode.deadline_s: -1 is not valid. Allowed: more than 0"),

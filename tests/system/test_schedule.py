@@ -169,3 +169,14 @@ def test_dropout(tmp_path):
     # 600 independent draws: 5 standard deviations are 61
     assert abs(lost - 300) < 61
     assert sum(plan.metrics["abandoned"] for plan in plans) > 0
+
+
+def test_a_lost_client_that_is_asked_again_has_another_draw(tmp_path):
+    """Three clients and a buffer of three: a lost client is the only one that can be asked."""
+    mode = {"name": "buffered", "concurrency": 3, "buffer": 3}
+    plans = [plan for *_, plan in planned(timed(tmp_path, mode, dropout=0.5), 200)]
+    assert all([id for _, id in plan.visits] == [0, 1, 2] for plan in plans)
+    # on average one loss per update, with variance 2: 5 standard deviations of 600 are 174
+    lost = sum(plan.metrics["lost"] for plan in plans)
+    assert abs(lost - 600) < 174
+    assert sum(plan.metrics["asked"] for plan in plans) == 600 + lost
