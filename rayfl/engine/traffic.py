@@ -34,7 +34,7 @@ def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work
     """Return capacity -> work of a visit, on average over the clients of a small cohort."""
     clients, training = experiment.clients, experiment.training
     small = clients.model_copy(update={"cohort": min(clients.cohort, LARGEST_COHORT)})
-    visited = visits(experiment.model_copy(update={"clients": small}), arrays, make)
+    visited = visits(experiment.model_copy(update={"clients": small}), arrays, make, clients.cohort)
     moments = 2 if training.optimizer != "sgd" else int(training.momentum > 0)
     nets = experiment.bound().task.nets
     return {
@@ -48,9 +48,10 @@ def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work
     }
 
 
-def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, dict[str, float]]:
+def visits(experiment: Experiment, arrays: Arrays, make: Make, group: int) -> dict[float, dict[str, float]]:
     """Return capacity -> mean metrics of a visit over the clients of round 2's cohort. Capacities without a client in
-    that cohort get the metrics of its first client, on a second visit."""
+    that cohort get the metrics of its first client, on a second visit. `group`: largest number of clients whose sum the
+    server learns under secure aggregation."""
     evaluation = experiment.evaluation.model_copy(update={"every": 10**9})
     # at a small rate, so that no update is refused
     rate = min(experiment.training.lr, LARGEST_RATE)
@@ -62,7 +63,7 @@ def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, di
         simulation.run_round()
         verbs = simulation.verbs
         # the largest group has the most traffic
-        protection = Protection(None, experiment.updates.secure_aggregation, experiment.clients.cohort)
+        protection = Protection(None, experiment.updates.secure_aggregation, group)
 
         def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
             selection = verbs.select(simulation.state, client)
