@@ -122,8 +122,8 @@ def sent(experiment: Experiment, notify: Callable[[str], None]) -> dict[float, d
     """Return `bytes_down` and `bytes_up` of each capacity: the mean per client of round 2's cohort, as a run counts it.
     The run has its data and cohorts, but clients take one step (`rayfl.engine.traffic`)."""
     experiment, arrays, about = _with_data(experiment)
+    found = traffic.visits(experiment, arrays, Simulation)
     population = experiment.clients
-    found = traffic.visits(experiment, arrays, Simulation, population.cohort)
     notify(
         f"Bytes: mean per client of round 2, {population.cohort} of {population.count} clients, estimated with one "
         f"training step per client{about}"

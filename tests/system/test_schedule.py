@@ -1,6 +1,7 @@
 """Schedules of three clients, computed by hand: client 0 needs 1 second, client 1 needs 2, client 2 needs 4."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,6 +114,16 @@ def test_fedscales_formula(tmp_path):
     work = {1.0: Work(flops=3 * 0.1e9, bytes_down=10e6 / 8, bytes_up=10e6 / 8)}
     fleet = Fleet(system, Population(count=1, cohort=1), 0, work, lambda id: (100, 5))
     assert fleet.dispatch(0, 0, 7.0, 1).finish == pytest.approx(57.0)
+
+
+def test_fixed_operations_take_time_and_are_wasted(tmp_path):
+    """Two samples of 1e9 operations and 1e9 per visit, three seconds at 1 GFLOP/s; the slow ones are too late."""
+    work = {1.0: Work(flops=1e9, bytes_down=0, bytes_up=0, fixed_flops=1e9)}
+    schedule = timed(tmp_path, {"name": "sync", "deadline_s": 4}, work=work)
+    fleet = replace(schedule.fleet, samples=lambda id: (2, 1))
+    assert [sum(fleet.seconds(id)) for id in range(3)] == [3, 6, 12]
+    plan = replace(schedule, fleet=fleet).plan(Past(), 0)
+    assert (plan.visits, plan.durations, plan.metrics["wasted_flops"]) == ([(0, 0)], {0: 3}, 6e9)
 
 
 def test_the_servers_bandwidth_is_shared(tmp_path):
