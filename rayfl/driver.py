@@ -144,6 +144,8 @@ def _loop(
     best = (
         Best(folder, experiment.chosen_by, experiment.scores[0].better) if experiment.run.checkpoint == BEST else None
     )
+    if best is not None and past and EVALUATED in past[-1]:
+        best.resume(past[-1])
     over = ended and EVALUATED in past[-1]
     saved = time.monotonic()
     seconds = min(STEP_SECONDS, experiment.run.checkpoint_seconds)

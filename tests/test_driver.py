@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import rayfl
-from rayfl.engine.checkpoints import complete, read
+from rayfl.engine.checkpoints import Best, complete, read
 from rayfl.engine.locks import locked
 from rayfl.listeners import EarlyStopping, Listener
 from rayfl.metrics import EVALUATED
@@ -299,6 +299,28 @@ def test_the_best_round_is_kept_beside_the_newest(tmp_path, method):
     assert message(rayfl.export, tmp_path / "last", 0.3, tmp_path / "x", best=True) == (
         f"{tmp_path / 'last'}: the run has no best checkpoint. Allowed: a run with `run.checkpoint: best`"
     )
+
+
+def test_a_best_round_that_was_saved_and_not_kept_is_kept_by_resume(tmp_path, monkeypatch):
+    serial = {"executor": "serial", "checkpoint_seconds": 1000, "checkpoint": "best"}
+    best = tiny(rounds=6, evaluation={"every": 1}, run=serial)
+    whole = rayfl.run(best, tmp_path / "whole")
+    [kept] = complete(tmp_path / "whole" / "checkpoints" / "best")
+    keep = Best.keep
+
+    def interrupted(self, line):
+        if line["round"] == int(kept.name[-6:]):
+            raise KeyboardInterrupt
+        keep(self, line)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Best, "keep", interrupted)
+        rayfl.run(best, tmp_path / "parts")
+    parts = rayfl.run(best, tmp_path / "parts", resume=True)
+    assert without_seconds(parts).equals(without_seconds(whole))
+    [again] = complete(tmp_path / "parts" / "checkpoints" / "best")
+    assert again.name == kept.name
+    assert_same(read(again).state, read(kept).state)
 
 
 @pytest.mark.parametrize(

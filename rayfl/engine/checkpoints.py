@@ -225,6 +225,11 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
+def _is_partial(path: Path) -> bool:
+    """Return whether a checkpoint was written in the middle of the next round."""
+    return bool(_manifest(path).get("begun"))
+
+
 def copy(folder: Path, to: Path) -> None:
     """Copy all checkpoints of a folder, including the best, as links into another."""
     for part in (*complete(folder), folder / STORE):
@@ -258,6 +263,13 @@ class Best:
         """Return whether an evaluated round is better than all before."""
         value, before = line[self.metric], self.value
         return math.isnan(before) or (value > before if self.better == "max" else value < before)
+
+    def resume(self, line: Line) -> None:
+        """Keep the newest checkpoint if it is of this last evaluated round, which is better than all before: the
+        process ended after it was written. Not in the middle of the next round, where the state has changed."""
+        saved = complete(self.folder.parent)[-1:]
+        if self.is_better(line) and any(round_of(path) == line["round"] and not _is_partial(path) for path in saved):
+            self.keep(line)
 
     def keep(self, line: Line) -> None:
         """Replace the best checkpoint with the newest one, which is of this evaluated round."""

@@ -1,10 +1,22 @@
 """Traffic and operations of a visit at each capacity, counted by the engine before the run.
 
-Two rounds are run with one training step per client, so the numbers are those of a run except where they depend on what
-is learned (codes of masks).
+One round is run with one training step per client and as little other work as possible. The clients of the next round
+then train for 1, 2 and 8 steps, with all other work of the method. Traffic is that of a run, except where it depends on
+what is learned (codes of masks). Operations are a fixed number per visit plus a number per training sample:
+
+- proportional to the samples, also with several inner steps per batch: exact, nothing is fixed;
+- random widths and learned masks: proportional, the mean of the first step;
+- training on public samples: fixed, exact from the second round on;
+- passes over the client's own data whose number is a setting of the method: fixed, the mean of the visited clients,
+  whatever the size of a client's data;
+- a warm-up in a client's first rounds: not counted;
+- too many for a method that makes one further pass whatever `training.epochs` is, which is counted like the training
+  (LoRA-A2), or that trains on a part of the client's data, which is counted as all of them (FedL2G).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +24,15 @@ from rayfl import costs
 from rayfl.config import Config
 from rayfl.core.fold import ClientState
 from rayfl.data.base import Arrays
-from rayfl.engine.jobs import Broadcast, Job, Train
+from rayfl.engine.jobs import Broadcast, Executor, Job, Train
 from rayfl.engine.locks import Temporary
+from rayfl.engine.serial import Serial
+from rayfl.engine.worker import Worker
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Client
 from rayfl.system import Work
 from rayfl.training.secure import Protection
+from rayfl.training.settings import Training
 
 if TYPE_CHECKING:
     from rayfl.engine.simulation import Simulation
@@ -27,64 +42,112 @@ LARGEST_COHORT = 10
 
 LARGEST_RATE = 0.1
 
+LENGTHS = 1, 2, 8
+"""Steps of the visits from which fixed operations follow."""
+TOLERANCE = 1e-6
+"""Relative error of sums of operations."""
+
 Make = Callable[[Experiment, Arrays, Path], "Simulation"]
 
 
 def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work]:
     """Return capacity -> work of a visit, on average over the clients of a small cohort."""
     clients, training = experiment.clients, experiment.training
-    small = clients.model_copy(update={"cohort": min(clients.cohort, LARGEST_COHORT)})
-    visited = visits(experiment.model_copy(update={"clients": small}), arrays, make)
+    small = experiment.model_copy(
+        update={"clients": clients.model_copy(update={"cohort": min(clients.cohort, LARGEST_COHORT)})}
+    )
+    with Temporary() as folder:
+        simulation = _after_a_round(small, arrays, make, folder)
+        visited = [_visits(simulation, _executor(small, simulation, arrays, n), clients.cohort) for n in LENGTHS]
     moments = 2 if training.optimizer != "sgd" else int(training.momentum > 0)
     nets = experiment.bound().task.nets
-    return {
-        capacity: Work(
-            one["train_flops"] / one["train_samples"],
-            one["bytes_down"],
-            one["bytes_up"],
-            costs.training_mb(nets[capacity], training.batch_size, moments),
+    found = {}
+    for capacity, one in visited[0].items():
+        flops, fixed = split(
+            [(length[capacity]["train_samples"], length[capacity]["train_flops"]) for length in visited]
         )
-        for capacity, one in visited.items()
-    }
+        memory = costs.training_mb(nets[capacity], training.batch_size, moments)
+        found[capacity] = Work(flops, one["bytes_down"], one["bytes_up"], memory, fixed)
+    return found
+
+
+def split(visits: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the operations per sample and the fixed operations of three visits with more and more steps, given as
+    (training samples, operations). Operations that are not a linear function of the samples, because widths are drawn
+    or masks are learned per step, or that do not depend on the steps, count as proportional."""
+    (samples, flops), (more_samples, more_flops), (most_samples, most_flops) = visits
+    if more_samples == samples:
+        return flops / samples, 0.0
+    slope = (more_flops - flops) / (more_samples - samples)
+    fixed = flops - slope * samples
+    is_linear = math.isclose(most_flops, fixed + slope * most_samples, rel_tol=TOLERANCE)
+    return (slope, fixed) if is_linear and fixed > TOLERANCE * flops else (flops / samples, 0.0)
 
 
 def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, dict[str, float]]:
-    """Return capacity -> mean metrics of a visit over the clients of round 2's cohort. Capacities without a client in
-    that cohort get the metrics of its first client, on a second visit."""
-    evaluation = experiment.evaluation.model_copy(update={"every": 10**9})
-    # at a small rate, so that no update is refused
-    rate = min(experiment.training.lr, LARGEST_RATE)
-    training = experiment.training.model_copy(update={"steps": 1, "lr": rate})
-    short = {"rounds": 3, "evaluation": evaluation, "training": training, "method": _short(experiment.method)}
-    found: dict[float, list[dict[str, float]]] = {capacity: [] for capacity in experiment.clients.all_capacities}
+    """Return capacity -> mean metrics of a visit over the clients of round 2's cohort, which take one step. Capacities
+    without a client in that cohort get the metrics of its first client, on a second visit."""
     with Temporary() as folder:
-        simulation = make(experiment.model_copy(update={**short, "system": None}), arrays, folder)
-        simulation.run_round()
-        verbs = simulation.verbs
-        # the largest group has the most traffic
-        protection = Protection(None, experiment.updates.secure_aggregation, experiment.clients.cohort)
+        simulation = _after_a_round(experiment, arrays, make, folder)
+        return _visits(simulation, simulation.executor, experiment.clients.cohort)
 
-        def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
-            selection = verbs.select(simulation.state, client)
-            broadcast = Broadcast(verbs.extract(simulation.state, selection), selection, protection)
-            train = Train([client], {client.id: client_state} if client_state else {})
-            [answer] = simulation.executor.map("train", [Job(None, 0, lambda: train)], lambda _: broadcast)
-            found[client.capacity].append(answer.metrics)
-            return answer.client_states.get(client.id)
 
-        clients = [client for _, some in simulation.cohort().values() for client in some]
-        for client in clients:
-            visit(client, simulation.client_states.get(client.id))
-        for capacity in [capacity for capacity, some in found.items() if not some]:
-            absent = Client(clients[0].id, capacity, 1, clients[0].label_set)
-            client_state = visit(absent, None)
-            if client_state:
-                found[capacity].clear()
-                visit(absent, client_state)
+def _after_a_round(experiment: Experiment, arrays: Arrays, make: Make, folder: Path) -> "Simulation":
+    """Return a simulation after one round with as few steps as possible."""
+    evaluation = experiment.evaluation.model_copy(update={"every": 10**9})
+    short = {"rounds": 3, "evaluation": evaluation, "training": _training(experiment, 1), "system": None}
+    simulation = make(experiment.model_copy(update=short | {"method": _short(experiment.method)}), arrays, folder)
+    simulation.run_round()
+    return simulation
+
+
+def _executor(experiment: Experiment, simulation: "Simulation", arrays: Arrays, steps: int) -> Executor:
+    """Return an executor whose clients take this many steps, with all other work of the method."""
+    longer = {"training": _training(experiment, steps), "method": _warmed_up(experiment.method)}
+    recipe = replace(simulation.recipe, method=experiment.model_copy(update=longer).bound())
+    return Serial(Worker(recipe, arrays), experiment.run.threads)
+
+
+def _visits(simulation: "Simulation", executor: Executor, group: int) -> dict[float, dict[str, float]]:
+    """Return capacity -> mean metrics of a visit. `group`: largest number of clients whose sum the server learns under
+    secure aggregation, who have the most traffic."""
+    experiment, verbs = simulation.experiment, simulation.verbs
+    found: dict[float, list[dict[str, float]]] = {capacity: [] for capacity in experiment.clients.all_capacities}
+    protection = Protection(None, experiment.updates.secure_aggregation, group)
+
+    def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
+        selection = verbs.select(simulation.state, client)
+        broadcast = Broadcast(verbs.extract(simulation.state, selection), selection, protection)
+        train = Train([client], {client.id: client_state} if client_state else {})
+        [answer] = executor.map("train", [Job(None, 0, lambda: train)], lambda _: broadcast)
+        found[client.capacity].append(answer.metrics)
+        return answer.client_states.get(client.id)
+
+    clients = [client for _, some in simulation.cohort().values() for client in some]
+    for client in clients:
+        visit(client, simulation.client_states.get(client.id))
+    for capacity in [capacity for capacity, some in found.items() if not some]:
+        absent = Client(clients[0].id, capacity, 1, clients[0].label_set)
+        client_state = visit(absent, None)
+        if client_state:
+            found[capacity].clear()
+            visit(absent, client_state)
     return {
         capacity: {name: sum(one[name] for one in some) / len(some) for name in some[0]}
         for capacity, some in found.items()
     }
+
+
+def _training(experiment: Experiment, steps: int) -> Training:
+    """Return settings with a number of steps, at a small rate, so that no update is refused."""
+    rate = min(experiment.training.lr, LARGEST_RATE) / steps
+    return experiment.training.model_copy(update={"steps": steps, "lr": rate})
+
+
+def _warmed_up(config: Any) -> Any:
+    """Return a section without the numbers of a warm-up, which is not part of every visit."""
+    names = [name for name in type(config).model_fields if "warmup_" in name]
+    return config.model_copy(update={name: 0 for name in names if type(getattr(config, name)) is int})
 
 
 def _short(config: Any) -> Any:

@@ -107,14 +107,18 @@ class Trace(Availability):
 
     def until(self, client: int, seconds: float, seed: int) -> float:
         first, starts, ends = _trace(self.file, self.period_s)
-        own = slice(first[client], first[client + 1])
-        end = seconds
-        while end - seconds < self.period_s:
-            turn, at = divmod(end, self.period_s)
-            i = first[client] + int(np.searchsorted(starts[own], at, side="right")) - 1
-            if i < first[client] or at >= ends[i]:
-                return end
-            end = turn * self.period_s + float(ends[i])
+        low, high = first[client], first[client + 1]
+        turn, at = divmod(seconds, self.period_s)
+        i = low + int(np.searchsorted(starts[low:high], at, side="right")) - 1
+        if i < low or at >= ends[i]:
+            return seconds
+        # intervals that touch are joined by number: sums of times are rounded
+        for _ in range(low, high):
+            is_last = i + 1 == high
+            following = low if is_last else i + 1
+            if starts[following] != ends[i] - is_last * self.period_s:
+                return max(seconds, turn * self.period_s + float(ends[i]))
+            turn, i = turn + is_last, following
         return math.inf
 
 

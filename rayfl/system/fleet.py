@@ -3,7 +3,7 @@
 Time of a visit with submodel S on device k, in seconds:
 
     down     8e-6 bytes_down(S) / down_mbps
-    compute  samples flops(S) / (1e9 gflops) + steps step_ms / 1000
+    compute  (fixed_flops(S) + samples flops(S)) / (1e9 gflops) + steps step_ms / 1000
     up       8e-6 bytes_up(S) / up_mbps
 
 Every draw has an address, so times are a function of the configuration: they depend on nothing that was learned, and on
@@ -32,11 +32,17 @@ class Work:
     """Work of a visit at one capacity."""
 
     flops: float
-    """Floating point operations of training per sample."""
+    """Floating point operations per training sample."""
     bytes_down: float
     bytes_up: float
     memory_mb: float = 0.0
     """Memory for training, in MB of 2^20 bytes."""
+    fixed_flops: float = 0.0
+    """Floating point operations per visit that do not depend on `training.steps` and `training.epochs`."""
+
+    def operations(self, samples: int) -> float:
+        """Return the floating point operations of a visit with this many training samples."""
+        return self.fixed_flops + samples * self.flops
 
 
 @dataclass(frozen=True)
@@ -96,14 +102,15 @@ class Fleet:
     def _seconds(self, client: int, work: Work, device: Device) -> tuple[float, float, float]:
         """Return the seconds of download, training and upload at the device's mean speeds."""
         samples, steps = self.samples(client)
-        compute = samples * work.flops / (1e9 * device.gflops.mean) + steps * self.system.step_ms / 1000
+        compute = work.operations(samples) / (1e9 * device.gflops.mean) + steps * self.system.step_ms / 1000
         return 8e-6 * work.bytes_down / device.down.mean, compute, 8e-6 * work.bytes_up / device.up.mean
 
-    def dispatch(self, client: int, version: int, start: float, transfers: int) -> Dispatch:
-        """Return the visit of a client that starts now. `transfers`: clients that share the server's bandwidth."""
+    def dispatch(self, client: int, version: int, start: float, transfers: int, earlier: int = 0) -> Dispatch:
+        """Return the visit of a client that starts now. `transfers`: clients that share the server's bandwidth.
+        `earlier`: number of the client's earlier visits with this version, which were lost."""
         system, device = self.system, self.device(client)
         work = self.work[self.capacity(client, version)]
-        draws = numpy_generator(self.seed, "visit", version, client)
+        draws = numpy_generator(self.seed, "visit", version, client, *([earlier] if earlier else []))
         gflops, down, up = (speed.draw(draws) for speed in (device.gflops, device.down, device.up))
         down = min(down, (system.server_down_mbps or math.inf) / transfers)
         up = min(up, (system.server_up_mbps or math.inf) / transfers)
@@ -111,7 +118,7 @@ class Fleet:
         finish = start + sum(self._seconds(client, work, today))
         leaves = system.availability.until(client, start, self.seed)
         is_lost = leaves < finish or draws.random() < system.dropout
-        flops = self.samples(client)[0] * work.flops
+        flops = work.operations(self.samples(client)[0])
         bytes = work.bytes_down + work.bytes_up
         return Dispatch(client, version, start, min(finish, leaves), is_lost, device.kind, flops, bytes)
 

@@ -154,8 +154,7 @@ class Timed(Schedule):
 
     def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
         cohort, start = self.fleet.population.cohort, past.seconds
-        busy = {one.client for one in past.running}
-        new, past = self._dispatched(past, self.fleet.system.asked(cohort), round, 0, start, busy)
+        new, past = self._dispatched(past, self.fleet.system.asked(cohort), round, 0, start, past.running, [])
         arrived = sorted((one for one in new if not one.is_lost), key=_order)
         end = max((one.finish for one in new), default=start + IDLE_S)
         if mode.deadline_s is not None:
@@ -163,7 +162,7 @@ class Timed(Schedule):
         kept = [one for one in arrived if one.finish <= end][:cohort]
         if len(kept) == cohort:
             end = kept[-1].finish
-        if len(kept) < max(mode.minimum * cohort, 1):
+        if len(kept) < max(mode.least(cohort), 1):
             kept = []
         if kept:
             kept += [one for one in past.running if one.finish <= end]
@@ -180,8 +179,8 @@ class Timed(Schedule):
         heapq.heapify(running)
         new, wasted, draw = [], [], 0
         while True:
-            busy = {one.client for one in (*(one for _, one in running), *kept)}
-            started, past = self._dispatched(past, mode.concurrency - len(running), round, draw, now, busy)
+            busy = [*(one for _, one in running), *kept]
+            started, past = self._dispatched(past, mode.concurrency - len(running), round, draw, now, busy, new)
             draw += 1
             new += started
             for one in started:
@@ -206,12 +205,21 @@ class Timed(Schedule):
                 return self._plan(past, round, now, kept, left, new, wasted, mode.staleness)
 
     def _dispatched(
-        self, past: Past, wanted: int, round: int, draw: int, start: float, busy: set[int]
+        self,
+        past: Past,
+        wanted: int,
+        round: int,
+        draw: int,
+        start: float,
+        busy: Sequence[Dispatch],
+        earlier: Sequence[Dispatch],
     ) -> tuple[list[Dispatch], Past]:
-        """Ask clients and send them the model."""
+        """Ask clients and send them the model. `busy`: visits of clients that are not asked. `earlier`: visits that
+        began in this round."""
         if not wanted:
             return [], past
-        sampler, free = self.fleet.system.sampler, self.fleet.candidates(round, draw, start, busy)
+        sampler = self.fleet.system.sampler
+        free = self.fleet.candidates(round, draw, start, {one.client for one in busy})
         ids, memory = sampler.choose(wanted, free, round, past.memory)
         ids = [int(id) for id in ids]
         if not len(set(ids)) == len(ids) <= wanted or not all(map(free.is_free, ids)):
@@ -219,7 +227,9 @@ class Timed(Schedule):
                 f"system.sampler: {sampler.name} chose the clients {shown(ids)}. Allowed: at most {wanted} different "
                 "clients of those that are free"
             )
-        sent = [self.fleet.dispatch(id, round, start, len(busy) + len(ids)) for id in ids]
+        transfers = sum(one.finish > start for one in busy) + len(ids)
+        visits = Counter(one.client for one in earlier)
+        sent = [self.fleet.dispatch(id, round, start, transfers, visits[id]) for id in ids]
         return sent, replace(past, memory=memory)
 
     def _plan(

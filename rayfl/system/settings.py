@@ -30,6 +30,19 @@ class Sync(Config):
     staleness: Staleness = Staleness()
     """Weights of late updates."""
 
+    def asked(self, cohort: int) -> int:
+        """Return the number of clients asked per round."""
+        return _up(self.select * cohort)
+
+    def least(self, cohort: int) -> int:
+        """Return the number of updates below which a round is abandoned."""
+        return _up(self.minimum * cohort)
+
+
+def _up(count: float) -> int:
+    """Return a product rounded up, except for its rounding error: 0.55 * 100 is 55.00000000000001."""
+    return math.ceil(count - 1e-9)
+
 
 class Buffered(Config):
     """Buffered asynchrony (FedBuff): clients train all the time, and the server steps after every `buffer` updates."""
@@ -61,7 +74,7 @@ class System(Config):
     round_s: float = Field(default=0.0, ge=0)
     """Seconds of the server per round."""
     server_down_mbps: float | None = Field(default=None, gt=0)
-    """Mbit/s from the server, shared by all clients asked at the same time. Default: unlimited."""
+    """Mbit/s from the server, shared by the clients that are asked and those still training. Default: unlimited."""
     server_up_mbps: float | None = Field(default=None, gt=0)
     """Mbit/s to the server, shared like `server_down_mbps`. Default: unlimited."""
     mode: Sync | Buffered = Field(default=Sync(), discriminator="name")
@@ -110,6 +123,11 @@ class System(Config):
             raise ValueError(
                 f"system.mode.{what}: {asked} clients train at a time. Allowed: at most clients.count = {clients}"
             )
+        if isinstance(self.mode, Buffered) and self.mode.buffer > clients:
+            raise ValueError(
+                f"system.mode.buffer: {self.mode.buffer} updates of different clients are aggregated at a time. "
+                f"Allowed: at most clients.count = {clients}"
+            )
 
     @property
     def can_fail(self) -> bool:
@@ -125,4 +143,4 @@ class System(Config):
     def asked(self, cohort: int) -> int:
         """Return the number of clients that train at the same time."""
         mode = self.mode
-        return mode.concurrency if isinstance(mode, Buffered) else math.ceil(mode.select * cohort - 1e-9)
+        return mode.concurrency if isinstance(mode, Buffered) else mode.asked(cohort)

@@ -12,7 +12,7 @@ from disks import becomes_a_pipe, becomes_endless, flip_a_bit, moves, small_file
 from helpers import assert_same, run, simulate, tiny
 
 from rayfl.config import ConfigError
-from rayfl.engine.checkpoints import DamagedCheckpoint, _sum, complete, forget_after, latest, read, write
+from rayfl.engine.checkpoints import Best, DamagedCheckpoint, _sum, complete, forget_after, latest, read, write
 from rayfl.engine.client_states import ClientStates
 from rayfl.engine.files import NotWritten, checksum
 
@@ -58,6 +58,20 @@ def test_the_newest_two_are_kept(tmp_path):
     found = latest(tmp_path, CONFIG, print)
     assert found.round == 100
     assert_same(found.state, state(100))
+
+
+@pytest.mark.parametrize(
+    ("round", "partial_round", "value", "kept"),
+    [(3, {}, 0.7, 3), (3, {}, 0.5, 2), (4, {}, 0.7, 2), (3, {"seconds": 1.0}, 0.7, 2)],
+    ids=["better", "equal", "another round", "in the middle of the next"],
+)
+def test_the_newest_is_kept_after_a_stop_if_it_is_of_the_best_round(tmp_path, round, partial_round, value, kept):
+    best = Best(tmp_path, "accuracy", "max")
+    write(tmp_path, 2, CONFIG, STATE)
+    best.keep({"round": 2, "accuracy": 0.5})
+    write(tmp_path, round, CONFIG, STATE, partial_round=partial_round)
+    best.resume({"round": 3, "accuracy": value})
+    assert names(tmp_path / "best") == [f"round-{kept:06d}"]
 
 
 def test_rounds_count_as_numbers_do_and_other_names_are_no_checkpoints(tmp_path):

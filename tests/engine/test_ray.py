@@ -81,6 +81,34 @@ def test_an_actor_that_is_ready_first_leaves_jobs_to_the_others(pool):
     assert given() == [(1, 1), (2, 0), (3, 1)]
 
 
+def test_a_node_dies_while_its_actors_are_idle(actors, group, tmp_path):
+    """Three of four actors: a job finds one dead, and is not sent to the others."""
+    experiment = tiny(method="fedavg", clients={"cohort": 1})
+    serial = result(simulate(experiment, tmp_path / "serial"))
+    pool = resized(actors, group, 4)
+    simulation = on_ray(pool, experiment, tmp_path / "ray")
+    batch = executor._Batch(pool, "train", [], dict)
+    for slot in pool.slots:
+        batch._admit(slot)
+    for slot in pool.slots[:3]:
+        slot.place = dataclasses.replace(slot.place, node="gone")
+        ray.kill(slot.actor)
+    assert result(simulation) == serial
+    assert 1 <= pool.deaths <= 3
+
+
+def test_an_actor_that_is_silent_while_doubted_is_replaced(pool, monkeypatch):
+    batch = executor._Batch(pool, "refine", [Job(None, 1.0, dict)], dict)
+    slots = [executor._Slot(0, object(), ready=True, doubted=doubted, beat=object()) for doubted in (True, False)]
+    lost = []
+    batch.pool = SimpleNamespace(slots=slots, idle_since=0.0)
+    monkeypatch.setattr(batch, "_lose", lambda slot, error: lost.append((slot, str(error))))
+    monkeypatch.setattr(executor.time, "monotonic", lambda: 31.0)
+    assert batch._next() == (0, slots[1])
+    batch._check_deadlines()
+    assert lost == [(slots[0], "no sign of life within 30 s")]
+
+
 def test_an_actor_dies_in_an_asynchronous_run(pool, tmp_path):
     expected = result(simulate(tiny(method=PersonalHead(), rounds=5, system=BUFFERED), tmp_path / "serial"))
     assert max(line["staleness"] for line in expected[0]) > 0

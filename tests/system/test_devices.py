@@ -128,6 +128,18 @@ def test_an_interval_may_span_the_end_of_the_period(tmp_path):
     assert (rule.until(0, 95, 0), rule.until(1, 50, 0)) == (105, math.inf)
 
 
+def test_an_interval_may_end_between_two_seconds(tmp_path):
+    """604800 + 0.1 is rounded to less than the end of the second period's interval."""
+    file = tmp_path / "trace.csv"
+    file.write_text("client,start_s,end_s\n0,0,0.1\n0,0.1,0.3\n0,7,604800\n1,0,0.1\n")
+    rule = availability({"name": "trace", "file": str(file), "period_s": 604800})
+    for turn in range(1, 2000):
+        start = turn * 604800.0
+        end = start + 0.1
+        assert rule.until(1, start, 0) == end == rule.until(1, end, 0)
+        assert rule.until(0, end, 0) == rule.until(0, start - 9, 0) == start + 0.3 == rule.until(0, start + 0.3, 0)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -76,6 +76,20 @@ def test_a_learning_rate_whose_updates_are_refused(tmp_path):
     assert line["refused"] == 4 and line["sim_seconds"] > 0
 
 
+def test_keys_and_shares_of_a_large_cohort_are_counted(tmp_path):
+    """Bytes of a visit are counted in a small cohort, those of secure aggregation for the whole one."""
+    sections = {
+        "clients": {"count": 24, "cohort": 24, "capacities": [1.0]},
+        "partition": "iid",
+        "updates": {"secure_aggregation": {"bits": 16, "limit": 1}},
+    }
+    method = {"name": "fedavg", "weight": "uniform"}
+    simulation = simulate(tiny(method=method, rounds=1, system={"devices": EQUAL}, **sections), tmp_path)
+    work = simulation.schedule.fleet.work[1.0]
+    line = simulation.run_round()
+    assert (24 * work.bytes_down, 24 * work.bytes_up) == (line["bytes_down"], line["bytes_up"])
+
+
 def test_an_abandoned_round_changes_nothing(tmp_path):
     mode = {"name": "sync", "deadline_s": 1e-6}
     simulation = simulate(tiny(method="heterofl", system={"devices": EQUAL, "mode": mode}), tmp_path)
@@ -194,6 +208,10 @@ def _one_step(net, params, data, lr, seed):
         (
             {"mode": {"name": "buffered", "concurrency": 7}},
             "mode.concurrency: 7 clients train at a time. Allowed: at most",
+        ),
+        (
+            {"mode": {"name": "buffered", "concurrency": 5, "buffer": 7}},
+            "mode.buffer: 7 updates of different clients are aggregated at a time. Allowed: at most clients.count = 6",
         ),
         ({"mode": {"name": "sync", "select": 2}}, "mode.select: 8 clients train at a time"),
         ({"mode": "asynchronous"}, "Allowed: a name, one of 'sync', 'buffered'"),

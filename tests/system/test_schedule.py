@@ -1,6 +1,7 @@
 """Schedules of three clients, computed by hand: client 0 needs 1 second, client 1 needs 2, client 2 needs 4."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,19 @@ def test_too_few_updates_abandon_a_round(tmp_path):
     assert (end, visits, plan.metrics["abandoned"], plan.metrics["late"]) == (3, [], 1, 3)
 
 
+def test_a_round_with_exactly_the_minimum_counts():
+    """0.55 * 100 is 55.00000000000001 in floating point."""
+    classes = [{"name": "fast", "gflops": 1, "share": 55}, {"name": "slow", "gflops": 0.1, "share": 45}]
+    devices = {"name": "classes", "classes": classes, "assignment": "turns"}
+
+    def visits(minimum):
+        system = System(devices=devices, mode={"name": "sync", "deadline_s": 3, "minimum": minimum})
+        fleet = Fleet(system, Population(count=100, cohort=100), 0, WORK, lambda id: (1, 1))
+        return len(Timed(fleet).plan(Past(), 0).visits)
+
+    assert [visits(minimum) for minimum in (0.54, 0.55, 0.551)] == [55, 55, 0]
+
+
 def test_a_buffer_of_two(tmp_path):
     found = planned(timed(tmp_path, {"name": "buffered", "concurrency": 3, "buffer": 2}), 4)
     # at 4, clients 1 (version 1) and 2 (version 0) arrive, and the buffer has one free place
@@ -102,10 +116,36 @@ def test_fedscales_formula(tmp_path):
     assert fleet.dispatch(0, 0, 7.0, 1).finish == pytest.approx(57.0)
 
 
+def test_fixed_operations_take_time_and_are_wasted(tmp_path):
+    """Two samples of 1e9 operations and 1e9 per visit, three seconds at 1 GFLOP/s; the slow ones are too late."""
+    work = {1.0: Work(flops=1e9, bytes_down=0, bytes_up=0, fixed_flops=1e9)}
+    schedule = timed(tmp_path, {"name": "sync", "deadline_s": 4}, work=work)
+    fleet = replace(schedule.fleet, samples=lambda id: (2, 1))
+    assert [sum(fleet.seconds(id)) for id in range(3)] == [3, 6, 12]
+    plan = replace(schedule, fleet=fleet).plan(Past(), 0)
+    assert (plan.visits, plan.durations, plan.metrics["wasted_flops"]) == ([(0, 0)], {0: 3}, 6e9)
+
+
 def test_the_servers_bandwidth_is_shared(tmp_path):
     work = {1.0: Work(flops=0, bytes_down=1e6, bytes_up=0)}
     schedule = timed(tmp_path, "sync", work=work, server_down_mbps=2.0)
     assert schedule.plan(Past(), 0).past.seconds == pytest.approx(8 / (2 / 3))
+
+
+@pytest.mark.parametrize(
+    ("mode", "ends"),
+    [
+        # client 0 finishes at 1.2, then client 1 is asked
+        ({"name": "buffered", "concurrency": 2, "buffer": 2}, [3.4]),
+        # the first round is abandoned at 3; client 1 is asked in the second one
+        ({"name": "sync", "deadline_s": 3, "minimum": 1, "late_rounds": 1}, [3, 5.2]),
+    ],
+)
+def test_clients_that_have_finished_leave_the_bandwidth_to_others(tmp_path, mode, ends):
+    """0.1 Mbit and 1 Mbit/s of the server: 0.2 seconds for two clients, of which one has begun earlier."""
+    work = {1.0: Work(flops=1e9, bytes_down=0.1e6 / 8, bytes_up=0)}
+    schedule = timed(tmp_path, mode, cohort=2, work=work, server_down_mbps=1.0)
+    assert [end for end, *_ in planned(schedule, len(ends))] == pytest.approx(ends)
 
 
 def test_capacities_that_fit_the_device(tmp_path):
@@ -140,3 +180,14 @@ def test_dropout(tmp_path):
     # 600 independent draws: 5 standard deviations are 61
     assert abs(lost - 300) < 61
     assert sum(plan.metrics["abandoned"] for plan in plans) > 0
+
+
+def test_a_lost_client_that_is_asked_again_has_another_draw(tmp_path):
+    """Three clients and a buffer of three: a lost client is the only one that can be asked."""
+    mode = {"name": "buffered", "concurrency": 3, "buffer": 3}
+    plans = [plan for *_, plan in planned(timed(tmp_path, mode, dropout=0.5), 200)]
+    assert all([id for _, id in plan.visits] == [0, 1, 2] for plan in plans)
+    # on average one loss per update, with variance 2: 5 standard deviations of 600 are 174
+    lost = sum(plan.metrics["lost"] for plan in plans)
+    assert abs(lost - 600) < 174
+    assert sum(plan.metrics["asked"] for plan in plans) == 600 + lost

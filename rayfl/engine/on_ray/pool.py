@@ -2,11 +2,13 @@
 
 Jobs are sent in the order of falling cost, two in flight per actor. A message that jobs share is put into the object
 store once per key. An actor that dies, or does not answer in time, is removed; its jobs return to the front of the
-queue and run on the other actors, and a replacement joins when it has loaded the run. Answers are returned in the order
-of the jobs, so results are equal bit for bit for any number of actors and after any fault.
+queue and run on the other actors, and a replacement joins when it has loaded the run. Other actors of its node get no
+new jobs until they have given a sign of life: the node may have died. Answers are returned in the order of the jobs, so
+results are equal bit for bit for any number of actors and after any fault.
 """
 
 import itertools
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -82,6 +84,8 @@ class _Slot:
     heard: float = 0.0
     """Time of the last sign of life, or of the request for the next one."""
     failures: int = 0
+    doubted: bool = False
+    """True from the loss of another actor of its node until its next sign of life: it gets no new jobs."""
 
 
 class RayPool(Executor):
@@ -144,7 +148,7 @@ class RayPool(Executor):
 
     def _load(self, slot: _Slot) -> None:
         """Load the run; the actor gets jobs once it has done so."""
-        slot.loading, slot.ready = slot.actor.load.remote(self.refs), False
+        slot.loading, slot.ready, slot.doubted = slot.actor.load.remote(self.refs), False, False
 
     def _replace(self, slot: _Slot, error: Exception) -> None:
         """Replace a slot's actor."""
@@ -155,6 +159,12 @@ class RayPool(Executor):
         ray.kill(slot.actor)
         slot.beat = None
         self._start(slot)
+
+    def _doubt(self, node: str) -> None:
+        """Ask all actors of a node for a sign of life."""
+        for slot in self.slots:
+            if slot.ready and slot.place.node == node:
+                slot.doubted, slot.beat, slot.heard = True, slot.actor.beat.remote(), time.monotonic()
 
 
 class _Batch:
@@ -204,7 +214,7 @@ class _Batch:
     def _next(self) -> tuple[int, _Slot] | None:
         ready = [slot for slot in self.pool.slots if slot.ready]
         most = IN_FLIGHT if len(ready) == len(self.pool.slots) else 1
-        free = [slot for slot in ready if len(slot.running) < most]
+        free = [slot for slot in ready if len(slot.running) < most and not slot.doubted]
         for slot in sorted(free, key=lambda slot: len(slot.running)):
             waiting = (i for i in self.queue if len(ready) == 1 or self.raised_in.get(i) is not slot.actor)
             index = self.branches.choose(waiting, slot.place.node) if self.branches else next(waiting, None)
@@ -228,8 +238,7 @@ class _Batch:
             if ref in loading:
                 self._admit(loading[ref])
             elif ref in beats:
-                # an actor that has died is noticed by its job
-                beats[ref].beat, beats[ref].heard = None, time.monotonic()
+                self._hear(beats[ref])
             elif ref in self.flying:
                 self._receive(ref)
 
@@ -240,6 +249,14 @@ class _Batch:
             slot.ready, slot.failures = True, 0
         except (*LOST, RayTaskError) as error:
             self.pool._replace(slot, error)
+
+    def _hear(self, slot: _Slot) -> None:
+        beat, slot.beat = slot.beat, None
+        try:
+            ray.get(beat)
+            slot.heard, slot.doubted = time.monotonic(), False
+        except LOST as error:
+            self._lose(slot, error)
 
     def _receive(self, ref: ray.ObjectRef) -> None:
         index, slot = self.flying[ref]
@@ -290,7 +307,7 @@ class _Batch:
 
     def _add_up(self, parts: Sum) -> None:
         """Add parts on the node that has most of them, unless that is this one."""
-        slots = [slot for slot in self.pool.slots if slot.ready and slot.place.node == parts.node]
+        slots = [slot for slot in self.pool.slots if slot.ready and not slot.doubted and slot.place.node == parts.node]
         if len(parts.parts) > 1 and parts.node != self.pool.here and slots:
             slot = min(slots, key=lambda slot: len(slot.running))
             index = next(self.numbers)
@@ -325,6 +342,7 @@ class _Batch:
         self.flying = {ref: flight for ref, flight in self.flying.items() if flight[1] is not slot}
         slot.running.clear()
         self.pool._replace(slot, error)
+        self.pool._doubt(slot.place.node)
         sums = [self.sums.pop(index) for index in lost if index in self.sums]
         jobs = [index for index in lost if index < len(self.jobs)]
         self.queue.extendleft(reversed(jobs[1:]))
@@ -348,9 +366,9 @@ class _Batch:
         if not self.flying and now - self.pool.idle_since > START_SECONDS:
             raise JobFailed(f"no client actor started within {START_SECONDS:.0f} s")
         for slot in self.pool.slots:
-            if not slot.running:
+            if not slot.running and not slot.doubted:
                 continue
-            limit = self.pool.limit(*self._kind(slot.running[0]))
+            limit = self.pool.limit(*self._kind(slot.running[0])) if slot.running else math.inf
             if now - slot.since > limit:
                 self._lose(slot, GetTimeoutError(f"no answer to a job within {limit:.0f} s"))
             elif slot.beat is not None and now - slot.heard > SILENT_SECONDS:

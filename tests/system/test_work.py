@@ -1,0 +1,71 @@
+"""Operations of a visit, counted before a run: by hand, and against the rounds of runs."""
+
+import pytest
+from helpers import run, simulate, tiny
+
+from rayfl.engine.traffic import split
+
+BOARDS = {"devices": {"name": "classes", "classes": [{"name": "board", "gflops": 1}]}}
+PUBLIC = {"data": {"public": {"share": 0.3, "labeled": True}}}
+
+
+@pytest.mark.parametrize(
+    ("visits", "expected"),
+    [
+        (((10, 50), (20, 100), (80, 400)), (5, 0)),
+        # 80 operations that do not depend on the steps
+        (((10, 130), (20, 180), (80, 480)), (5, 80)),
+        # 1 % of the operations
+        (((10, 50.5), (20, 100.5), (80, 400.5)), (5, 0.5)),
+        # a width per step
+        (((10, 50), (20, 70), (80, 300)), (5, 0)),
+        # a small width in the first visit
+        (((10, 50), (20, 150), (80, 750)), (5, 0)),
+        # steps that are ignored
+        (((10, 50), (10, 50), (10, 50)), (5, 0)),
+    ],
+)
+def test_fixed_operations_and_those_per_sample(visits, expected):
+    assert split(visits) == pytest.approx(expected)
+
+
+def fleet_of(tmp_path, method, **sections):
+    given = {"clients": {"cohort": 6, "capacities": [1.0]}, "training": {"steps": None, "epochs": 3}} | sections
+    simulation = simulate(tiny(method=method, rounds=3, system=BOARDS, **given), tmp_path)
+    return simulation.schedule.fleet, simulation
+
+
+def test_inner_steps_are_operations_per_sample(tmp_path):
+    """pFedMe takes five steps per batch."""
+    plain, five = (fleet_of(tmp_path / name, name)[0].work[1.0] for name in ("fedavg", "pfedme"))
+    assert (five.flops, five.fixed_flops) == (5 * plain.flops, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "sections"),
+    [
+        ("pfedme", {}),
+        ({"name": "scaffold", "option": "I"}, {}),
+        ("fedrep", {}),
+        ("fedbabu", {}),
+        ({"name": "ditto", "personal_epochs": 2}, {}),
+        ("fedproto", {}),
+        ({"name": "dsfl", "open": 10}, PUBLIC),
+        ({"name": "fedmd", "subset": 10, "warmup_epochs": 1, "private_warmup_epochs": 1}, PUBLIC),
+    ],
+)
+def test_all_clients_together_have_the_operations_of_a_round(tmp_path, method, sections):
+    """All six are visited before the run, so that the sum of means is exact."""
+    fleet, simulation = fleet_of(tmp_path, method, **sections)
+    line = run(simulation)[-1]
+    expected = sum(fleet.work[1.0].operations(fleet.samples(id)[0]) for id in range(6))
+    assert line["train_flops"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_warm_up_is_not_counted(tmp_path):
+    """FedL2G's clients do not train in its first rounds."""
+    plain, later = (
+        fleet_of(tmp_path / name, {"name": name} | given)[0].work[1.0]
+        for name, given in (("fedavg", {}), ("fedl2g", {"warmup_rounds": 2}))
+    )
+    assert later.flops == pytest.approx(plain.flops, rel=1e-9) and later.fixed_flops > 0
