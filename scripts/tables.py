@@ -16,6 +16,7 @@ In a README file a table is between the lines `<!-- table: NAME -->` and `<!-- e
 import argparse
 import csv
 import re
+import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Mapping
@@ -98,11 +99,11 @@ class Results:
 
     def add(self, folder: Path, name: str | None, columns: Iterable[str]) -> str:
         """Write the table of a finished sweep or run, and its entry. `columns`: titles of its own table, or keys of
-        result.json as KEY or TITLE=KEY. Default: its own table. Return the table's name."""
+        result.json as KEY or TITLE=KEY. Default: its own table. Default name: the folder's. Return the name."""
         run = RunFolder.open(folder)
         if run.status != "finished":
             raise ConfigError(f"{folder}: the status is {run.status}. Allowed: finished. Hint: --resume continues it")
-        name = name or run.label
+        name = name or folder.resolve().name
         keys = {title: key or title for title, _, key in (column.partition("=") for column in columns)}
         rows, forms = _numbers(found_in(folder), keys)
         filled = {key for row in rows for key, cell in row.items() if cell != ""}
@@ -175,7 +176,7 @@ def _study(run: RunFolder, columns: dict[str, str]) -> Study:
         return "; ".join(dict.fromkeys(values)) or UNKNOWN
 
     return Study(
-        command=each(made.command for made in run.made),
+        command=each(_typed(made.command) for made in run.made),
         rayfl=each(made.versions["rayfl"] for made in run.made),
         commit=each(made.rayfl_commit for made in run.made),
         machine=each(", ".join([f"{made.cores} cores of {made.cpu}", *made.gpus]) for made in run.made),
@@ -185,12 +186,21 @@ def _study(run: RunFolder, columns: dict[str, str]) -> Study:
     )
 
 
+def _typed(command: str) -> str:
+    """Return a command as a reader types it: `rayfl` in place of the script, without the place of the output."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output")
+    parser.add_argument("--resume", action="store_true")
+    program, *words = parser.parse_known_args(shlex.split(command))[1]
+    return shlex.join(["rayfl" if program == "sweep.py" else program, *words])
+
+
 def main(arguments: list[str] | None = None, root: Path = Path(__file__).parents[1]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is stale")
     add = parser.add_subparsers(dest="command").add_parser("add", help="add the table of a finished sweep or run")
     add.add_argument("folder", type=Path, help="folder of the sweep or run")
-    add.add_argument("--name", help="name of the table (default: the sweep's)")
+    add.add_argument("--name", help="name of the table (default: the folder's)")
     add.add_argument(
         "--columns", default="", help="columns shown: TITLE, KEY or TITLE=KEY of result.json (default: all)"
     )

@@ -75,11 +75,14 @@ def test_a_sweeps_table_is_its_own_table(tables, root, sweep, capsys):
 
 def test_facts_come_from_the_sweeps_record(tables, root, sweep):
     sweep.seconds = 5400
+    command = {"command": "sweep.py sweep a.yaml --set 'partition={name: iid}' --output /tmp/b --resume --name c"}
+    sweep.made = (sweep.made[0].model_copy(update=command),)
     sweep.made += (sweep.made[0].model_copy(update={"rayfl_commit": "abc", "gpus": ("H100",)}),)
     sweep.finish("finished")
     tables.main(["add", str(sweep.path), "--name", "other"], root)
     entry, made = tables.Results(root).studies["other"], sweep.made[0]
-    assert (entry.hours, entry.command, entry.rayfl) == (1.5, made.command, made.versions["rayfl"])
+    typed = "rayfl sweep a.yaml --set 'partition={name: iid}' --name c"
+    assert (entry.hours, entry.command, entry.rayfl) == (1.5, typed, made.versions["rayfl"])
     assert entry.commit == f"{made.rayfl_commit}; abc"
     machine = f"{made.cores} cores of {made.cpu}"
     assert entry.machine == f"{machine}; {machine}, H100"
