@@ -18,6 +18,7 @@ from typer.exceptions import TyperException
 from rayfl.cli import ask, learn, look, train
 from rayfl.cli.shared import warn
 from rayfl.config import ConfigError
+from rayfl.config.plain import public
 from rayfl.engine.termination import Terminated, leave
 
 STOPPED = 130
@@ -93,7 +94,7 @@ def main() -> None:
 
 def _say_stopped() -> None:
     words = sys.argv[1:]
-    if words[0] not in ("run", "sweep") or "--cluster" in words:
+    if words[0] not in ("run", "sweep") or any(word.partition("=")[0] == "--cluster" for word in words):
         warn("stopped")
         return
-    warn(f"stopped. To continue: rayfl {shlex.join(words + ['--resume'] * ('--resume' not in words))}")
+    warn(f"stopped. To continue: rayfl {public(shlex.join(words + ['--resume'] * ('--resume' not in words)))}")

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rayfl.cli.files import configs, rows
 from rayfl.config import ConfigError, choose, component, load_yaml
+from rayfl.config.plain import public
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
@@ -158,8 +159,8 @@ def _plain(text: str, style: str = "") -> Text:
 
 
 def say_mlflow(output: Path, uri: str | None, page: str = "") -> None:
-    """Print how to open MLflow at a page."""
-    where = uri_of(output, uri)
+    """Print how to open MLflow at a page, without the password of its address."""
+    where = public(uri_of(output, uri))
     if where.startswith("http"):
         notify(f"open MLflow: {where.rstrip('/')}/{page}")
         return

@@ -25,6 +25,9 @@ DENSITY = "local_density"
 DENSITY_AT_BEST = "local_density_at_best"
 """`DENSITY` in the round with the best mean score of clients."""
 
+LESS = ("time_to_", "macs_", "parameters_")
+"""Prefixes of results of which less is better, beside the costs of rounds."""
+
 AMOUNTS = ("gbit", "client_macs", "kbit_up_per_point")
 """Keys of `amounts`."""
 
@@ -64,10 +67,10 @@ class Facts(Config):
         return None
 
     def better(self, metric: str) -> Better:
-        """Return the better direction of a metric: "min" for losses and costs of rounds."""
+        """Return the better direction of a metric: "min" for losses, and for costs of rounds and networks."""
         if found := self.about(metric):
             return self.scores[found[0]]
-        return "min" if metric in {m.name for m in ROUND} else "max"
+        return "min" if metric in {m.name for m in ROUND} or metric.startswith(LESS) else "max"
 
 
 class Cost(Config):

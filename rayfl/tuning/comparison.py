@@ -115,7 +115,7 @@ def sweep(
 def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:
     if RunFolder.exists(folder):
         record = RunFolder.open(folder)
-        record.resume()
+        record.resume(plan.plain())
         return record
     tags = {"config": plan.where, "rows": ", ".join(plan.rows)}
     return RunFolder.create(folder, plan.name, plan.plain(), tags, plan.facts(), kind="sweep")

@@ -16,7 +16,7 @@ from helpers import TINY
 
 from rayfl import cli
 from rayfl.cli import train
-from rayfl.cli.shared import experiment_of
+from rayfl.cli.shared import experiment_of, say_mlflow
 from rayfl.core.net import Net
 from rayfl.data import Digits
 from rayfl.listeners import LISTENERS
@@ -54,6 +54,19 @@ def config(tmp_path):
         return name
 
     return write
+
+
+def test_addresses_are_printed_without_their_password(monkeypatch, capsys, tmp_path):
+    say_mlflow(tmp_path, "http://me:secret@host:5000/", "#/page")
+    monkeypatch.setattr("sys.argv", ["rayfl", "run", "a.yaml", "--tracking-uri", "postgresql://me:secret@host/db"])
+    cli._say_stopped()
+    monkeypatch.setattr("sys.argv", ["rayfl", "sweep", "--cluster=aws.yaml"])
+    cli._say_stopped()
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == (
+        "open MLflow: http://host:5000/#/page\n"
+        "stopped. To continue: rayfl run a.yaml --tracking-uri postgresql://host/db --resume\nstopped\n"
+    )
 
 
 HETEROFL = [

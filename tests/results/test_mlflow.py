@@ -28,6 +28,7 @@ from rayfl.results.folder import RunFolder
 from rayfl.results.made import Made
 from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, models, sent, system, unsent
 from rayfl.results.mlflow.sent import destine
+from rayfl.results.mlflow.store import first_line
 from rayfl.testing.tiny import TINY
 
 # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
@@ -356,6 +357,34 @@ def test_the_sender_ignores_a_run_without_a_folder(mlflow, tmp_path):
             sender.add(path)
         run.append(lines(1, 1))
     assert len(history(mlflow, stored(mlflow)[0])) == 1
+
+
+def test_a_stopped_sweep_has_no_rows_yet(mlflow, tmp_path):
+    """Parameters of a row cannot change when the sweep is resumed and another point is the best."""
+    sweep = RunFolder.create(tmp_path / "sweep", "digits", {"trials": 2}, {}, FACTS, kind="sweep")
+    one = create(sweep.path / "one", "fedavg", sweep.id)
+    one.append(lines(1, 2))
+    one.finish("finished")
+    for status, more in (("stopped", []), ("finished", [f"{sweep.id}/fedavg"])):
+        sweep.finish(status)
+        assert again(mlflow).sync_all(tmp_path) == 0
+        assert sorted(run.data.tags["rayfl.run_id"] for run in stored(mlflow)) == sorted([sweep.id, one.id, *more])
+
+
+def test_a_folder_that_cannot_be_read_does_not_block_others(mlflow, tmp_path):
+    said = []
+    mlflow.note = said.append
+    bad, good = create(tmp_path / "bad"), create(tmp_path / "good")
+    (bad.path / "run.json").write_text("?")
+    good.append(lines(1, 1))
+    assert mlflow.sync_all(tmp_path) == 0
+    assert [text.startswith(f"not sent to MLflow: {bad.path}") for text in said] == [True]
+    assert [run.data.tags["rayfl.run_id"] for run in stored(mlflow)] == [good.id]
+
+
+def test_an_error_is_said_without_the_password_of_its_address():
+    error = Exception("API request to http://me:secret@host/api failed\nmore")
+    assert first_line(error) == "API request to http://host/api failed"
 
 
 def test_a_damaged_run_does_not_block_others(mlflow, tmp_path):

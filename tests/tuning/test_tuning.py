@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from helpers import TINY
 from rows import folder, line
 from sweeps import LR, ROUNDS, refused, write
@@ -17,6 +18,7 @@ from rayfl.methods.dense import Dense
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder
 from rayfl.tuning import check as checks
+from rayfl.tuning import comparison
 from rayfl.tuning import sweep as sweeps
 from rayfl.tuning.load import load_sweep
 from rayfl.tuning.recorder import Recorder, folder_name
@@ -324,6 +326,17 @@ def test_what_is_for_people_is_no_part_of_the_experiment(tmp_path):
 
 
 # trials
+
+
+def test_a_resumed_sweep_has_the_published_numbers_of_its_file(tmp_path):
+    path = write(tmp_path)
+    for accuracy in (90, 91):
+        given = yaml.safe_load(path.read_text())
+        numbers = {"best_accuracy_mean": {"heterofl": accuracy}}
+        path.write_text(yaml.safe_dump(given | {"published": {"source": "a table", "numbers": numbers}}))
+        record = comparison._open_sweep(tmp_path / "runs", load_sweep(path))
+        record.finish("stopped")
+        assert str(accuracy) in RunFolder.open(record.path).config["published"]
 
 
 def test_how_many_trials_there_will_be(tmp_path):

@@ -10,7 +10,7 @@ from rayfl.config import ConfigError
 from rayfl.config.plain import public
 from rayfl.engine.checkpoints import CHECKPOINTS, STORE
 from rayfl.results.files import read_lines
-from rayfl.results.folder import RunFolder, Status, flatten, runs
+from rayfl.results.folder import RunFolder, Status, flatten, run_paths
 from rayfl.results.made import NO_COMMIT, Made
 from rayfl.results.mlflow import system
 from rayfl.results.mlflow.sent import Sent, experiment_of
@@ -67,8 +67,15 @@ class Copy:
         return not self.sync_runs([run])
 
     def sync_all(self, folder: str | Path) -> int:
-        """Send what is new below a folder. Return the number not sent. Raise ConfigError if MLflow stops answering."""
-        return len(self.store.patiently(lambda: self.sync_runs(list(runs(folder)))))
+        """Send what is new below a folder; runs that cannot be read are noted. Return the number not sent. Raise
+        ConfigError if MLflow stops answering."""
+        found = []
+        for path in run_paths(folder):
+            try:
+                found.append(RunFolder.open(path))
+            except ConfigError as error:
+                self.note(f"not sent to MLflow: {error}")
+        return len(self.store.patiently(lambda: self.sync_runs(found)))
 
     def sync_runs(self, given: list[RunFolder]) -> list[RunFolder]:
         """Send what is new of these runs. Return those not sent."""
@@ -191,7 +198,8 @@ class Copy:
             self._tag(run_id, _long(RESULT, json.dumps(run.result)))
         if run.error is not None:
             self._tag(run_id, {"error": run.error})
-        if run.kind == "sweep":
+        # parameters of rows cannot change, and of two values at a step MLflow shows the larger one
+        if run.kind == "sweep" and run.status == "finished":
             self._send_study(Study.of(run), run_id, experiment)
         if final := max((run.path / CHECKPOINTS).glob("round-*"), default=None):
             self._send_checkpoint(final, run_id)

@@ -134,7 +134,8 @@ class Store:
 
 
 def first_line(error: Exception) -> str:
-    return f"{error}".partition("\n")[0][:200]
+    """Return the first line of an error, without passwords of addresses."""
+    return public(f"{error}".partition("\n")[0])[:200]
 
 
 def _require_known(uri: str) -> None:
