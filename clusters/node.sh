@@ -46,7 +46,7 @@ export_nfs() {
     command -v exportfs >/dev/null || [ -x /usr/sbin/exportfs ] || packages nfs-kernel-server
     sudo mkdir -p "$shared" /etc/exports.d
     sudo chown "$(id -u):$(id -g)" "$shared"
-    # private networks; the cluster's security group restricts access
+    # private networks; on AWS, the cluster's security group restricts access
     local options="(rw,no_subtree_check)"
     echo "$shared 10.0.0.0/8$options 172.16.0.0/12$options 192.168.0.0/16$options" |
         sudo tee /etc/exports.d/rayfl.exports >/dev/null

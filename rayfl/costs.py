@@ -49,9 +49,16 @@ def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None
     """Return the FLOPs of training on this many samples: 3 forward passes per sample (the backward pass counts as two),
     2 FLOPs per multiply-add. `densities` of masked layers, by path. The backward pass of a frozen layer counts as one,
     because its weight has no gradient."""
-    trained = {name.rpartition(".")[0] for name in net.layout.shapes}
-    frozen = sum(n for path, n in net.layer_macs.items() if path not in trained)
+    frozen = sum(n for path, n in net.layer_macs.items() if path in _frozen(net))
     return (3 * 2 * macs(net, densities or {}) - 2 * frozen) * samples
+
+
+@functools.lru_cache(maxsize=1024)
+def _frozen(net: Net) -> frozenset[str]:
+    """Return the paths of the layers whose weight is not a parameter. One that is tied to another is."""
+    trained, module = {name.rpartition(".")[0] for name in net.layout.shapes}, net.blank()
+    others = ((path, module.get_submodule(path)) for path in net.layer_macs if path not in trained)
+    return frozenset(path for path, layer in others if not any(True for _ in layer.parameters(recurse=False)))
 
 
 def forward_flops(net: Net, samples: int) -> float:
@@ -80,7 +87,7 @@ def width_for(net: Net, capacity: float, metric: Metric = "width") -> float:
     some. Networks change only at the widths j / K, so the result is exact. A ConfigError if the narrowest network
     exceeds the capacity.
     """
-    if metric == "width":
+    if metric == "width" or capacity == 1:
         return capacity
     cost = cost_of(metric)
     whole = Net(net.model, exits=net.model.exit_count if net.exits else 0)

@@ -15,6 +15,7 @@ from rayfl.core.net import Net
 from rayfl.core.operations import CONVENTIONS
 from rayfl.costs import cost_of, present, space_mb, training_flops, width_for
 from rayfl.models import MODELS
+from rayfl.testing.tiny import model_of
 
 LEVELS = dict(zip("abcde", (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16), strict=True))
 """HeteroFL's capacity levels."""
@@ -350,6 +351,12 @@ def test_width_for_is_the_largest_that_the_budget_buys(name, metric):
         width = width_for(net, capacity, metric)
         bought, next_one = replace(net, width=width), replace(net, width=width + 1e-6)
         assert cost(bought) <= capacity * cost(net) < cost(next_one)
+
+
+def test_width_for_everything_needs_no_narrower_network():
+    """Whose norm of groups of four channels could not be built."""
+    net = Net(model_of("resnet18").model_copy(update={"norm": "group"}))
+    assert width_for(net, 1.0, "params") == 1.0
 
 
 @pytest.mark.parametrize("metric", ["params", "flops"])

@@ -232,8 +232,9 @@ def _index(axis: Axis, positions: Positions) -> torch.Tensor:
     """Return the indices of `positions` along a tensor dimension of this axis."""
     selected = torch.tensor([*positions.positions, *range(positions.size, axis.size)], dtype=torch.int64)
     inside = selected[:, None] * axis.copies + torch.arange(axis.copies)
-    alike = 1 if isinstance(positions, Picks) and positions.groups > 1 else axis.groups
-    groups = torch.arange(alike)[:, None] * (axis.size * axis.copies)
+    # picks in several groups repeat in an axis with a multiple of them (queries, keys and values of all heads)
+    own = positions.groups if isinstance(positions, Picks) else 1
+    groups = torch.arange(axis.groups // own)[:, None] * (own * axis.size * axis.copies)
     return (groups + inside.flatten()).flatten()
 
 

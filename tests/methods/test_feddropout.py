@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 import torch
-from helpers import bound, client_data, one_round, run, simulate, tiny
+from helpers import bound, client_data, message, one_round, run, simulate, tiny
 from torch import nn
 
 from rayfl.core.axes import Axis, layer_norm, linear
@@ -14,6 +14,7 @@ from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Picks, Window, random_subset, untied
 from rayfl.methods import METHODS, Client, Task
 from rayfl.models import MODELS, ImageModel
+from rayfl.testing.tiny import model_of
 from rayfl.training.settings import Training
 
 FedDropout = METHODS["feddropout"]
@@ -103,6 +104,16 @@ def test_untied_identity_skips_are_misaligned_and_projections_are_not(name):
     assert same == ["stage2.0", "stage3.0", "stage4.0"]
     agree = [r == s for block, (rs, ss) in found.items() if block not in same for r, s in zip(rs, ss, strict=True)]
     assert sum(agree) / len(agree) < 0.015
+
+
+def test_untied_layers_are_those_of_convolutions_and_linear_layers():
+    """GPT-2's weights are [in, out]; output layers of language models are embeddings; an LSTM adds two layers."""
+    for sections in (
+        {"data": "synthetic_text", "partition": "iid", "model": model_of("gpt2")},
+        {"data": {"name": "synthetic_text", "task": "masked_lm"}, "partition": "iid", "model": "heterofl_transformer"},
+    ):
+        said = message(tiny, method={"name": "feddropout", "tie_residual": False}, **sections)
+        assert "method.tie_residual: false is not valid. Allowed: true, because model" in said
 
 
 @pytest.mark.parametrize("name", [*RESNETS, "heterofl_cnn", "lenet5_caffe", "digits_cnn", "liang_cnn"])

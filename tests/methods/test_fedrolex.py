@@ -23,6 +23,21 @@ def window(method, round, capacity, axis="hidden0"):
     return method.select({}, Client(0, capacity, round)).positions[axis].positions
 
 
+def test_flattened_heads_of_queries_keys_and_values_in_one_layer(tmp_path):
+    """GPT-2's first attention layer has three times the columns of its output: the same positions in each third."""
+    gpt2 = {"name": "gpt2", "hidden": 16, "heads": 2, "layers": 1, "positions": 16}
+    method = {"name": "fedrolex", "heads": "flattened"}
+    clients = {"count": 4, "cohort": 4, "capacities": [1, 0.5]}
+    spec = tiny(method=method, model=gpt2, clients=clients, data={"name": "synthetic_text"}, partition="iid")
+    simulation = simulate(spec, tmp_path)
+    simulation.run_round()
+    selection = simulation.method.select(simulation.state, Client(0, 0.5, 1))
+    everything = torch.arange(16 * 48).reshape(16, 48)
+    part = selection.take({"transformer.h.0.attn.c_attn.weight": everything})["transformer.h.0.attn.c_attn.weight"]
+    columns = (part[0] % 48).reshape(3, 8)
+    assert torch.equal(columns[1:], columns[0] + torch.tensor([[16], [32]]))
+
+
 def test_windows_roll_up():
     """Windows of 3 and 2 of 5 nodes move one position per round, the small one inside the large one."""
     method = bound(FedRolex(), 1.0, 0.6, 0.4, hidden=(5,))

@@ -7,6 +7,8 @@ import pytest
 import torch
 from helpers import assert_same, client_data, message, run, simulate, tiny
 
+from rayfl.clients import Population
+from rayfl.config import ConfigError
 from rayfl.core import factors as lowrank
 from rayfl.core.fold import Fold
 from rayfl.core.joined import parameters_of
@@ -293,6 +295,15 @@ def test_flexlora_makes_up_for_a_scale_that_depends_on_the_rank(scaling):
         for path, whole in function(method, state).items():
             u, s, vt = lowrank.svd(whole, None).truncated(rank)
             torch.testing.assert_close(product(method, params, path), u * s @ vt, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fedex_lora", "lora_fair", "fed_plora", "rolling_lora", "important_lora"])
+def test_methods_that_need_one_scale_for_all_ranks(name):
+    model = LORA.model_copy(update={"scaling": "rslora"})
+    with pytest.raises(ConfigError, match="model.scaling: rslora is not valid. Allowed: constant, because method"):
+        bound(name, model=model).check(1, Population())
+    for ranks, same in ((WIDE, model), (RANKS, LORA)):
+        bound(name, ranks, same).check(1, Population())
 
 
 @pytest.mark.parametrize("name", ["fedit", "flora", "flexlora", "raflora", "fedex_lora", "florist"])

@@ -18,6 +18,7 @@ from helpers import message, simulate, tiny
 from rayfl.core.net import Net, check_axes, load
 from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.core.submodel import Picks, Slice, prefix
+from rayfl.costs import training_flops
 from rayfl.data.tokens import TokenTask
 from rayfl.exporting.submodels import as_module, export_submodel
 from rayfl.methods.base import Deployment
@@ -111,6 +112,12 @@ def test_multiply_adds_of_gpt2s_own_layers():
         "transformer.h.0.attn.c_attn.weight",
         "transformer.h.0.attn.c_attn.bias",
     )
+
+
+def test_a_tied_output_layer_is_trained():
+    """Three forward passes per sample, also of the output layer, whose weight is that of the embedding."""
+    net = Net(made("gpt2", "next_token", hidden=8, heads=2, ffn=6, layers=1))
+    assert training_flops(net, 5) == 5 * 6 * net.macs and "lm_head" in net.layer_macs
 
 
 # --- names and axes ---

@@ -480,6 +480,9 @@ def test_a_client_travels_without_its_label_set():
     assert sent == client and sent.present is None
 
 
+TEXT = {"data": {"name": "synthetic_text", "task": "masked_lm"}, "partition": "iid"}
+
+
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
@@ -487,14 +490,17 @@ def test_a_client_travels_without_its_label_set():
         ({"method": {"label_rows": "all"}}, "vocab: own only with mask: zero or neg_inf and label_rows: present"),
         (
             {"model": "digits_cnn"},
-            "method.vocab: 'own' is not valid. Allowed: 'full', because model digits_cnn predicts no tokens here, or "
-            "its mask is a token of its vocabulary",
+            "method.vocab: 'own' is not valid. Allowed: 'full', because model digits_cnn is not one of rayfl's own "
+            "transformers, predicts no tokens here, or its mask is a token of its vocabulary",
+        ),
+        (
+            {"model": {"name": "bert", "hidden": 16, "heads": 2, "layers": 1, "positions": 16}, **TEXT},
+            "method.vocab: 'own' is not valid. Allowed: 'full', because model bert is not one of rayfl's own",
         ),
     ],
 )
 def test_where_no_client_can_do_with_its_own_tokens(sections, said):
-    text = {"data": {"name": "synthetic_text", "task": "masked_lm"}, "partition": "iid"}
-    given = {} if "model" in sections else text | {"model": "heterofl_transformer"}
+    given = {} if "model" in sections else TEXT | {"model": "heterofl_transformer"}
     assert said in message(
         tiny, **given | sections | {"method": {"name": "heterofl", "vocab": "own"} | sections.get("method", {})}
     )

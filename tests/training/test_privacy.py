@@ -388,7 +388,8 @@ def test_a_private_fold_gives_the_noisy_mean_only():
         with pytest.raises(ConfigError, match="the server's step reads more of params than its noisy mean"):
             read("params")
     with pytest.raises(ConfigError, match="clients send masks, which is not clipped"):
-        fold.add(prefix(NET, NET), Update({}, 1.0, whole={"masks": {}}))
+        fold.add(prefix(NET, NET), Update({}, 1.0, whole={"masks": {"w": torch.zeros(1)}}))
+    fold.add(prefix(NET, NET), Update({"params": {}, "statistics": {}}, 1.0))
 
 
 def test_the_accountant_is_needed_by_private_runs_only(tmp_path, monkeypatch):

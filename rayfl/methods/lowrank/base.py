@@ -45,6 +45,9 @@ class LowRank(Method):
     over: ClassVar[Literal["holders", "all"]] = "holders"
     """Denominator of the mean: clients that hold the coordinate, or the whole cohort (missing values count as 0)."""
 
+    one_scale: ClassVar[bool] = False
+    """True if the server compares clients' adapters at one scale."""
+
     weight: Literal["samples", "uniform"] = "samples"
 
     # selection
@@ -53,7 +56,14 @@ class LowRank(Method):
         return adapters(task)
 
     def check(self, rounds: int, clients: Population) -> None:
-        """Raise a ConfigError if a client has nothing to train."""
+        """Raise a ConfigError if a client has nothing to train, or if scales that depend on the rank are not valid."""
+        model = self.task.model
+        assert isinstance(model, Lora)
+        if self.one_scale and model.scaling != "constant" and len(self.task.nets) > 1:
+            raise ConfigError(
+                f"model.scaling: {model.scaling} is not valid. Allowed: constant, because method {self.name} compares "
+                "clients of different ranks at one scale; or clients of one capacity"
+            )
         for capacity, net in self.task.nets.items():
             if not any(math.prod(shape) and self.is_trained(name, 0) for name, shape in net.layout.shapes.items()):
                 raise ConfigError(

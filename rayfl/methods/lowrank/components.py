@@ -7,7 +7,7 @@ and devices run the subset alone.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -20,6 +20,8 @@ from rayfl.methods.lowrank.base import LowRank, adapters, part_of
 
 
 class Components(LowRank):
+    one_scale: ClassVar = True
+
     others: Literal["folded", "left_out"] = "folded"
     """Components that a client does not train. folded: sent, and part of its frozen base. left_out: absent."""
 

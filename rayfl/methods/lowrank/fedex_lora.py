@@ -38,6 +38,8 @@ from rayfl.methods.lowrank.base import LowRank, adapters, merged, rank_sent
 class FedExLoRA(LowRank):
     contract: ClassVar = Contract(wants="adapters", fedavg=None)
 
+    one_scale: ClassVar = True
+
     name: Literal["fedex_lora"] = "fedex_lora"
 
     def sizes(self, task: Task) -> Mapping[float, Net]:

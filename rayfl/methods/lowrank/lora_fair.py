@@ -38,6 +38,8 @@ from rayfl.methods.lowrank.base import LowRank
 class LoRAFAIR(LowRank):
     contract: ClassVar = Contract(wants="adapters", fedavg=None)
 
+    one_scale: ClassVar = True
+
     name: Literal["lora_fair"] = "lora_fair"
     by: Literal["cosine", "ridge"] = "cosine"
     """Objective of the correction. cosine: 1 - cosine, by gradient descent. ridge: squared distance, in closed form."""

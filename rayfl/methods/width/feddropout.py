@@ -30,11 +30,14 @@ from typing import Literal
 
 import torch
 
+from rayfl.clients import Population
+from rayfl.config import ConfigError
 from rayfl.core.fold import State
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Selection, Slice, random_subset
 from rayfl.methods.base import Client
 from rayfl.methods.width.vocabulary import OwnVocabulary
+from rayfl.models.base import TokenModel
 from rayfl.training.settings import Fill
 
 
@@ -52,6 +55,17 @@ class FedDropout(OwnVocabulary):
     deploys: Literal["subset", "prefix"] = "subset"
     """Submodel deployed at a capacity: a random subset of the last round (with `draw: round` the trained one), or the
     first positions."""
+
+    def check(self, rounds: int, clients: Population) -> None:
+        super().check(rounds, clients)
+        server = self.task.server
+        dims = server.layout.dims.items()
+        others = [name for name, axes in dims if len(axes) > 1 and name.rpartition(".")[0] not in server.layers]
+        if not self.tie_residual and (others or isinstance(server.model, TokenModel)):
+            raise ConfigError(
+                f"method.tie_residual: false is not valid. Allowed: true, because model {server.model.name} has "
+                "weights other than those of convolutions and linear layers, or shares them"
+            )
 
     def select(self, state: State, client: Client) -> Selection:
         if self.draw == "round":

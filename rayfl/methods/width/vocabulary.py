@@ -28,6 +28,7 @@ from rayfl.data.samples import ClientData
 from rayfl.methods.base import Client, Payload, Visit
 from rayfl.methods.dense import Dense
 from rayfl.models.base import TokenModel
+from rayfl.models.transformer import Transformer
 from rayfl.training.settings import Loss
 
 
@@ -47,10 +48,10 @@ class OwnVocabulary(Dense):
     def check(self, rounds: int, clients: Population) -> None:
         super().check(rounds, clients)
         model = self.task.model
-        if self.vocab == "own" and not (isinstance(model, TokenModel) and _is_renumbered(model)):
+        if self.vocab == "own" and not (isinstance(model, Transformer) and _is_renumbered(model)):
             raise ConfigError(
-                f"method.vocab: 'own' is not valid. Allowed: 'full', because model {model.name} predicts no tokens "
-                "here, or its mask is a token of its vocabulary"
+                f"method.vocab: 'own' is not valid. Allowed: 'full', because model {model.name} is not one of rayfl's "
+                "own transformers, predicts no tokens here, or its mask is a token of its vocabulary"
             )
 
     def of_vocabulary(self, selection: Slice, client: Client) -> Slice:
@@ -81,7 +82,7 @@ class OwnVocabulary(Dense):
         return model.classes - visit.data.goal.classes if isinstance(model, TokenModel) else 0
 
 
-def _is_renumbered(model: TokenModel) -> bool:
+def _is_renumbered(model: Transformer) -> bool:
     """Return whether tokens can be renumbered: a mask must not be one of the classes."""
     return model.task == "next_token" or (model.task == "masked_lm" and model.ids > model.classes)
 
