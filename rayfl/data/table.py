@@ -244,7 +244,7 @@ def _texts(column: Any) -> tuple[np.ndarray, list[str]]:
 def _categories(column: Any) -> list[str]:
     """Return the different texts of a column: in the order of their numbers if all are numbers, otherwise as text."""
     texts = sorted(set(_texts(column)[1]))
-    numbers = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(np.float64)
+    numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)
     return texts if np.isnan(numbers).any() else [texts[i] for i in np.argsort(numbers, kind="stable")]
 
 
