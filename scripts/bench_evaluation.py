@@ -3,7 +3,8 @@
     python scripts/bench_evaluation.py            # every row of the quickstart, in this process on one thread
 
 The floor of an evaluation is the forward passes that it needs and nothing else: for the network of every capacity all
-held-out samples and, if its norms lack statistics, all training samples, as random images in full batches. An
+held-out samples in full batches and, if its norms lack statistics, all training samples in batches of one client, by
+which statistics are defined, as random images. An
 evaluation and a checkpoint follow every round; the quickstart evaluates every 5 rounds, and a run writes a checkpoint
 every 30 seconds and at its end.
 """
@@ -29,17 +30,18 @@ from rayfl.experiment import read_experiment
 QUICKSTART = Path(__file__).parents[1] / "tune_configs" / "quickstart.yaml"
 
 
-def forward_passes(simulation: Simulation, arrays: Arrays, batch_size: int = 256) -> None:
+def forward_passes(simulation: Simulation, arrays: Arrays) -> None:
     """Run the forward passes of one evaluation."""
     data, capacities = simulation.data, simulation.clients.all_capacities
-    held_out = arrays.test_samples + len(data.validation) + sum(data.test.sizes) + len(data.local_validation.idx)
+    batch_size = simulation.experiment.evaluation.batch_size
+    held_out = arrays.test_samples + len(data.validation) + int(sum(data.test.sizes)) + len(data.local_validation.idx)
     deployed = [simulation.verbs.deploy(simulation.state, simulation.round, capacity) for capacity in capacities]
     with torch.no_grad():
         for one in {one.key: one for one in deployed}.values():
             module = one.net.build().eval()
-            samples = held_out + (0 if one.has_statistics else len(data.train.idx))
-            for images in torch.randn(int(samples), *arrays.train["x"].shape[1:]).split(batch_size):
-                module(images)
+            full = [batch_size] * (held_out // batch_size) + [held_out % batch_size]
+            for samples in full + ([] if one.has_statistics else data.train.sizes.tolist()):
+                module(torch.randn(samples, *arrays.train["x"].shape[1:]))
 
 
 def measure(method: Any, study: dict[str, Any], folder: Path) -> dict[str, float]:

@@ -31,6 +31,7 @@ import torch.nn.functional as F  # noqa: E402
 from peers.timing import in_turns, ratios  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
+from torch import nn  # noqa: E402
 
 from rayfl import costs  # noqa: E402
 from rayfl.core.net import Net  # noqa: E402
@@ -89,8 +90,12 @@ class Case:
 
     def bare(self) -> Callable[[], Any]:
         """Return a function that takes the same number of steps of the same network in plain PyTorch."""
-        model: Any = MODELS[self.model]()
+        given: dict[str, Any] = {"input": self.input} if self.input else {}
+        model: Any = MODELS[self.model](**given)
         module = Net(model, self.width).build()
+        if self.method == "spafl":
+            add_thresholds(module)
+        taus = [layer.tau for layer in module.modules() if hasattr(layer, "tau")]
         optimizer = torch.optim.SGD(module.parameters(), lr=0.01, fused=True)
         batches = torch.rand(self.steps, self.batch_size, *model.input)
         labels = torch.randint(model.classes, (self.steps, self.batch_size))
@@ -99,7 +104,10 @@ class Case:
             module.train()
             for x, y in zip(batches, labels, strict=True):
                 optimizer.zero_grad()
-                F.cross_entropy(module(x), y).backward()
+                loss = F.cross_entropy(module(x), y)
+                for tau in taus:
+                    loss = loss + 0.002 * torch.exp(-tau).sum()
+                loss.backward()
                 optimizer.step()
 
         return train
@@ -116,6 +124,33 @@ class Case:
             return spent / visits
 
         return turn
+
+
+class UnitStep(torch.autograd.Function):
+    """1 above 0, otherwise 0; its gradient is 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def add_thresholds(module: nn.Module) -> None:
+    """Give every convolution and linear layer thresholds of its rows, as in SpaFL: pruned outputs are 0, and the
+    thresholds of an empty layer are reset."""
+
+    def prune(layer: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
+        mu = layer.weight.detach().abs().flatten(1).mean(1)
+        layer.tau.detach().masked_fill_((mu > layer.tau).sum() <= 0.01 * len(mu), 0)
+        return out * UnitStep.apply(mu - layer.tau).reshape(-1, *[1] * (out.dim() - 2))
+
+    for layer in list(module.modules()):
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.tau = nn.Parameter(torch.zeros(layer.weight.shape[0]))
+            layer.register_forward_hook(prune)
 
 
 TINY = {
@@ -189,34 +224,51 @@ def serve() -> None:
 
 
 def masks(turns: int) -> dict[str, dict[str, float]]:
-    """Return per row: microseconds per step, and the ratio to FedAvg's."""
-    found = in_turns({name: case.seconds() for name, case in MASKS.items()}, turns)
-    return {
-        name: {
-            "us a step": statistics.median(seconds) / MASKS[name].steps * 1e6,
-            "times FedAvg's": statistics.median(ratios(seconds, found[f"{MASKS[name].model}, fedavg"])),
+    """Return per row: microseconds per step, and the ratio to FedAvg's; for FedAvg and SpaFL also the same in plain
+    PyTorch, and the ratio to it."""
+    plain = {name: case for name, case in MASKS.items() if case.method in ("fedavg", "spafl")}
+    bare = {f"{name}, bare": case.seconds(case.bare()) for name, case in plain.items()}
+    found = in_turns({name: case.seconds() for name, case in MASKS.items()} | bare, turns)
+    rows = {}
+    for name, case in MASKS.items():
+        fedavg = f"{case.model}, fedavg"
+        rows[name] = {
+            "us a step": statistics.median(found[name]) / case.steps * 1e6,
+            "times FedAvg's": statistics.median(ratios(found[name], found[fedavg])),
         }
-        for name, seconds in found.items()
-    }
+        if name in plain:
+            seconds = found[f"{name}, bare"]
+            rows[name] |= {
+                "plain PyTorch": statistics.median(seconds) / case.steps * 1e6,
+                "times its FedAvg's": statistics.median(ratios(seconds, found[f"{fedavg}, bare"])),
+                "ratio": statistics.median(ratios(found[name], seconds)),
+            }
+    return rows
 
 
 def widths(turns: int) -> dict[str, dict[str, float]]:
-    """Return per row: milliseconds per step, their ratio to the largest network's, the same ratio of operations, and
-    the quotient of both. The mix is the mean of all five."""
-    found = in_turns({name: case.seconds() for name, case in WIDTHS.items()}, turns)
+    """Return per row: milliseconds per step; their ratio to plain PyTorch's, and to the largest network's; the ratio of
+    operations to the largest network's; and the quotient of these two, also of plain PyTorch. The mix is the mean of
+    all five."""
+    plain = {f"{name}, bare": case.seconds(case.bare()) for name, case in WIDTHS.items()}
+    found = in_turns({name: case.seconds() for name, case in WIDTHS.items()} | plain, turns)
     rows = {}
     for model in dict.fromkeys(case.model for case in WIDTHS.values()):
-        seconds = {letter: found[f"{model}, {letter}"] for letter in LETTERS}
         flops = {letter: WIDTHS[f"{model}, {letter}"].visit()[1] for letter in LETTERS}
-        seconds["mix"] = [statistics.mean(turn) for turn in zip(*seconds.values(), strict=True)]
+        sides = [{letter: found[f"{model}, {letter}{side}"] for letter in LETTERS} for side in ("", ", bare")]
+        for side in sides:
+            side["mix"] = [statistics.mean(turn) for turn in zip(*side.values(), strict=True)]
         flops["mix"] = statistics.mean(flops.values())
-        for letter, taken in seconds.items():
-            times, share = statistics.median(ratios(taken, seconds["a"])), flops[letter] / flops["a"]
+        for letter in flops:
+            share = flops[letter] / flops["a"]
+            ours, plain = (statistics.median(ratios(side[letter], side["a"])) for side in sides)
             rows[f"{model}, {letter}"] = {
-                "ms a step": statistics.median(taken) / WIDTHS[f"{model}, a"].steps * 1e3,
-                "times a's": times,
+                "ms a step": statistics.median(sides[0][letter]) / WIDTHS[f"{model}, a"].steps * 1e3,
+                "times plain PyTorch's": statistics.median(ratios(sides[0][letter], sides[1][letter])),
+                "times a's": ours,
                 "share of a's operations": share,
-                "over its share": times / share,
+                "over its share": ours / share,
+                "plain PyTorch over its share": plain / share,
             }
     return rows
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -142,7 +143,7 @@ def sweep(
         from rayfl.engine.simulation import load_data
         from rayfl.networks import deployments
         from rayfl.results.console import SweepProgress
-        from rayfl.results.mlflow.models import log_models
+        from rayfl.results.mlflow.models import load_exporter, log_models
         from rayfl.tuning import comparison
         from rayfl.tuning.load import load_sweep
 
@@ -159,6 +160,8 @@ def sweep(
     shows.notify(
         f"{plan.name}: {len(plan.rows)} methods, {plan.trials} trials of {rounds} rounds, {clients} clients on {data}"
     )
+    if not no_models:
+        Thread(target=load_exporter, daemon=True).start()
     with progress, sending as sender:
         found = comparison.sweep(
             plan,
