@@ -95,7 +95,7 @@ class Case:
         module = Net(model, self.width).build()
         if self.method == "spafl":
             add_thresholds(module)
-        taus = [layer.tau for layer in module.modules() if hasattr(layer, "tau")]
+        taus: list[Any] = [layer.tau for layer in module.modules() if hasattr(layer, "tau")]
         optimizer = torch.optim.SGD(module.parameters(), lr=0.01, fused=True)
         batches = torch.rand(self.steps, self.batch_size, *model.input)
         labels = torch.randint(model.classes, (self.steps, self.batch_size))
@@ -134,7 +134,7 @@ class UnitStep(torch.autograd.Function):
         return (x > 0).float()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # pyright: ignore
         return gradient
 
 
@@ -143,9 +143,10 @@ def add_thresholds(module: nn.Module) -> None:
     thresholds of an empty layer are reset."""
 
     def prune(layer: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
-        mu = layer.weight.detach().abs().flatten(1).mean(1)
+        mu: torch.Tensor = layer.weight.detach().abs().flatten(1).mean(1)
         layer.tau.detach().masked_fill_((mu > layer.tau).sum() <= 0.01 * len(mu), 0)
-        return out * UnitStep.apply(mu - layer.tau).reshape(-1, *[1] * (out.dim() - 2))
+        rows: Any = UnitStep.apply(mu - layer.tau)
+        return out * rows.reshape(-1, *[1] * (out.dim() - 2))
 
     for layer in list(module.modules()):
         if isinstance(layer, nn.Conv2d | nn.Linear):

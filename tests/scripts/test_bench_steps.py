@@ -57,15 +57,31 @@ def test_without_a_gpu_the_bench_says_what_is_allowed(bench, monkeypatch):
 
 
 def test_the_mix_of_widths_is_their_mean_over_the_largest(bench, monkeypatch):
-    """With seconds that are the operations, all is as large as its share."""
+    """With seconds that are the operations, and three times as many in plain PyTorch, all is as large as its share."""
     step = bench("bench_step")
     monkeypatch.setattr(step, "WIDTHS", {name: c for name, c in step.WIDTHS.items() if c.model == "mcmahan_cnn"})
-    monkeypatch.setattr(step.Case, "seconds", lambda case: lambda: case.visit()[1])
+    monkeypatch.setattr(step.Case, "seconds", lambda case, train=None: lambda: case.visit()[1] * (3 if train else 1))
     rows = step.widths(1)
     assert list(rows) == [f"mcmahan_cnn, {letter}" for letter in (*step.LETTERS, "mix")]
-    assert [row["over its share"] for row in rows.values()] == pytest.approx([1] * 6)
+    for column in ("over its share", "plain PyTorch over its share"):
+        assert [row[column] for row in rows.values()] == pytest.approx([1] * 6)
+    assert [row["times plain PyTorch's"] for row in rows.values()] == pytest.approx([1 / 3] * 6)
     shares = [row["times a's"] for row in rows.values()]
     assert shares[0] == 1 and shares[-1] == pytest.approx(sum(shares[:-1]) / 5)
+
+
+def test_the_floor_of_spafl_prunes_and_trains_thresholds_as_spafl_does(bench):
+    """A threshold of 2 prunes the row of mean magnitude 1, not that of 3. Its gradient is -g out, pruned or not."""
+    step = bench("bench_step")
+    layer = torch.nn.Linear(2, 2, bias=False)
+    layer.weight.data = torch.tensor([[1.0, -1.0], [3.0, 3.0]])
+    step.add_thresholds(layer)
+    layer.tau.data = torch.tensor([2.0, 2.0])
+    out = layer(torch.tensor([[5.0, 2.0]]))
+    out.backward(torch.tensor([[10.0, 100.0]]))
+    assert out.tolist() == [[0, 21]]
+    assert layer.weight.grad.tolist() == [[0, 0], [500, 200]]
+    assert layer.tau.grad.tolist() == [-30, -2100]
 
 
 @pytest.mark.slow
