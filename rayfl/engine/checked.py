@@ -50,7 +50,12 @@ class Checked:
         return self._ask("init", "", partial(_tensors, what="the state"))
 
     def select(self, state: State, client: Client) -> Selection:
-        return self._ask("select", f", client {client.id}", partial(_require, kind=Selection), state, client)
+        def run() -> Selection:
+            selection = self.method.select(state, client)
+            _require(selection, Selection)
+            return selection
+
+        return self._run("select", run, client=client)
 
     def extract(self, state: State, selection: Selection) -> Payload:
         return self._ask("extract", "", partial(_tensors, what="the payload"), state, selection)
@@ -63,7 +68,19 @@ class Checked:
 
         client = visit.client
         about = f" (round {client.round + 1}, capacity {client.capacity:g}, {len(visit.data)} samples)"
-        return self._run(f"local_update, client {client.id}", run, about)
+        return self._run("local_update", run, about, client)
+
+    def check_returned(self, payload: Payload, update: Update, visit: Visit) -> None:
+        """Raise a MethodFailed if a client does not return parameters that it was sent, except those of `withheld`."""
+
+        def run() -> None:
+            returned = update.sums.get("params", {}).keys()
+            if missing := sorted(payload["params"].keys() - returned - self.method.withheld(visit.net)):
+                raise Problem(
+                    f"params/{missing[0]} is not returned, but the denominators of `privacy` count it. Hint: `withheld`"
+                )
+
+        self._run("local_update", run, client=visit.client)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         return self._ask("step", f", round {round + 1}", lambda new: _next(new, state, round), state, round, fold)
@@ -92,15 +109,15 @@ class Checked:
 
         return self._run(f"{verb}{of}", run)
 
-    def _run(self, what: str, run: Callable[[], Any], about: str = "") -> Any:
-        where = f"method {self.method.name}, {what}"
+    def _run(self, what: str, run: Callable[[], Any], about: str = "", client: Client | None = None) -> Any:
         try:
             return run()
-        except Problem as problem:
-            raise MethodFailed(f"{where}: {problem}") from None
         except ConfigError:
             raise
         except Exception as error:
+            where = f"method {self.method.name}, {what}" + (f", client {client.id}" if client else "")
+            if isinstance(error, Problem):
+                raise MethodFailed(f"{where}: {error}") from None
             # without the frames of this class
             frames = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
             lines = traceback.format_exception(type(error), error, frames)

@@ -1,6 +1,8 @@
 """What a run with a `privacy:` section needs from its method: the public denominators, and groups that are clipped."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +10,7 @@ import torch
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import State
+from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
 from rayfl.engine.checked import Checked
 from rayfl.experiment import Experiment
@@ -15,8 +18,20 @@ from rayfl.methods.base import Client
 from rayfl.training.privacy import ALLOWED
 
 
+class Noting(Client):
+    """A client that notes whether more than its capacity and round is read."""
+
+    was_identified = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("id", "label_set"):
+            object.__setattr__(self, "was_identified", True)
+        return super().__getattribute__(name)
+
+
 class PublicCover:
-    """The denominators c_j of `rayfl.training.privacy`, computed anew only when the selections change."""
+    """The denominators c_j of `rayfl.training.privacy`, computed anew only when the selections change. Selections that
+    depend on capacity and round only are found once per capacity."""
 
     def __init__(self, verbs: Checked, clients: Population):
         self.verbs, self.clients = verbs, clients
@@ -26,16 +41,24 @@ class PublicCover:
     def of(self, state: State, round: int, capacities: Callable[[np.ndarray, int], np.ndarray]) -> Params:
         """Return parameter -> expected number of clients of a cohort that send each coordinate, over all clients.
         `capacities`: clients' capacities in a round."""
-        ids, held = np.arange(self.clients.count), {}
-        for id, capacity in zip(ids.tolist(), capacities(ids, round).tolist(), strict=True):
-            selection = self.verbs.select(state, Client(id, capacity, round))
-            held.setdefault(selection.key, [selection, 0])[1] += 1
-        counts = {key: count for key, (_, count) in held.items()}
+        found: dict[Hashable, Selection] = {}
+        counts: Counter[Hashable] = Counter()
+        all_capacities = capacities(np.arange(self.clients.count), round)
+        for capacity in dict.fromkeys(all_capacities.tolist()):
+            ids = np.flatnonzero(all_capacities == capacity).tolist()
+            first = Noting(ids[0], capacity, round)
+            selections = [self.verbs.select(state, first)]
+            if first.was_identified:
+                selections += [self.verbs.select(state, Client(id, capacity, round)) for id in ids[1:]]
+            for selection in selections:
+                found.setdefault(selection.key, selection)
+                counts[selection.key] += 1 if first.was_identified else len(ids)
         if counts != self._last[0]:
             cover = {name: torch.zeros_like(t) for name, t in state["params"].items()}
-            for selection, count in held.values():
-                for name in self.verbs.extract(state, selection)["params"]:
-                    selection.mark(name, count * self.clients.cohort / self.clients.count, cover[name])
+            for key, selection in found.items():
+                sent = self.verbs.extract(state, selection)["params"]
+                for name in sent.keys() - self.verbs.method.withheld(selection.net):
+                    selection.mark(name, counts[key] * self.clients.cohort / self.clients.count, cover[name])
             self._last = counts, cover
         return self._last[1]
 

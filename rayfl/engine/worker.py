@@ -93,6 +93,8 @@ class Worker:
         if (reason := updates.unfit(update, before)) is not None:
             return None, {name: update.metrics.get(name, value) for name, value in spent.items()}, reason
         protection = broadcast.protection
+        if protection.clip is not None:
+            self.verbs.check_returned(broadcast.payload, update, visit)
         if updates.transforms or protection.is_active:
             spent["bytes_up"], residual = transformed(
                 updates.transforms,

@@ -257,6 +257,10 @@ class Method(Named, ABC):
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         """Train one client on a worker and return its weighted sums, metrics and client state."""
 
+    def withheld(self, net: Net) -> frozenset[str]:
+        """Return the names of tensors that a client with this network is sent and does not return."""
+        return frozenset()
+
     def step(self, state: State, round: int, fold: Fold) -> State:
         """Return the next state from the sums over the round's updates. Must not change `state`."""
         return {group: fold.mean(group) for group in state}

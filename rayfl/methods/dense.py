@@ -4,7 +4,7 @@ The defaults are HeteroFL without Scaler and masks: a client trains the first ch
 averages each coordinate over the clients that hold it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import ClassVar, Literal, cast
 
@@ -80,9 +80,13 @@ class Dense(Method):
 
     def answer(self, trained: Params, payload: Payload, visit: Visit, metrics: dict[str, float]) -> Update:
         """Return the update: the trained tensors of the payload's groups, weighted."""
-        weight = self.weight_of(visit.data)
-        sums = {g: copied({name: trained[name] for name in t}, weight) for g, t in payload.items()}
-        whole = {g: sums.pop(g) for g in payload if g not in self.sent}
+        weight, kept = self.weight_of(visit.data), self.withheld(visit.net)
+
+        def weighted(names: Iterable[str]) -> Params:
+            return copied({name: trained[name] for name in names}, weight)
+
+        sums = {g: weighted(n for n in t if n not in kept) for g, t in payload.items() if g in self.sent}
+        whole = {g: weighted(t) for g, t in payload.items() if g not in self.sent}
         update = Update(sums, weight, whole, metrics=metrics)
         if self.label_rows == "present":
             present = visit.data.present.cpu()

@@ -9,8 +9,9 @@ norm C, noise multiplier z, and N_j ~ N(0, 1):
 
 A client changes the sum by at most C in the L2 norm whatever it holds, because S_k^T keeps norms. The denominator c_j
 counts all clients, not those that came: selections depend on capacities, round and seed, which are public, and on the
-server's model. Coordinates with c_j > 0 get noise also if no client of the cohort holds them. Coordinates with c_j = 0
-keep their value. All clients have weight 1. A server optimizer takes G_j / c_j as its direction.
+server's model. Parameters that clients hold without returning them (`Method.withheld`) do not count. Coordinates with
+c_j > 0 get noise also if no client of the cohort holds them. Coordinates with c_j = 0 keep their value. All clients
+have weight 1. A server optimizer takes G_j / c_j as its direction.
 
 With `quantile`, C is adapted (Andrew et al., NeurIPS 2021, https://arxiv.org/abs/1905.03871, Algorithm 1):
 

@@ -15,9 +15,11 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator
 from rayfl.core.server_optimizers import Server
 from rayfl.core.submodel import Mask, prefix, random_subset, rolling
+from rayfl.engine.checked import Checked, MethodFailed
 from rayfl.engine.jobs import Broadcast, Train
 from rayfl.engine.simulation import load_data
 from rayfl.experiment import read_experiment
+from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.testing.tiny import model_of
 from rayfl.training.privacy import NORM, Privacy, PrivateFold, Released, epsilon
 from rayfl.training.secure import Protection
@@ -118,6 +120,65 @@ def test_the_public_cover_does_not_depend_on_the_cohort(tmp_path):
     covers = [cover_of(simulate(private(clients=clients, seed=s), tmp_path / str(s))) for s in range(4)]
     assert all(torch.equal(t, cover[n]) for cover in covers for n, t in covers[0].items())
     assert {round(float(c), 5) for t in covers[0].values() for c in t.unique()} == {0.33333, 0.66667, 1.0}
+
+
+RESNET = {"name": "resnet18", "channels": 8, "norm": "group"}
+EXITS = {"name": "depthfl_resnet18", "channels": 8, "norm": "group"}
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "withheld"),
+    [
+        ({"name": "heterofl"}, MODEL, False),
+        ({"name": "depthfl", "alpha": 0, "exits": [2, 4], "distill": False}, EXITS, False),
+        ({"name": "depthfl", "alpha": 0, "exits": [2, 4], "distill": False, "exits_trained": "last"}, EXITS, True),
+        ({"name": "nefl", "variant": "D", "learn_steps": False}, RESNET, False),
+        ({"name": "nefl", "variant": "D", "learn_steps": False, "projections": "with_block"}, RESNET, True),
+    ],
+)
+def test_denominators_count_the_clients_that_return_a_coordinate(method, model, withheld, tmp_path):
+    """All six clients come, so the denominators are the numbers of their answers."""
+    simulation = simulate(
+        private(
+            method=method, model=model, clients={"count": 6, "cohort": 6, "capacities": [1, 0.4], "metric": "params"}
+        ),
+        tmp_path,
+    )
+    found, kept = {n: torch.zeros_like(t) for n, t in simulation.state["params"].items()}, set()
+    for selection, some in simulation.cohort().values():
+        payload = simulation.method.extract(simulation.state, selection)
+        for client in some:
+            done = simulation.executor.worker.train(Broadcast(payload, selection), Train([client], {}))
+            returned = done.update.sums["params"]
+            kept |= payload["params"].keys() - returned.keys()
+            selection.put({n: torch.ones_like(t) for n, t in returned.items()}, found)
+    assert bool(kept) == withheld
+    for n, t in cover_of(simulation).items():
+        torch.testing.assert_close(t, found[n])
+
+
+@pytest.mark.parametrize(("method", "asked"), [("heterofl", 3), ("fedrolex", 3), ("feddropout", 6)])
+def test_selections_by_capacity_are_found_once_for_all_its_clients(method, asked, tmp_path, monkeypatch):
+    """A hundred thousand clients would take seconds per round. Federated Dropout draws for every client below 1."""
+    simulation = simulate(private(method=method, clients={"count": 6, "capacities": [1, 0.5, 0.25]}), tmp_path)
+    calls, select = [], simulation.verbs.select
+    monkeypatch.setattr(Checked, "select", lambda verbs, state, client: calls.append(0) or select(state, client))
+    cover_of(simulation)
+    assert len(calls) == asked
+
+
+def test_a_parameter_that_a_client_keeps_without_saying_so_is_refused(tmp_path, monkeypatch):
+    simulation = simulate(private(), tmp_path)
+    train = HeteroFL.local_update
+
+    def forgetful(self, payload, visit):
+        update = train(self, payload, visit)
+        del update.sums["params"]["head.bias"]
+        return update
+
+    monkeypatch.setattr(HeteroFL, "local_update", forgetful)
+    with pytest.raises(MethodFailed, match="head.bias is not returned, but the denominators of `privacy` count it"):
+        simulation.train()
 
 
 def test_random_selections_are_counted_over_all_clients(tmp_path):

@@ -131,15 +131,14 @@ class DepthFL(Dense):
         return math.exp(-5 * left**2)
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        trained = self.trained_by(visit.net)
-        x: Params = {name: t for name, t in payload["params"].items() if name in trained}
+        kept = self.withheld(visit.net)
+        x: Params = {name: t for name, t in payload["params"].items() if name not in kept}
         g = (
             cast(Params, visit.client_state["g"])
             if visit.client_state
             else {name: torch.zeros_like(t) for name, t in x.items()}
         )
         update = self.trained(payload, visit, adjust=self._pull(x, g, visit.data.device) if self.alpha else None)
-        update.sums = {group: {n: t for n, t in sums.items() if n in trained} for group, sums in update.sums.items()}
         if self.alpha and update.metrics["steps"]:
             y = update.sums["params"]
             update.client_states[visit.client.id] = {
@@ -147,14 +146,13 @@ class DepthFL(Dense):
             }
         return update
 
-    def trained_by(self, net: Net) -> set[str]:
-        """Return the names of the parameters and statistics trained with this network. `exits_trained: last` excludes
-        those of earlier exits, which a network with one exit fewer has and one without early exits has not."""
-        names = set(net.full_layout.dims)
+    def withheld(self, net: Net) -> frozenset[str]:
+        """With `exits_trained: last`, the parameters and statistics of earlier exits, which a network with one exit
+        fewer has and one without early exits has not."""
         if self.exits_trained == "all" or net.exits < 2:
-            return names
-        before, trunk = (set(replace(net, exits=exits).full_layout.dims) for exits in (net.exits - 1, 0))
-        return names - (before - trunk)
+            return frozenset()
+        before, trunk = (frozenset(replace(net, exits=exits).full_layout.dims) for exits in (net.exits - 1, 0))
+        return before - trunk
 
     def _pull(self, x: Params, g: Params, device: torch.device) -> Callable[[nn.Module], None]:
         """Return a function that adds FedDyn's alpha (y - x_t) - g_k to the gradients."""

@@ -125,15 +125,15 @@ class NeFL(Dense):
         steps = nn.ModuleList(m for m in module.modules() if isinstance(m, Step))
         steps.requires_grad_(self.learn_steps)
         try:
-            update = self.trained(payload, visit)
+            return self.trained(payload, visit)
         finally:
             # the cached module is shared
             steps.requires_grad_(True)
-        if self.projections == "with_block":
-            omitted = tuple(f"{block}.projection." for block in visit.net.without)
-            params = update.sums["params"]
-            update.sums["params"] = {name: t for name, t in params.items() if not name.startswith(omitted)}
-        return update
+
+    def withheld(self, net: Net) -> frozenset[str]:
+        omitted = tuple(f"{block}.projection." for block in net.without)
+        names = net.full_layout.dims if self.projections == "with_block" else ()
+        return frozenset(name for name in names if name.startswith(omitted))
 
 
 def initial_steps(blocks: Iterable[Iterable[str]], without: Collection[str]) -> dict[str, int]:
