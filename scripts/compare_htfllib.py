@@ -2,12 +2,14 @@
 
     git clone https://github.com/TsingZ0/HtFLlib ../HtFLlib
     uv run scripts/compare_htfllib.py ../HtFLlib              # all methods, 40 rounds
-    uv run scripts/compare_htfllib.py ../HtFLlib --methods FML FedGH --seed 1
+    uv run scripts/compare_htfllib.py ../HtFLlib --methods FML FedGH --seeds 1
+    uv run scripts/compare_htfllib.py ../HtFLlib --rates runs/htfl_rates --seeds 0 1 2    # rates tuned by a sweep
 
 The study is `tune_configs/htfl_fashion_mnist.yaml`. HtFLlib's server and client classes run unchanged, on a CPU, with
 the options of its `total.sh`. They get rayfl's partition, in their file format, and rayfl's networks with their initial
 parameters, those of a common network too, in place of HtFLlib's own. Both sides run in processes of one thread, side by
-side. Accuracy is that on the clients' own test splits, weighted by their sizes, in per cent.
+side. Accuracy is that on the clients' own test splits, weighted by their sizes, in per cent; with several seeds, the
+mean and the standard deviation, also of rayfl's difference.
 """
 
 import os
@@ -16,15 +18,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
+import csv  # noqa: E402
 import importlib  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import random  # noqa: E402
+import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import types  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -55,17 +61,27 @@ METHODS = {
 FEATURES, COMMON_FEATURES = 64, 16
 
 
-def simulation(row: str, seed: int, rounds: int, folder: str) -> Simulation:
-    experiment = load_sweep(STUDY).experiment(row, {}, seed).with_(rounds=rounds, run={"executor": "serial"})
-    return Simulation(experiment, experiment.data.arrays(), Path(folder))
+@dataclass(frozen=True)
+class Case:
+    """One run of both sides."""
+
+    name: str
+    seed: int
+    rounds: int
+    lr: float
+
+    def simulation(self, row: str, folder: str) -> Simulation:
+        experiment = load_sweep(STUDY).experiment(row, {"training.lr": self.lr}, self.seed)
+        experiment = experiment.with_(rounds=self.rounds, run={"executor": "serial"})
+        return Simulation(experiment, experiment.data.arrays(), Path(folder))
 
 
 # rayfl
 
 
-def on_rayfl(name: str, seed: int, rounds: int) -> list[float]:
+def on_rayfl(case: Case) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="rayfl-") as folder:
-        run, found = simulation(METHODS[name][0], seed, rounds, folder), []
+        run, found = case.simulation(METHODS[case.name][0], folder), []
         while not run.done:
             line = run.run_round()
             if "local_accuracy_samples" in line:
@@ -98,11 +114,13 @@ class Given(nn.Module):
         return self.fc(self.body(x))
 
 
-def on_htfllib(checkout: Path, name: str, seed: int, rounds: int) -> list[float]:
+def on_htfllib(checkout: Path, case: Case) -> list[float]:
+    _, file, kind = METHODS[case.name]
     with tempfile.TemporaryDirectory(prefix="rayfl-") as folder:
-        own: Any = simulation(METHODS[name][0], seed, rounds, folder).method
-        run = simulation("local", seed, rounds, folder)
-        every, capacities = run.experiment.evaluation.every, _export(run, checkout / "dataset" / f"rayfl{seed}", seed)
+        own: Any = case.simulation(METHODS[case.name][0], folder).method
+        run = case.simulation("local", folder)
+        capacities = _export(run, checkout / "dataset" / f"rayfl{case.seed}", case.seed)
+        every = run.experiment.evaluation.every
         method: Any = run.method
         Given.nets = {c: (net, method.initial(c)) for c, net in method.task.nets.items()}
         if "common" in (state := own.init()):
@@ -121,18 +139,18 @@ def on_htfllib(checkout: Path, name: str, seed: int, rounds: int) -> list[float]
         self.head.load_state_dict(self.base.start_head)
 
     models.BaseHeadSplit.__init__ = with_initial_head
-    module = importlib.import_module(f"flcore.servers.{METHODS[name][1]}")
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    module = importlib.import_module(f"flcore.servers.{file}")
+    random.seed(case.seed)
+    np.random.seed(case.seed)
+    torch.manual_seed(case.seed)
     with contextlib.redirect_stdout(io.StringIO()):
-        server = getattr(module, METHODS[name][2])(_options(name, seed, rounds, every, capacities), 0)
+        server = getattr(module, kind)(_options(case, every, capacities), 0)
         server.save_results = lambda: None
         # HtFLlib stops with an error if outputs are not finite
         with contextlib.suppress(ValueError):
             server.train()
     found = server.rs_test_acc[1:]
-    return found + [math.nan] * (rounds // every - len(found))
+    return found + [math.nan] * (case.rounds // every - len(found))
 
 
 def _export(run: Simulation, to: Path, seed: int) -> list[float]:
@@ -146,17 +164,17 @@ def _export(run: Simulation, to: Path, seed: int) -> list[float]:
     return [run.clients.capacity(client, seed, 0) for client in range(run.clients.count)]
 
 
-def _options(name: str, seed: int, rounds: int, every: int, capacities: list[float]) -> types.SimpleNamespace:
+def _options(case: Case, every: int, capacities: list[float]) -> types.SimpleNamespace:
     """Return the arguments of HtFLlib's `main.py`, those of methods as in `total.sh`."""
     models = [f"Given({capacity})" for capacity in capacities]
     return types.SimpleNamespace(
         device="cpu",
-        dataset=f"rayfl{seed}",
+        dataset=f"rayfl{case.seed}",
         num_classes=10,
-        global_rounds=rounds,
+        global_rounds=case.rounds,
         local_epochs=1,
         batch_size=10,
-        local_learning_rate=0.01,
+        local_learning_rate=case.lr,
         num_clients=len(capacities),
         join_ratio=1.0,
         random_join_ratio=False,
@@ -170,18 +188,18 @@ def _options(name: str, seed: int, rounds: int, every: int, capacities: list[flo
         top_cnt=100,
         eval_gap=every,
         goal="rayfl",
-        algorithm=name,
+        algorithm=case.name,
         save_folder_name="temp",
         models_folder_name="",
         feature_dim=FEATURES,
         models=models,
         global_model="Given('common')" if "common" in Given.nets else models[0],
-        lamda=10 if name in ("FedProto", "FedTGP") else 1,
-        server_epochs=1 if name == "FedGH" else 100,
+        lamda=10 if case.name in ("FedProto", "FedTGP") else 1,
+        server_epochs=1 if case.name == "FedGH" else 100,
         server_learning_rate=0.01,
         alpha=0.5,
         beta=0.5,
-        mentee_learning_rate=0.01,
+        mentee_learning_rate=case.lr,
         T_start=0.95,
         T_end=0.98,
         margin_threthold=100.0,
@@ -195,41 +213,64 @@ def _options(name: str, seed: int, rounds: int, every: int, capacities: list[flo
 # both
 
 
-def compared(checkout: Path, name: str, seed: int, rounds: int) -> dict[str, Any]:
-    """Return the line of a method: accuracy of both sides by round."""
-    command = [sys.executable, __file__, str(checkout), "--seed", str(seed), "--rounds", str(rounds), "--methods", name]
-    sides = {side: [*command, "--side", side] for side in ("HtFLlib", "rayfl")}
+def compared(checkout: Path, case: Case) -> dict[str, list[float]]:
+    """Return the accuracy of both sides, round by round."""
+    given = [f"--{key}={value}" for key, value in (("seeds", case.seed), ("rounds", case.rounds), ("lr", case.lr))]
+    command = [sys.executable, __file__, str(checkout), *given, f"--methods={case.name}"]
+    sides = {side: [*command, f"--side={side}"] for side in ("HtFLlib", "rayfl")}
     running = {side: subprocess.Popen(one, stdout=subprocess.PIPE, text=True) for side, one in sides.items()}
     printed = {side: process.communicate()[0] for side, process in running.items()}
     if failed := [side for side, process in running.items() if process.returncode]:
-        raise SystemExit(f"{name}: {' and '.join(failed)} failed, see above")
-    found = {side: json.loads(text.splitlines()[-1]) for side, text in printed.items()}
+        raise SystemExit(f"{case.name}: {' and '.join(failed)} failed, see above")
+    return {side: json.loads(text.splitlines()[-1]) for side, text in printed.items()}
+
+
+def line_of(checkout: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the line of a method in the table, over its seeds."""
+    found = [compared(checkout, case) for case in cases]
     every = load_sweep(STUDY).first.evaluation.every
-    line: dict[str, Any] = {"method": name, "row": METHODS[name][0]}
-    for i, pair in enumerate(zip(found["HtFLlib"], found["rayfl"], strict=True), start=1):
-        line |= {f"{side} {i * every}": 100 * value for side, value in zip(found, pair, strict=True)}
+    line: dict[str, Any] = {"method": cases[0].name, "row": METHODS[cases[0].name][0], "lr": cases[0].lr}
+    for i in range(cases[0].rounds // every):
+        columns = {side: [100 * one[side][i] for one in found] for side in found[0]}
+        if len(cases) > 1:
+            columns["difference"] = [ours - theirs for theirs, ours in zip(*columns.values(), strict=True)]
+        for title, values in columns.items():
+            line[f"{title} {(i + 1) * every}"] = statistics.mean(values)
+            if len(cases) > 1:
+                line[f"{title} {(i + 1) * every} std"] = statistics.stdev(values)
     return line
+
+
+def rates_of(sweep: Path | None) -> dict[str, float]:
+    """Return row -> best learning rate of a finished sweep."""
+    if sweep is None:
+        return {}
+    with (sweep / "results.csv").open(newline="") as file:
+        return {row["method"]: float(row["training.lr"]) for row in csv.DictReader(file)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkout", type=Path, help="folder of HtFLlib")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
-    parser.add_argument("--seed", type=int, default=0, help="seed of partition, networks and training (default: 0)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of partition, networks and training")
     parser.add_argument("--rounds", type=int, default=40, help="rounds, a multiple of 10 (default: 40)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of all methods (default: 0.01)")
+    parser.add_argument("--rates", type=Path, help="folder of a sweep of the study: every method's best rate, for --lr")
     parser.add_argument("--side", choices=("HtFLlib", "rayfl"), help="print the accuracies of one side only, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    checkout = options.checkout.resolve()
-    if options.side:
-        [name] = options.methods
-        given = (name, options.seed, options.rounds)
-        print(json.dumps(on_rayfl(*given) if options.side == "rayfl" else on_htfllib(checkout, *given)))
-        return
+    checkout, rates = options.checkout.resolve(), rates_of(options.rates)
     lines = []
     for name in options.methods:
-        lines.append(compared(checkout, name, options.seed, options.rounds))
-        print(*(f"{value:.1f}" if isinstance(value, float) else value for value in lines[-1].values()), flush=True)
+        row = METHODS[name][0]
+        lr = rates[row] if row in rates else options.lr
+        cases = [Case(name, seed, options.rounds, lr) for seed in options.seeds]
+        if options.side:
+            print(json.dumps(on_rayfl(cases[0]) if options.side == "rayfl" else on_htfllib(checkout, cases[0])))
+            return
+        lines.append(line_of(checkout, cases))
+        print(*(f"{value:.3g}" if isinstance(value, float) else value for value in lines[-1].values()), flush=True)
     print(as_csv(list(lines[0]), [list(line.values()) for line in lines]))
 
 
