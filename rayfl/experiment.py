@@ -356,7 +356,8 @@ def _check(experiment: Experiment) -> None:
                     f"{experiment.data.name} are {goal.targets}. Allowed: {', '.join(same)}"
                 )
         for net in method.task.nets.values():
-            assert net.layout
+            # a forward pass without data
+            assert net.layout and net.macs
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

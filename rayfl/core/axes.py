@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import nn
 
 from rayfl.core.norms import StaticBatchNorm
@@ -104,8 +105,20 @@ def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
                 f"norm 'group' needs a multiple of {count} channels, but axis {channels.name!r} has {channels.length} "
                 "at this width. Hint: use larger capacities or another norm"
             )
-        layer = nn.GroupNorm(count, channels.length)
+        layer = (InstanceNorm if kind == "instance" else nn.GroupNorm)(count, channels.length)
     return declare(layer, weight=(channels,), bias=(channels,))
+
+
+class InstanceNorm(nn.GroupNorm):
+    """GroupNorm with one group per channel, which needs more than one value per channel: of one it makes 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x[0, 0].numel() == 1:
+            raise ValueError(
+                "norm 'instance' needs maps of more than one pixel, but the network has a map of 1x1. Allowed: larger "
+                "images, or another norm"
+            )
+        return super().forward(x)
 
 
 def layer_norm(features: Axis) -> nn.LayerNorm:

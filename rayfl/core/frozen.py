@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 
-from rayfl.core.net import Family, cached_module
+from rayfl.core.net import Family, Net, cached_module
 from rayfl.core.tensors import Params
 
 _KEPT: dict[Hashable, Params] = {}
@@ -22,9 +22,12 @@ def tensors_of(model: Family) -> Params:
     return _KEPT[model.frozen_key]
 
 
-def all_of(models: Iterable[Family]) -> dict[Hashable, Params]:
-    """Return the frozen tensors of all models that have any, by `Family.frozen_key`."""
-    return {model.frozen_key: found for model in models if (found := tensors_of(model))}
+def all_of(nets: Iterable[Net]) -> dict[Hashable, Params]:
+    """Return the frozen tensors of all networks' models that have any, by `Family.frozen_key`, and keep them."""
+    models = dict.fromkeys(net.model for net in nets)
+    tensors = {model.frozen_key: found for model in models if (found := tensors_of(model))}
+    keep(tensors)
+    return tensors
 
 
 def keep(tensors: Mapping[Hashable, Params]) -> None:

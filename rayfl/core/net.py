@@ -154,12 +154,10 @@ def _layout(net: Net) -> Layout:
 
 @functools.lru_cache(maxsize=512)
 def _full_layout(net: Net) -> Layout:
-    found = net.layout
-    weights = {name: f"{name.rpartition('.')[0]}.weight" for name in norms.fresh(net.blank())}
-    return Layout(
-        {**found.dims, **{name: found.dims[weight] for name, weight in weights.items()}},
-        {**found.shapes, **{name: found.shapes[weight] for name, weight in weights.items()}},
-    )
+    found, statistics = net.layout, norms.fresh(net.blank())
+    # a frozen base has whole norms, whose weights are no parameters
+    dims = {name: found.dims.get(f"{name.rpartition('.')[0]}.weight", (None,)) for name in statistics}
+    return Layout({**found.dims, **dims}, {**found.shapes, **{name: tuple(t.shape) for name, t in statistics.items()}})
 
 
 def _is_embedding(module: nn.Module) -> bool:

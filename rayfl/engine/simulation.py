@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rayfl.core import frozen
 from rayfl.core.fold import Fold, PairwiseSum, State, aligned, sum_of_updates
 from rayfl.core.net import Net
 from rayfl.core.server_optimizers import MOMENTS
@@ -104,6 +105,7 @@ class Simulation:
         """Scores per client of the last evaluation."""
 
     def _serial(self, arrays: Arrays) -> Executor:
+        frozen.all_of(self.method.task.nets.values())
         return Serial(Worker(self.recipe, arrays), self.experiment.run.threads)
 
     @cached_property

@@ -64,7 +64,7 @@ def export_submodel(
     network = _network(deployed)
     module = _answering(network, deployed)
     example = deployed.net.model.example(2, "cpu")
-    varying = dict.fromkeys(deployed.net.model.varying, torch.export.Dim.AUTO)
+    varying = dict.fromkeys(deployed.net.model.varying, torch.export.Dim.DYNAMIC)
     program = torch.export.export(module, (example,), dynamic_shapes=(varying,))
     to.mkdir(parents=True, exist_ok=True)
     tensors = dict(network.named_parameters()) | dict(network.named_buffers())

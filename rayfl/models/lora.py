@@ -40,7 +40,8 @@ class Lora(Model):
     """Adapters of at most `rank` at the targets of a base network.
 
     A capacity c has rank ceil(c `rank`). Below 1 / `rank` the rank is 0, so that only the head is trained. Layers keep
-    the base's paths: parameters are "<path>.lora.A", "<path>.lora.B", and those of the base's head.
+    the base's paths: parameters are "<path>.lora.A", "<path>.lora.B", and those of the base's head. A method's Scaler
+    has no effect, because no layer is narrow.
     """
 
     name: Literal["lora"] = "lora"
@@ -207,12 +208,14 @@ class Lora(Model):
         """Write the base's files with the adapters merged; if the base is unchanged, also the adapters alone, for peft,
         in the folder "adapter"."""
         self.base.write(Net(self.base), self.merged_into_base(net, params), answer, files, to)
-        rank = self.rank_of(net)
-        if rank and not self.merged and not self.core:
+        ranks = {path: len(params[f"{path}.lora.A"]) for path in self.target_paths}
+        ranks = {path: rank for path, rank in ranks.items() if rank}
+        if ranks and not self.merged and not self.core:
             weights = getattr(self.base, "weights", "")
             task = getattr(self.base, "task", "classes")
             head = self.base.head_paths if self.head == "train" else ()
-            config = peft.config_of(rank, self.scale(rank), self.target_paths, head, self.dropout, task, weights)
+            alphas = {path: self.scale(rank) * rank for path, rank in ranks.items()}
+            config = peft.config_of(ranks, alphas, head, self.dropout, task, weights)
             peft.write(to / "adapter", params, config)
 
     def merged_into_base(self, net: Net, params: Params) -> Params:
@@ -265,10 +268,12 @@ def _take_base(module: nn.Module, trained: set[str], tensors: Params | None) -> 
     """Turn untrained parameters into buffers with these tensors, or on the meta device without. A tensor with several
     names uses its first."""
     first = {id(t): name for name, t in chain(module.named_buffers(), module.named_parameters())}
+    # one tensor under all its names, so that it is saved once
+    shared: Params = {}
     for path, layer in list(module.named_modules()):
         for own, t in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
             name = first[id(t)]
-            given = (t if tensors is None else tensors[name]).detach()
+            given = shared.setdefault(name, (t if tensors is None else tensors[name]).detach())
             if f"{path}.{own}".lstrip(".") in trained:
                 layer.register_parameter(own, nn.Parameter(given.clone()))
             else:

@@ -6,7 +6,7 @@ adapter_model.safetensors      "base_model.model.<path>.lora_A.weight" [r, in], 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,22 @@ def write(folder: Path, params: Params, config: dict[str, Any]) -> None:
 
 
 def config_of(
-    rank: int, scale: float, targets: Sequence[str], head: Sequence[str], dropout: float, task: str, base: str
+    ranks: Mapping[str, int], alphas: Mapping[str, float], head: Sequence[str], dropout: float, task: str, base: str
 ) -> dict[str, Any]:
-    """Return the content of adapter_config.json. `scale`: s of y = W0 x + s B A x; `base`: folder of the base."""
+    """Return the content of adapter_config.json. `ranks` and `alphas`: by layer, r and s r of y = W0 x + s B A x;
+    `base`: folder of the base."""
+    rank, alpha = next(iter(ranks.values())), next(iter(alphas.values()))
     return {
         "peft_type": "LORA",
         "task_type": TASKS.get(task),
         "base_model_name_or_path": base or None,
         "r": rank,
-        "lora_alpha": scale * rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {path: r for path, r in ranks.items() if r != rank},
+        "alpha_pattern": {path: a for path, a in alphas.items() if a != alpha},
         "use_rslora": False,
         "lora_dropout": dropout,
-        "target_modules": list(targets),
+        "target_modules": list(ranks),
         "modules_to_save": list(head) or None,
         "bias": "none",
         "fan_in_fan_out": False,

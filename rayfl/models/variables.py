@@ -138,7 +138,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inputs = self.inputs(x.transpose(1, 2))
-        h = c = inputs.new_zeros(len(x), self.units)
+        h = c = inputs.new_zeros(inputs.shape[0], self.units)
         found = []
         for step in inputs.unbind(1):
             i, f, g, o = (step + self.states(h)).chunk(4, 1)

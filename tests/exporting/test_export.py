@@ -70,6 +70,17 @@ def test_plain_torch_runs_it(finished, tmp_path):
     assert any("running_mean" in name for name in state)
 
 
+@pytest.mark.parametrize("name", ["lstm", "conv1d", "mlp", "resnet18", "vit_b_16", "gpt2"])
+def test_a_program_takes_batches_of_any_size(name, tmp_path):
+    net = Net(MODELS[name](**MODELS[name].smallest))
+    module = export_submodel(Deployment("own", net, net.initial(), net.statistics()), tmp_path / "to", {}, print)
+    program = torch.export.load(tmp_path / "to" / "model.pt2").module()
+    for count in (1, 5):
+        x = net.model.example(count, "cpu")
+        with torch.no_grad():
+            torch.testing.assert_close(program(x), module(x))
+
+
 def test_a_network_with_exits_answers_as_it_is_deployed(tmp_path):
     """By the mean of its exits, which its file says."""
     simulation = simulate(tiny(method={"name": "depthfl"}, rounds=1, **NESTED["depthfl"]), tmp_path / "run")

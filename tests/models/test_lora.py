@@ -124,6 +124,36 @@ def test_the_base_is_neither_sent_nor_folded(tmp_path):
     assert all(torch.equal(t, before[name]) for name, t in frozen.tensors_of(LORA).items())
 
 
+def test_a_base_may_have_batch_norms(tmp_path):
+    """The norms are frozen, so their weights are not in the layout; their statistics are collected."""
+    model = {"name": "lora", "base": {"name": "digits_cnn"}, "targets": ["hidden"], "rank": 8}
+    [*_, line] = run(simulate(tiny(model=model, method="rbla", clients={"capacities": [1, 0.5]}), tmp_path))
+    assert 0 <= line["accuracy_0.5"] <= 1
+    net = Net(MODELS["lora"](**model | {"base": MODELS["digits_cnn"]()}), 0.5)
+    assert set(net.full_layout.shapes) - set(net.layout.shapes) == set(net.statistics())
+
+
+def test_two_bases_are_read_once_per_run(tmp_path, monkeypatch):
+    reads, read = [], type(LORA).frozen
+    monkeypatch.setattr(type(LORA), "frozen", lambda model: reads.append(model) or read(model))
+    other = LORA.model_copy(update={"base": VIT.model_copy(update={"layers": VIT.layers + 1}), "base_seed": 77})
+    mix = {"name": "mix", "networks": {"1": other, "0.5": LORA.model_copy(update={"base_seed": 78})}}
+    run(simulate(tiny(model=mix, method="fedproto", clients={"capacities": [1, 0.5]}), tmp_path))
+    assert sorted(model.base_seed for model in reads) == [77, 78]
+
+
+@pytest.mark.parametrize(
+    ("base", "task", "tied"),
+    [("gpt2", "next_token", "lm_head.weight"), ("bert", "masked_lm", "cls.predictions.decoder.weight")],
+)
+def test_tied_weights_of_a_base_are_saved_once(base, task, tied, tmp_path):
+    settings = MODELS[base].smallest | {"task": task} | ({"exits": ()} if base == "bert" else {})
+    net = Net(MODELS["lora"](base=MODELS[base](**settings), rank=4))
+    export_submodel(Deployment("own", net, net.initial()), tmp_path / "to", {}, pytest.fail)
+    found = load_file(tmp_path / "to" / "model.safetensors")
+    assert tied not in found and dict(net.build().named_buffers(remove_duplicate=False)).keys() - found.keys() >= {tied}
+
+
 def test_networks_of_a_base_share_its_memory():
     narrow, wide = (dict(Net(LORA, width).build().named_buffers()) for width in (0.25, 1))
     assert narrow.keys() == wide.keys()
@@ -210,13 +240,27 @@ def test_a_net_of_another_model_is_another_net():
 def test_adapters_are_written_by_the_names_of_peft(tmp_path):
     """ "base_model.model." before the path, lora_A and lora_B behind it, and what was merged is not among them."""
     params = drawn(Net(LORA.model_copy(update={"merged": True})))
-    peft.write(tmp_path / "adapter", params, peft.config_of(8, 0.5, ["q.linear"], ["head"], 0.1, "classes", "base"))
+    peft.write(tmp_path / "adapter", params, peft.config_of({PATH: 8}, {PATH: 4.0}, ["head"], 0.1, "classes", "base"))
     found = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert found[f"base_model.model.{PATH}.lora_A.weight"].shape == (8, 20)
     assert found[f"base_model.model.{PATH}.lora_B.weight"].shape == (20, 8)
     assert "base_model.model.head.weight" in found and len(found) == 4 * VIT.layers + 2
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == ("LORA", "SEQ_CLS", 8, 4)
+    assert config["target_modules"] == [PATH] and not config["rank_pattern"] and not config["alpha_pattern"]
+
+
+def test_ranks_that_differ_by_layer_are_written_by_layer(tmp_path):
+    """As in AdaptiveFL's networks: the first layer is whole; alpha is s r."""
+    net = Net(LORA, 0.25, sizes=((f"{PATH}.rank", 8),))
+    export_submodel(Deployment("own", net, drawn(net)), tmp_path / "to", {}, pytest.fail)
+    config = json.loads((tmp_path / "to" / "adapter" / "adapter_config.json").read_text())
+    found = load_file(tmp_path / "to" / "adapter" / "adapter_model.safetensors")
+    by_layer = {name: config["rank_pattern"].get(name, config["r"]) for name in config["target_modules"]}
+    alphas = {name: config["alpha_pattern"].get(name, config["lora_alpha"]) for name in by_layer}
+    assert by_layer.pop(PATH) == 8 and set(by_layer.values()) == {2}
+    assert all(len(found[f"base_model.model.{name}.lora_A.weight"]) == r for name, r in by_layer.items())
+    assert alphas == {name: LORA.scale(r) * r for name, r in (by_layer | {PATH: 8}).items()}
 
 
 @pytest.mark.parametrize("width", [1, 0.25])

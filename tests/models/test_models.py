@@ -20,6 +20,7 @@ from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.core.submodel import prefix, rolling
 from rayfl.models import MODELS, ImageModel
 from rayfl.models.layers import Scaler, Step, scaler
+from rayfl.testing.tiny import tiny
 
 OF_IMAGES = [name for name, cls in MODELS.items() if issubclass(cls, ImageModel)]
 WITH_NORM = [name for name, cls in MODELS.items() if "norm" in cls.model_fields]
@@ -201,8 +202,16 @@ def test_logits_and_gradients_at_every_width(name, width):
 @pytest.mark.parametrize("kind", ["static_bn", "group", "instance", "layer", "none"])
 @pytest.mark.parametrize("name", WITH_NORM)
 def test_every_norm(name, kind):
-    model = make(name, norm=kind)
+    # its last maps of images of 32x32 are single pixels
+    large = {"input": (3, 64, 64)} if name == "wide_resnet101_2" else {}
+    model = make(name, norm=kind, **large)
     assert built(model, 0.5)(images(model)).isfinite().all()
+
+
+def test_an_instance_norm_of_single_pixels_is_refused_before_a_run():
+    """It would make 0 of everything. Images of 8x8 reach 1x1 in the last stage."""
+    with pytest.raises(ConfigError, match="norm 'instance' needs maps of more than one pixel, but the network has"):
+        tiny(model={"name": "resnet18", "channels": 8, "norm": "instance"})
 
 
 def test_an_unknown_norm_is_refused():

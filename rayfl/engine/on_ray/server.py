@@ -57,8 +57,8 @@ class ServerActor:
         from rayfl.engine.simulation import Simulation
 
         def executor(recipe: "Recipe") -> RayPool:
-            models = dict.fromkeys(net.model for net in recipe.method.task.nets.values())
-            parts = [refs[0], ray.put(recipe), ray.put(pack(frozen.all_of(models)))]
+            tensors = frozen.all_of(recipe.method.task.nets.values())
+            parts = [refs[0], ray.put(recipe), ray.put(pack(tensors))]
             if self.pool is None:
                 self.pool = RayPool(parts, self.crew, self.actors)
             else:
