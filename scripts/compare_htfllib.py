@@ -24,7 +24,6 @@ import io  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import random  # noqa: E402
-import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
@@ -235,9 +234,9 @@ def line_of(checkout: Path, cases: Sequence[Case]) -> dict[str, Any]:
         if len(cases) > 1:
             columns["difference"] = [ours - theirs for theirs, ours in zip(*columns.values(), strict=True)]
         for title, values in columns.items():
-            line[f"{title} {(i + 1) * every}"] = statistics.mean(values)
+            line[f"{title} {(i + 1) * every}"] = float(np.mean(values))
             if len(cases) > 1:
-                line[f"{title} {(i + 1) * every} std"] = statistics.stdev(values)
+                line[f"{title} {(i + 1) * every} std"] = float(np.std(values, ddof=1))
     return line
 
 
