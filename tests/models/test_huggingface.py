@@ -367,7 +367,7 @@ def test_data_that_do_not_fit():
     text = {"name": "synthetic_text", "length": 12}
     given = {"data": text, "model": model, "clients": {"capacities": [1, 0.5]}}
     assert "sequences have up to 12 tokens. Allowed: 8, for which it has positions" in message(
-        tiny, **given | {"model": model | {"positions": 10}}
+        tiny, **given | {"model": model | {"positions": 10, "pad": 1}}
     )
     assert "model.vocabulary: 40 is not valid. Allowed: at least 50" in message(
         tiny, **given | {"model": model | {"vocabulary": 40}}
@@ -385,6 +385,65 @@ def test_padding_is_the_vocabularys():
     table = network(Net(model), Net(model).initial()).get_submodule("roberta.embeddings.word_embeddings")
     assert model.padding == table.padding_idx == 3 and not table.weight[3].any() and table.weight[1].any()
     assert model.room == 70 - 4
+
+
+def without_padding(name, task="classes", **fields):
+    """A family's smallest model for data of 20 tokens, none of which is padding."""
+    smallest = MODELS[name].smallest | ({"exits": ()} if name in ENCODERS else {})
+    return MODELS[name](**smallest | fields).fitted("text", TokenTask(task, 20, 12, 4).offers, "model")
+
+
+@every_case
+def test_no_token_of_the_data_is_padding(name, task):
+    """Every token is trained, and counts at the end of a sequence."""
+    net = Net(without_padding(name, task))
+    module, every = network(net), torch.arange(20)
+    x = torch.tensor([[3, 4, 5]]).repeat(20, 1)
+    shorter, longer = module(x), module(torch.cat([x, every[:, None]], 1))
+    if task != "classes":
+        shorter, longer = shorter[:, -1], longer[:, -1]
+    assert (shorter != longer).any(1).all()
+    [table] = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, torch.nn.Embedding) and len(layer.weight) == net.model.rows
+    ]
+    assert table.padding_idx in (None, net.model.rows - 1)
+    table.requires_grad_(True)
+    module(every.view(2, 10)).square().sum().backward()
+    assert table.weight.grad[:20].any(1).all()
+
+
+def test_robertas_positions_follow_each_other():
+    module, seen = network(Net(without_padding("roberta"))), []
+    table = module.get_submodule("roberta.embeddings.position_embeddings")
+    table.register_forward_pre_hook(lambda layer, given: seen.append(given[0].tolist()))
+    module(torch.tensor([[5, 1, 7, 1, -1]]))
+    assert seen == [[[21, 22, 23, 24, 20]]]
+
+
+def test_a_row_for_padding():
+    """One more, unless there is a free one; predictors of the next token need none."""
+    assert [without_padding(name).rows for name in FAMILIES] == [21] * 5
+    assert [without_padding(name, "next_token").rows for name in DECODERS] == [20] * 2
+    spare, chosen = without_padding("bert", vocabulary=30), without_padding("bert", pad=3)
+    assert (spare.rows, spare.padding, chosen.rows, chosen.padding) == (30, 20, 20, 3)
+    again = MODELS_KIND.read(spare.model_dump(mode="json"), "model")
+    assert again.fitted("text", TokenTask("classes", 20, 12, 4).offers, "model") == spare
+    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: less than 20, the rows of the voc"):
+        Net(without_padding("gpt2", vocabulary=20)).blank()
+    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: less than 19, because the positions"):
+        Net(without_padding("roberta", positions=20)).blank()
+
+
+def test_weights_without_a_padding_token(tmp_path):
+    sizes = dict(vocab_size=20, n_embd=8, n_head=2, n_layer=1, n_inner=6, n_positions=20)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
+    offers = TokenTask("classes", 20, 12, 4).offers
+    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: .*such as the end of a text"):
+        Net(MODELS["gpt2"](weights=str(tmp_path)).fitted("text", offers, "model")).blank()
+    model = MODELS["gpt2"](weights=str(tmp_path), pad=19).fitted("text", offers, "model")
+    assert (model.rows, model.padding) == (20, 19) and model.initial(Net(model))["transformer.wte.weight"].any()
 
 
 def test_a_tokenizer_that_is_not_the_weights(weights):

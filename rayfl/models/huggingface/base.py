@@ -61,9 +61,9 @@ class HuggingFace(TokenModel, ABC):
     positions: int = Field(default=512, ge=1)
     """Position embeddings: at least the length of the longest sequence."""
     vocabulary: int | None = Field(default=None, ge=1)
-    """Rows of the token embedding. Default: the number of tokens of the data."""
+    """Rows of the token embedding. Default: the number of tokens of the data, including the padding token."""
     pad: int | None = Field(default=None, ge=0)
-    """Padding token. Default: that of the data set, otherwise the last token."""
+    """Padding token. Default: that of the data set, otherwise a new token after those of the data set."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of embeddings and outputs of residual branches."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -154,7 +154,7 @@ class HuggingFace(TokenModel, ABC):
             "hidden": axes["hidden"].length,
             "heads": self.heads if self.cut == "inside" else axes["head"].size,
             "ffn": axes["ffn"].length,
-            # the row of a default padding token is an ordinary one
+            # transformers' classifiers need a padding token, its decoders do not
             "pad": self.padding if self.pad is not None or self.task == "classes" else None,
         }
 
@@ -228,7 +228,8 @@ class HuggingFace(TokenModel, ABC):
             )
         if self.padding >= self.rows:
             raise ValueError(
-                f"model.pad: {self.pad} is not valid. Allowed: less than {self.rows}, the rows of the vocabulary"
+                f"model.pad: {self.padding} is not valid. Allowed: less than {self.rows}, the rows of the vocabulary; "
+                "a token that is in no sequence, such as the end of a text, or a larger model.vocabulary"
             )
 
     def _declare(self, module: nn.Module, net: Net) -> None:
@@ -270,7 +271,13 @@ class HuggingFace(TokenModel, ABC):
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         # before the check of the padding, which would differ too
         self.model_copy(update={"ids": offers.get("ids", self.ids)})._check_tokenizer()
-        return super().fitted(data, offers, where)
+        fitted = super().fitted(data, offers, where)
+        given = offers.get("pad", self.pad if "pad" in self.model_fields_set else None)
+        if given is not None or fitted.task == "next_token":
+            return fitted
+        # a token of the data would not be trained as padding, and would be missing at the end of a sequence
+        has_rows = self.vocabulary is not None or "vocab_size" in settings.plain(self.config)
+        return fitted.model_copy(update={"pad": fitted.ids} | ({} if has_rows else {"vocabulary": fitted.ids + 1}))
 
     def prepare(self) -> None:
         if self.weights:
