@@ -215,6 +215,52 @@ def test_it_answers_with_as_many_tokens_as_there_are():
     assert module(torch.full((2, 3), 5)).shape == (2, 3, 50)
 
 
+# --- further fields of a configuration ---
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        (
+            "bert",
+            {"hiden_act": "relu"},
+            "no field of BertConfig is called 'hiden_act'. Did you mean 'hidden_act'? Allowed: ",
+        ),
+        (
+            "roberta",
+            {"hidden_dropout_prob": 0.5},
+            "'hidden_dropout_prob' is set by another field. Allowed: model.dropout",
+        ),
+        ("bert", {"hidden_size": 64}, "'hidden_size' is set by another field. Allowed: model.hidden"),
+        ("gpt2", {"hidden_size": 64}, "'hidden_size' is set by another field. Allowed: model.hidden"),
+        ("bert", {"num_labels": 3}, "'num_labels' is set by another field. Allowed: model.classes"),
+        ("llama", {"dtype": "float16"}, "no field of LlamaConfig is called 'dtype'. "),
+        (
+            "bert",
+            {"hidden_act": "nonsense"},
+            "transformers does not build {'hidden_act': 'nonsense'} (KeyError: 'nonsense'). Allowed: values that ",
+        ),
+        ("bert", {"layer_norm_eps": "a"}, "expected float, got str (value: 'a')). Allowed: values that "),
+    ],
+)
+def test_settings_that_transformers_does_not_use(name, config, expected):
+    model = {"name": name, **MODELS[name].smallest, "config": config}
+    said = message(tiny, data={"name": "synthetic_text"}, model=model)
+    assert "model.config: " in said and expected in said
+
+
+def test_settings_that_transformers_uses():
+    config = {"layer_norm_eps": 1e-3, "hidden_act": "relu"}
+    given = Net(made("bert", config=config)).model.configuration(Net(made("bert", config=config)))
+    assert (given.layer_norm_eps, given.hidden_act) == (1e-3, "relu")
+
+
+def test_llamas_heads_have_pairs_of_features():
+    """Rotations turn two features together."""
+    for given in ({"hidden": 15, "heads": 3}, {"hidden": 12, "heads": 3, "head_width": 5}):
+        assert "head_width: an even number, not 5" in message(MODELS_KIND.read, {"name": "llama"} | given, "model")
+
+
 # --- what methods add ---
 
 
