@@ -114,6 +114,27 @@ def test_multiply_adds_of_gpt2s_own_layers():
     )
 
 
+def test_flops_of_llamas_own_layers():
+    """For 12 tokens: layers without biases, three norms that divide and scale, and one activation."""
+    net = Net(made("llama", hidden=8, heads=2, groups=1, ffn=6, layers=1))
+    assert net.macs == 12 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 6 + 8 * 4)
+    assert net.operations("flops2") == 2 * net.macs + 12 * (3 * 2 * 8 + 6)
+    assert net.operations("heterofl_official") == net.macs + 12 * 3 * 2 * 8
+
+
+def test_activations_count_alike():
+    of = [Net(made("bert", config={"hidden_act": name})).operations("flops2") for name in ("gelu", "relu", "gelu_new")]
+    assert of[0] == of[1] == of[2]
+
+
+def test_adapters_have_two_operations_per_multiply_add():
+    """In 12 tokens: two low-rank products of 8 features, and 24 of queries, keys and values."""
+    base = made("gpt2", hidden=8, heads=2, ffn=6, layers=1)
+    plain, net = Net(base), Net(MODELS["lora"](base=base, rank=3, targets=("c_attn",)))
+    assert net.macs - plain.macs == 12 * 3 * (8 + 24)
+    assert net.operations("flops2") - plain.operations("flops2") == 2 * 12 * 3 * (8 + 24)
+
+
 def test_a_tied_output_layer_is_trained():
     """Three forward passes per sample, also of the output layer, whose weight is that of the embedding."""
     net = Net(made("gpt2", "next_token", hidden=8, heads=2, ffn=6, layers=1))
