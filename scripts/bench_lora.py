@@ -21,7 +21,8 @@ from rayfl.core import frozen
 from rayfl.core.tensors import nbytes
 
 ROUNDS = 3
-BASE = {"name": "roberta", "hidden": 384, "heads": 6, "layers": 8, "ffn": 1536, "positions": 66, "vocabulary": 16000}
+BASE = {"name": "roberta", "hidden": 384, "heads": 6, "layers": 8, "ffn": 1536, "positions": 66}
+BASE |= {"vocabulary": 16000, "pad": 1}
 
 
 def experiment(steps: int) -> rayfl.Experiment:

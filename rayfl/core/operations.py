@@ -4,12 +4,14 @@ Published counts differ by convention, so every count names its convention:
 
     macs               multiply-adds of convolutions and linear layers
     flops2             2 per multiply-add, 1 per bias addition, 4 per input element of a norm (centre, divide, scale,
-                       shift), 1 per element of an activation, 1 per input element of pooling
+                       shift) or 2 of an RMSNorm (divide, scale), 1 per element of an activation, 1 per input element
+                       of pooling
     heterofl_official  HeteroFL's summary tool: the multiply-adds, 1 per output of a convolution with a bias, 2 per
                        input element of a norm; then each module's count is multiplied by the number of its parameter
                        tensors, an artefact of the tool's loop
 
-Residual additions, the Scaler (an identity in evaluation) and reshapes are not counted.
+Residual additions, the Scaler (an identity in evaluation), reshapes and operations outside of leaf modules, such as the
+products and the softmax of attention or the tanh in RoBERTa's head, are not counted.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,7 @@ Convention = Literal["heterofl_official", "macs", "flops2"]
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
-ACTIVATIONS = (nn.ReLU, nn.GELU)
+ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh)
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
@@ -76,17 +78,29 @@ def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> i
     once = _macs(module, x, y)
     if isinstance(module, CONVOLUTIONS) and module.bias is not None:
         once += y.numel()
-    if isinstance(module, NORMS):
+    if isinstance(module, NORMS) or _is_rms_norm(module):
         once += 2 * x.numel()
     return once * len(list(module.parameters(recurse=False)))
 
 
 def _flops2(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
-    if is_layer(module):
-        return 2 * _macs(module, x, y) + (y.numel() if module.bias is not None else 0)
+    if macs := _macs(module, x, y):
+        return 2 * macs + (y.numel() if getattr(module, "bias", None) is not None else 0)
     if isinstance(module, NORMS):
         return 4 * x.numel()
-    return x.numel() if isinstance(module, ACTIVATIONS + POOLS) else 0
+    if _is_rms_norm(module):
+        return 2 * x.numel()
+    return x.numel() if isinstance(module, ACTIVATIONS + POOLS) or _is_of_transformers(module) else 0
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    # every family of transformers has a class of its own
+    return type(module).__name__.endswith("RMSNorm")
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Return whether a module is an activation of transformers, which is not imported here."""
+    return type(module).__module__ == "transformers.activations"
 
 
 _COUNT: dict[str, Callable[[nn.Module, torch.Tensor, torch.Tensor], int]] = {

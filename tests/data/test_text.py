@@ -227,7 +227,7 @@ def test_leaf_samples_are_windows_and_the_character_that_follows(folder):
     plays(folder)
     data = read("shakespeare", units="characters", length=3, stride=1)
     arrays = data.arrays()
-    assert data.goal == Classes(81) and data.offers["task"] == "classes"
+    assert data.goal == Classes(81) and (data.offers["task"], data.offers["pad"]) == ("classes", 0)
     first = data.corpus().train.tokens.ids[: 3 + 4].tolist()
     assert arrays.train["x"][:4].tolist() == [first[i : i + 3] for i in range(4)]
     assert arrays.train["y"][:4].tolist() == first[3:]

@@ -114,6 +114,27 @@ def test_multiply_adds_of_gpt2s_own_layers():
     )
 
 
+def test_flops_of_llamas_own_layers():
+    """For 12 tokens: layers without biases, three norms that divide and scale, and one activation."""
+    net = Net(made("llama", hidden=8, heads=2, groups=1, ffn=6, layers=1))
+    assert net.macs == 12 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 6 + 8 * 4)
+    assert net.operations("flops2") == 2 * net.macs + 12 * (3 * 2 * 8 + 6)
+    assert net.operations("heterofl_official") == net.macs + 12 * 3 * 2 * 8
+
+
+def test_activations_count_alike():
+    of = [Net(made("bert", config={"hidden_act": name})).operations("flops2") for name in ("gelu", "relu", "gelu_new")]
+    assert of[0] == of[1] == of[2]
+
+
+def test_adapters_have_two_operations_per_multiply_add():
+    """In 12 tokens: two low-rank products of 8 features, and 24 of queries, keys and values."""
+    base = made("gpt2", hidden=8, heads=2, ffn=6, layers=1)
+    plain, net = Net(base), Net(MODELS["lora"](base=base, rank=3, targets=("c_attn",)))
+    assert net.macs - plain.macs == 12 * 3 * (8 + 24)
+    assert net.operations("flops2") - plain.operations("flops2") == 2 * 12 * 3 * (8 + 24)
+
+
 def test_a_tied_output_layer_is_trained():
     """Three forward passes per sample, also of the output layer, whose weight is that of the embedding."""
     net = Net(made("gpt2", "next_token", hidden=8, heads=2, ffn=6, layers=1))
@@ -213,6 +234,52 @@ def test_it_answers_with_as_many_tokens_as_there_are():
     """A vocabulary with a row for a mask, and one with more rows than the data have tokens."""
     module = network(Net(made("roberta", "masked_lm", vocabulary=60)))
     assert module(torch.full((2, 3), 5)).shape == (2, 3, 50)
+
+
+# --- further fields of a configuration ---
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        (
+            "bert",
+            {"hiden_act": "relu"},
+            "no field of BertConfig is called 'hiden_act'. Did you mean 'hidden_act'? Allowed: ",
+        ),
+        (
+            "roberta",
+            {"hidden_dropout_prob": 0.5},
+            "'hidden_dropout_prob' is set by another field. Allowed: model.dropout",
+        ),
+        ("bert", {"hidden_size": 64}, "'hidden_size' is set by another field. Allowed: model.hidden"),
+        ("gpt2", {"hidden_size": 64}, "'hidden_size' is set by another field. Allowed: model.hidden"),
+        ("bert", {"num_labels": 3}, "'num_labels' is set by another field. Allowed: model.classes"),
+        ("llama", {"dtype": "float16"}, "no field of LlamaConfig is called 'dtype'. "),
+        (
+            "bert",
+            {"hidden_act": "nonsense"},
+            "transformers does not build {'hidden_act': 'nonsense'} (KeyError: 'nonsense'). Allowed: values that ",
+        ),
+        ("bert", {"layer_norm_eps": "a"}, "expected float, got str (value: 'a')). Allowed: values that "),
+    ],
+)
+def test_settings_that_transformers_does_not_use(name, config, expected):
+    model = {"name": name, **MODELS[name].smallest, "config": config}
+    said = message(tiny, data={"name": "synthetic_text"}, model=model)
+    assert "model.config: " in said and expected in said
+
+
+def test_settings_that_transformers_uses():
+    config = {"layer_norm_eps": 1e-3, "hidden_act": "relu"}
+    given = Net(made("bert", config=config)).model.configuration(Net(made("bert", config=config)))
+    assert (given.layer_norm_eps, given.hidden_act) == (1e-3, "relu")
+
+
+def test_llamas_heads_have_pairs_of_features():
+    """Rotations turn two features together."""
+    for given in ({"hidden": 15, "heads": 3}, {"hidden": 12, "heads": 3, "head_width": 5}):
+        assert "head_width: an even number, not 5" in message(MODELS_KIND.read, {"name": "llama"} | given, "model")
 
 
 # --- what methods add ---
@@ -367,7 +434,7 @@ def test_data_that_do_not_fit():
     text = {"name": "synthetic_text", "length": 12}
     given = {"data": text, "model": model, "clients": {"capacities": [1, 0.5]}}
     assert "sequences have up to 12 tokens. Allowed: 8, for which it has positions" in message(
-        tiny, **given | {"model": model | {"positions": 10}}
+        tiny, **given | {"model": model | {"positions": 10, "pad": 1}}
     )
     assert "model.vocabulary: 40 is not valid. Allowed: at least 50" in message(
         tiny, **given | {"model": model | {"vocabulary": 40}}
@@ -385,6 +452,65 @@ def test_padding_is_the_vocabularys():
     table = network(Net(model), Net(model).initial()).get_submodule("roberta.embeddings.word_embeddings")
     assert model.padding == table.padding_idx == 3 and not table.weight[3].any() and table.weight[1].any()
     assert model.room == 70 - 4
+
+
+def without_padding(name, task="classes", **fields):
+    """A family's smallest model for data of 20 tokens, none of which is padding."""
+    smallest = MODELS[name].smallest | ({"exits": ()} if name in ENCODERS else {})
+    return MODELS[name](**smallest | fields).fitted("text", TokenTask(task, 20, 12, 4).offers, "model")
+
+
+@every_case
+def test_no_token_of_the_data_is_padding(name, task):
+    """Every token is trained, and counts at the end of a sequence."""
+    net = Net(without_padding(name, task))
+    module, every = network(net), torch.arange(20)
+    x = torch.tensor([[3, 4, 5]]).repeat(20, 1)
+    shorter, longer = module(x), module(torch.cat([x, every[:, None]], 1))
+    if task != "classes":
+        shorter, longer = shorter[:, -1], longer[:, -1]
+    assert (shorter != longer).any(1).all()
+    [table] = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, torch.nn.Embedding) and len(layer.weight) == net.model.rows
+    ]
+    assert table.padding_idx in (None, net.model.rows - 1)
+    table.requires_grad_(True)
+    module(every.view(2, 10)).square().sum().backward()
+    assert table.weight.grad[:20].any(1).all()
+
+
+def test_robertas_positions_follow_each_other():
+    module, seen = network(Net(without_padding("roberta"))), []
+    table = module.get_submodule("roberta.embeddings.position_embeddings")
+    table.register_forward_pre_hook(lambda layer, given: seen.append(given[0].tolist()))
+    module(torch.tensor([[5, 1, 7, 1, -1]]))
+    assert seen == [[[21, 22, 23, 24, 20]]]
+
+
+def test_a_row_for_padding():
+    """One more, unless there is a free one; predictors of the next token need none."""
+    assert [without_padding(name).rows for name in FAMILIES] == [21] * 5
+    assert [without_padding(name, "next_token").rows for name in DECODERS] == [20] * 2
+    spare, chosen = without_padding("bert", vocabulary=30), without_padding("bert", pad=3)
+    assert (spare.rows, spare.padding, chosen.rows, chosen.padding) == (30, 20, 20, 3)
+    again = MODELS_KIND.read(spare.model_dump(mode="json"), "model")
+    assert again.fitted("text", TokenTask("classes", 20, 12, 4).offers, "model") == spare
+    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: less than 20, the rows of the voc"):
+        Net(without_padding("gpt2", vocabulary=20)).blank()
+    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: less than 19, because the positions"):
+        Net(without_padding("roberta", positions=20)).blank()
+
+
+def test_weights_without_a_padding_token(tmp_path):
+    sizes = dict(vocab_size=20, n_embd=8, n_head=2, n_layer=1, n_inner=6, n_positions=20)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
+    offers = TokenTask("classes", 20, 12, 4).offers
+    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: .*such as the end of a text"):
+        Net(MODELS["gpt2"](weights=str(tmp_path)).fitted("text", offers, "model")).blank()
+    model = MODELS["gpt2"](weights=str(tmp_path), pad=19).fitted("text", offers, "model")
+    assert (model.rows, model.padding) == (20, 19) and model.initial(Net(model))["transformer.wte.weight"].any()
 
 
 def test_a_tokenizer_that_is_not_the_weights(weights):

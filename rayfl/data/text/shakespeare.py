@@ -79,7 +79,9 @@ class Shakespeare(InFolder, LanguageText):
         vocabulary = self._vocabulary
         if self.stride is None:
             return self.language_task(self.task, vocabulary, self.length)
-        return TokenTask("classes", vocabulary.ids, self.length, vocabulary.ids, order=self.order)
+        return TokenTask(
+            "classes", vocabulary.ids, self.length, vocabulary.ids, order=self.order, pad=vocabulary.padding
+        )
 
     def load(self) -> Arrays:
         corpus = self.corpus()

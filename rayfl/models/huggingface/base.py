@@ -12,7 +12,8 @@ heads`, the first ceil(width H) of H heads are kept. Heads and perceptrons ("ffn
 import re
 import shutil
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -21,7 +22,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, nearest, shown
 from rayfl.core.axes import CLASSES, Axis, Dims, declare
 from rayfl.core.modes import as_new
 from rayfl.core.net import Answer, Net, load
@@ -42,6 +43,8 @@ AUTO = {
     "next_token": "AutoModelForCausalLM",
 }
 """Task -> class that builds a module from a configuration."""
+OTHERS = {"attn_implementation": "attention", "num_labels": "classes", "id2label": "classes", "label2id": "classes"}
+"""Further names in a configuration -> field of rayfl that sets them."""
 
 
 class HuggingFace(TokenModel, ABC):
@@ -61,9 +64,9 @@ class HuggingFace(TokenModel, ABC):
     positions: int = Field(default=512, ge=1)
     """Position embeddings: at least the length of the longest sequence."""
     vocabulary: int | None = Field(default=None, ge=1)
-    """Rows of the token embedding. Default: the number of tokens of the data."""
+    """Rows of the token embedding. Default: the number of tokens of the data, including the padding token."""
     pad: int | None = Field(default=None, ge=0)
-    """Padding token. Default: that of the data set, otherwise the last token."""
+    """Padding token. Default: that of the data set, otherwise a new token after those of the data set."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of embeddings and outputs of residual branches."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -73,7 +76,7 @@ class HuggingFace(TokenModel, ABC):
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention by torch's fused kernels, or as separate operations."""
     config: Settings = ()
-    """Further fields of transformers' configuration, e.g. {hidden_act: gelu_new}."""
+    """Further fields of transformers' configuration, e.g. {hidden_act: gelu_new}. Other names are errors."""
     smallest: ClassVar[Mapping[str, Any]] = {"hidden": 20, "heads": 2, "layers": 2, "ffn": 12, "positions": 70}
 
     kind: ClassVar[str]
@@ -154,7 +157,7 @@ class HuggingFace(TokenModel, ABC):
             "hidden": axes["hidden"].length,
             "heads": self.heads if self.cut == "inside" else axes["head"].size,
             "ffn": axes["ffn"].length,
-            # the row of a default padding token is an ordinary one
+            # transformers' classifiers need a padding token, its decoders do not
             "pad": self.padding if self.pad is not None or self.task == "classes" else None,
         }
 
@@ -170,10 +173,41 @@ class HuggingFace(TokenModel, ABC):
         named = {name: sizes[field] for field, names in self.fields.items() for name in names}
         labels = {"num_labels": self.classes} if self.task == "classes" else {}
         cls, own = CONFIG_MAPPING[self.kind], {**self.defaults, **settings.plain(self.config)}
+        self._check_names(cls)
         # a vocabulary smaller than the published one lacks its special tokens
         special = ("bos_token_id", "eos_token_id")
         none = {name: None for name in special if isinstance(i := getattr(cls, name), int) and i >= self.rows}
-        return cls(**{**none, **own, "vocab_size": self.rows, **labels, **named})
+        with self._blamed():
+            return cls(**{**none, **own, "vocab_size": self.rows, **labels, **named})
+
+    def _check_names(self, cls: Any) -> None:
+        """Raise a ConfigError if `config` has names that transformers does not know or that other fields set."""
+        known = cls(**self.defaults).to_dict().keys()
+        of = OTHERS | {name: field for field, names in self.fields.items() for name in names}
+        free = sorted(known - of.keys() - folder.NO_MATTER - {"vocab_size"})
+        for given in settings.plain(self.config):
+            name = cls.attribute_map.get(given, given)
+            if name in of:
+                raise ConfigError(f"model.config: {given!r} is set by another field. Allowed: model.{of[name]}")
+            # a folder's number of tokens is compared with that of the data
+            if name not in free and name != "vocab_size":
+                raise ConfigError(
+                    f"model.config: no field of {cls.__name__} is called {shown(given)}. {nearest(given, free)}"
+                )
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Turn errors of transformers into a ConfigError that names `config`."""
+        try:
+            yield
+        except Exception as error:
+            if not self.config:
+                raise
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(
+                f"model.config: transformers does not build {shown(settings.plain(self.config))} ({reason}). Allowed: "
+                f"values that transformers documents for {self.kind}"
+            ) from error
 
     # the module
 
@@ -202,7 +236,8 @@ class HuggingFace(TokenModel, ABC):
 
     def made_of(self, configuration: "PreTrainedConfig") -> "PreTrainedModel":
         """Return transformers' module of a configuration, newly initialised."""
-        return self._auto.from_config(configuration, attn_implementation=self.attention)
+        with self._blamed():
+            return self._auto.from_config(configuration, attn_implementation=self.attention)
 
     @property
     def _auto(self) -> Any:
@@ -228,7 +263,8 @@ class HuggingFace(TokenModel, ABC):
             )
         if self.padding >= self.rows:
             raise ValueError(
-                f"model.pad: {self.pad} is not valid. Allowed: less than {self.rows}, the rows of the vocabulary"
+                f"model.pad: {self.padding} is not valid. Allowed: less than {self.rows}, the rows of the vocabulary; "
+                "a token that is in no sequence, such as the end of a text, or a larger model.vocabulary"
             )
 
     def _declare(self, module: nn.Module, net: Net) -> None:
@@ -270,7 +306,13 @@ class HuggingFace(TokenModel, ABC):
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         # before the check of the padding, which would differ too
         self.model_copy(update={"ids": offers.get("ids", self.ids)})._check_tokenizer()
-        return super().fitted(data, offers, where)
+        fitted = super().fitted(data, offers, where)
+        given = offers.get("pad", self.pad if "pad" in self.model_fields_set else None)
+        if given is not None or fitted.task == "next_token":
+            return fitted
+        # a token of the data would not be trained as padding, and would be missing at the end of a sequence
+        has_rows = self.vocabulary is not None or "vocab_size" in settings.plain(self.config)
+        return fitted.model_copy(update={"pad": fitted.ids} | ({} if has_rows else {"vocabulary": fitted.ids + 1}))
 
     def prepare(self) -> None:
         if self.weights:

@@ -110,18 +110,24 @@ class Llama(HuggingFace):
     def _of_whole_groups(self) -> Self:
         if self.heads % self.groups:
             raise ValueError(f"groups: a number that divides the {self.heads} heads")
+        if self._width % 2:
+            raise ValueError(f"head_width: an even number, not {self._width} (default: hidden / heads)")
         return self
 
+    @property
+    def _width(self) -> int:
+        """Features of a head."""
+        return self.head_width or self.hidden // self.heads
+
     def axes(self, net: Net, block: str) -> dict[str, Axis]:
-        width = self.head_width or self.hidden // self.heads
         group = net.axis(f"{block}.head", self.groups)
         return super().axes(net, block) | {
             "hidden": net.axis("hidden", self.groups).repeat(self.hidden // self.groups),
-            "head": group.repeat(self.heads // self.groups * width),
-            "kv": group.repeat(width),
+            "head": group.repeat(self.heads // self.groups * self._width),
+            "kv": group.repeat(self._width),
         }
 
     def sizes(self, net: Net) -> dict[str, Any]:
         groups = self.axes(net, self.blocks[0][0])["kv"].size
-        width = self.head_width or self.hidden // self.heads
-        return super().sizes(net) | {"heads": self.heads // self.groups * groups, "groups": groups, "head_width": width}
+        heads = {"heads": self.heads // self.groups * groups, "groups": groups, "head_width": self._width}
+        return super().sizes(net) | heads

@@ -130,7 +130,8 @@ class Roberta(Encoder):
     positions: int = Field(default=514, ge=1)
     """Position embeddings, of which `pad` + 1 are never used."""
     pad: int | None = Field(default=1, ge=0)
-    """Padding token, whose embedding stays at 0. Default: that of the data set, otherwise 1."""
+    """Padding token, whose embedding stays at 0. Default: that of the data set, otherwise a new token after those of
+    the data set; 1 without a data set."""
 
     kind: ClassVar = "roberta"
     head: ClassVar = ("classifier.dense", "classifier.out_proj")
@@ -162,13 +163,22 @@ class Roberta(Encoder):
     def room(self) -> int:
         return self.positions - self.padding - 1
 
+    def check(self, net: Net) -> None:
+        if self.room < 1:
+            raise ValueError(
+                f"model.pad: {self.padding} is not valid. Allowed: less than {self.positions - 1}, because the "
+                "positions of a sequence start after it, or a larger model.positions"
+            )
+        super().check(net)
+
 
 class Bert(Encoder):
     """Devlin et al., arXiv 1810.04805: by default BERT-base."""
 
     name: Literal["bert"] = "bert"
     pad: int | None = Field(default=0, ge=0)
-    """Padding token, whose embedding stays at 0. Default: that of the data set, otherwise 0."""
+    """Padding token, whose embedding stays at 0. Default: that of the data set, otherwise a new token after those of
+    the data set; 0 without a data set."""
 
     kind: ClassVar = "bert"
     head: ClassVar = ("bert.pooler.dense", "classifier")
@@ -192,7 +202,8 @@ class DistilBert(Encoder):
     name: Literal["distilbert"] = "distilbert"
     layers: int = Field(default=6, ge=1)
     pad: int | None = Field(default=0, ge=0)
-    """Padding token, whose embedding stays at 0. Default: that of the data set, otherwise 0."""
+    """Padding token, whose embedding stays at 0. Default: that of the data set, otherwise a new token after those of
+    the data set; 0 without a data set."""
 
     kind: ClassVar = "distilbert"
     head: ClassVar = ("pre_classifier", "classifier")
