@@ -16,6 +16,7 @@ PLAIN_TYPES = {
     "array": "a list",
     "boolean": "true or false",
     "integer": "a whole number",
+    "null": "null",
     "number": "a number",
     "object": "a section",
     "string": "text",

@@ -20,7 +20,7 @@ def problems(documents: list[dict[str, Any]]) -> Iterator[str]:
     wrong = False
     for given in documents:
         kind, title = given.get("kind"), _title(given)
-        if kind in kinds["kinds"]:
+        if isinstance(kind, str) and kind in kinds["kinds"]:
             schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": kinds["$defs"]}
             found = [f"{title}: {problem}" for problem in by_schema(schema | kinds["kinds"][kind], given)]
             wrong = wrong or bool(found)

@@ -73,7 +73,7 @@ def _node_types(given: Mapping[str, Any]) -> Iterator[str]:
         return
     if head is None:
         yield f"head_node_type: missing. Allowed: one of {', '.join(sorted(types))}"
-    elif head not in types:
+    elif isinstance(head, str) and head not in types:
         yield f"head_node_type: no node type is called {shown(head)}. {nearest(head, types)}"
     least = {name: kind.get("min_workers", 0) for name, kind in types.items()}
     highest = {name: kind.get("max_workers", most) for name, kind in types.items()}

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,18 @@ class Kept:
         return next(map(load_tensors, files_of(self.folder, own).values()), None)
 
 
+@dataclass
+class _Store:
+    """Folder of checkpoints' files."""
+
+    unlinked: set[int]
+    """Clients whose files are not in it yet."""
+    old: dict[str, int] = field(default_factory=dict)
+    """Replaced files in it -> last checkpoint that may list them, rounds ascending."""
+    saved: int = 0
+    """Round of the last checkpoint."""
+
+
 class ClientStates:
     """States of all clients, on disk.
 
@@ -59,14 +71,9 @@ class ClientStates:
         """Row i is client i; round -1: it has no state."""
         self._unsummed: set[int] = set()
         """Clients whose files have no SHA-256 yet and may not be synced."""
-        self._store: Path | None = None
-        """Folder of the last checkpoint's files."""
-        self._unlinked: set[int] = set()
-        """Clients whose files are not in the store yet."""
-        self._old: dict[str, int] = {}
-        """Replaced files in the store -> last checkpoint that may list them, rounds ascending."""
-        self._saved = 0
-        """Round of the last checkpoint."""
+        self._stores: dict[Path, _Store] = {}
+        self._last: Path | None = None
+        """Store of the last checkpoint."""
 
     def get(self, client: int) -> dict | None:
         return load_tensors(self.folder / name_of(client, self._round(client))) if self._round(client) >= 0 else None
@@ -92,20 +99,23 @@ class ClientStates:
             save_tensors(partial, tensors)
         if before >= 0 and (old := name_of(client, before)) != name:
             (self.folder / old).unlink()
-            if client not in self._unlinked:
-                self._old[old] = self._saved
+            for there in self._stores.values():
+                if client not in there.unlinked:
+                    there.old[old] = there.saved
         if client >= len(self._rows):
             self._grow(client + 1)
         self._rows[client] = (client, round, OWN in tensors, 0)
         self._unsummed.add(client)
-        self._unlinked.add(client)
+        for there in self._stores.values():
+            there.unlinked.add(client)
 
     def save(self, store: Path, round: int) -> np.ndarray:
         """Link the files missing in folder `store` for the checkpoint of `round`. Return the rows of all clients with a
         state."""
-        if store != self._store or not store.is_dir():
-            self._store, self._old = store, {}
-            self._unlinked = set(self._kept["client"].tolist())
+        self._stores = {folder: there for folder, there in self._stores.items() if folder.is_dir()}
+        if store not in self._stores:
+            self._stores[store] = _Store(set(self._kept["client"].tolist()))
+        self._last, there = store, self._stores[store]
         store.mkdir(parents=True, exist_ok=True)
         unsummed = sorted(self._unsummed)
         files = [self.folder / name_of(client, self._round(client)) for client in unsummed]
@@ -113,23 +123,26 @@ class ClientStates:
         for client, file in zip(unsummed, files, strict=True):
             self._rows["sha256"][client] = np.frombuffer(bytes.fromhex(sha256(file)), np.uint8)
         self._unsummed.clear()
-        for client in sorted(self._unlinked):
+        for client in sorted(there.unlinked):
             name = name_of(client, self._round(client))
             link(self.folder / name, store / name)
-            self._old.pop(name, None)
-        if self._unlinked:
+            there.old.pop(name, None)
+        if there.unlinked:
             sync(store)
-        self._unlinked.clear()
-        self._saved = round
+        there.unlinked.clear()
+        there.saved = round
         return self._kept
 
     def forget_before(self, round: int) -> None:
-        """Remove files that no checkpoint of this round or a later one lists."""
-        for name, last in list(self._old.items()):
-            if last >= round or self._store is None:
+        """Remove files that no checkpoint of this round or a later one lists, from the store of the last checkpoint."""
+        if self._last is None:
+            return
+        old = self._stores[self._last].old
+        for name, last in list(old.items()):
+            if last >= round:
                 break
-            (self._store / name).unlink(missing_ok=True)
-            del self._old[name]
+            (self._last / name).unlink(missing_ok=True)
+            del old[name]
 
     def restore(self, kept: Kept) -> None:
         """Replace all states by those of a checkpoint."""
@@ -142,9 +155,9 @@ class ClientStates:
             self._rows[kept.rows["client"]] = kept.rows
         _all_durable(self.files.values())  # a copied checkpoint may not be synced
         named = {file.name for file in self.files.values()}
-        self._store, self._saved = kept.folder, kept.round
         if kept.folder.is_dir():
-            self._old = {name: kept.round for name in sorted(set(os.listdir(kept.folder)) - named)}
+            old = {name: kept.round for name in sorted(set(os.listdir(kept.folder)) - named)}
+            self._last, self._stores = kept.folder, {kept.folder: _Store(set(), old, kept.round)}
 
     @property
     def _kept(self) -> np.ndarray:

@@ -104,10 +104,12 @@ def _left(folder: Path) -> int | None:
     except OSError:
         return None
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         holder = _holder(descriptor)
-        if holder is not None and holder.host == socket.gethostname() and _is_at(file, descriptor):
-            return descriptor
+        # a file without a holder is new, and its own process is about to lock it
+        if holder is not None and holder.host == socket.gethostname():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, descriptor):
+                return descriptor
     os.close(descriptor)
     return None
 

@@ -21,8 +21,11 @@ class Following(BasicVariantGenerator):
     the end of one, and then with the row's confirming trials.
 
     A second Tuner would start the processes of all trials again; here the next trial takes them over. Ray Tune stores
-    this object's attributes with its snapshots and restores them.
+    this object's attributes with its snapshots and restores them, except for the two functions: the sweep's folder,
+    which they read, may have been moved.
     """
+
+    current: "Following | None" = None
 
     def __init__(self, searched: Mapping[str, int], widened: Trials, confirming: Trials):
         """`searched`: number of search trials of every row. Called when all search trials of a row have finished:
@@ -38,6 +41,14 @@ class Following(BasicVariantGenerator):
         """Configurations of the trials of wider grids."""
         self.optional: set[str] = set()
         """Their ids."""
+        Following.current = self
+
+    def __reduce__(self):
+        # Tune pickles its searcher; unpickling returns the current process's
+        return _current, ()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state | {"widened": self.widened, "confirming": self.confirming})
 
     def add_configurations(self, experiments: Any) -> None:
         super().add_configurations(experiments)
@@ -76,3 +87,7 @@ class Following(BasicVariantGenerator):
         running = {self.rows[trial_id] for trial_id in self._live_trials}
         waiting = any(row in running or len(self.ended[row]) == count for row, count in self.left.items())
         return self._finished and not waiting
+
+
+def _current() -> Following | None:
+    return Following.current

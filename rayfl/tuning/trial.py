@@ -77,6 +77,10 @@ class FederatedTrial(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self.experiment, self.round = None, 0
+        if self.is_shared:
+            assert self._storage is not None
+            # for trials made after a resume, Tune names the folder of the first start, which may have been moved
+            self._storage.storage_fs_path = str(Path(self.study, "tune"))
         remove(self.checkpoints)
         return True
 

@@ -16,6 +16,7 @@ from processes import descendants, free_port, until
 
 from rayfl.engine.on_ray import status
 from rayfl.engine.on_ray.cluster import cluster
+from rayfl.engine.on_ray.host import ONLY_DECLARED
 from rayfl.results.folder import RunFolder, runs
 
 HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
@@ -65,6 +66,7 @@ def autoscaled(tmp_path):
             [Path(sys.executable).with_name("ray"), "start", "--head", "--block", f"--port={port}"]
             + ["--num-cpus=1", f"--autoscaling-config={file}", "--include-dashboard=false", f"--temp-dir={place}"],
             env=os.environ
+            | {ONLY_DECLARED: "1"}
             | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD}
             # as `ray up` starts a head
             | {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD, "RAY_NODE_TYPE_NAME": HEAD_TYPE},

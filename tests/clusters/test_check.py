@@ -159,6 +159,16 @@ def test_the_name_of_the_head(aws, wrong):
     assert wrong(aws) == [f"head_node_type: missing. Allowed: one of {known}"]
 
 
+def test_a_head_that_is_no_name(aws, wrong):
+    assert wrong(aws | {"head_node_type": ["head"]}) == ["head_node_type: ['head'] is not valid. Allowed: text"]
+
+
+def test_what_may_be_text_or_null(wrong):
+    gcp = yaml.safe_load(Path("clusters/gcp.yaml").read_text())
+    gcp["provider"]["project_id"] = []
+    assert wrong(gcp) == ["provider.project_id: [] is not valid. Allowed: text or null"]
+
+
 def test_what_a_node_type_must_have(aws, wrong):
     del aws["available_node_types"][aws["head_node_type"]]["node_config"]
     assert wrong(aws) == [f"available_node_types.{aws['head_node_type']}.node_config: missing"]

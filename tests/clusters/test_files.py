@@ -1,13 +1,16 @@
 """The cluster files are what Ray's own launcher accepts, and hold nothing but where to run."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from ray.autoscaler._private.util import prepare_config, validate_config
+from fakes import program
+from ray.autoscaler._private.util import prepare_config, validate_config, with_envs
 
 FILES = [Path("clusters", f"{name}.yaml") for name in ("aws", "gcp", "local")]
 WITH_TYPES = [path for path in FILES if path.stem != "local"]
@@ -50,6 +53,19 @@ def test_the_dashboard_and_mlflow_are_the_heads_alone(path):
     assert "--dashboard-host=127.0.0.1" in config["head_start_ray_commands"][-1]
     assert not [line for line in config["worker_start_ray_commands"] if "head.sh" in line]
     assert "0.0.0.0" not in path.read_text()
+
+
+@every(FILES)
+def test_which_autoscaler_the_head_starts(path, tmp_path):
+    """Ray's v2 counts the head among the `min_workers` of its type. Existing machines have one type: one of them would
+    never become a worker."""
+    program(tmp_path / "ray", '#!/bin/bash\necho "$1 $RAY_enable_autoscaler_v2"')
+    # as `ray up` does
+    [command] = with_envs(given(path)["head_start_ray_commands"][-1:], {"RAY_enable_autoscaler_v2": "1"})
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(["bash", "-c", command], env=environment, text=True, capture_output=True)
+    kinds = prepare_config(given(path))["available_node_types"]
+    assert ran.stdout == f"start {0 if len(kinds) == 1 else 1}\n"
 
 
 @every(FILES)

@@ -185,6 +185,13 @@ def test_the_top_of_a_document(given, wrong):
     ]
 
 
+@pytest.mark.parametrize("kind", [[], ["RayCluster"], None, 3])
+def test_a_kind_that_is_no_name(given, wrong, kind):
+    given[4]["kind"] = kind
+    [said] = wrong(given)
+    assert said.startswith(f"kind: {kind!r} is not valid. ") and "Allowed: Deployment, " in said
+
+
 # what it misses
 
 

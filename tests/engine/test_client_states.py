@@ -165,6 +165,20 @@ def test_a_checkpoint_in_another_folder_has_all_that_it_names(tmp_path, folders)
     assert [again.get(client)["w"].tolist() for client in range(3)] == [[0, 0], [0, 0], [2, 2]]
 
 
+def test_checkpoints_in_two_folders_by_turns(tmp_path):
+    """A trial keeps its best round beside the checkpoints of Ray Tune, which Tune moves away."""
+    client_states = ClientStates(tmp_path / "client_states")
+    for round in range(6):
+        for client in range(2) if round != 3 else ():
+            client_states.put(client, round, {"w": torch.full((2,), float(round))})
+        for folder in ("best", f"tune-{round}"):
+            write(tmp_path / folder, round + 1, CONFIG, state(round), client_states)
+        shutil.rmtree(tmp_path / f"tune-{round}")
+        for path in complete(tmp_path / "best"):
+            assert len(read(path).client_states.files) == 2
+    assert kept_in(tmp_path / "best") == [f"{client}-{round}.safetensors" for client in (0, 1) for round in (4, 5)]
+
+
 def test_a_checkpoint_touches_only_the_files_of_clients_that_changed(tmp_path, monkeypatch):
     client_states = ClientStates(tmp_path / "client_states")
     for client in range(50):

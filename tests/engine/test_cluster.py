@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,9 @@ from processes import PATIENCE, alive, descendants, named, until
 from rayfl.config import ConfigError
 from rayfl.engine.locks import TEMPORARY
 from rayfl.engine.on_ray import cluster as module
+from rayfl.engine.on_ray import host
 from rayfl.engine.on_ray.cluster import bundles, running
+from rayfl.engine.on_ray.host import ONLY_DECLARED, Host
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
@@ -122,6 +125,24 @@ def test_what_ray_says_of_a_dead_node_is_a_line_beside_the_results(capsys):
         "Ray reports: The node with address: 10.0.0.3 has been marked dead because of it",
         "Ray reports: Raylet is terminated",
     ]
+
+
+def test_a_gpu_that_pytorch_cannot_use_is_refused(monkeypatch):
+    """By the actor that gets it; it would train on the CPU."""
+    monkeypatch.setattr(host, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(host.torch.cuda, "is_available", lambda: False)
+    threads, task = host.torch.get_num_threads(), (tiny().data.arrays(), None)
+    with pytest.raises(ConfigError) as error:
+        Host(threads, has_gpu=True).load(*task)
+    said = str(error.value)
+    assert said.startswith(f"run.gpus: Ray gave a client actor on {socket.gethostname()} a GPU, but PyTorch ")
+    assert " finds no CUDA device there. Allowed: 0, or GPUs that PyTorch can use. Hint: " in said
+    monkeypatch.setattr(host, "Worker", lambda recipe, arrays, device: device)
+    for has_gpu, declared in ((False, "0"), (True, "1")):
+        monkeypatch.setenv(ONLY_DECLARED, declared)
+        actor = Host(threads, has_gpu)
+        actor.load(*task)
+        assert actor.device == actor.worker == "cpu"
 
 
 @pytest.mark.ray

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rayfl.config import ConfigError
-from rayfl.engine.locks import TEMPORARY, Temporary, clear, locked
+from rayfl.engine.locks import TEMPORARY, Temporary, clear, clear_temporary, locked, take
 
 HOLDING = "import sys; from pathlib import Path; from rayfl.engine.locks import take; take(Path(sys.argv[1])); print()"
 
@@ -211,6 +211,23 @@ def test_only_what_is_surely_a_dead_processs_goes(place, monkeypatch):
         "rayfl-torn",
     ]
     assert all((folder / "client_states" / "3-0.safetensors").exists() for folder in [*kept, elsewhere])
+
+
+def test_a_process_that_cleans_up_does_not_lock_a_folder_that_another_is_making(place, monkeypatch):
+    """Its file is there, not locked yet."""
+    folder, real = place / "rayfl-new", fcntl.flock
+    folder.mkdir()
+    (folder / TEMPORARY).touch()
+
+    def taken_meanwhile(descriptor, how):
+        real(descriptor, how)
+        os.close(take(folder, TEMPORARY))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", taken_meanwhile)
+        clear_temporary()
+    os.close(take(folder, TEMPORARY))
+    assert json.loads((folder / TEMPORARY).read_text())["pid"] == os.getpid()
 
 
 def test_what_outlives_its_process_can_be_ended_first(place):

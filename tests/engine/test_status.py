@@ -19,6 +19,7 @@ from rayfl.engine.locks import locked
 from rayfl.engine.on_ray import status
 from rayfl.engine.on_ray.actors import Place
 from rayfl.engine.on_ray.cluster import cluster, running
+from rayfl.engine.on_ray.host import ONLY_DECLARED
 from rayfl.engine.on_ray.shared import require_seen, require_shared
 from rayfl.engine.on_ray.status import About, Node, RunStatus
 from rayfl.metrics import EVALUATED
@@ -70,10 +71,11 @@ def test_trials_are_counted_in_the_sweeps_folder(tmp_path):
 
 
 @pytest.fixture
-def raylets():
+def raylets(monkeypatch):
     """A head without CPUs for clients, and two nodes that say they have a GPU each."""
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv(ONLY_DECLARED, "1")
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         for _ in range(2):

@@ -48,9 +48,9 @@ class Watched(SweepProgress):
 def swept(ray_cluster, tmp_path):
     """Runs a sweep, or goes on with it: (its plan, the best records, all trials, what was seen)."""
 
-    def sweep(path, then=lambda trial, round: None, progress=None):
+    def sweep(path, then=lambda trial, round: None, progress=None, place="runs"):
         plan = load_sweep(path)
-        folder = tmp_path / "runs"
+        folder = tmp_path / place
         if RunFolder.exists(folder):
             record = RunFolder.open(folder)
         else:
@@ -58,13 +58,13 @@ def swept(ray_cluster, tmp_path):
         progress = progress or Watched(plan, then)
         recorder = Recorder(plan, record, progress, lambda folder: None)
         best = run_sweep(plan, record, plan.first.data.arrays(), recorder)
-        return plan, best, trials_of(tmp_path), progress
+        return plan, best, trials_of(tmp_path, place), progress
 
     return sweep
 
 
-def trials_of(tmp_path):
-    return [trial for trial in runs(tmp_path / "runs") if trial.kind == "run"]
+def trials_of(tmp_path, place="runs"):
+    return [trial for trial in runs(tmp_path / place) if trial.kind == "run"]
 
 
 def is_serial(plan, trial, tmp_path):
@@ -301,6 +301,21 @@ def test_a_row_whose_best_value_is_the_outermost_tries_further_ones(swept, tmp_p
     assert f"[{len(trials)}/{len(trials)}]" in progress.printed
     assert "small: the best value is the outermost; also trying training.lr=0.008" in progress.printed
     assert "fails (training.lr=0.008, seed 0) failed: " in progress.printed
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_moved_tries_further_values(swept, tmp_path):
+    method = {"name": f"{__name__}:Failing", "fails": "at work", "until": str(tmp_path / "mended")}
+    search = {"space": {"training.lr": {"grid": [0.0005, 0.002]}}, "widen": 1, "metric": "validation_loss_mean"}
+    path = write(tmp_path, {"row": {"method": method}}, {"rounds": 3}, **search, max_failures=0)
+    with pytest.raises(RuntimeError, match="^2 of 2 trials failed"):
+        swept(path)
+    (tmp_path / "mended").touch()
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    _, best, trials, _ = swept(path, place="moved")
+    assert sorted(trial.config["training"]["lr"] for trial in trials) == [0.0005, 0.002, 0.008]
+    assert [record["params"]["training.lr"] for record in best] == [0.008]
+    assert all(trial.status == "finished" for trial in trials) and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """Grids that continue beyond their ends."""
 
+import cloudpickle
 import pytest
 from sweeps import refused, write
 
+from rayfl.tuning.following import Following
 from rayfl.tuning.load import load_sweep
 from rayfl.tuning.space import Search
 from rayfl.tuning.widening import beyond
@@ -62,6 +64,22 @@ def test_what_a_setting_or_the_budget_does_not_allow_is_not_tried(tmp_path):
     assert plan.allows("heterofl", {"training.momentum": 0.9}) and not plan.allows(
         "heterofl", {"training.momentum": 1.2}
     )
+
+
+def test_what_ray_tune_restores_reads_the_folder_of_this_process():
+    """Not that of the first start: it may have been moved."""
+
+    def trials(folder):
+        return Following({"row": 2}, lambda row, ended: [folder], lambda row, ended: [folder])
+
+    before = trials({"in": "old"})
+    before.ended["row"].add("abc_0")
+    tuner, state = cloudpickle.dumps(before), cloudpickle.dumps(before.get_state())
+    trials({"in": "new"})
+    restored = cloudpickle.loads(tuner)
+    restored.set_state(cloudpickle.loads(state))
+    assert restored.ended == {"row": {"abc_0"}}
+    assert restored.widened("row", set()) == restored.confirming("row", set()) == [{"in": "new"}]
 
 
 @pytest.mark.parametrize(

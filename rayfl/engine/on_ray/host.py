@@ -1,10 +1,13 @@
 """Content of a client actor: the worker of a process, with packed messages."""
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from rayfl.config import ConfigError
 from rayfl.core import frozen
 from rayfl.core.fold import sum_of_updates
 from rayfl.core.tensors import Packed, pack, unpack
@@ -12,6 +15,9 @@ from rayfl.data.base import Arrays
 from rayfl.engine.jobs import Verb
 from rayfl.engine.memory import keep_freed_memory
 from rayfl.engine.worker import Recipe, Worker
+
+ONLY_DECLARED = "RAYFL_GPUS_ONLY_DECLARED"
+"""Environment variable of tests that declare GPUs to Ray on machines without any: with 1, their actors run on CPUs."""
 
 
 class Host:
@@ -21,10 +27,17 @@ class Host:
         torch.set_num_threads(threads)
         keep_freed_memory()
         self.threads = threads
-        self.device = "cuda" if has_gpu and torch.cuda.is_available() else "cpu"
+        self.device = "cuda" if has_gpu and os.environ.get(ONLY_DECLARED) != "1" else "cpu"
 
     def load(self, arrays: Arrays, recipe: Recipe, tensors: Packed | None = None) -> None:
-        """Load a run. `tensors`: frozen parts of the networks, for `frozen.keep`."""
+        """Load a run. `tensors`: frozen parts of the networks, for `frozen.keep`. Raise ConfigError if PyTorch cannot
+        use the GPU."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                f"run.gpus: Ray gave a client actor on {socket.gethostname()} a GPU, but PyTorch {torch.__version__} "
+                "finds no CUDA device there. Allowed: 0, or GPUs that PyTorch can use. Hint: check the node's NVIDIA "
+                "driver, and that its PyTorch is a build for CUDA"
+            )
         if tensors is not None:
             frozen.keep(unpack(tensors))
         self.worker = Worker(recipe, arrays, self.device)
