@@ -15,7 +15,7 @@ from processes import PATIENCE, alive, descendants, named, until
 from rayfl.config import ConfigError
 from rayfl.engine.locks import TEMPORARY
 from rayfl.engine.on_ray import cluster as module
-from rayfl.engine.on_ray.cluster import bundles, running
+from rayfl.engine.on_ray.cluster import bundles, cluster, running
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
@@ -173,9 +173,42 @@ def refused(tmp_path, **asked):
 def test_auto_leaves_room_for_the_server(ray_cluster, tmp_path):
     spec = tiny(clients={"cohort": 6}, run={"executor": "ray", "server_cpus": 3})
     with running(spec, spec.data.arrays(), tmp_path, None):
-        [group] = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
-        assert group["bundles"] == {0: {"CPU": 1.0}}
+        assert reserved() == [{0: {"CPU": 1.0}}, {0: {"CPU": 3.0}}]
     nothing_is_left()
+
+
+def reserved():
+    """The bundles of all groups."""
+    groups = ray.util.placement_group_table().values()
+    return sorted((group["bundles"] for group in groups if group["state"] == "CREATED"), key=str)
+
+
+@pytest.fixture
+def raylets():
+    """A head of two CPUs, and a node of one."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        nodes.add_node(num_cpus=1)
+        nodes.wait_for_nodes(PATIENCE)
+        yield nodes
+    finally:
+        nodes.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_clients_leave_this_nodes_cpus_to_the_server(raylets, tmp_path):
+    """Ray would pack both clients on the head, where the server has to be."""
+    spec = tiny(rounds=1, run={"executor": "ray", "server_cpus": 1})
+    with cluster(raylets.address):
+        here = ray.get_runtime_context().get_node_id()
+        with running(spec, spec.data.arrays(), tmp_path, raylets.address) as simulation:
+            assert simulation.step() is not None
+            groups = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
+            places = [sorted(node == here for node in group["bundles_to_node_id"].values()) for group in groups]
+    assert sorted(places) == [[False, True], [True]]
 
 
 @pytest.mark.ray

@@ -17,7 +17,7 @@ from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.exceptions import AuthenticationError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayfl.config import ConfigError
 from rayfl.core.tensors import unpack
@@ -44,6 +44,8 @@ VITAL = {"gcs_server": "control process (gcs_server)", "raylet": "node process (
 GOES_ON = "Run the same command with --resume to continue from the last checkpoint"
 STARTS = 3
 """Attempts to start a local cluster: Ray gives its node 30 seconds, which no setting changes."""
+NODE_LABEL = "ray.io/node-id"
+"""Label of every node in Ray: its id."""
 PORT_SECONDS = "120"
 """Seconds that Ray waits for the port of its GCS. Ray's default: 30."""
 _print_of_ray = ray._private.worker.print_to_stdstream  # pyright: ignore
@@ -301,13 +303,21 @@ class Remote:
 @contextmanager
 def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None) -> Iterator[Remote]:
     """Run an experiment's simulation on Ray: its server actor on this node, its client actors in a placement group."""
-    experiment = experiment.described()
+    experiment, run = experiment.described(), experiment.run
     packages = packed(experiment)
     _actors(experiment, address)
-    with cluster(address), _room_for(experiment, address) as (group, places):
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here, "name": server_name()}
-        crew = Crew(group, places, experiment.run.cpus, experiment.run.gpus, experiment.run.threads, packages)
+    with cluster(address), ExitStack() as stack:
+        here = ray.get_runtime_context().get_node_id()
+        place = NodeAffinitySchedulingStrategy(here, soft=False)
+        if run.server_cpus:
+            # not in the clients' group: Ray may give them this node's CPUs first, and the group would never fit
+            group = stack.enter_context(_reserved([{"CPU": run.server_cpus}], address, here))
+            place = PlacementGroupSchedulingStrategy(group, 0)
+        resources, places = bundles(_actors(experiment, address), run.cpus, run.gpus)
+        crew = Crew(
+            stack.enter_context(_reserved(resources, address)), places, run.cpus, run.gpus, run.threads, packages
+        )
+        options = {"num_cpus": run.server_cpus, "scheduling_strategy": place, "name": server_name()}
         server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:
             about = About(experiment.method.name, str(folder))
@@ -321,16 +331,17 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
 
 
 @contextmanager
-def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[PlacementGroup, list[int]]]:
-    """Reserve a placement group for the run's client actors; yield it and the bundle of each actor."""
-    run = experiment.run
-    resources, places = bundles(_actors(experiment, address), run.cpus, run.gpus)
-    group = placement_group(resources)
+def _reserved(
+    resources: list[dict[str, float]], address: str | None, node: str | None = None
+) -> Iterator[PlacementGroup]:
+    """Reserve a placement group, on one node if it is given."""
+    labels = {NODE_LABEL: node} if node else {}
+    group = placement_group(resources, bundle_label_selector=[labels] * len(resources))
     seconds = ROOM_SECONDS if is_own(address) else GROWTH_SECONDS
     try:
         if not group.wait(seconds):
             raise ConfigError(f"run: the cluster had no room for {resources} within {seconds:.0f} s: other jobs use it")
-        yield group, places
+        yield group
     finally:
         # removing it from a dead cluster would block
         if not _dead():
