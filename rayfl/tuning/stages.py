@@ -213,14 +213,14 @@ class _Stages:
 
     def _trainable(self) -> Any:
         sweep, run = self.sweep, self.sweep.first.run
-        clients, places = cluster.bundles(_actors(sweep), run.cpus, run.gpus)
+        clients = cluster.bundles(_actors(sweep), run.cpus, run.gpus)
         # the trial and its server in the first bundle, clients in the others
         head = {"memory": HEAD_BYTES} | ({"CPU": run.server_cpus} if run.server_cpus else {})
         shared = Shared(
             packed([sweep, *map(sweep.example, sweep.rows)]),
             cloudpickle.dumps(sweep.described()),
             self.arrays,
-            [place + 1 for place in places],
+            list(range(1, len(clients) + 1)),
             run,
             str(self.run.path),
             self.storage is None,

@@ -15,23 +15,65 @@ from processes import PATIENCE, alive, descendants, named, until
 from rayfl.config import ConfigError
 from rayfl.engine.locks import TEMPORARY
 from rayfl.engine.on_ray import cluster as module
-from rayfl.engine.on_ray.cluster import bundles, cluster, running
+from rayfl.engine.on_ray.cluster import bundles, cluster, room, running
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
 
 @pytest.mark.parametrize(
-    ("asked", "resources", "places"),
+    ("asked", "resources"),
     [
-        ((3, 1, 0), [{"CPU": 1}] * 3, [0, 1, 2]),
-        ((4, 0.5, 0.25), [{"CPU": 2, "GPU": 1}], [0, 0, 0, 0]),
-        ((5, 1, 0.5), [{"CPU": 2, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 1}], [0, 0, 1, 1, 2]),
-        ((2, 4, 1), [{"CPU": 4, "GPU": 1}] * 2, [0, 1]),
-        ((1, 4, 2), [{"CPU": 4, "GPU": 2}], [0]),
+        ((3, 1, 0), [{"CPU": 1}] * 3),
+        ((1, 0.5, 0.25), [{"CPU": 0.5, "GPU": 0.25}]),
+        ((5, 1, 0.4), [{"CPU": 1, "GPU": 0.5}] * 5),
+        ((1, 1, 0.7), [{"CPU": 1, "GPU": 1}]),
+        ((2, 4, 1), [{"CPU": 4, "GPU": 1}] * 2),
+        ((1, 4, 2), [{"CPU": 4, "GPU": 2}]),
     ],
 )
-def test_actors_that_share_a_gpu_share_its_bundle(asked, resources, places):
-    assert bundles(*asked) == (resources, places)
+def test_every_actor_has_a_bundle_with_an_equal_part_of_a_gpu(asked, resources):
+    """A trial of one actor leaves the rest of its GPU to others."""
+    assert bundles(*asked) == resources
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "fit"),
+    [
+        ([(16, 3)], (1, 0.4), 6),
+        ([(16, 3)], (1, 0.3), 9),
+        ([(16, 3)], (1, 0.7), 3),
+        ([(16, 3)], (1, 2), 1),
+        ([(16, 3)], (6, 0.25), 2),
+        ([(4, 0)] * 3, (3, 0), 3),
+        ([(16, 0), (2, 2)], (1, 0.25), 2),
+        ([(4, 0), (4, 0)], (2, 0, 3), 2),
+        ([(4, 0), (4, 0)], (2, 0, 6), 1),
+        ([(4, 0), (4, 0)], (2, 0, 99), 0),
+    ],
+)
+def test_an_actor_fits_on_one_node_and_a_fraction_on_one_gpu(monkeypatch, nodes, asked, fit):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": cpus, "GPU": gpus} for cpus, gpus in nodes])
+    assert room(*asked) == fit
+
+
+GPUS = """
+import ray
+from ray.util.placement_group import placement_group
+from rayfl.engine.on_ray.cluster import bundles, require_room, room
+ray.init(address="local", num_cpus=16, num_gpus=3, include_dashboard=False, log_to_driver=False)
+for gpus in (0.4, 0.3, 0.25):
+    require_room(room(1, gpus), 1, gpus, None)
+    group = placement_group(bundles(room(1, gpus), 1, gpus))
+    assert group.wait(60), gpus
+    ray.util.remove_placement_group(group)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_places_as_many_actors_as_fit(start):
+    code, printed = start(program=(sys.executable, "-c", GPUS)).finish()
+    assert code == 0, printed
 
 
 SESSION = """
@@ -142,16 +184,17 @@ def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"actors": 99}, "99 client actors of 1 CPUs and 0 GPUs do not fit"),
-        ({"gpus": 0.5}, "1 client actors of 1 CPUs and 0.5 GPUs do not fit"),
-        ({"cpus": 64}, "1 client actors of 64 CPUs and 0 GPUs do not fit"),
-        ({"actors": 2, "server_cpus": 3}, "2 client actors of 1 CPUs and 0 GPUs and a server of 3 CPUs do not fit"),
+        ({"actors": 99}, "99 client actors of 1 CPUs and 0 GPUs do not fit: this machine has room for 4"),
+        ({"gpus": 0.5}, "1 client actors of 1 CPUs and 0.5 GPUs do not fit: this machine has room for 0"),
+        ({"cpus": 64}, "1 client actors of 64 CPUs and 0 GPUs do not fit: this machine has room for 0"),
+        (
+            {"actors": 2, "server_cpus": 3},
+            "2 client actors of 1 CPUs and 0 GPUs and a server of 3 CPUs do not fit: this machine has room for 1",
+        ),
     ],
 )
 def test_actors_that_do_not_fit(ray_cluster, tmp_path, asked, said):
-    assert refused(tmp_path, **asked) == (
-        f"run: {said}: this machine has 4 CPUs and 0 GPUs. Hint: lower run.actors, run.cpus or run.gpus"
-    )
+    assert refused(tmp_path, **asked) == f"run: {said} (4 CPUs, 0 GPUs). Hint: lower run.actors, run.cpus or run.gpus"
 
 
 @pytest.mark.ray

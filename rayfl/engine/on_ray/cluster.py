@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -182,26 +182,34 @@ def _require_answer(address: str) -> None:
         raise ConfigError(f"--address {address}: no Ray head answers at this address ({error})") from None
 
 
-def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float]], list[int]]:
-    """Return the client bundles of a placement group, and the bundle of every actor. Actors that share a GPU share its
-    bundle: {GPU: 1} for four actors of 0.25."""
-    each = int(1 / gpus) if 0 < gpus < 1 else 1
-    places = [actor // each for actor in range(actors)]
-    groups = [places.count(place) for place in range(places[-1] + 1)]
-    resources = []
-    for count in groups:
-        bundle = {"CPU": count * cpus}
-        if gpus:
-            bundle["GPU"] = 1.0 if each > 1 else gpus
-        resources.append(bundle)
-    return resources, places
+def bundles(actors: int, cpus: float, gpus: float) -> list[dict[str, float]]:
+    """Return the client bundles of a placement group, one per actor.
+
+    Actors on one GPU reserve equal parts of it, 0.5 for two of 0.4. Ray looks for a node by the sum of its free
+    fractions: it would try a node with 0.2 free on each of two GPUs for an actor of 0.4 again and again.
+    """
+    gpu = {"GPU": max(gpus, 1 / sharing(gpus))} if gpus else {}
+    return [{"CPU": cpus} | gpu for _ in range(actors)]
+
+
+def sharing(gpus: float) -> int:
+    """Return the number of client actors on one GPU; 1 if an actor needs several."""
+    return max(1, int(1 / gpus + 1e-9))
 
 
 def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
     """Return the number of client actors that fit into the present cluster beside a server."""
-    total = _resources()
-    fit = int((total.get("CPU", 0) - server_cpus) / cpus + 1e-9)
-    return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
+    actors = 0
+    for node in _nodes():
+        free = node.get("CPU", 0.0)
+        taken = min(server_cpus, free)
+        server_cpus -= taken
+        fit = int((free - taken) / cpus + 1e-9)
+        if gpus:
+            whole = int(node.get("GPU", 0.0))
+            fit = min(fit, whole // int(gpus) if gpus > 1 else whole * sharing(gpus))
+        actors += fit
+    return actors
 
 
 def require_room(actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0) -> None:
@@ -211,34 +219,29 @@ def require_room(actors: int, cpus: float, gpus: float, address: str | None, ser
     """
     if not ray.is_initialized() and not is_own(address):
         return
-    if server_cpus > (here := _cpus_here()):
+    nodes = _nodes()
+    if server_cpus > (here := nodes[0].get("CPU", 0.0)):
         raise ConfigError(
             f"run.server_cpus: {server_cpus:g} is not valid. Allowed: at most {here:g}, the CPUs of this node"
         )
-    if is_own(address) and actors > room(cpus, gpus, server_cpus):
-        total = _resources()
+    if is_own(address) and actors > (most := room(cpus, gpus, server_cpus)):
+        total = ", ".join(f"{sum(node.get(kind, 0.0) for node in nodes):g} {kind}s" for kind in ("CPU", "GPU"))
         server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
         raise ConfigError(
             f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server} do not fit: this machine has "
-            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs. Hint: lower run.actors, run.cpus or "
-            "run.gpus"
+            f"room for {most} ({total}). Hint: lower run.actors, run.cpus or run.gpus"
         )
 
 
-def _resources() -> Mapping[str, float]:
-    """Return the cluster's resources; before Ray starts, those that it will count on this machine."""
+def _nodes() -> list[dict[str, float]]:
+    """Return the resources of every node, this one first; before Ray starts, what it will count on this machine."""
     if ray.is_initialized():
-        return ray.cluster_resources()
+        here = ray.get_runtime_context().get_node_id()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return [node["Resources"] for node in sorted(alive, key=lambda node: node["NodeID"] != here)]
     machine = ResourceAndLabelSpec()
     machine.resolve(is_head=True)
-    return {name: float(amount or 0) for name, amount in machine.to_resource_dict().items()}
-
-
-def _cpus_here() -> float:
-    if not ray.is_initialized():
-        return _resources().get("CPU", 0.0)
-    here = ray.get_runtime_context().get_node_id()
-    return next(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    return [{name: float(amount or 0) for name, amount in machine.to_resource_dict().items()}]
 
 
 def is_own(address: str | None) -> bool:
@@ -313,10 +316,9 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             # not in the clients' group: Ray may give them this node's CPUs first, and the group would never fit
             group = stack.enter_context(_reserved([{"CPU": run.server_cpus}], address, here))
             place = PlacementGroupSchedulingStrategy(group, 0)
-        resources, places = bundles(_actors(experiment, address), run.cpus, run.gpus)
-        crew = Crew(
-            stack.enter_context(_reserved(resources, address)), places, run.cpus, run.gpus, run.threads, packages
-        )
+        actors = _actors(experiment, address)
+        group = stack.enter_context(_reserved(bundles(actors, run.cpus, run.gpus), address))
+        crew = Crew(group, range(actors), run.cpus, run.gpus, run.threads, packages)
         options = {"num_cpus": run.server_cpus, "scheduling_strategy": place, "name": server_name()}
         server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:
