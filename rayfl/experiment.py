@@ -69,7 +69,8 @@ class Resources(Config):
     executor: Literal["ray", "serial"] = "ray"
     """Execution backend. ray: server and client actors. serial: one process. Results are equal bit for bit."""
     actors: Annotated[int, Field(ge=1, le=10**5)] | Literal["auto"] = "auto"
-    """Number of client actors. auto: as many as fit on the machine, or into the resources of the trial."""
+    """Number of client actors. auto: as many as fit on the machine, or into the resources of the trial, spread over all
+    GPUs."""
     cpus: float = Field(default=1.0, ge=0.01)
     """CPUs per client actor."""
     gpus: float = Field(default=0.0, ge=0)

@@ -213,7 +213,7 @@ class _Stages:
 
     def _trainable(self) -> Any:
         sweep, run = self.sweep, self.sweep.first.run
-        clients = cluster.bundles(_actors(sweep), run.cpus, run.gpus)
+        clients = _clients(sweep)
         # the trial and its server in the first bundle, clients in the others
         head = {"memory": HEAD_BYTES} | ({"CPU": run.server_cpus} if run.server_cpus else {})
         shared = Shared(
@@ -316,6 +316,16 @@ def check_room(sweep: Sweep, address: str | None) -> None:
     """Raise a ConfigError for a sweep whose trials can never start."""
     run = sweep.first.run
     cluster.require_room(_actors(sweep), run.cpus, run.gpus, address, run.server_cpus)
+
+
+def _clients(sweep: Sweep) -> list[dict[str, float]]:
+    """Return the bundles of a trial's client actors."""
+    run, actors, gpus = sweep.first.run, _actors(sweep), sweep.first.run.gpus
+    if run.actors == "auto":
+        server_cpus = run.server_cpus * sweep.trials
+        running = min(actors * sweep.trials, cluster.room(run.cpus, run.gpus, server_cpus))
+        gpus = cluster.spread(max(actors, running), run.cpus, run.gpus, server_cpus)
+    return cluster.bundles(actors, run.cpus, gpus)
 
 
 def _actors(sweep: Sweep) -> int:

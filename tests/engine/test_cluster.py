@@ -15,7 +15,7 @@ from processes import PATIENCE, alive, descendants, named, until
 from rayfl.config import ConfigError
 from rayfl.engine.locks import TEMPORARY
 from rayfl.engine.on_ray import cluster as module
-from rayfl.engine.on_ray.cluster import bundles, cluster, room, running
+from rayfl.engine.on_ray.cluster import bundles, cluster, room, running, spread
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
@@ -54,6 +54,34 @@ def test_every_actor_has_a_bundle_with_an_equal_part_of_a_gpu(asked, resources):
 def test_an_actor_fits_on_one_node_and_a_fraction_on_one_gpu(monkeypatch, nodes, asked, fit):
     monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": cpus, "GPU": gpus} for cpus, gpus in nodes])
     assert room(*asked) == fit
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ((4, 1, 0.25), 1),
+        ((5, 1, 0.25), 0.5),
+        ((9, 1, 0.25), 1 / 3),
+        ((13, 1, 0.25), 0.25),
+        ((2, 1, 2), 2),
+        ((2, 1, 0), 0),
+    ],
+)
+def test_few_actors_leave_no_gpu_idle(monkeypatch, asked, part):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 4}])
+    assert spread(*asked) == part
+
+
+def test_actors_are_spread_only_if_all_of_them_still_fit(monkeypatch):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 1}, {"CPU": 2, "GPU": 4}])
+    assert (room(1, 0.25), spread(6, 1, 0.25), spread(4, 1, 0.25), spread(7, 1, 0.25)) == (6, 0.25, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(("actors", "part"), [("auto", 0.5), (4, 0.25)])
+def test_a_run_with_a_given_number_of_actors_takes_no_more_of_the_gpus_than_asked(monkeypatch, actors, part):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 2}])
+    spec = tiny(run={"executor": "ray", "gpus": 0.25, "actors": actors})
+    assert module._clients(spec, None) == [{"CPU": 1, "GPU": part}] * 4
 
 
 GPUS = """

@@ -20,6 +20,7 @@ from rayfl.listeners import Listener
 from rayfl.methods.dense import Dense
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, runs
+from rayfl.tuning import stages
 from rayfl.tuning.load import load_sweep
 from rayfl.tuning.recorder import Recorder
 from rayfl.tuning.stages import check_room, run_sweep
@@ -319,6 +320,23 @@ def test_a_config_error_in_an_actor_is_one_of_the_sweep(swept, tmp_path, capfd):
     (tmp_path / "mended").touch()
     _, best, [again], _ = swept(path)
     assert (again.id, again.status, again.error, len(best)) == (trial.id, "finished", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "actors", "clients"),
+    [
+        (8, "auto", [{"CPU": 1, "GPU": 0.5}] * 2),
+        (16, "auto", [{"CPU": 1, "GPU": 0.25}] * 4),
+        (0, "auto", [{"CPU": 1, "GPU": 0.25}]),
+        (8, 2, [{"CPU": 1, "GPU": 0.25}] * 2),
+    ],
+)
+def test_the_trials_that_run_at_once_share_all_gpus(tmp_path, monkeypatch, cpus, actors, clients):
+    """Four trials on four GPUs."""
+    monkeypatch.setattr(stages.cluster, "_nodes", lambda: [{"CPU": cpus, "GPU": 4}])
+    experiment = {"run": {"chunk": 1, "gpus": 0.25, "actors": actors}}
+    space = {"training.lr": {"grid": [0.02, 0.05, 0.1, 0.2]}}
+    assert stages._clients(load_sweep(write(tmp_path, experiment=experiment, space=space))) == clients
 
 
 def test_trials_that_do_not_fit(ray_cluster, tmp_path):

@@ -197,6 +197,13 @@ def sharing(gpus: float) -> int:
     return max(1, int(1 / gpus + 1e-9))
 
 
+def spread(actors: int, cpus: float, gpus: float, server_cpus: float = 0.0) -> float:
+    """Return the largest part of a GPU, at least `gpus`, of which the present cluster has room for so many actors. Ray
+    fills GPUs one after another; larger parts leave none idle."""
+    parts = (1 / count for count in range(1, sharing(gpus))) if gpus else ()
+    return next((part for part in parts if room(cpus, part, server_cpus) >= actors), gpus)
+
+
 def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
     """Return the number of client actors that fit into the present cluster beside a server."""
     actors = 0
@@ -308,7 +315,7 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
     """Run an experiment's simulation on Ray: its server actor on this node, its client actors in a placement group."""
     experiment, run = experiment.described(), experiment.run
     packages = packed(experiment)
-    _actors(experiment, address)
+    _clients(experiment, address)
     with cluster(address), ExitStack() as stack:
         here = ray.get_runtime_context().get_node_id()
         place = NodeAffinitySchedulingStrategy(here, soft=False)
@@ -316,9 +323,9 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             # not in the clients' group: Ray may give them this node's CPUs first, and the group would never fit
             group = stack.enter_context(_reserved([{"CPU": run.server_cpus}], address, here))
             place = PlacementGroupSchedulingStrategy(group, 0)
-        actors = _actors(experiment, address)
-        group = stack.enter_context(_reserved(bundles(actors, run.cpus, run.gpus), address))
-        crew = Crew(group, range(actors), run.cpus, run.gpus, run.threads, packages)
+        clients = _clients(experiment, address)
+        group = stack.enter_context(_reserved(clients, address))
+        crew = Crew(group, range(len(clients)), run.cpus, run.gpus, run.threads, packages)
         options = {"num_cpus": run.server_cpus, "scheduling_strategy": place, "name": server_name()}
         server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:
@@ -351,11 +358,12 @@ def _reserved(
                 remove_placement_group(group)
 
 
-def _actors(experiment: Experiment, address: str | None) -> int:
-    """Return the number of the run's client actors. Raises a ConfigError if they do not fit."""
+def _clients(experiment: Experiment, address: str | None) -> list[dict[str, float]]:
+    """Return the bundles of the run's client actors. Raises a ConfigError if they do not fit."""
     run = experiment.run
-    actors = run.actors
+    actors, gpus = run.actors, run.gpus
     if actors == "auto":
         actors = max(1, min(room(run.cpus, run.gpus, run.server_cpus), experiment.jobs))
+        gpus = spread(actors, run.cpus, run.gpus, run.server_cpus)
     require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
-    return actors
+    return bundles(actors, run.cpus, gpus)
