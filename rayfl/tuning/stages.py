@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
+from threading import Timer
 from typing import Any
 
 import cloudpickle
@@ -42,6 +43,8 @@ from rayfl.tuning.widening import beyond
 from rayfl.tuning.within import searching
 
 HEAD_BYTES = 64 * 2**20
+PATIENCE_SECONDS = 60.0
+"""Seconds without a trial after which a note says what a trial needs."""
 
 
 class Interrupted(Exception):
@@ -187,8 +190,10 @@ class _Stages:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
             tuner = self._tuner(place, space, config)
+        waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():
             try:
+                waiting.start()
                 results = tuner.fit()
             except TuneError:
                 if self.recorder.refusal is not None:
@@ -197,6 +202,7 @@ class _Stages:
             except RayDied as died:
                 raise RuntimeError(str(died)) from None
             finally:
+                waiting.cancel()
                 self.recorder.leave()
             signals = received()
             if signal.SIGTERM in signals:
@@ -210,6 +216,15 @@ class _Stages:
             )
         marker.touch()
         trust.forget(path, self.run.id)
+
+    def _note_waiting(self) -> None:
+        if not self.recorder.trials:
+            run = self.sweep.first.run
+            asked, found = cluster.compared(_actors(self.sweep), run.cpus, run.gpus, run.server_cpus)
+            self.recorder.progress.note(
+                f"no trial has started within {PATIENCE_SECONDS:.0f} s: each needs {asked}; the cluster has {found}. "
+                "Waiting for other jobs to end or for more nodes"
+            )
 
     def _trainable(self) -> Any:
         sweep, run = self.sweep, self.sweep.first.run

@@ -226,18 +226,25 @@ def require_room(actors: int, cpus: float, gpus: float, address: str | None, ser
     """
     if not ray.is_initialized() and not is_own(address):
         return
-    nodes = _nodes()
-    if server_cpus > (here := nodes[0].get("CPU", 0.0)):
+    if server_cpus > (here := _nodes()[0].get("CPU", 0.0)):
         raise ConfigError(
             f"run.server_cpus: {server_cpus:g} is not valid. Allowed: at most {here:g}, the CPUs of this node"
         )
-    if is_own(address) and actors > (most := room(cpus, gpus, server_cpus)):
-        total = ", ".join(f"{sum(node.get(kind, 0.0) for node in nodes):g} {kind}s" for kind in ("CPU", "GPU"))
-        server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
+    if is_own(address) and actors > room(cpus, gpus, server_cpus):
+        asked, found = compared(actors, cpus, gpus, server_cpus)
         raise ConfigError(
-            f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server} do not fit: this machine has "
-            f"room for {most} ({total}). Hint: lower run.actors, run.cpus or run.gpus"
+            f"run: {asked} do not fit: this machine has {found}. Hint: lower run.actors, run.cpus or run.gpus"
         )
+
+
+def compared(actors: int, cpus: float, gpus: float, server_cpus: float) -> tuple[str, str]:
+    """Describe what client actors and a server need, and the room for them in the present cluster."""
+    server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
+    total = ", ".join(f"{sum(node.get(kind, 0.0) for node in _nodes()):g} {kind}s" for kind in ("CPU", "GPU"))
+    return (
+        f"{actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server}",
+        f"room for {room(cpus, gpus, server_cpus)} ({total})",
+    )
 
 
 def _nodes() -> list[dict[str, float]]:
