@@ -69,11 +69,12 @@ class Resources(Config):
     executor: Literal["ray", "serial"] = "ray"
     """Execution backend. ray: server and client actors. serial: one process. Results are equal bit for bit."""
     actors: Annotated[int, Field(ge=1, le=10**5)] | Literal["auto"] = "auto"
-    """Number of client actors. auto: as many as fit on the machine, or into the resources of the trial."""
+    """Number of client actors. auto: as many as fit on the machine, or into the resources of the trial, spread over all
+    GPUs."""
     cpus: float = Field(default=1.0, ge=0.01)
     """CPUs per client actor."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs per client actor; 0.25: four client actors per GPU."""
+    """GPUs per client actor: a fraction or a whole number. 0.25: four client actors per GPU."""
     server_cpus: float = Field(default=0.0, ge=0)
     """CPUs reserved for the server actor. It mostly works while clients wait, so 0 is suitable for small machines."""
     threads: int = Field(default=1, ge=1, le=1024)
@@ -89,6 +90,13 @@ class Resources(Config):
     patience: int = Field(default=0, ge=0)
     """Early stopping: number of evaluations without an improvement of the metric of `checkpoint: best`. 0: all rounds
     are run."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _as_in_ray(cls, gpus: float) -> float:
+        if gpus and not (0.0001 <= gpus <= 1 or gpus.is_integer()):
+            raise ValueError("0, 0.0001 to 1, or a whole number")
+        return gpus
 
 
 class Found(NamedTuple):

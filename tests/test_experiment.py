@@ -157,6 +157,14 @@ MISTAKES = {
         {"run": {"threads": 10**9}},
         "test: run.threads: 1000000000 is not valid. Allowed: at most 1024",
     ),
+    "one and a half GPUs": (
+        {"run": {"gpus": 1.5}},
+        "test: run.gpus: 1.5 is not valid. Allowed: 0, 0.0001 to 1, or a whole number",
+    ),
+    "a sliver of a GPU": (
+        {"run": {"gpus": 1e-5}},
+        "test: run.gpus: 1e-05 is not valid. Allowed: 0, 0.0001 to 1, or a whole number",
+    ),
     "a sliver of a CPU": ({"run": {"cpus": 1e-9}}, "test: run.cpus: 1e-09 is not valid. Allowed: at least 0.01"),
     "a listener that nobody knows": (
         {"listeners": ["early_stop"]},

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
+from threading import Timer
 from typing import Any
 
 import cloudpickle
@@ -42,6 +43,8 @@ from rayfl.tuning.widening import beyond
 from rayfl.tuning.within import searching
 
 HEAD_BYTES = 64 * 2**20
+PATIENCE_SECONDS = 60.0
+"""Seconds without a trial after which a note says what a trial needs."""
 
 
 class Interrupted(Exception):
@@ -187,8 +190,10 @@ class _Stages:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
             tuner = self._tuner(place, space, config)
+        waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():
             try:
+                waiting.start()
                 results = tuner.fit()
             except TuneError:
                 if self.recorder.refusal is not None:
@@ -197,6 +202,7 @@ class _Stages:
             except RayDied as died:
                 raise RuntimeError(str(died)) from None
             finally:
+                waiting.cancel()
                 self.recorder.leave()
             signals = received()
             if signal.SIGTERM in signals:
@@ -211,16 +217,25 @@ class _Stages:
         marker.touch()
         trust.forget(path, self.run.id)
 
+    def _note_waiting(self) -> None:
+        if not self.recorder.trials:
+            run = self.sweep.first.run
+            asked, found = cluster.compared(_actors(self.sweep), run.cpus, run.gpus, run.server_cpus)
+            self.recorder.progress.note(
+                f"no trial has started within {PATIENCE_SECONDS:.0f} s: each needs {asked}; the cluster has {found}. "
+                "Waiting for other jobs to end or for more nodes"
+            )
+
     def _trainable(self) -> Any:
         sweep, run = self.sweep, self.sweep.first.run
-        clients, places = cluster.bundles(_actors(sweep), run.cpus, run.gpus)
+        clients = _clients(sweep)
         # the trial and its server in the first bundle, clients in the others
         head = {"memory": HEAD_BYTES} | ({"CPU": run.server_cpus} if run.server_cpus else {})
         shared = Shared(
             packed([sweep, *map(sweep.example, sweep.rows)]),
             cloudpickle.dumps(sweep.described()),
             self.arrays,
-            [place + 1 for place in places],
+            list(range(1, len(clients) + 1)),
             run,
             str(self.run.path),
             self.storage is None,
@@ -316,6 +331,16 @@ def check_room(sweep: Sweep, address: str | None) -> None:
     """Raise a ConfigError for a sweep whose trials can never start."""
     run = sweep.first.run
     cluster.require_room(_actors(sweep), run.cpus, run.gpus, address, run.server_cpus)
+
+
+def _clients(sweep: Sweep) -> list[dict[str, float]]:
+    """Return the bundles of a trial's client actors."""
+    run, actors, gpus = sweep.first.run, _actors(sweep), sweep.first.run.gpus
+    if run.actors == "auto":
+        server_cpus = run.server_cpus * sweep.trials
+        running = min(actors * sweep.trials, cluster.room(run.cpus, run.gpus, server_cpus))
+        gpus = cluster.spread(max(actors, running), run.cpus, run.gpus, server_cpus)
+    return cluster.bundles(actors, run.cpus, gpus)
 
 
 def _actors(sweep: Sweep) -> int:

@@ -17,24 +17,94 @@ from rayfl.config import ConfigError
 from rayfl.engine.locks import TEMPORARY
 from rayfl.engine.on_ray import cluster as module
 from rayfl.engine.on_ray import host
-from rayfl.engine.on_ray.cluster import bundles, running
+from rayfl.engine.on_ray.cluster import bundles, cluster, room, running, spread
 from rayfl.engine.on_ray.host import ONLY_DECLARED, Host
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning.load import load_sweep
 
 
 @pytest.mark.parametrize(
-    ("asked", "resources", "places"),
+    ("asked", "resources"),
     [
-        ((3, 1, 0), [{"CPU": 1}] * 3, [0, 1, 2]),
-        ((4, 0.5, 0.25), [{"CPU": 2, "GPU": 1}], [0, 0, 0, 0]),
-        ((5, 1, 0.5), [{"CPU": 2, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 1}], [0, 0, 1, 1, 2]),
-        ((2, 4, 1), [{"CPU": 4, "GPU": 1}] * 2, [0, 1]),
-        ((1, 4, 2), [{"CPU": 4, "GPU": 2}], [0]),
+        ((3, 1, 0), [{"CPU": 1}] * 3),
+        ((1, 0.5, 0.25), [{"CPU": 0.5, "GPU": 0.25}]),
+        ((5, 1, 0.4), [{"CPU": 1, "GPU": 0.5}] * 5),
+        ((1, 1, 0.7), [{"CPU": 1, "GPU": 1}]),
+        ((2, 4, 1), [{"CPU": 4, "GPU": 1}] * 2),
+        ((1, 4, 2), [{"CPU": 4, "GPU": 2}]),
     ],
 )
-def test_actors_that_share_a_gpu_share_its_bundle(asked, resources, places):
-    assert bundles(*asked) == (resources, places)
+def test_every_actor_has_a_bundle_with_an_equal_part_of_a_gpu(asked, resources):
+    """A trial of one actor leaves the rest of its GPU to others."""
+    assert bundles(*asked) == resources
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "fit"),
+    [
+        ([(16, 3)], (1, 0.4), 6),
+        ([(16, 3)], (1, 0.3), 9),
+        ([(16, 3)], (1, 0.7), 3),
+        ([(16, 3)], (1, 2), 1),
+        ([(16, 3)], (6, 0.25), 2),
+        ([(4, 0)] * 3, (3, 0), 3),
+        ([(16, 0), (2, 2)], (1, 0.25), 2),
+        ([(4, 0), (4, 0)], (2, 0, 3), 2),
+        ([(4, 0), (4, 0)], (2, 0, 6), 1),
+        ([(4, 0), (4, 0)], (2, 0, 99), 0),
+    ],
+)
+def test_an_actor_fits_on_one_node_and_a_fraction_on_one_gpu(monkeypatch, nodes, asked, fit):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": cpus, "GPU": gpus} for cpus, gpus in nodes])
+    assert room(*asked) == fit
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ((4, 1, 0.25), 1),
+        ((5, 1, 0.25), 0.5),
+        ((9, 1, 0.25), 1 / 3),
+        ((13, 1, 0.25), 0.25),
+        ((2, 1, 2), 2),
+        ((2, 1, 0), 0),
+    ],
+)
+def test_few_actors_leave_no_gpu_idle(monkeypatch, asked, part):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 4}])
+    assert spread(*asked) == part
+
+
+def test_actors_are_spread_only_if_all_of_them_still_fit(monkeypatch):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 1}, {"CPU": 2, "GPU": 4}])
+    assert (room(1, 0.25), spread(6, 1, 0.25), spread(4, 1, 0.25), spread(7, 1, 0.25)) == (6, 0.25, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(("actors", "part"), [("auto", 0.5), (4, 0.25)])
+def test_a_run_with_a_given_number_of_actors_takes_no_more_of_the_gpus_than_asked(monkeypatch, actors, part):
+    monkeypatch.setattr(module, "_nodes", lambda: [{"CPU": 16, "GPU": 2}])
+    spec = tiny(run={"executor": "ray", "gpus": 0.25, "actors": actors})
+    assert module._clients(spec, None) == [{"CPU": 1, "GPU": part}] * 4
+
+
+GPUS = """
+import ray
+from ray.util.placement_group import placement_group
+from rayfl.engine.on_ray.cluster import bundles, require_room, room
+ray.init(address="local", num_cpus=16, num_gpus=3, include_dashboard=False, log_to_driver=False)
+for gpus in (0.4, 0.3, 0.25):
+    require_room(room(1, gpus), 1, gpus, None)
+    group = placement_group(bundles(room(1, gpus), 1, gpus))
+    assert group.wait(60), gpus
+    ray.util.remove_placement_group(group)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_places_as_many_actors_as_fit(start):
+    code, printed = start(program=(sys.executable, "-c", GPUS)).finish()
+    assert code == 0, printed
 
 
 SESSION = """
@@ -163,16 +233,17 @@ def test_an_experiment_on_ray_is_the_serial_one(ray_cluster, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"actors": 99}, "99 client actors of 1 CPUs and 0 GPUs do not fit"),
-        ({"gpus": 0.5}, "1 client actors of 1 CPUs and 0.5 GPUs do not fit"),
-        ({"cpus": 64}, "1 client actors of 64 CPUs and 0 GPUs do not fit"),
-        ({"actors": 2, "server_cpus": 3}, "2 client actors of 1 CPUs and 0 GPUs and a server of 3 CPUs do not fit"),
+        ({"actors": 99}, "99 client actors of 1 CPUs and 0 GPUs do not fit: this machine has room for 4"),
+        ({"gpus": 0.5}, "1 client actors of 1 CPUs and 0.5 GPUs do not fit: this machine has room for 0"),
+        ({"cpus": 64}, "1 client actors of 64 CPUs and 0 GPUs do not fit: this machine has room for 0"),
+        (
+            {"actors": 2, "server_cpus": 3},
+            "2 client actors of 1 CPUs and 0 GPUs and a server of 3 CPUs do not fit: this machine has room for 1",
+        ),
     ],
 )
 def test_actors_that_do_not_fit(ray_cluster, tmp_path, asked, said):
-    assert refused(tmp_path, **asked) == (
-        f"run: {said}: this machine has 4 CPUs and 0 GPUs. Hint: lower run.actors, run.cpus or run.gpus"
-    )
+    assert refused(tmp_path, **asked) == f"run: {said} (4 CPUs, 0 GPUs). Hint: lower run.actors, run.cpus or run.gpus"
 
 
 @pytest.mark.ray
@@ -194,9 +265,42 @@ def refused(tmp_path, **asked):
 def test_auto_leaves_room_for_the_server(ray_cluster, tmp_path):
     spec = tiny(clients={"cohort": 6}, run={"executor": "ray", "server_cpus": 3})
     with running(spec, spec.data.arrays(), tmp_path, None):
-        [group] = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
-        assert group["bundles"] == {0: {"CPU": 1.0}}
+        assert reserved() == [{0: {"CPU": 1.0}}, {0: {"CPU": 3.0}}]
     nothing_is_left()
+
+
+def reserved():
+    """The bundles of all groups."""
+    groups = ray.util.placement_group_table().values()
+    return sorted((group["bundles"] for group in groups if group["state"] == "CREATED"), key=str)
+
+
+@pytest.fixture
+def raylets():
+    """A head of two CPUs, and a node of one."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        nodes.add_node(num_cpus=1)
+        nodes.wait_for_nodes(PATIENCE)
+        yield nodes
+    finally:
+        nodes.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_clients_leave_this_nodes_cpus_to_the_server(raylets, tmp_path):
+    """Ray would pack both clients on the head, where the server has to be."""
+    spec = tiny(rounds=1, run={"executor": "ray", "server_cpus": 1})
+    with cluster(raylets.address):
+        here = ray.get_runtime_context().get_node_id()
+        with running(spec, spec.data.arrays(), tmp_path, raylets.address) as simulation:
+            assert simulation.step() is not None
+            groups = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
+            places = [sorted(node == here for node in group["bundles_to_node_id"].values()) for group in groups]
+    assert sorted(places) == [[False, True], [True]]
 
 
 @pytest.mark.ray

@@ -11,7 +11,7 @@ import ray
 from crews import crew_of, everyone_has_loaded, on_ray, resized, result
 from faults import Faulty
 from helpers import NESTED, PersonalHead, run, simulate, tiny
-from ray.exceptions import ObjectLostError, OutOfMemoryError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayTaskError
 
 from rayfl.config import ConfigError
 from rayfl.engine import simulation as simulation_module
@@ -199,6 +199,30 @@ def test_an_exception_in_a_client_ends_the_run_after_a_try_on_another_actor(pool
     assert "Traceback" in said and "in _fail" in said and "ArithmeticError: on purpose" in said
     assert len(set(pids(tmp_path))) == 2
     assert pool.deaths == 0
+
+
+@pytest.mark.parametrize("cause", [AssertionError(), KeyError("colour")])
+def test_an_exception_that_is_no_methods_keeps_its_type_and_its_traceback(pool, cause):
+    """As of a user's score."""
+    batch = executor._Batch(pool, "evaluate", [Job(None, 1.0, dict, "evaluation on test")], dict)
+    text = f'Traceback (most recent call last):\n  File "score.py", line 7, in counts\n{type(cause).__name__}'
+    error = RayTaskError("run", text, cause).as_instanceof_cause()
+    with pytest.raises(JobFailed) as failed:
+        batch._retry(0, executor._raised(error), attempts=1)
+    first, *more = str(failed.value).splitlines()
+    said = {"AssertionError": "AssertionError", "KeyError": "KeyError: 'colour'"}[type(cause).__name__]
+    assert first == f"{said} (in all 1 attempts at: evaluate, evaluation on test)"
+    assert more[1:] == ['  File "score.py", line 7, in counts', type(cause).__name__] and "\x1b" not in more[0]
+
+
+def test_an_exception_in_a_worker_is_said_with_its_traceback(pool, tmp_path):
+    on_ray(pool, tiny(method="fedavg"), tmp_path)
+    with pytest.raises(JobFailed) as failed:
+        list(pool.map("evaluate", [Job(None, 1.0, dict, "nothing")], lambda key: {}))
+    first, *more = str(failed.value).splitlines()
+    assert first.startswith("AttributeError: ")
+    assert first.endswith(" (in all 2 attempts at: evaluate, nothing)")
+    assert any("in evaluate" in line for line in more) and more[-1] == first.partition(" (in all")[0]
 
 
 def test_what_a_user_did_wrong_is_said_as_it_is(pool, tmp_path):

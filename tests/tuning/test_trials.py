@@ -3,6 +3,7 @@
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -20,6 +21,7 @@ from rayfl.listeners import Listener
 from rayfl.methods.dense import Dense
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, runs
+from rayfl.tuning import stages
 from rayfl.tuning.load import load_sweep
 from rayfl.tuning.recorder import Recorder
 from rayfl.tuning.stages import check_room, run_sweep
@@ -334,6 +336,56 @@ def test_a_config_error_in_an_actor_is_one_of_the_sweep(swept, tmp_path, capfd):
     (tmp_path / "mended").touch()
     _, best, [again], _ = swept(path)
     assert (again.id, again.status, again.error, len(best)) == (trial.id, "finished", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "actors", "clients"),
+    [
+        (8, "auto", [{"CPU": 1, "GPU": 0.5}] * 2),
+        (16, "auto", [{"CPU": 1, "GPU": 0.25}] * 4),
+        (0, "auto", [{"CPU": 1, "GPU": 0.25}]),
+        (8, 2, [{"CPU": 1, "GPU": 0.25}] * 2),
+    ],
+)
+def test_the_trials_that_run_at_once_share_all_gpus(tmp_path, monkeypatch, cpus, actors, clients):
+    """Four trials on four GPUs."""
+    monkeypatch.setattr(stages.cluster, "_nodes", lambda: [{"CPU": cpus, "GPU": 4}])
+    experiment = {"run": {"chunk": 1, "gpus": 0.25, "actors": actors}}
+    space = {"training.lr": {"grid": [0.02, 0.05, 0.1, 0.2]}}
+    assert stages._clients(load_sweep(write(tmp_path, experiment=experiment, space=space))) == clients
+
+
+@pytest.mark.parametrize(("trials", "notes"), [({}, 1), ({"a": "a trial"}, 0)])
+def test_a_sweep_whose_trials_do_not_start_says_what_they_need(tmp_path, monkeypatch, trials, notes):
+    timers, said = [], []
+
+    class Timer:
+        def __init__(self, seconds, function):
+            self.begin, self.cancelled = function, False
+            timers.append(self)
+
+        def start(self):
+            self.begin()
+
+        def cancel(self):
+            self.cancelled = True
+
+    monkeypatch.setattr(stages, "Timer", Timer)
+    monkeypatch.setattr(stages.cluster, "_nodes", lambda: [{"CPU": 4}, {"CPU": 2, "GPU": 1}])
+    monkeypatch.setattr(stages._Stages, "_tuner", lambda *_: SimpleNamespace(fit=list))
+    monkeypatch.setattr(stages.trust, "make", lambda path, id: path.mkdir(parents=True))
+    monkeypatch.setattr(stages.trust, "forget", lambda path, id: None)
+    experiment = {"run": {"chunk": 1, "gpus": 0.5, "actors": 4, "server_cpus": 1}}
+    recorder = SimpleNamespace(
+        trials=trials, failures=[], leave=lambda: None, progress=SimpleNamespace(note=lambda text: said.append(text))
+    )
+    run = SimpleNamespace(path=tmp_path, id="id")
+    stages._Stages(load_sweep(write(tmp_path, experiment=experiment)), run, None, recorder).listed("search", [])
+    assert [timer.cancelled for timer in timers] == [True]
+    assert said == notes * [
+        "no trial has started within 60 s: each needs 4 client actors of 1 CPUs and 0.5 GPUs and a server of 1 CPUs; "
+        "the cluster has room for 2 (6 CPUs, 1 GPUs). Waiting for other jobs to end or for more nodes"
+    ]
 
 
 def test_trials_that_do_not_fit(ray_cluster, tmp_path):

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.exceptions import AuthenticationError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayfl.config import ConfigError
 from rayfl.core.tensors import unpack
@@ -44,6 +44,8 @@ VITAL = {"gcs_server": "control process (gcs_server)", "raylet": "node process (
 GOES_ON = "Run the same command with --resume to continue from the last checkpoint"
 STARTS = 3
 """Attempts to start a local cluster: Ray gives its node 30 seconds, which no setting changes."""
+NODE_LABEL = "ray.io/node-id"
+"""Label of every node in Ray: its id."""
 PORT_SECONDS = "120"
 """Seconds that Ray waits for the port of its GCS. Ray's default: 30."""
 _print_of_ray = ray._private.worker.print_to_stdstream  # pyright: ignore
@@ -180,26 +182,41 @@ def _require_answer(address: str) -> None:
         raise ConfigError(f"--address {address}: no Ray head answers at this address ({error})") from None
 
 
-def bundles(actors: int, cpus: float, gpus: float) -> tuple[list[dict[str, float]], list[int]]:
-    """Return the client bundles of a placement group, and the bundle of every actor. Actors that share a GPU share its
-    bundle: {GPU: 1} for four actors of 0.25."""
-    each = int(1 / gpus) if 0 < gpus < 1 else 1
-    places = [actor // each for actor in range(actors)]
-    groups = [places.count(place) for place in range(places[-1] + 1)]
-    resources = []
-    for count in groups:
-        bundle = {"CPU": count * cpus}
-        if gpus:
-            bundle["GPU"] = 1.0 if each > 1 else gpus
-        resources.append(bundle)
-    return resources, places
+def bundles(actors: int, cpus: float, gpus: float) -> list[dict[str, float]]:
+    """Return the client bundles of a placement group, one per actor.
+
+    Actors on one GPU reserve equal parts of it, 0.5 for two of 0.4. Ray looks for a node by the sum of its free
+    fractions: it would try a node with 0.2 free on each of two GPUs for an actor of 0.4 again and again.
+    """
+    gpu = {"GPU": max(gpus, 1 / sharing(gpus))} if gpus else {}
+    return [{"CPU": cpus} | gpu for _ in range(actors)]
+
+
+def sharing(gpus: float) -> int:
+    """Return the number of client actors on one GPU; 1 if an actor needs several."""
+    return max(1, int(1 / gpus + 1e-9))
+
+
+def spread(actors: int, cpus: float, gpus: float, server_cpus: float = 0.0) -> float:
+    """Return the largest part of a GPU, at least `gpus`, of which the present cluster has room for so many actors. Ray
+    fills GPUs one after another; larger parts leave none idle."""
+    parts = (1 / count for count in range(1, sharing(gpus))) if gpus else ()
+    return next((part for part in parts if room(cpus, part, server_cpus) >= actors), gpus)
 
 
 def room(cpus: float, gpus: float, server_cpus: float = 0.0) -> int:
     """Return the number of client actors that fit into the present cluster beside a server."""
-    total = _resources()
-    fit = int((total.get("CPU", 0) - server_cpus) / cpus + 1e-9)
-    return min(fit, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
+    actors = 0
+    for node in _nodes():
+        free = node.get("CPU", 0.0)
+        taken = min(server_cpus, free)
+        server_cpus -= taken
+        fit = int((free - taken) / cpus + 1e-9)
+        if gpus:
+            whole = int(node.get("GPU", 0.0))
+            fit = min(fit, whole // int(gpus) if gpus > 1 else whole * sharing(gpus))
+        actors += fit
+    return actors
 
 
 def require_room(actors: int, cpus: float, gpus: float, address: str | None, server_cpus: float = 0.0) -> None:
@@ -209,34 +226,36 @@ def require_room(actors: int, cpus: float, gpus: float, address: str | None, ser
     """
     if not ray.is_initialized() and not is_own(address):
         return
-    if server_cpus > (here := _cpus_here()):
+    if server_cpus > (here := _nodes()[0].get("CPU", 0.0)):
         raise ConfigError(
             f"run.server_cpus: {server_cpus:g} is not valid. Allowed: at most {here:g}, the CPUs of this node"
         )
     if is_own(address) and actors > room(cpus, gpus, server_cpus):
-        total = _resources()
-        server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
+        asked, found = compared(actors, cpus, gpus, server_cpus)
         raise ConfigError(
-            f"run: {actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server} do not fit: this machine has "
-            f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs. Hint: lower run.actors, run.cpus or "
-            "run.gpus"
+            f"run: {asked} do not fit: this machine has {found}. Hint: lower run.actors, run.cpus or run.gpus"
         )
 
 
-def _resources() -> Mapping[str, float]:
-    """Return the cluster's resources; before Ray starts, those that it will count on this machine."""
+def compared(actors: int, cpus: float, gpus: float, server_cpus: float) -> tuple[str, str]:
+    """Describe what client actors and a server need, and the room for them in the present cluster."""
+    server = f" and a server of {server_cpus:g} CPUs" if server_cpus else ""
+    total = ", ".join(f"{sum(node.get(kind, 0.0) for node in _nodes()):g} {kind}s" for kind in ("CPU", "GPU"))
+    return (
+        f"{actors} client actors of {cpus:g} CPUs and {gpus:g} GPUs{server}",
+        f"room for {room(cpus, gpus, server_cpus)} ({total})",
+    )
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return the resources of every node, this one first; before Ray starts, what it will count on this machine."""
     if ray.is_initialized():
-        return ray.cluster_resources()
+        here = ray.get_runtime_context().get_node_id()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return [node["Resources"] for node in sorted(alive, key=lambda node: node["NodeID"] != here)]
     machine = ResourceAndLabelSpec()
     machine.resolve(is_head=True)
-    return {name: float(amount or 0) for name, amount in machine.to_resource_dict().items()}
-
-
-def _cpus_here() -> float:
-    if not ray.is_initialized():
-        return _resources().get("CPU", 0.0)
-    here = ray.get_runtime_context().get_node_id()
-    return next(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    return [{name: float(amount or 0) for name, amount in machine.to_resource_dict().items()}]
 
 
 def is_own(address: str | None) -> bool:
@@ -301,13 +320,20 @@ class Remote:
 @contextmanager
 def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None) -> Iterator[Remote]:
     """Run an experiment's simulation on Ray: its server actor on this node, its client actors in a placement group."""
-    experiment = experiment.described()
+    experiment, run = experiment.described(), experiment.run
     packages = packed(experiment)
-    _actors(experiment, address)
-    with cluster(address), _room_for(experiment, address) as (group, places):
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": experiment.run.server_cpus, "scheduling_strategy": here, "name": server_name()}
-        crew = Crew(group, places, experiment.run.cpus, experiment.run.gpus, experiment.run.threads, packages)
+    _clients(experiment, address)
+    with cluster(address), ExitStack() as stack:
+        here = ray.get_runtime_context().get_node_id()
+        place = NodeAffinitySchedulingStrategy(here, soft=False)
+        if run.server_cpus:
+            # not in the clients' group: Ray may give them this node's CPUs first, and the group would never fit
+            group = stack.enter_context(_reserved([{"CPU": run.server_cpus}], address, here))
+            place = PlacementGroupSchedulingStrategy(group, 0)
+        clients = _clients(experiment, address)
+        group = stack.enter_context(_reserved(clients, address))
+        crew = Crew(group, range(len(clients)), run.cpus, run.gpus, run.threads, packages)
+        options = {"num_cpus": run.server_cpus, "scheduling_strategy": place, "name": server_name()}
         server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:
             about = About(experiment.method.name, str(folder))
@@ -321,16 +347,17 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
 
 
 @contextmanager
-def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[PlacementGroup, list[int]]]:
-    """Reserve a placement group for the run's client actors; yield it and the bundle of each actor."""
-    run = experiment.run
-    resources, places = bundles(_actors(experiment, address), run.cpus, run.gpus)
-    group = placement_group(resources)
+def _reserved(
+    resources: list[dict[str, float]], address: str | None, node: str | None = None
+) -> Iterator[PlacementGroup]:
+    """Reserve a placement group, on one node if it is given."""
+    labels = {NODE_LABEL: node} if node else {}
+    group = placement_group(resources, bundle_label_selector=[labels] * len(resources))
     seconds = ROOM_SECONDS if is_own(address) else GROWTH_SECONDS
     try:
         if not group.wait(seconds):
             raise ConfigError(f"run: the cluster had no room for {resources} within {seconds:.0f} s: other jobs use it")
-        yield group, places
+        yield group
     finally:
         # removing it from a dead cluster would block
         if not _dead():
@@ -338,11 +365,12 @@ def _room_for(experiment: Experiment, address: str | None) -> Iterator[tuple[Pla
                 remove_placement_group(group)
 
 
-def _actors(experiment: Experiment, address: str | None) -> int:
-    """Return the number of the run's client actors. Raises a ConfigError if they do not fit."""
+def _clients(experiment: Experiment, address: str | None) -> list[dict[str, float]]:
+    """Return the bundles of the run's client actors. Raises a ConfigError if they do not fit."""
     run = experiment.run
-    actors = run.actors
+    actors, gpus = run.actors, run.gpus
     if actors == "auto":
         actors = max(1, min(room(run.cpus, run.gpus, run.server_cpus), experiment.jobs))
+        gpus = spread(actors, run.cpus, run.gpus, run.server_cpus)
     require_room(actors, run.cpus, run.gpus, address, run.server_cpus)
-    return actors
+    return bundles(actors, run.cpus, gpus)

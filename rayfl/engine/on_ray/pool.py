@@ -9,6 +9,7 @@ results are equal bit for bit for any number of actors and after any fault.
 
 import itertools
 import math
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -55,6 +56,8 @@ BEAT_SECONDS = 15.0
 """Seconds of silence after which an actor's process is asked for a sign of life."""
 SILENT_SECONDS = 30.0
 """Seconds that the process may take to answer that."""
+COLORS = re.compile(r"\x1b\[\d+m")
+"""Terminal colours in Ray's tracebacks."""
 LOG_LINES = 15
 """Last lines of a dead actor's log in an error."""
 
@@ -269,10 +272,10 @@ class _Batch:
                 raise ConfigError(str(error.cause)) from None
             self._landed(ref)
             if index in self.sums:
-                self._work_again(self.sums.pop(index), str(error.cause))
+                self._work_again(self.sums.pop(index), _raised(error))
                 return
             self.raised_in[index] = slot.actor
-            self._retry(index, str(error.cause), attempts=2)
+            self._retry(index, _raised(error), attempts=2)
             return
         except LOST as error:
             self._lose(slot, error)
@@ -390,7 +393,14 @@ def _death(place: Place, error: Exception) -> str:
     return "\n".join([*lines, f"Ray reports: {_message(error)}"])
 
 
+def _raised(error: RayTaskError) -> str:
+    """Describe an error of a job: a sentence and its traceback, which a RunFailed has in its message."""
+    if isinstance(error.cause, RunFailed):
+        return str(error.cause)
+    return f"{_message(error)}\n{COLORS.sub('', str(error))}"
+
+
 def _message(error: Exception) -> str:
     """Return an error's message without Ray's traceback."""
     cause = error.cause if isinstance(error, RayTaskError) else error
-    return f"{type(cause).__name__}: {cause}"
+    return f"{type(cause).__name__}: {cause}".removesuffix(": ")
