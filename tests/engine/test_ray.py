@@ -215,6 +215,16 @@ def test_an_exception_that_is_no_methods_keeps_its_type_and_its_traceback(pool, 
     assert more[1:] == ['  File "score.py", line 7, in counts', type(cause).__name__] and "\x1b" not in more[0]
 
 
+def test_a_configuration_that_an_actor_refuses_ends_the_run_at_once(pool, monkeypatch):
+    """Such as a GPU that PyTorch cannot use: a new actor would refuse it too."""
+    batch = executor._Batch(pool, "evaluate", [], dict)
+    error = RayTaskError("load", "Traceback", ConfigError("run.gpus: no CUDA")).as_instanceof_cause()
+    slot = SimpleNamespace(loading=ray.put(error), ready=False)
+    monkeypatch.setattr(executor.ray, "get", lambda ref: (_ for _ in ()).throw(error))
+    with pytest.raises(ConfigError, match=r"^run\.gpus: no CUDA$"):
+        batch._admit(slot)
+
+
 def test_an_exception_in_a_worker_is_said_with_its_traceback(pool, tmp_path):
     on_ray(pool, tiny(method="fedavg"), tmp_path)
     with pytest.raises(JobFailed) as failed:

@@ -251,6 +251,8 @@ class _Batch:
             slot.place = ray.get(loading)
             slot.ready, slot.failures = True, 0
         except (*LOST, RayTaskError) as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+                raise ConfigError(str(error.cause)) from None
             self.pool._replace(slot, error)
 
     def _hear(self, slot: _Slot) -> None:
