@@ -261,10 +261,13 @@ def test_patience_ends_a_run_where_it_would_have_ended_without_a_stop(tmp_path):
     stop = Told(until=len(found) - 1).remember()
     rayfl.run(tiny(**ENDING), tmp_path / "parts", listeners=[stop])
     told = Told().remember()
+    why = "early stopping: validation_accuracy_mean has not improved for 2 evaluations"
     for _ in range(2):
         parts = rayfl.run(tiny(**ENDING), tmp_path / "parts", resume=True, listeners=[told])
         assert without_seconds(parts).equals(without_seconds(whole))
     assert [line for line in told.told if line[0] == "round"] == [("round", len(found))]
+    notes = [line[1] for line in told.told if line[0] == "note" and "early" in line[1]]
+    assert notes == [f"round {len(found)}: {why}", why]
     more = rayfl.run(tiny(**ENDING | {"run": {"executor": "serial"}}), tmp_path / "parts", resume=True)
     assert len(more.lines) == 40
 
@@ -337,7 +340,9 @@ def test_a_best_round_that_was_saved_and_not_kept_is_kept_by_resume(tmp_path, mo
 def test_rounds_are_chosen_on_what_is_held_out(sections, metric):
     experiment = tiny(**sections)
     assert experiment.chosen_by == metric and metric in experiment.metrics()
-    assert experiment.with_(run={"patience": 3}).all_listeners() == (EarlyStopping(metric=metric, patience=3),)
+    assert experiment.with_(run={"patience": 3}).all_listeners() == (
+        EarlyStopping(metric=metric, patience=3, mode="max"),
+    )
 
 
 def test_round_by_round():
