@@ -128,7 +128,8 @@ def test_a_file_cannot_name_arrays():
         ),
         (
             {"y": Y / 2},
-            "data: y of the training set has float64 values. Allowed: integers. Hint: `target: numbers` for regression",
+            "data: y of the training set has float64 values. Allowed: integers. Hint: `target: numbers` for "
+            "regression, np.unique(y, return_inverse=True)[1] for named classes",
         ),
         (
             {"target": "labels"},
