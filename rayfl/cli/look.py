@@ -31,6 +31,7 @@ def compare(
     significant difference."""
     from rayfl.results import published as beside
     from rayfl.results.mlflow import Reader, Store
+    from rayfl.results.rows import numbers_of
     from rayfl.results.studies import differences_said, machines_said, side_by_side
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
@@ -42,7 +43,7 @@ def compare(
     readers = [Reader(Store(uri), experiment) for uri in uris]
     studies = _studies(readers, names or [], tags)
     if metric is not None:
-        choose({key: None for study in studies for run in study.runs for key in run}, metric, "--metric", "result")
+        choose(numbers_of(run for study in studies for run in study.runs), metric, "--metric", "metric")
     best, judge, tuned = side_by_side(studies, metric)
     if not best:
         raise ConfigError("compare: no finished run matches. Allowed: names of finished sweeps, and their runs' tags")
