@@ -32,7 +32,7 @@ def compare(
     from rayfl.results import published as beside
     from rayfl.results.mlflow import Reader, Store
     from rayfl.results.rows import numbers_of
-    from rayfl.results.studies import differences_said, machines_said, side_by_side
+    from rayfl.results.studies import differences_said, machines_said, ranking_said, side_by_side
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
 
@@ -62,7 +62,8 @@ def compare(
             print(render(published, changed, best))
     if format != "latex":
         everything = [run for study in studies for run in study.runs]
-        for text in [*differences_said(best, judge), *machines_said(everything, judge)]:
+        ranking = ranking_said(studies, judge, is_chosen=metric is not None)
+        for text in [*ranking, *differences_said(best, judge), *machines_said(everything, judge)]:
             notify(text)
 
 

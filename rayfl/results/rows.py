@@ -28,7 +28,10 @@ def judged(records: Iterable[Record]) -> list[Record]:
 def numbers_of(records: Iterable[Record]) -> dict[str, None]:
     """Return the names of the results that can rank rows."""
     return dict.fromkeys(
-        name for record in records for name, value in record.items() if isinstance(value, int | float) and name != "seed"
+        name
+        for record in records
+        for name, value in record.items()
+        if isinstance(value, int | float) and name != "seed"
     )
 
 
