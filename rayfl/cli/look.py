@@ -80,6 +80,8 @@ def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) ->
 
     sweeps = [(reader, reader.read("sweep")) for reader in readers]
     known = {sweep[key] for _, some in sweeps for sweep in some for key in ("label", "experiment")}
+    if not known:
+        raise ConfigError("compare: MLflow has no sweep. Hint: run a sweep first, or `rayfl report FOLDER` for a run")
     found = []
     for name in names or [None]:
         newest = [

@@ -322,6 +322,12 @@ def test_an_address_that_no_store_of_mlflow_has(rayfl, tmp_path, command):
     assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
 
 
+def test_a_comparison_without_sweeps_is_refused():
+    assert message(_studies, [SimpleNamespace(read=lambda kind: [])], [], {}) == (
+        "compare: MLflow has no sweep. Hint: run a sweep first, or `rayfl report FOLDER` for a run"
+    )
+
+
 def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path, monkeypatch):
     rows = {"het": {"method": "heterofl"}, "avg": None}
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"experiment": SWEPT, "rows": rows}))
