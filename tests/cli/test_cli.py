@@ -232,6 +232,7 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["compare"], "run a sweep first"),
         (["export", ".", "--capacity", "1", "--to", "x"], "the folder contains no run"),
         (["walk"], "walk"),
+        (["run", "exp.yaml", "--rounds", "0"], "rounds: 0 is not valid. Allowed: at least 1"),
         (["run", "exp.yaml", "--fast"], "No such option: --fast"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
