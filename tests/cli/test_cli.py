@@ -233,6 +233,10 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["export", ".", "--capacity", "1", "--to", "x"], "the folder contains no run"),
         (["walk"], "walk"),
         (["run", "exp.yaml", "--rounds", "0"], "rounds: 0 is not valid. Allowed: at least 1"),
+        (
+            ["sweep", "exp.yaml"],
+            "exp.yaml: the file is a run. Allowed: a sweep's file. Hint: `rayfl run exp.yaml` runs it",
+        ),
         (["run", "exp.yaml", "--fast"], "No such option: --fast"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
