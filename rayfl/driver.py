@@ -300,8 +300,7 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
     """Raise a ConfigError unless a folder is new or, with `resume`, holds a run or sweep of the same configuration."""
     if not resume:
         check_place(path)
-        if RunFolder.exists(path):
-            raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
+        RunFolder.require_new(path)
         return
     record = RunFolder.open(path)
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))

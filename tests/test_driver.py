@@ -92,6 +92,7 @@ def test_a_run_of_objects_and_mappings():
     assert small(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert all(isinstance(plot, Figure) for plot in result.plots.values())
     assert {"learning_curves", "accuracy_by_capacity", "weights"} <= set(result.plots)
+    assert "no plot is called 'weight'. Did you mean 'weights'? Allowed: " in message(lambda: result.plots["weight"])
     assert message(result.submodel, 0.5) == "capacity: 0.5 is not valid. Allowed: 1, 0.25"
     assert message(result.submodel, 1, client=8) == "client: 8 is not valid. Allowed: 0 to 7"
     folder = result.folder.path
@@ -111,7 +112,8 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path):
     )
     rayfl.run(tiny(rounds=1), tmp_path / "run")
     assert message(rayfl.run, tiny(rounds=1), tmp_path / "run") == (
-        f"{tmp_path / 'run'}: the folder holds a run. Allowed: a new folder, or --resume to continue the run"
+        f"{tmp_path / 'run'}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
+        "resume=True in Python"
     )
     file = tmp_path / "run" / "run.json"
     assert message(rayfl.run, tiny(), file / "x") == (
@@ -167,7 +169,8 @@ def test_a_second_command_in_a_runs_folder_is_refused(tmp_path):
     assert intruder.__dict__["told"] == [
         f"{folder}: process {os.getpid()} on {socket.gethostname()} is using the folder. Hint: wait for it, or choose "
         "another folder",
-        f"{folder}: the folder holds a run. Allowed: a new folder, or --resume to continue the run",
+        f"{folder}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
+        "resume=True in Python",
     ]
     assert list((folder / "client_states").iterdir()) and not (folder / "lock").exists()
     assert without_seconds(found).equals(without_seconds(rayfl.run(experiment)))
@@ -449,7 +452,7 @@ def test_a_comparison_of_objects(ray_cluster, tmp_path):
     assert all(isinstance(plot, Figure) for plot in found.plots.values())
     assert found.folder.status == "finished" and (tmp_path / "sweep" / "results.md").exists()
     assert message(rayfl.sweep, plan, tmp_path / "sweep").endswith(
-        "the folder holds a run. Allowed: a new folder, or --resume to continue the run"
+        "the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: resume=True in Python"
     )
 
 
