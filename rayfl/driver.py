@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
 from rayfl.engine.files import check_place

@@ -92,7 +92,9 @@ def test_a_run_of_objects_and_mappings():
     assert small(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert all(isinstance(plot, Figure) for plot in result.plots.values())
     assert {"learning_curves", "accuracy_by_capacity", "weights"} <= set(result.plots)
-    assert "no plot is called 'weight'. Did you mean 'weights'? Allowed: " in message(lambda: result.plots["weight"])
+    assert "no plot is called 'weight'. Did you mean 'weights'? Allowed: " in message(
+        result.plots.__getitem__, "weight"
+    )
     assert message(result.submodel, 0.5) == "capacity: 0.5 is not valid. Allowed: 1, 0.25"
     assert message(result.submodel, 1, client=8) == "client: 8 is not valid. Allowed: 0 to 7"
     folder = result.folder.path
