@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
 from rayfl.engine.files import check_place
@@ -17,7 +16,7 @@ from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred
 from rayfl.experiment import Experiment, read_experiment
-from rayfl.listeners import Listener, tell
+from rayfl.listeners import Listener, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
 from rayfl.networks import at_checkpoint, check_device, place_of
@@ -73,7 +72,7 @@ def run(
     temporary = Temporary() if folder is None else None
     # a server actor may have another working folder
     path = temporary.path / "run" if temporary else Path(str(folder)).resolve()
-    listeners = [*experiment.all_listeners(), *listeners]
+    listeners = experiment.all_listeners(listeners)
     with claimed(path, experiment.plain(), resume):
         if arrays is None:
             _in_phase(listeners, LOADING)
@@ -94,8 +93,9 @@ def run(
                 else:
                     done = round >= experiment.rounds
                     more.append(f"all {round} rounds are done" if done else f"resuming at round {round + 1}")
-                _note(listeners, *notes, *more)
-                _loop(simulation, record, experiment, listeners, _has_ended(record.rounds(), listeners))
+                note(listeners, *notes, *more)
+                past = record.rounds()
+                _loop(simulation, record, experiment, listeners, bool(past) and tell_past(listeners, past))
                 status = "finished"
             except Exception as failure:
                 status, error = "failed", str(failure)
@@ -103,7 +103,7 @@ def run(
             finally:
                 record.finish(status, error)
                 if status == "stopped":
-                    _note(listeners, _stopped_at(record))
+                    note(listeners, _stopped_at(record))
                 for listener in listeners:
                     listener.on_end(status)
     return Result(experiment, record, temporary)
@@ -114,12 +114,6 @@ def _in_phase(listeners: Sequence[Listener], phase: str) -> None:
         listener.on_phase(phase)
 
 
-def _note(listeners: Sequence[Listener], *notes: str) -> None:
-    for listener in listeners:
-        for note in notes:
-            listener.on_note(note)
-
-
 def _stopped_at(record: RunFolder) -> str:
     """Return a note on the last round, and on the checkpoint from which `--resume` continues."""
     rounds, saved = len(record.rounds()), [round_of(path) for path in complete(record.path / CHECKPOINTS)]
@@ -128,11 +122,6 @@ def _stopped_at(record: RunFolder) -> str:
     return f"stopped after round {rounds}, with a checkpoint" + (
         f" of round {saved[-1]}" if saved[-1] != rounds else ""
     )
-
-
-def _has_ended(past: list[Line], listeners: Sequence[Listener]) -> bool:
-    """Return whether a listener ends a resumed run that has made these rounds."""
-    return bool(past) and any([listener.on_past(past) for listener in listeners])
 
 
 def _loop(
@@ -149,7 +138,7 @@ def _loop(
     over = ended and EVALUATED in past[-1]
     saved = time.monotonic()
     seconds = min(STEP_SECONDS, experiment.run.checkpoint_seconds)
-    with deferred(lambda: _note(listeners, "stopping after this step; a second signal stops at once")) as notice:
+    with deferred(lambda: note(listeners, "stopping after this step; a second signal stops at once")) as notice:
         while not over and notice.given is None and (lines := simulation.step(seconds)) is not None:
             record.append(lines)
             is_evaluated = bool(lines) and EVALUATED in lines[-1]
@@ -310,8 +299,7 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
     """Raise a ConfigError unless a folder is new or, with `resume`, holds a run or sweep of the same configuration."""
     if not resume:
         check_place(path)
-        if RunFolder.exists(path):
-            raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
+        RunFolder.require_new(path)
         return
     record = RunFolder.open(path)
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))

@@ -11,7 +11,7 @@ run                                                     resources and stopping; 
 `Experiment(model="digits_cnn", method={"name": "heterofl"})` or `Experiment(model=MyModel(), data=InMemory(x, y))`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
@@ -224,12 +224,12 @@ class Experiment(Config):
     def _judged_on(self) -> str:
         return self.method.judged_on if self.evaluation.clients else "test"
 
-    def all_listeners(self) -> tuple[Listener, ...]:
-        """Return the listeners of the run, including early stopping for `run.patience`."""
-        if not self.run.patience:
-            return self.listeners
-        mode = self.scores[0].better
-        return *self.listeners, EarlyStopping(metric=self.chosen_by, patience=self.run.patience, mode=mode)
+    def all_listeners(self, more: Sequence[Listener] = ()) -> tuple[Listener, ...]:
+        """Return the listeners of the run, including early stopping for `run.patience`, and `more`. Raise a ConfigError
+        if one does not fit the run."""
+        patience = [EarlyStopping(patience=self.run.patience)] if self.run.patience else []
+        found = enumerate([*self.listeners, *patience, *more])
+        return tuple(listener.fitted(self, f"listeners.{i}") for i, listener in found)
 
     def federate(self, arrays: Arrays) -> Federation:
         """Return the assignment of samples to clients and splits."""
@@ -366,6 +366,7 @@ def _check(experiment: Experiment) -> None:
         for net in method.task.nets.values():
             # a forward pass without data
             assert net.layout and net.macs
+        experiment.all_listeners()
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -92,6 +92,9 @@ def test_a_run_of_objects_and_mappings():
     assert small(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert all(isinstance(plot, Figure) for plot in result.plots.values())
     assert {"learning_curves", "accuracy_by_capacity", "weights"} <= set(result.plots)
+    assert "no plot is called 'weight'. Did you mean 'weights'? Allowed: " in message(
+        result.plots.__getitem__, "weight"
+    )
     assert message(result.submodel, 0.5) == "capacity: 0.5 is not valid. Allowed: 1, 0.25"
     assert message(result.submodel, 1, client=8) == "client: 8 is not valid. Allowed: 0 to 7"
     folder = result.folder.path
@@ -111,7 +114,8 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path):
     )
     rayfl.run(tiny(rounds=1), tmp_path / "run")
     assert message(rayfl.run, tiny(rounds=1), tmp_path / "run") == (
-        f"{tmp_path / 'run'}: the folder holds a run. Allowed: a new folder, or --resume to continue the run"
+        f"{tmp_path / 'run'}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
+        "resume=True in Python"
     )
     file = tmp_path / "run" / "run.json"
     assert message(rayfl.run, tiny(), file / "x") == (
@@ -167,7 +171,8 @@ def test_a_second_command_in_a_runs_folder_is_refused(tmp_path):
     assert intruder.__dict__["told"] == [
         f"{folder}: process {os.getpid()} on {socket.gethostname()} is using the folder. Hint: wait for it, or choose "
         "another folder",
-        f"{folder}: the folder holds a run. Allowed: a new folder, or --resume to continue the run",
+        f"{folder}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
+        "resume=True in Python",
     ]
     assert list((folder / "client_states").iterdir()) and not (folder / "lock").exists()
     assert without_seconds(found).equals(without_seconds(rayfl.run(experiment)))
@@ -261,10 +266,13 @@ def test_patience_ends_a_run_where_it_would_have_ended_without_a_stop(tmp_path):
     stop = Told(until=len(found) - 1).remember()
     rayfl.run(tiny(**ENDING), tmp_path / "parts", listeners=[stop])
     told = Told().remember()
+    why = "early stopping: validation_accuracy_mean has not improved for 2 evaluations"
     for _ in range(2):
         parts = rayfl.run(tiny(**ENDING), tmp_path / "parts", resume=True, listeners=[told])
         assert without_seconds(parts).equals(without_seconds(whole))
     assert [line for line in told.told if line[0] == "round"] == [("round", len(found))]
+    notes = [line[1] for line in told.told if line[0] == "note" and "early" in line[1]]
+    assert notes == [f"round {len(found)}: {why}", why]
     more = rayfl.run(tiny(**ENDING | {"run": {"executor": "serial"}}), tmp_path / "parts", resume=True)
     assert len(more.lines) == 40
 
@@ -337,7 +345,9 @@ def test_a_best_round_that_was_saved_and_not_kept_is_kept_by_resume(tmp_path, mo
 def test_rounds_are_chosen_on_what_is_held_out(sections, metric):
     experiment = tiny(**sections)
     assert experiment.chosen_by == metric and metric in experiment.metrics()
-    assert experiment.with_(run={"patience": 3}).all_listeners() == (EarlyStopping(metric=metric, patience=3),)
+    assert experiment.with_(run={"patience": 3}).all_listeners() == (
+        EarlyStopping(metric=metric, patience=3, mode="max"),
+    )
 
 
 def test_round_by_round():
@@ -444,7 +454,7 @@ def test_a_comparison_of_objects(ray_cluster, tmp_path):
     assert all(isinstance(plot, Figure) for plot in found.plots.values())
     assert found.folder.status == "finished" and (tmp_path / "sweep" / "results.md").exists()
     assert message(rayfl.sweep, plan, tmp_path / "sweep").endswith(
-        "the folder holds a run. Allowed: a new folder, or --resume to continue the run"
+        "the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: resume=True in Python"
     )
 
 

@@ -1,6 +1,7 @@
 """rayfl describe, check: an experiment before it trains."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,7 +9,7 @@ import typer
 from rich.table import Table
 
 from rayfl.cli.files import configs, find_config, rows
-from rayfl.cli.shared import given_of, notify, print_table
+from rayfl.cli.shared import given_of, located, notify, print_table
 from rayfl.config import ConfigError, load_yaml
 from rayfl.results.cells import human_time
 
@@ -114,7 +115,8 @@ def check(
     files: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML files.", autocompletion=configs)],
 ) -> None:
     """Validate files without starting Ray: keys, types, ranges, models at every capacity and search spaces; in cluster
-    files ports, tokens, secrets and mounts."""
+    files ports, tokens, secrets and mounts. Tables, results of functions, and embedded and generated data are read and
+    partitioned. Not checked: data sets in folders, data sets and weights that are downloaded, memory."""
     from rayfl.clusters.check import check_cluster, is_cluster
     from rayfl.experiment import load_experiment
     from rayfl.tuning.load import load_sweep
@@ -124,6 +126,21 @@ def check(
             notify(f"{path}: {check_cluster(path)}")
         elif "experiment" in load_yaml(path):
             plan = load_sweep(path)
+            _check_data(path, list(map(plan.example, plan.rows)))
             notify(f"{path}: valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}")
         else:
-            notify(f"{path}: valid run of {load_experiment(path).method.name}")
+            experiment = load_experiment(path)
+            _check_data(path, [experiment])
+            notify(f"{path}: valid run of {experiment.method.name}")
+
+
+def _check_data(path: Path, experiments: "list[Experiment]") -> None:
+    """Raise a ConfigError if experiments on one data set cannot use it. Of files, only the user's tables are loaded."""
+    from rayfl.data import Digits
+    from rayfl.data.variables import Shaped
+
+    data = experiments[0].data
+    if isinstance(data, Shaped | Digits) and (data.public is None or data.public.data is None):
+        arrays = located(path, data.arrays)
+        for experiment in experiments:
+            located(path, partial(experiment.federate, arrays))

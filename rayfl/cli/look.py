@@ -31,7 +31,8 @@ def compare(
     significant difference."""
     from rayfl.results import published as beside
     from rayfl.results.mlflow import Reader, Store
-    from rayfl.results.studies import differences_said, machines_said, side_by_side
+    from rayfl.results.rows import numbers_of
+    from rayfl.results.studies import differences_said, machines_said, ranking_said, side_by_side
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
 
@@ -42,7 +43,7 @@ def compare(
     readers = [Reader(Store(uri), experiment) for uri in uris]
     studies = _studies(readers, names or [], tags)
     if metric is not None:
-        choose({key: None for study in studies for run in study.runs for key in run}, metric, "--metric", "result")
+        choose(numbers_of(run for study in studies for run in study.runs), metric, "--metric", "metric")
     best, judge, tuned = side_by_side(studies, metric)
     if not best:
         raise ConfigError("compare: no finished run matches. Allowed: names of finished sweeps, and their runs' tags")
@@ -61,7 +62,8 @@ def compare(
             print(render(published, changed, best))
     if format != "latex":
         everything = [run for study in studies for run in study.runs]
-        for text in [*differences_said(best, judge), *machines_said(everything, judge)]:
+        ranking = ranking_said(studies, judge, is_chosen=metric is not None)
+        for text in [*ranking, *differences_said(best, judge), *machines_said(everything, judge)]:
             notify(text)
 
 
@@ -78,6 +80,8 @@ def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) ->
 
     sweeps = [(reader, reader.read("sweep")) for reader in readers]
     known = {sweep[key] for _, some in sweeps for sweep in some for key in ("label", "experiment")}
+    if not known:
+        raise ConfigError("compare: MLflow has no sweep. Hint: run a sweep first, or `rayfl report FOLDER` for a run")
     found = []
     for name in names or [None]:
         newest = [

@@ -38,6 +38,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: training.lr=0.1. May be repeated."),
 ]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of every run. Default: the file's.")]
 Output = Annotated[
     Path, typer.Option(resolve_path=True, envvar="RAYFL_OUTPUT", help="Folder of all runs and of mlflow.db.")
 ]
@@ -88,6 +89,11 @@ def experiment_of(config: Path, settings: list[str] | None, row: str | None) -> 
         choose(given["rows"], row, f"{config}: --row", "row")
     example, where = load_sweep(config, rows=row).given(row), f"{config}: rows.{row}"
     return with_settings(lambda some: read_experiment(overlaid(example, some), where), settings, where)
+
+
+def with_rounds(settings: list[str] | None, rounds: int | None) -> list[str]:
+    """Return the settings of --set and --rounds."""
+    return [*(settings or []), *([f"rounds={rounds}"] if rounds is not None else [])]
 
 
 def folder_of(output: Path, name: str) -> Path:

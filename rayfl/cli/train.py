@@ -17,6 +17,7 @@ from rayfl.cli.shared import (
     Name,
     Output,
     Resume,
+    Rounds,
     Row,
     Settings,
     ToExperiment,
@@ -26,6 +27,7 @@ from rayfl.cli.shared import (
     located,
     print_table,
     sending_to,
+    with_rounds,
 )
 from rayfl.config import load_yaml
 
@@ -38,6 +40,7 @@ def run(
     config: ConfigPath,
     settings: Settings = None,
     row: Row = None,
+    rounds: Rounds = None,
     output: Output = Path("runs"),
     name: Name = None,
     resume: Resume = False,
@@ -50,6 +53,7 @@ def run(
 ) -> None:
     """Run one experiment: write config, metrics, result, plots and checkpoints to a folder and to MLflow."""
     shows, config = Shows(quiet, json), find_config(config)
+    settings = with_rounds(settings, rounds)
     if cluster is not None:
         require_alone(address, tracking_uri)
         shown = words({"--quiet": quiet, "--json": json})
@@ -99,7 +103,7 @@ def sweep(
     rows: Annotated[
         str | None, typer.Option(help="Rows to run: heterofl,fedrolex. Default: all.", autocompletion=some_rows)
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of every run. Default: the file's.")] = None,
+    rounds: Rounds = None,
     output: Output = Path("runs"),
     name: Name = None,
     resume: Resume = False,
@@ -119,7 +123,7 @@ def sweep(
 ) -> None:
     """Tune every method of a comparison with the same budget and rank the tuned methods."""
     shows, config = Shows(quiet, json), find_config(config)
-    settings = [*(settings or []), *([f"rounds={rounds}"] if rounds is not None else [])]
+    settings = with_rounds(settings, rounds)
     if cluster is not None:
         require_alone(address, tracking_uri)
         shown = words({"--quiet": quiet, "--json": json})

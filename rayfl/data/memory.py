@@ -51,7 +51,7 @@ class InMemory(Targeted, OwnImages):
         if x is None or y is None:
             raise ConfigError(
                 'the data set "arrays" has no arrays. Allowed: rayfl.InMemory(x, y) in Python, or another data set in '
-                "a file"
+                "a file. Hint: `name: function` with a function that loads your file"
             )
         if (x_test is None) != (y_test is None):
             raise ConfigError("data: only one of x_test and y_test is set. Allowed: both or neither")

@@ -87,7 +87,9 @@ def read_targets(y: Any, target: Targets, place: str) -> np.ndarray:
     try:
         found = as_integers(y, place)
     except ConfigError as error:
-        raise ConfigError(f"{error}. Hint: `target: numbers` for regression") from None
+        raise ConfigError(
+            f"{error}. Hint: `target: numbers` for regression, np.unique(y, return_inverse=True)[1] for named classes"
+        ) from None
     if target == "labels" and found.ndim != 2:
         raise ConfigError(f"{place} has shape {list(found.shape)}. Allowed: [N, L] of 0 and 1 with `target: labels`")
     return found

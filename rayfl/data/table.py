@@ -43,6 +43,9 @@ READERS: dict[str, Callable[[Path, tuple[str, ...]], Frame]] = {
 file changes them."""
 
 
+SEPARATORS = ". Hint: separate columns by commas in a .csv file, by tabs in a .tsv file"
+
+
 class Frames(Targeted, ABC):
     """Rows of named columns. A subclass reads them (`frames`).
 
@@ -71,14 +74,21 @@ class Frames(Targeted, ABC):
     def frames(self) -> tuple[Frame, Frame | None]:
         """Return the training table, and the test table if there is one. Called often: it must be cached."""
 
+    def _train(self, *columns: str) -> Frame:
+        """Return the training table. Raise a ConfigError if it lacks a column."""
+        frame = self.frames()[0]
+        known = frame.columns.tolist()
+        for column in columns:
+            if column not in known:
+                hint = SEPARATORS if len(known) == 1 and set(";,\t") & set(str(known[0])) else ""
+                raise ConfigError(f"data: no column is called {shown(column)}. {nearest(column, known)}{hint}")
+        return frame
+
     @property
     def inputs(self) -> list[str]:
         """Names of the input columns."""
-        frame, own = self.frames()[0], [*self._y, *self._user]
-        known = frame.columns.tolist()
-        for column in [*own, *(self.x or ()), *self.categories]:
-            if column not in known:
-                raise ConfigError(f"data: no column is called {shown(column)}. {nearest(column, known)}")
+        own = [*self._y, *self._user]
+        known = self._train(*own, *(self.x or ()), *self.categories).columns.tolist()
         inputs = list(self.x) if self.x is not None else [column for column in known if column not in own]
         if wrong := [column for column in self._y if column in inputs]:
             raise ConfigError(f"data.x: {wrong[0]!r} is a target. Allowed: columns that are no targets")
@@ -120,7 +130,7 @@ class Frames(Targeted, ABC):
         """Values of the classes, sorted: a pandas.Index."""
         if len(self._y) != 1:
             raise ConfigError("data.y: several columns are not valid with target: class. Allowed: one column")
-        return pd.Index(np.unique(_complete(self.frames()[0], self._y[0], "training")))
+        return pd.Index(np.unique(_complete(self._train(*self._y), self._y[0], "training")))
 
     @property
     def goal(self) -> Goal:
@@ -171,7 +181,7 @@ class Frames(Targeted, ABC):
     def _target(self, frame: Frame, name: str, part: str) -> np.ndarray:
         values = _complete(frame, name, part)
         if self.target != "class":
-            found = _numbers(frame, name, part)
+            found = _numbers(frame, name, part, "`target: class` for a column of classes")
             return found.astype(np.int64) if self.target == "labels" and not (found % 1).any() else found
         known = self.class_values
         place = known.get_indexer(values)
@@ -216,14 +226,16 @@ def _read_once(field: str, file: Path, changed: int, names: tuple[str, ...]) -> 
         raise ConfigError(f"data.{field}: {file} cannot be read ({reason}). Allowed: a {file.suffix} file") from None
 
 
-def _numbers(frame: Frame, name: str, part: str) -> np.ndarray:
+def _numbers(
+    frame: Frame, name: str, part: str, hint: str = "name it in data.categories, or leave it out of data.x"
+) -> np.ndarray:
     try:
         found: Any = pd.to_numeric(frame[name])
         return found.to_numpy(np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"data: column {name!r} of the {part} table is no column of numbers ({str(error).splitlines()[0]}). "
-            "Allowed: numbers. Hint: name it in data.categories, or leave it out of data.x"
+            f"Allowed: numbers. Hint: {hint}"
         ) from None
 
 

@@ -26,10 +26,23 @@ def tell(listeners: Sequence[Listener], lines: Iterable[Line]) -> bool:
     """Call all listeners for each line. Return whether one of them ends the run."""
     stop = False
     for line in lines:
-        for listener in listeners:
-            stop |= bool(listener.on_round(line))
-            if "refusals" in line:
-                listener.on_note(f"round {line['round']}: refused {line['refusals']}")
-            if NOTE in line:
-                listener.on_note(line[NOTE])
+        ends = [listener.on_round(line) for listener in listeners]
+        stop |= any(ends)
+        notes = [f"round {line['round']}: {reason}" for reason in ends if isinstance(reason, str)]
+        if "refusals" in line:
+            notes.append(f"round {line['round']}: refused {line['refusals']}")
+        note(listeners, *notes, *([line[NOTE]] if NOTE in line else []))
     return stop
+
+
+def tell_past(listeners: Sequence[Listener], lines: Sequence[Line]) -> bool:
+    """Call all listeners for the earlier rounds of a resumed run, as `tell`."""
+    ends = [listener.on_past(lines) for listener in listeners]
+    note(listeners, *(reason for reason in ends if isinstance(reason, str)))
+    return any(ends)
+
+
+def note(listeners: Sequence[Listener], *notes: str) -> None:
+    for listener in listeners:
+        for text in notes:
+            listener.on_note(text)

@@ -3,14 +3,21 @@
 from abc import ABC
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rayfl.config import Named
 from rayfl.metrics import Line
 
+if TYPE_CHECKING:
+    from rayfl.experiment import Experiment
+
 
 class Listener(Named, ABC):
     """Receiver of events. Fields are settings; state is in attributes with a leading underscore (`PrivateAttr`)."""
+
+    def fitted(self, experiment: "Experiment", where: str) -> Self:
+        """Return the listener for this experiment. Raise a ConfigError that begins with `where` if it does not fit."""
+        return self
 
     def on_phase(self, phase: str) -> None:
         """Handle the start of a phase outside of rounds, such as "loading the data" or "starting Ray"."""
@@ -19,13 +26,13 @@ class Listener(Named, ABC):
         """Handle the start of the run, or its resumption after `round` rounds. `config`: the experiment as plain data.
         Trials of a sweep have no folder, because another process writes their lines."""
 
-    def on_past(self, lines: Sequence[Line]) -> bool | None:
-        """Handle the earlier rounds of a run resumed in its folder, after `on_start`. Return True if one of them ended
-        the run (see `on_round`). Not called in trials of a sweep."""
+    def on_past(self, lines: Sequence[Line]) -> bool | str | None:
+        """Handle the earlier rounds of a run resumed in its folder, after `on_start`. Return True, or the reason, if
+        one of them ended the run (see `on_round`). Not called in trials of a sweep."""
 
-    def on_round(self, line: Line) -> bool | None:
-        """Handle the metrics of a round. Return True to end the run after this round if it was evaluated, otherwise
-        after the next evaluated round."""
+    def on_round(self, line: Line) -> bool | str | None:
+        """Handle the metrics of a round. Return True, or the reason, to end the run after this round if it was
+        evaluated, otherwise after the next evaluated round. The reason becomes a note."""
 
     def on_note(self, text: str) -> None:
         """Handle a message for the user."""

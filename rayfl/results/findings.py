@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfl.config import ConfigError, choose
 from rayfl.results.folder import RunFolder, records
-from rayfl.results.rows import Record, best_trials, judge_of, judged
+from rayfl.results.rows import Record, best_trials, judge_of, judged, numbers_of
 from rayfl.results.tuned import Best, tuned
 
 
@@ -73,10 +73,5 @@ def found_in(folder: Path, judge: str | None = None) -> Findings:
     search = RunFolder.open(folder).config.get("search", {}) if RunFolder.exists(folder) else {}
     best = best_trials(found, search.get("metric"), search.get("mode", "auto"))
     if judge is not None:
-        choose(
-            dict.fromkeys(k for record in best for k, v in record.items() if isinstance(v, float)),
-            judge,
-            "--metric",
-            "result",
-        )
+        choose(numbers_of(best), judge, "--metric", "metric")
     return findings(folder, best, trials, judge)

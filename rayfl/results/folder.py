@@ -90,8 +90,7 @@ class RunFolder(Config):
         title: str = "",
     ) -> "RunFolder":
         """Create a run in a folder without one; `config` is plain JSON."""
-        if cls.exists(path):
-            raise ConfigError(f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run")
+        cls.require_new(path)
         run = cls(
             id=uuid.uuid4().hex,
             label=label,
@@ -114,6 +113,15 @@ class RunFolder(Config):
     @staticmethod
     def exists(path: str | Path) -> bool:
         return (Path(path) / "run.json").exists()
+
+    @classmethod
+    def require_new(cls, path: str | Path) -> None:
+        """Raise ConfigError if the folder holds a run."""
+        if cls.exists(path):
+            raise ConfigError(
+                f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
+                "resume=True in Python"
+            )
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":

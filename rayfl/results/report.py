@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, choose
 from rayfl.data.base import Arrays
 from rayfl.data.partition.base import label_counts
 from rayfl.engine.checkpoints import CHECKPOINTS, latest
@@ -64,12 +64,19 @@ def report_on(
     return found
 
 
-def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> "dict[str, Figure]":
+class Figures(dict[str, "Figure"]):
+    """Figures by name. An unknown name is a ConfigError that lists the names."""
+
+    def __missing__(self, name: str) -> "Figure":
+        return choose(self, name, "plots", "plot")
+
+
+def figures(rows: Sequence[Record], experiment: Experiment | None = None) -> Figures:
     """Return name -> figure of all plots of these rows, for notebooks; with `experiment`, also of a run's networks."""
     plots = plots_of(rows) | over_rounds(rows)
     if experiment is not None:
         plots |= of_networks(_deployed(experiment, Path(rows[0]["path"]), lambda text: None))
-    return {name: plot.figure for name, plot in plots.items()}
+    return Figures({name: plot.figure for name, plot in plots.items()})
 
 
 def deployments(folder: Path, notify: Notify) -> Deployments:

@@ -25,6 +25,16 @@ def judged(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record["facts"]["judge"] in record]
 
 
+def numbers_of(records: Iterable[Record]) -> dict[str, None]:
+    """Return the names of the results that can rank rows."""
+    return dict.fromkeys(
+        name
+        for record in records
+        for name, value in record.items()
+        if isinstance(value, int | float) and name != "seed"
+    )
+
+
 def judge_of(records: Sequence[Record]) -> str:
     """Return the metric that compares rows outside a sweep: the first judge metric of all, otherwise the first."""
     judges = list(dict.fromkeys(record["facts"]["judge"] for record in records))

@@ -50,6 +50,21 @@ def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[l
     return best, judge, found if len(paths) == 1 else {}
 
 
+def ranking_said(studies: Sequence[Study], metric: str, *, is_chosen: bool = False) -> list[str]:
+    """Return a note if studies are judged by another metric than `metric`, or differ in rounds or seeds. `is_chosen`:
+    the user chose the metric."""
+    judges = {name: study.sweep["facts"]["judge"] for name, study in zip(_names(studies), studies, strict=True)}
+    others = {name: judge for name, judge in judges.items() if judge != metric and not is_chosen}
+    found = [f"{name} is judged by {judge}" for name, judge in others.items()]
+    rounds = dict.fromkeys(str(study.sweep["facts"]["rounds"]) for study in studies)
+    seeds = dict.fromkeys(str(sorted({run["seed"] for run in study.runs})) for study in studies)
+    for name, values in {"rounds": rounds, "seeds": seeds}.items():
+        found += [f"{name} differ: {', '.join(values)}"] if len(values) > 1 else []
+    runs = [run for study in studies for run in study.runs]
+    hints = [f". Hint: --metric {judge}" for judge in others.values() if all(judge in run for run in runs)]
+    return [f"ranked by {metric}; {'; '.join(found)}{''.join(hints[:1])}"] if found else []
+
+
 def _names(studies: Sequence[Study]) -> list[str]:
     """Return unique names: the second "quickstart" becomes "quickstart (2)"."""
     names: list[str] = []

@@ -68,6 +68,8 @@ def _rows(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_sections(given: Mapping[str, Any], where: str) -> None:
+    if "experiment" not in given and set(given) & set(Experiment.model_fields):
+        raise ConfigError(f"{where}: the file is a run. Allowed: a sweep's file. Hint: `rayfl run {where}` runs it")
     if not isinstance(given.get("experiment"), Mapping):
         raise ConfigError(f"{where}: experiment: missing; a sweep file holds {', '.join(SECTIONS)}")
     for key in given:

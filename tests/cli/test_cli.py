@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import ray
 import yaml
-from helpers import TINY
+from helpers import TINY, message
 
 from rayfl import cli
 from rayfl.cli import train
+from rayfl.cli.look import _studies
 from rayfl.cli.shared import experiment_of, say_mlflow
 from rayfl.core.net import Net
 from rayfl.data import Digits
@@ -203,7 +204,6 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
             ["run", "exp.yaml", "--output", "n" * 300],
             "cannot be made: File name too long. Allowed: a new or an existing",
         ),
-        (["sweep", "exp.yaml"], "experiment: missing"),
         (["describe"], "neither CONFIG nor --model is set"),
         (["describe", "--model", "lenet"], "Did you mean 'lenet5_caffe'?"),
         (
@@ -232,6 +232,11 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
         (["compare"], "run a sweep first"),
         (["export", ".", "--capacity", "1", "--to", "x"], "the folder contains no run"),
         (["walk"], "walk"),
+        (["run", "exp.yaml", "--rounds", "0"], "rounds: 0 is not valid. Allowed: at least 1"),
+        (
+            ["sweep", "exp.yaml"],
+            "exp.yaml: the file is a run. Allowed: a sweep's file. Hint: `rayfl run exp.yaml` runs it",
+        ),
         (["run", "exp.yaml", "--fast"], "No such option: --fast"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -320,6 +325,30 @@ def test_an_address_that_no_store_of_mlflow_has(rayfl, tmp_path, command):
         "error: --tracking-uri: 'nonsense://x' is not valid. Allowed: sqlite:///FILE, http://HOST:PORT, "
     )
     assert [path.name for path in tmp_path.iterdir()] == ["exp.yaml"]
+
+
+def test_check_reads_tables_and_users(rayfl, config, tmp_path):
+    (tmp_path / "a.csv").write_text("x,sex,y\n" + "1,m,0\n,f,1\n" * 10)
+    (tmp_path / "b.csv").write_text("sex,y\nm,0\nf,1\n")
+    data = {"name": "table", "train": "a.csv", "y": "y", "categories": ["sex"], "missing": "mean"}
+    cases = [
+        ({"data": "digits", "partition": "users"}, "partition.name: users needs user ids"),
+        ({"data": data | {"missing": "refuse"}}, "data: column 'x' of the training table has 10 missing values"),
+        ({"data": data | {"categories": []}}, "data: column 'sex' of the training table is no column of numbers"),
+        ({"data": data | {"test": "b.csv"}}, "data: the test table has no column 'x'"),
+    ]
+    few = {"clients": {"count": 2, "cohort": 2}, "partition": "iid", "model": "mlp", "method": "fedavg"}
+    for sections, expected in cases:
+        model = {} if sections["data"] == "digits" else few
+        code, _, err = rayfl("check", config(**model | sections))
+        assert code == 2 and f"error: exp.yaml: {expected}" in err.replace("\n", " ")
+    assert rayfl("check", config(**few, data=data))[0] == 0
+
+
+def test_a_comparison_without_sweeps_is_refused():
+    assert message(_studies, [SimpleNamespace(read=lambda kind: [])], [], {}) == (
+        "compare: MLflow has no sweep. Hint: run a sweep first, or `rayfl report FOLDER` for a run"
+    )
 
 
 def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path, monkeypatch):

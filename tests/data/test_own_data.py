@@ -100,7 +100,7 @@ def test_a_file_contains_the_description():
 def test_a_file_cannot_name_arrays():
     assert message(read_data, name="arrays") == (
         'exp.yaml: data: the data set "arrays" has no arrays. Allowed: rayfl.InMemory(x, y) in Python, or another '
-        "data set in a file"
+        "data set in a file. Hint: `name: function` with a function that loads your file"
     )
 
 
@@ -128,7 +128,8 @@ def test_a_file_cannot_name_arrays():
         ),
         (
             {"y": Y / 2},
-            "data: y of the training set has float64 values. Allowed: integers. Hint: `target: numbers` for regression",
+            "data: y of the training set has float64 values. Allowed: integers. Hint: `target: numbers` for "
+            "regression, np.unique(y, return_inverse=True)[1] for named classes",
         ),
         (
             {"target": "labels"},

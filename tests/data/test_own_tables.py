@@ -233,6 +233,11 @@ def test_a_file_of_series(tmp_path):
             {"y": "il"},
             "data: no column is called 'il'. Did you mean 'ill'? Allowed: age, beats, days, hospital, ill, sex",
         ),
+        (
+            {"y": "ill", "target": "numbers"},
+            "data: column 'ill' of the training table is no column of numbers (Unable to parse string 'no' at position "
+            "0). Allowed: numbers. Hint: `target: class` for a column of classes",
+        ),
         ({"y": "age"}, "data.x: 'age' is a target. Allowed: columns that are no targets"),
         ({"categories": ["hospital"]}, "data.categories: 'hospital' is no input. Allowed: columns of data.x"),
         (
@@ -249,6 +254,15 @@ def test_a_file_of_series(tmp_path):
 )
 def test_tables_that_do_not_fit(table, options, expected):
     assert message(table(**options).arrays) == expected
+
+
+def test_a_wrong_target_is_refused_before_its_classes_are_counted(table, tmp_path):
+    assert message(lambda: table(y="il").goal).startswith("data: no column is called 'il'. Did you mean 'ill'?")
+    PATIENTS.to_csv(tmp_path / "semicolons.csv", index=False, sep=";")
+    assert message(lambda: table(train=str(tmp_path / "semicolons.csv")).goal) == (
+        "data: no column is called 'ill'. Allowed: age;sex;beats;hospital;ill;days. Hint: separate columns by commas "
+        "in a .csv file, by tabs in a .tsv file"
+    )
 
 
 def test_other_files_are_not_read(table, tmp_path):

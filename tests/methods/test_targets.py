@@ -9,6 +9,7 @@ from helpers import NESTED, message, simulate, tiny
 from rayfl.core.seeds import torch_scope
 from rayfl.data import InMemory, Numbers
 from rayfl.data.goal import LabelSets
+from rayfl.listeners import EarlyStopping
 from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
 from rayfl.testing.networks import MIX
@@ -91,7 +92,10 @@ def test_a_smaller_error_is_better(tmp_path):
     found = experiment.metrics()
     assert (found["mse_mean"].better, found["mae_worst"].better, found["r2_mean"].better) == ("min", "min", "max")
     assert experiment.facts()["scores"] == {"mse": "min", "mae": "min", "r2": "max"}
-    assert experiment.all_listeners()[0].mode == "min"  # pyright: ignore
+    [own] = tiny(data=images("numbers"), partition="iid", listeners=["early_stopping"]).all_listeners()
+    for stopping in (*experiment.all_listeners(), own):
+        assert isinstance(stopping, EarlyStopping)
+        assert (stopping.metric, stopping.mode) == ("validation_mse_mean", "min")
     line = simulate(experiment, tmp_path).run_round()
     capacities = [line[f"mse_{c}"] for c in ("0.3", "0.2", "0.1")]
     assert line["mse_worst"] == max(capacities) and line["r2_worst"] == min(

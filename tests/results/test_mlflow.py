@@ -725,3 +725,9 @@ def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, 
     assert [(row["method"], row["seed"]) for row in rows] == [(m, s) for m in ("fedavg", "fjord") for s in "012"]
     with pytest.raises(ConfigError, match="no sweep is called 'quik'. Did you mean 'quick'"):
         cli.app(["compare", "quik", *where], standalone_mode=False)
+    capsys.readouterr()
+    cli.app(["compare", "slow", *where, "--metric", "bytes_down"], standalone_mode=False)
+    with pytest.raises(ConfigError) as error:
+        cli.app(["compare", "slow", *where, "--metric", "error"], standalone_mode=False)
+    assert str(error.value).startswith("--metric: no metric is called 'error'. Allowed: accuracy_1, accuracy_mean, ")
+    assert "title" not in str(error.value)

@@ -4,7 +4,7 @@ import pytest
 from rows import FACTS, PERSONAL
 
 from rayfl.results.made import here
-from rayfl.results.studies import Study, differences_said, machines_said, side_by_side
+from rayfl.results.studies import Study, differences_said, machines_said, ranking_said, side_by_side
 
 
 def row(label, value, seed=0, lr=0.1, made=(), **more):
@@ -37,6 +37,22 @@ def test_labels_of_several_studies_begin_with_the_studys():
     assert str(side_by_side([one])[2]["a"].settings[0]) == "0.2 (2 of 2) ↑"
     # judged by different numbers: the first that all rows have
     assert side_by_side([sweep("x", row("a", 0.1), facts=PERSONAL), one])[1] == "accuracy_mean"
+
+
+def test_a_note_on_studies_that_do_not_compare():
+    one, two = sweep("one", row("a", 0.8)), sweep("two", row("a", 0.6), row("b", 0.6))
+    assert ranking_said([one, two], "accuracy_mean") == ranking_said([one], "accuracy_mean") == []
+    rows = [row("a", 0.6, seed) | {"local_accuracy_mean": 0.7} for seed in (0, 1)]
+    other = sweep("own", *rows, facts=PERSONAL | {"rounds": 2})
+    text = (
+        "ranked by accuracy_mean; own is judged by local_accuracy_mean; rounds differ: 3, 2; seeds differ: [0], [0, 1]"
+    )
+    assert ranking_said([one, other], "accuracy_mean") == [text]
+    personal = sweep("one", row("a", 0.8) | {"local_accuracy_mean": 0.9})
+    assert ranking_said([personal, other], "accuracy_mean") == [f"{text}. Hint: --metric local_accuracy_mean"]
+    assert ranking_said([one, other], "accuracy_mean", is_chosen=True) == [
+        "ranked by accuracy_mean; rounds differ: 3, 2; seeds differ: [0], [0, 1]"
+    ]
 
 
 def test_notes_on_significance_are_in_points():
