@@ -228,8 +228,10 @@ class Experiment(Config):
         """Return the listeners of the run, including early stopping for `run.patience`, and `more`. Raise a ConfigError
         if one does not fit the run."""
         patience = [EarlyStopping(patience=self.run.patience)] if self.run.patience else []
-        found = enumerate([*self.listeners, *patience, *more])
-        return tuple(listener.fitted(self, f"listeners.{i}") for i, listener in found)
+        if not (found := [*self.listeners, *patience, *more]):
+            return ()
+        better = {name: metric.better for name, metric in self.metrics().items()}
+        return tuple(one.fitted(better, self.chosen_by, f"listeners.{i}") for i, one in enumerate(found))
 
     def federate(self, arrays: Arrays) -> Federation:
         """Return the assignment of samples to clients and splits."""

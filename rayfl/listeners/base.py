@@ -1,22 +1,23 @@
 """Base class of listeners, which receive the events of a run."""
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Literal, Self
 
 from rayfl.config import Named
 from rayfl.metrics import Line
 
-if TYPE_CHECKING:
-    from rayfl.experiment import Experiment
+Directions = Mapping[str, Literal["max", "min"]]
+"""Metric of an evaluation -> its better direction."""
 
 
 class Listener(Named, ABC):
     """Receiver of events. Fields are settings; state is in attributes with a leading underscore (`PrivateAttr`)."""
 
-    def fitted(self, experiment: "Experiment", where: str) -> Self:
-        """Return the listener for this experiment. Raise a ConfigError that begins with `where` if it does not fit."""
+    def fitted(self, metrics: Directions, judge: str, where: str) -> Self:
+        """Return the listener for a run with these metrics, of which `judge` chooses the best round. Raise a
+        ConfigError that begins with `where` if it does not fit."""
         return self
 
     def on_phase(self, phase: str) -> None:

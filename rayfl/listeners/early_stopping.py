@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
 from rayfl.config import choose
-from rayfl.listeners.base import Listener
+from rayfl.listeners.base import Directions, Listener
 from rayfl.metrics import Line
-
-if TYPE_CHECKING:
-    from rayfl.experiment import Experiment
 
 
 class EarlyStopping(Listener):
@@ -32,10 +29,10 @@ class EarlyStopping(Listener):
     _best: float | None = PrivateAttr(None)
     _worse: int = PrivateAttr(0)
 
-    def fitted(self, experiment: "Experiment", where: str) -> Self:
-        metric = experiment.chosen_by if self.metric is None else self.metric
-        found = choose(experiment.metrics(), metric, f"{where}.metric", "metric")
-        return self.model_copy(update={"metric": metric, "mode": self.mode or found.better})
+    def fitted(self, metrics: Directions, judge: str, where: str) -> Self:
+        metric = judge if self.metric is None else self.metric
+        better = choose(metrics, metric, f"{where}.metric", "metric")
+        return self.model_copy(update={"metric": metric, "mode": self.mode or better})
 
     def on_start(self, config: dict[str, Any], folder: Path | None, round: int) -> None:
         self._best, self._worse = None, 0
