@@ -112,13 +112,13 @@ def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
 class InstanceNorm(nn.GroupNorm):
     """GroupNorm with one group per channel, which needs more than one value per channel: of one it makes 0."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x[0, 0].numel() == 1:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if input[0, 0].numel() == 1:
             raise ValueError(
                 "norm 'instance' needs maps of more than one pixel, but the network has a map of 1x1. Allowed: larger "
                 "images, or another norm"
             )
-        return super().forward(x)
+        return super().forward(input)
 
 
 def layer_norm(features: Axis) -> nn.LayerNorm:
