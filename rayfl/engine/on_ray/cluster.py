@@ -324,13 +324,13 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
     packages = packed(experiment)
     _clients(experiment, address)
     with cluster(address), ExitStack() as stack:
+        clients = _clients(experiment, address)
         here = ray.get_runtime_context().get_node_id()
         place = NodeAffinitySchedulingStrategy(here, soft=False)
         if run.server_cpus:
             # not in the clients' group: Ray may give them this node's CPUs first, and the group would never fit
             group = stack.enter_context(_reserved([{"CPU": run.server_cpus}], address, here))
             place = PlacementGroupSchedulingStrategy(group, 0)
-        clients = _clients(experiment, address)
         group = stack.enter_context(_reserved(clients, address))
         crew = Crew(group, range(len(clients)), run.cpus, run.gpus, run.threads, packages)
         options = {"num_cpus": run.server_cpus, "scheduling_strategy": place, "name": server_name()}
