@@ -122,7 +122,9 @@ def _cell(row: Mapping[str, str], title: str, form: str, where: str) -> str:
     if not value:
         return "–"
     try:
-        parts = value if form == TEXT else " ± ".join(number(float(part), form) for part in (value, std) if part)
+        # a standard deviation has no sign
+        both = ((value, form), (std, form.removeprefix("+")))
+        parts = value if form == TEXT else " ± ".join(number(float(part), some) for part, some in both if part)
     except ValueError:
         raise ConfigError(
             f"{where}: {title}: {shown(value)} does not fit the form {shown(form)}. Allowed: numbers for "

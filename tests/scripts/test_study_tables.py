@@ -110,6 +110,10 @@ def test_a_title_of_the_sweeps_table_for_another_result(tables, root, sweep):
     assert tables.Results(root).markdown("mine").splitlines()[2] == "| Heterofl | 3 ± 0 |"
 
 
+def test_a_standard_deviation_has_no_sign(tables):
+    assert tables._cell({"gap": "2", "gap std": "0.51"}, "gap", "+.1f", "here") == "+2.0 ± 0.5"
+
+
 def test_times_that_some_seeds_did_not_reach(tables, root, sweep):
     for run in (RunFolder.open(path.parent) for path in sweep.path.glob("trials/*/run.json")):
         run.facts = run.facts.model_copy(update={"targets": (0.88,)})
