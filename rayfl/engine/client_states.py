@@ -155,6 +155,7 @@ class ClientStates:
             self._rows[kept.rows["client"]] = kept.rows
         _all_durable(self.files.values())  # a copied checkpoint may not be synced
         named = {file.name for file in self.files.values()}
+        self._last, self._stores = None, {}
         if kept.folder.is_dir():
             old = {name: kept.round for name in sorted(set(os.listdir(kept.folder)) - named)}
             self._last, self._stores = kept.folder, {kept.folder: _Store(set(), old, kept.round)}
