@@ -3,7 +3,7 @@
 Workers return sums (`Judged`); `rayfl.engine.evaluator` plans evaluations and computes metrics from the sums.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from rayfl.config import Config
+from rayfl.core import norms
 from rayfl.core.net import Answer
 from rayfl.core.seeds import numpy_generator
 from rayfl.data.samples import ClientData
@@ -86,29 +87,54 @@ class Judged:
 @torch.no_grad()
 def judge(
     module: nn.Module,
-    data: ClientData,
+    pieces: Sequence[ClientData],
     scores: Sequence[Score],
     batch_size: int,
     answer: Answer = "last",
     fill: Fill = "none",
-    present: torch.Tensor | None = None,
-) -> Judged:
-    """Return the sums of all scores. `answer`: prediction from several exits. `present` [C] and `fill`: mask of the
-    logits of absent classes."""
+    present: Sequence[torch.Tensor] | None = None,
+) -> list[Judged]:
+    """Return the sums of all scores per piece. Small pieces share forward passes, except where norms lack statistics.
+    `answer`: prediction from several exits. `present` (per piece, [C]) and `fill`: mask of the logits of absent
+    classes."""
     module.eval()
-    sums: dict[str, torch.Tensor] = {}
-    exits: dict[int, torch.Tensor] = {}
-    for x, y in data.in_order(batch_size):
-        given = every_exit(module(x))
-        if present is not None:
-            given = tuple(mask_logits(logits, present, fill) for logits in given)
-        if len(given) > 1:
-            first = scores[0]
-            add_to(exits, {i: first.counts(*data.goal.rows(z, y, first.part)) for i, z in enumerate(given)})
-        logits = answered(given, answer)
-        rows = {part: data.goal.rows(logits, y, part) for part in {score.part for score in scores}}
-        add_to(sums, {score.label: score.counts(*rows[score.part]) for score in scores})
-    return Judged(len(data), {name: t.cpu() for name, t in sums.items()}, tuple(t.cpu() for t in exits.values()))
+    sums: list[dict[str, torch.Tensor]] = [{} for _ in pieces]
+    exits: list[dict[int, torch.Tensor]] = [{} for _ in pieces]
+    shared = all(norm.running_mean is not None for norm in norms.batch_norms(module))
+    for batches in _passes(pieces, batch_size, shared):
+        inputs = [x for _, x, _ in batches]
+        outputs = every_exit(module(inputs[0] if len(inputs) == 1 else torch.cat(inputs)))
+        for (i, _, y), *given in zip(batches, *(z.split([len(x) for x in inputs]) for z in outputs), strict=True):
+            if present is not None:
+                given = [mask_logits(logits, present[i], fill) for logits in given]
+            goal = pieces[i].goal
+            if len(given) > 1:
+                first = scores[0]
+                add_to(exits[i], {k: first.counts(*goal.rows(z, y, first.part)) for k, z in enumerate(given)})
+            logits = answered(tuple(given), answer)
+            rows = {part: goal.rows(logits, y, part) for part in {score.part for score in scores}}
+            add_to(sums[i], {score.label: score.counts(*rows[score.part]) for score in scores})
+    return [
+        Judged(len(piece), {name: t.cpu() for name, t in found.items()}, tuple(t.cpu() for t in early.values()))
+        for piece, found, early in zip(pieces, sums, exits, strict=True)
+    ]
+
+
+def _passes(
+    pieces: Sequence[ClientData], batch_size: int, shared: bool
+) -> Iterator[list[tuple[int, torch.Tensor, torch.Tensor]]]:
+    """Yield the (piece, x, y) of every forward pass: a batch or, if `shared`, consecutive ones of at most `batch_size`
+    samples of one shape."""
+    batches: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    samples = 0
+    for i, piece in enumerate(pieces):
+        for x, y in piece.in_order(batch_size):
+            samples += len(x)
+            if batches and not (shared and samples <= batch_size and x.shape[1:] == batches[0][1].shape[1:]):
+                yield batches
+                batches, samples = [], len(x)
+            batches.append((i, x, y))
+    yield batches
 
 
 def add_to(totals: dict[K, torch.Tensor], more: Mapping[K, torch.Tensor]) -> None:

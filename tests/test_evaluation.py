@@ -6,12 +6,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers import NESTED, Pruned, run, simulate, tiny
+from helpers import NESTED, Doubled, Pruned, run, simulate, tiny
 
 from rayfl import InMemory
 from rayfl.core import norms
 from rayfl.core.net import Net, load
 from rayfl.core.seeds import numpy_generator
+from rayfl.data.goal import Classes
 from rayfl.data.partition.users import Users
 from rayfl.data.samples import ClientData
 from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Score, TopK
@@ -45,7 +46,7 @@ def deployed(simulation, capacity):
 
 
 def accuracy(module, data, scores=SCORES, **options) -> float:
-    judged = judge(module, data, scores, 7, **options)
+    [judged] = judge(module, [data], scores, 7, **options)
     assert judged.count == len(data)
     return scores[0].value(judged.sums[scores[0].label])
 
@@ -118,6 +119,44 @@ def count(simulation, job) -> int:
 # clients
 
 
+@pytest.mark.parametrize("batch", [24, 8, 3])
+def test_small_pieces_share_forward_passes(batch, tmp_path):
+    """Scores are those of each piece alone. Where norms lack statistics, samples of other pieces would change them."""
+    simulation = simulate(tiny(method="heterofl"), tmp_path)
+    run(simulation)
+    module = deployed(simulation, 0.3)
+    pieces = [rows(simulation, "test", piece) for piece in np.split(np.arange(24), [2, 9])]
+    present = [torch.arange(4) != i for i in range(3)]
+    passes = []
+    module.register_forward_pre_hook(lambda module, given: passes.append(len(given[0])))
+    shared = {24: [24], 8: [2, 7, 8, 7], 3: [2, 3, 3, 1, 3, 3, 3, 3, 3]}[batch]
+    for statistics, expected in ((True, shared), (False, {24: [2, 7, 15], 8: shared, 3: shared}[batch])):
+        if not statistics:
+            norms.load(module, {})
+        passes.clear()
+        found = judge(module, pieces, SCORES, batch, "last", "zero", present)
+        assert passes == expected
+        alone = [judge(module, [pieces[i]], SCORES, batch, "last", "zero", [present[i]])[0] for i in range(3)]
+        for joined, own in zip(found, alone, strict=True):
+            assert joined.count == own.count and torch.equal(joined.sums["accuracy"], own.sums["accuracy"])
+            torch.testing.assert_close(joined.sums["loss"], own.sums["loss"], rtol=1e-6, atol=0)
+
+
+def test_samples_of_different_shapes_are_passed_separately():
+    pieces = [ClientData({"x": torch.randn(2, n), "y": torch.arange(2)}, Doubled(), Classes(3)) for n in (4, 4, 6)]
+    seen = []
+
+    class Sums(torch.nn.Module):
+        def forward(self, x):
+            seen.append(tuple(x.shape))
+            return x.sum(1, keepdim=True) * torch.tensor([-1.0, 0.0, 1.0])
+
+    found = judge(Sums(), pieces, SCORES, 100)
+    assert seen == [(4, 4), (2, 6)]
+    by_hand = [((data.samples["x"].sum(1) > 0).long() * 2 == data.samples["y"]).sum() for data in pieces]
+    assert [int(one.sums["accuracy"][0]) for one in found] == by_hand
+
+
 @pytest.mark.parametrize("fill", ["none", "zero", "neg_inf"])
 def test_accuracy_of_every_client_by_hand(fill, tmp_path):
     """Two of four classes per client: masked logits cannot reduce the accuracy."""
@@ -130,7 +169,7 @@ def test_accuracy_of_every_client_by_hand(fill, tmp_path):
         present = rows(simulation, "train", simulation.data.train[id]).present
         assert present.sum() <= 2
         data = rows(simulation, "test", simulation.data.test[id])
-        by_hand[id] = accuracy(module, data, fill=fill, present=present)
+        by_hand[id] = accuracy(module, data, fill=fill, present=[present])
     assert dict(simulation.client_scores.tolist()) == by_hand
     assert line["local_accuracy_mean"] == pytest.approx(np.mean(list(by_hand.values())))
     assert line["local_accuracy_worst"] == min(by_hand.values())
@@ -219,7 +258,7 @@ def test_heterofls_local_and_global_by_hand(tmp_path):
     for id in range(6):
         data = rows(simulation, "test", simulation.data.test[id])
         present = rows(simulation, "train", simulation.data.train[id]).present
-        by_hand[id] = accuracy(module, data, fill="zero", present=present)
+        by_hand[id] = accuracy(module, data, fill="zero", present=[present])
         sizes.append(len(data))
     assert dict(simulation.client_scores.tolist()) == by_hand
     assert line["local_accuracy_samples"] == pytest.approx(np.average(list(by_hand.values()), weights=sizes))

@@ -89,9 +89,10 @@ def static_norms(module: nn.Module) -> dict[str, StaticBatchNorm]:
     return {path: m for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)}
 
 
-def by_batch(module: nn.Module) -> bool:
-    """Return whether the network has batch norms of rayfl or torch, so that samples of a batch interact."""
-    return any(isinstance(m, (StaticBatchNorm, nn.modules.batchnorm._BatchNorm)) for m in module.modules())
+def batch_norms(module: nn.Module) -> list[StaticBatchNorm | nn.modules.batchnorm._BatchNorm]:
+    """Return the batch norms of rayfl and of torch: in training, and without statistics also in evaluation, samples of
+    a batch interact in them."""
+    return [m for m in module.modules() if isinstance(m, (StaticBatchNorm, nn.modules.batchnorm._BatchNorm))]
 
 
 def is_tracked(module: nn.Module) -> bool:

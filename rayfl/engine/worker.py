@@ -138,18 +138,11 @@ class Worker:
         if statistics is None and job.own is not None and deployed.net.norms and self.recipe.statistics != "batch":
             statistics = norms.finish(norms.collect(module, self._batches(job.own)), self.recipe.statistics)
         norms.load(module, statistics or {})
-        judged = [
-            judge(
-                module,
-                self._piece(job.split, item),
-                self.recipe.scores,
-                job.batch_size,
-                deployed.answer,
-                job.fill,
-                None if job.fill == "none" else self._rows("train", self.federation.train[item]).present,
-            )
-            for item in job.items
-        ]
+        pieces = [self._piece(job.split, item) for item in job.items]
+        present = None
+        if job.fill != "none":
+            present = [self._rows("train", self.federation.train[item]).present for item in job.items]
+        judged = judge(module, pieces, self.recipe.scores, job.batch_size, deployed.answer, job.fill, present)
         return Evaluated.of(judged, deployed.present.layers if deployed.masked and job.own is not None else None)
 
     # data

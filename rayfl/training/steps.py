@@ -216,7 +216,7 @@ class StaticSteps(Steps):
     def __init__(self, module: nn.Module, loss: Objective, training: Training):
         super().__init__(module, loss, training)
         self.count = torch.zeros_like(self.total)
-        self.padding = None if norms.by_batch(module) else loss.goal.padding
+        self.padding = None if norms.batch_norms(module) else loss.goal.padding
         self.batch: Batch | None = None
         self.again = self._recorded()
 

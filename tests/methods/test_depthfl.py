@@ -274,7 +274,7 @@ def test_the_global_model_outputs_the_mean_of_its_exits():
     deployed = method.deploy(method.init(), 1, 1.0)
     module, data = deployed.net.build(), client_data(*[0, 1, 2, 3] * 5)
     accuracy, *_ = data.goal.scores
-    judged = judge(module, data, [accuracy], 7, deployed.answer)
+    [judged] = judge(module, [data], [accuracy], 7, deployed.answer)
     [(x, y)] = data.in_order(20)
     exits = torch.stack(module(x))
     assert accuracy.value(judged.sums[accuracy.label]) == (exits.mean(0).argmax(1) == y).double().mean()

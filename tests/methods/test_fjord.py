@@ -416,7 +416,7 @@ def test_a_capacity_is_evaluated_with_its_own_norms(kind, tmp_path, monkeypatch)
         module.load_state_dict(method.prefix(capacity).take(state["params"]))
         module.load_state_dict({name: t for name, t in group.items() if "running" not in name}, strict=False)
         norms.load(module, group)
-        found = judge(module, data, simulation.recipe.scores, 7)
+        [found] = judge(module, [data], simulation.recipe.scores, 7)
         assert line[f"accuracy_{capacity:g}"] == accuracy.value(found.sums["accuracy"])
         loss += cross_entropy.value(found.sums["loss"]) / 3
     assert line["loss_mean"] == pytest.approx(loss)
