@@ -46,7 +46,7 @@ OWNERS = {
 
 CORE = ("engine", "evaluation", "experiment", "driver", "results", "tuning", "exporting", "cli")
 """Modules that work for every method."""
-NAMES = {"experiment": ("fedavg",)}
+NAMES = {"experiment.base": ("fedavg",)}
 """Methods that a core module names: the default of the section."""
 
 FOREIGN = {

@@ -248,11 +248,9 @@ class _Batch:
     def _admit(self, slot: _Slot) -> None:
         loading, slot.loading = slot.loading, None
         try:
-            slot.place = ray.get(loading)
+            slot.place = _get(loading)
             slot.ready, slot.failures = True, 0
         except (*LOST, RayTaskError) as error:
-            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
-                raise ConfigError(str(error.cause)) from None
             self.pool._replace(slot, error)
 
     def _hear(self, slot: _Slot) -> None:
@@ -266,12 +264,10 @@ class _Batch:
     def _receive(self, ref: ray.ObjectRef) -> None:
         index, slot = self.flying[ref]
         try:
-            answer = unpack(ray.get(ref))
+            answer = unpack(_get(ref))
             if self.verb == "train" and self.branches is None:
                 answer = replace(answer, update=unpack(ray.get(self.updates.pop(index))))
         except RayTaskError as error:
-            if isinstance(error.cause, ConfigError):
-                raise ConfigError(str(error.cause)) from None
             self._landed(ref)
             if index in self.sums:
                 self._work_again(self.sums.pop(index), _raised(error))
@@ -393,6 +389,16 @@ def _death(place: Place, error: Exception) -> str:
         end = Path(place.log).read_text(errors="replace").splitlines()[-LOG_LINES:]
         lines += ["The log ends with:", *(f"  {line}" for line in end)] if end else []
     return "\n".join([*lines, f"Ray reports: {_message(error)}"])
+
+
+def _get(ref: ray.ObjectRef) -> Any:
+    """Return an actor's answer. A ConfigError of the actor is raised as one."""
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise ConfigError(str(error.cause)) from None
+        raise
 
 
 def _raised(error: RayTaskError) -> str:

@@ -1,0 +1,133 @@
+"""Checks across the sections of an experiment."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from rayfl.clients import Population
+from rayfl.config import ConfigError
+from rayfl.core.net import Net, check_axes
+from rayfl.data.scores import SCORES_KIND
+from rayfl.methods.base import Method
+from rayfl.models.base import Model
+from rayfl.system import System
+from rayfl.training.privacy import ALLOWED, Privacy
+
+if TYPE_CHECKING:
+    from rayfl.experiment.base import Experiment
+
+
+def check(experiment: "Experiment") -> None:
+    """Raise a ConfigError for problems that can be found without data: wrong axes of the model, capacities without a
+    network, options of the method that do not match the other sections."""
+    training, evaluation = experiment.training, experiment.evaluation
+    try:
+        _check_model(experiment.model)
+        method, goal = experiment.bound(), experiment.data.goal
+        if goal.targets != "class" and method.needs_classes:
+            raise ValueError(
+                f"method: {method.name} needs one class per sample, because {method.needs_classes}. The targets of "
+                f"data set {experiment.data.name} are {goal.targets}. Allowed: a data set of classes, or another "
+                "method such as heterofl"
+            )
+        method.check(experiment.rounds, experiment.clients)
+        if experiment.system is not None:
+            _check_system(experiment.system, method, experiment.clients)
+        if experiment.privacy is not None:
+            _check_privacy(experiment, experiment.privacy, method)
+        if experiment.updates.secure_aggregation is not None:
+            _check_secure(experiment, method)
+        if 0 < training.cosine_rounds < experiment.rounds:
+            raise ValueError(
+                f"training.cosine_rounds: {training.cosine_rounds} is not valid. Allowed: 0, or at least the "
+                f"{experiment.rounds} rounds of the run, because the learning rate is 0 after them"
+            )
+        if evaluation.local == "server" and method.judged_on == "clients":
+            raise ValueError(
+                f"evaluation.local: 'server' is not supported by method {method.name}, which does not train a whole "
+                "server network. Allowed: 'deployed'"
+            )
+        for score in experiment.scores:
+            if score.part not in goal.parts:
+                raise ValueError(
+                    f"evaluation.scores: data set {experiment.data.name} has no {score.part!r} for {score.name}. "
+                    f"Allowed: scores of {', '.join(map(repr, goal.parts))}"
+                )
+            if score.of_targets != goal.targets:
+                same = [name for name, cls in SCORES_KIND.known().items() if cls.of_targets == goal.targets]
+                raise ValueError(
+                    f"evaluation.scores: {score.name} scores targets of kind {score.of_targets}, and those of data set "
+                    f"{experiment.data.name} are {goal.targets}. Allowed: {', '.join(same)}"
+                )
+        for net in method.task.nets.values():
+            # a forward pass without data
+            assert net.layout and net.macs
+        experiment.all_listeners()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_system(system: System, method: Method, clients: Population) -> None:
+    """Raise a ValueError if the system, the method and the population do not fit together."""
+    system.check(clients.count, clients.cohort)
+    if clients.participation != "fixed":
+        raise ValueError("clients.participation: poisson is not supported with system. Allowed: fixed")
+    if system.mixes_versions and method.synchronous:
+        raise ValueError(
+            f"system.mode: method {method.name} needs updates of the current model, because {method.synchronous}. "
+            "Allowed: sync without late_rounds"
+        )
+    if system.capacities != "given" and clients.assignment != "fixed":
+        raise ValueError(f"system.capacities: {system.capacities} only with clients.assignment: fixed")
+
+
+def _check_privacy(experiment: "Experiment", privacy: Privacy, method: Method) -> None:
+    """Raise a ConfigError if the reported epsilon would not hold for the server's parameters."""
+    privacy.check(experiment.clients)
+    data = experiment.data
+    transforms = [transform.name for transform in experiment.updates.transforms]
+    collected = experiment.evaluation.statistics != "batch" and any(net.norms for net in method.task.nets.values())
+    problems = _unequal(method) | {
+        "a system chooses clients by their time, not at random. Allowed: no system": experiment.system is not None,
+        "updates.transforms: the residual of error_feedback carries what was clipped into later rounds. Allowed: "
+        "transforms without memory": "error_feedback" in transforms,
+        "updates.policy: stop tells that one client diverged. Allowed: refuse": experiment.updates.policy == "stop",
+        "evaluation.statistics: statistics of batch norms are collected from the clients' data without clipping. "
+        "Allowed: batch, or a model without batch norms (model.norm)": collected,
+        "data: missing numbers are replaced, or numbers scaled, by values computed from the clients' data without "
+        "noise. Allowed: data.scaling: none with data.missing: refuse": data.prepare.learns,
+        "data: numbers as targets are scaled by values computed from the clients' data without noise. Allowed: targets "
+        "that are classes or labels": data.goal.learns,
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise ConfigError(f"privacy: {problem}")
+
+
+def _unequal(method: Method) -> dict[str, Any]:
+    """Return problem -> whether the method has it, of a server that adds changes of parameters with weight 1."""
+    return {
+        f"method {method.name} is not supported, because {method.synchronous}. {ALLOWED}": method.synchronous,
+        "method.weight: samples gives clients unequal parts of the sum. Allowed: uniform": method.weight != "uniform",
+    }
+
+
+def _check_secure(experiment: "Experiment", method: Method) -> None:
+    """Raise a ConfigError if the server needs more than sums of changes, or a change has no fixed size."""
+    coded = [t.name for t in experiment.updates.transforms if t.stage in ("error_feedback", "selection", "code")]
+    system = experiment.system
+    problems = _unequal(method) | {
+        f"{', '.join(coded)} would save nothing, because a masked integer has one size. Allowed: transforms without "
+        "compression, such as clip": coded,
+        "system.mode: groups have one version of the model. Allowed: sync without late_rounds": system is not None
+        and system.mixes_versions,
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise ConfigError(f"updates.secure_aggregation: {problem}")
+
+
+@lru_cache(maxsize=256)
+def _check_model(model: Model) -> None:
+    """Check the axes of all members of the model, with all exits and step sizes."""
+    for member in model.members:
+        check_axes(Net(member, exits=member.exit_count if member.exit_count > 1 else 0, steps=True))
