@@ -57,6 +57,8 @@ METHODS = {
     "FedGen": ("fedgen.untrained", "servergen", "FedGen"),
 }
 """Name in the table -> the study's row, HtFLlib's module and class."""
+SERVER_RATES = {"fedtgp": "method.server.lr"}
+"""Row -> setting of a server's learning rate that HtFLlib takes from the clients."""
 FEATURES, COMMON_FEATURES = 64, 16
 
 
@@ -70,7 +72,8 @@ class Case:
     lr: float
 
     def simulation(self, row: str, folder: str) -> Simulation:
-        experiment = load_sweep(STUDY).experiment(row, {"training.lr": self.lr}, self.seed)
+        rates = {"training.lr": self.lr} | ({SERVER_RATES[row]: self.lr} if row in SERVER_RATES else {})
+        experiment = load_sweep(STUDY).experiment(row, rates, self.seed)
         experiment = experiment.with_(rounds=self.rounds, run={"executor": "serial"})
         return Simulation(experiment, experiment.data.arrays(), Path(folder))
 
