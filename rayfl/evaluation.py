@@ -16,7 +16,7 @@ from rayfl.config import Config
 from rayfl.core import norms
 from rayfl.core.net import Answer
 from rayfl.core.seeds import numpy_generator
-from rayfl.data.samples import ClientData
+from rayfl.data.samples import Batch, ClientData
 from rayfl.data.scores import SCORES_KIND, Score
 from rayfl.training.settings import Fill, answered, every_exit, mask_logits
 
@@ -120,12 +120,10 @@ def judge(
     ]
 
 
-def _passes(
-    pieces: Sequence[ClientData], batch_size: int, shared: bool
-) -> Iterator[list[tuple[int, torch.Tensor, torch.Tensor]]]:
+def _passes(pieces: Sequence[ClientData], batch_size: int, shared: bool) -> Iterator[list[tuple[int, *Batch]]]:
     """Yield the (piece, x, y) of every forward pass: a batch or, if `shared`, consecutive ones of at most `batch_size`
     samples of one shape."""
-    batches: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    batches: list[tuple[int, *Batch]] = []
     samples = 0
     for i, piece in enumerate(pieces):
         for x, y in piece.in_order(batch_size):
