@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -294,12 +295,14 @@ class Simulation:
 
     def _grouped(self, plan: Plan) -> Cohort:
         cohort: Cohort = {}
-        for version, id in plan.visits:
-            client = Client(id, self.schedule.capacity(id, version), version, partial(self._present, id))
-            selection = self.verbs.select(self._version(version), client)
+        for version, visits in itertools.groupby(plan.visits, key=itemgetter(0)):
+            ids = [id for _, id in visits]
             is_alone = version < self.round and plan.staleness.compares
-            key = (selection.key, id) if is_alone else selection.key
-            cohort.setdefault((version, key), (selection, []))[1].append(client)
+            for id, capacity in zip(ids, self.schedule.capacities(np.array(ids), version).tolist(), strict=True):
+                client = Client(id, capacity, version, partial(self._present, id))
+                selection = self.verbs.select(self._version(version), client)
+                key = (selection.key, id) if is_alone else selection.key
+                cohort.setdefault((version, key), (selection, []))[1].append(client)
         return cohort
 
     def _version(self, round: int) -> State:
@@ -332,8 +335,8 @@ class Simulation:
 
     def _samples(self, clients: list[Client]) -> int:
         """Return the number of samples that clients process in a round."""
-        training, sizes = self.method.task.training, self.data.train.sizes
-        return sum(training.samples_of(int(sizes[client.id])) for client in clients)
+        sizes = self.data.train.sizes[[client.id for client in clients]]
+        return int(self.method.task.training.samples_of(sizes).sum())
 
     def _job(self, chunk: Chunk, net: Net) -> Job:
         clients = chunk.clients

@@ -88,10 +88,6 @@ class Schedule(Protocol):
         """Return the capacities [n] of clients [n] in a round."""
         ...
 
-    def capacity(self, id: int, round: int) -> float:
-        """Return the capacity of a client in a round."""
-        return float(self.capacities(np.array([id]), round)[0])
-
 
 @dataclass(frozen=True)
 class Untimed(Schedule):

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ from torch.backends import mkldnn
 from rayfl.config import Config
 from rayfl.core.net import Answer
 
+Count = TypeVar("Count", int, np.ndarray)
 Rate = float | Callable[[int], float]
 """Learning rate of a round, or of each of its steps, counted from 0."""
 
@@ -109,12 +111,12 @@ class Training(Config):
         """Return the steps per round of a client with `samples` samples."""
         return self.steps or self.epochs * -(-samples // self.batch_size)
 
-    def samples_of(self, samples: int) -> int:
-        """Return the samples that a client with `samples` samples processes per round."""
+    def samples_of(self, samples: Count) -> Count:
+        """Return the samples that a client with `samples` samples, or each of several clients, processes per round."""
         if self.steps is None:
             return self.epochs * samples
         per_epoch = -(-samples // self.batch_size)
-        full, rest = divmod(self.steps, per_epoch)
+        full, rest = self.steps // per_epoch, self.steps % per_epoch
         return full * samples + rest * self.batch_size
 
 

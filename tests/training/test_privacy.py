@@ -197,7 +197,7 @@ def test_random_selections_are_counted_over_all_clients(tmp_path):
 def next_client(simulation, id):
     from rayfl.methods.base import Client
 
-    return Client(id, simulation.schedule.capacity(id, simulation.round), simulation.round)
+    return Client(id, simulation.clients.capacity(id, simulation.seed, simulation.round), simulation.round)
 
 
 # sensitivity
