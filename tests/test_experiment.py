@@ -8,7 +8,7 @@ from helpers import Pruned, message, tiny
 from torch import nn
 
 import rayfl
-from rayfl.config import Config, Named, differences
+from rayfl.config import differences
 from rayfl.core.axes import Axis, linear
 from rayfl.data import DATASETS
 from rayfl.experiment import Experiment, load_experiment, read_experiment
@@ -17,7 +17,6 @@ from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.models import MODELS
 from rayfl.models.base import ImageModel
 from rayfl.models.cnn import DigitsCNN
-from rayfl.reference.catalogue import KINDS
 from rayfl.reference.describe import describe
 from rayfl.training.settings import Training
 
@@ -29,23 +28,6 @@ def written(tmp_path, text):
     file = tmp_path / "exp.yaml"
     file.write_text(text)
     return file
-
-
-# sections
-
-PARTS = [
-    pytest.param(cls, name, id=f"{own}.{name}")
-    for kind in KINDS.values()
-    for own, cls in kind.known().items()
-    for name, field in cls.model_fields.items()
-    if isinstance(field.default, Config) and not isinstance(field.default, Named)
-]
-
-
-@pytest.mark.parametrize(("cls", "part"), PARTS)
-def test_a_part_of_a_section_leaves_the_other_defaults(cls, part):
-    """`method.server.lr` alone changes nothing else of `method.server`."""
-    assert getattr(cls.model_validate({part: {}}), part) == cls.model_fields[part].default
 
 
 # experiments

@@ -91,9 +91,26 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        """Complete a section of which only a part is given by its default in this class."""
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        return _completed(defaults, given) if isinstance(given, Mapping) else given
+
+    def completed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `given` and, where it gives nothing, the values set in this default."""
+        own = {name: getattr(self, name) for name in self.model_fields_set}
+        return {**own, **_completed(own, given)}
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return _numbers(handler(source))
+
+
+def _completed(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: (defaults.get(name), part) for name, part in given.items() if isinstance(part, Mapping)}
+    return {**given, **{name: own.completed(part) for name, (own, part) in parts.items() if isinstance(own, Config)}}
 
 
 class Named(Config):
@@ -101,6 +118,10 @@ class Named(Config):
     of another package omits the field and has the name "package.module:Class"."""
 
     name: str = ""
+
+    def completed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `given`, which may name another class."""
+        return given
 
     @classmethod
     def own_name(cls) -> str:

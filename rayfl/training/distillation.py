@@ -85,13 +85,13 @@ class Distillation(Config):
             )
         return self
 
-    def with_(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return these settings with `given` as plain values. A given `steps` replaces `epochs`, and vice versa, and
-        another optimizer replaces `momentum`."""
+    def completed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As for `Config`. A given `steps` replaces `epochs`, and vice versa, and another optimizer replaces
+        `momentum`."""
         replaced: dict[str, Any] = {"steps": None, "epochs": None} if {"steps", "epochs"} & given.keys() else {}
         if given.get("optimizer", self.optimizer) != self.optimizer:
             replaced["momentum"] = 0.0
-        return {**self.model_dump(), **replaced, **given}
+        return super().completed({**replaced, **given})
 
     def steps_of(self, samples: int) -> int:
         """Return the steps per round for this number of public samples."""

@@ -179,6 +179,31 @@ def test_errors_of_validators():
     assert message(parse, Checked, {"even": 2}, "f") == "f: odd: 1 is not valid. Allowed: at least 2\nf: even: lower it"
 
 
+class Middle(Config):
+    inner: Inner = Inner(depth=3)
+    size: int = 1
+
+
+class Most(Config):
+    inner: Inner = Inner(depth=2, deep=True)
+    middle: Middle = Middle(inner=Inner(deep=True), size=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Most()),
+        ({"inner": {}, "middle": {}}, Most()),
+        ({"inner": {"depth": 5}}, Most(inner=Inner(depth=5, deep=True))),
+        ({"middle": {"size": 7}}, Most(middle=Middle(inner=Inner(deep=True), size=7))),
+        ({"middle": {"inner": {"depth": 9}}}, Most(middle=Middle(inner=Inner(depth=9, deep=True), size=2))),
+        ({"middle": Middle(size=7)}, Most(middle=Middle(inner=Inner(depth=3), size=7))),
+    ],
+)
+def test_a_part_of_a_section_leaves_the_rest_of_its_default(given, expected):
+    assert parse(Most, given, "most") == expected
+
+
 def test_a_configuration_is_frozen():
     outer = parse(Outer, {"size": 3}, "f.yaml: outer")
     with pytest.raises(ValueError, match="frozen"):

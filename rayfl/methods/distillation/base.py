@@ -11,10 +11,9 @@ import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
-from pydantic import model_validator
 
 from rayfl import costs
 from rayfl.config import ConfigError
@@ -48,19 +47,6 @@ class Unequal(Method):
     """Base class of methods whose clients run different networks; the server has at most one of each."""
 
     mixes: ClassVar = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lay_over(cls, given: Any) -> Any:
-        """Merge the user's settings of a student into the paper's."""
-        if not isinstance(given, Mapping):
-            return given
-        papers = {name: field.default for name, field in cls.model_fields.items() if name in given}
-        papers = {name: how for name, how in papers.items() if isinstance(how, Distillation)}
-        return {
-            **given,
-            **{name: how.with_(given[name]) for name, how in papers.items() if isinstance(given[name], Mapping)},
-        }
 
     # networks
 
