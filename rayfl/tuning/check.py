@@ -64,7 +64,7 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
 
 
 def _check_shared(sweep: Sweep, row: str, point: Point, given: dict[str, Any], first: dict[str, Any]) -> None:
-    at = f"{sweep.where}: rows.{row}" + (f" ({text_of(point)})" if point else "")
+    at = sweep.place(row) + (f" ({text_of(point)})" if point else "")
     if given["run"]["executor"] == "serial":
         raise ConfigError(
             f"{at}: run.executor: 'serial' is not valid. Allowed: 'ray', because trials of a sweep run on Ray"

@@ -136,6 +136,6 @@ def _splits(plan: Sweep, arrays: Arrays) -> dict[str, Experiment]:
             if key not in splits:
                 experiment.federate(arrays)
         except ConfigError as error:
-            raise ConfigError(f"{plan.where}: rows.{row}: {error}") from None
+            raise ConfigError(f"{plan.place(row)}: {error}") from None
         splits.setdefault(key, (f"labels-{row}" if splits else "labels", experiment))
     return dict(splits.values())

@@ -40,9 +40,13 @@ class Sweep:
         """Return the fields, without cached values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def place(self, row: str) -> str:
+        """Return the place of a row's settings in errors: that of all rows if it changes none."""
+        return f"{self.where}: " + (f"rows.{row}" if self.rows[row] else "experiment")
+
     def experiment(self, row: str, point: Point, seed: int) -> Experiment:
         """Return the experiment of a trial."""
-        return read_experiment(self._given(row, point) | {"seed": seed}, f"{self.where}: rows.{row}")
+        return read_experiment(self._given(row, point) | {"seed": seed}, self.place(row))
 
     def _given(self, row: str, point: Point) -> dict[str, Any]:
         """Return the content of a run's file for this row and point."""
@@ -57,7 +61,7 @@ class Sweep:
             for path, value in point.items():
                 given = lay_over(given, path, value)
         except ConfigError as error:
-            raise ConfigError(f"{self.where}: rows.{row}: search.space: {error}") from None
+            raise ConfigError(f"{self.place(row)}: search.space: {error}") from None
         return given
 
     def point(self, row: str, config: Mapping[str, Any]) -> Point:
@@ -96,12 +100,11 @@ class Sweep:
         """Return how far the networks of a point are outside the budget."""
         if self.search.budget is None:
             return Excess(0.0, 1.0, 1.0)
-        where = f"{self.where}: rows.{row}"
-        experiment = unchecked(self._given(row, point), where)
+        experiment = unchecked(self._given(row, point), self.place(row))
         try:
             return self.search.budget.excess(experiment.bound().task)
         except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"{self.place(row)}: {error}") from None
 
     def allows(self, row: str, point: Point) -> bool:
         """Return whether the row's experiment is valid at a point, and its networks are within the budget."""
