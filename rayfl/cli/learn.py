@@ -101,7 +101,8 @@ def _explained(place: "Place") -> RenderableType:
     for (text, line), owners in groups.items():
         parts.append(_titled(place.path, text or (f"{sentence_of(section)}." if section else "")))
         if section is None or text:
-            parts.append(_indented(line))
+            others = place.other_defaults(owners)
+            parts.append(_indented(f"{line}; {others}" if others else line))
         if used := place.used_by(owners):
             parts.append(_indented(f"in {used}", "dim"))
     return Group(*parts, *([_fields(section)] if section else []))

@@ -8,7 +8,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -79,6 +79,8 @@ class Place:
     owners: Mapping[str, type[Config]]
     """Name that selects the class ("" if there is only one) -> class."""
     name: str
+    defaults: Mapping[str, Config] = field(default_factory=dict)
+    """Owner of the section in which the field is -> its default of that section."""
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -89,6 +91,17 @@ class Place:
     def below(self) -> dict[str, type[Config]]:
         """Classes of the sections at the path, by the name that selects one ("" if there is only one)."""
         return kinds_below(self.path, *(setting.field for setting in self.settings.values()))
+
+    def other_defaults(self, owners: Sequence[str]) -> str:
+        """Return the defaults in sections of these classes that differ from the class's: "5 in dsfl, takfl; 20 in
+        fedbe"."""
+        found: dict[str, list[str]] = {}
+        for chosen in owners:
+            usual = self.settings[chosen].default
+            for by, section in self.defaults.items():
+                if type(section) is self.owners[chosen] and (own := as_yaml(getattr(section, self.name))) != usual:
+                    found.setdefault(own, []).append(by)
+        return "; ".join(f"{value} in {', '.join(by)}" for value, by in found.items())
 
     def used_by(self, owners: Sequence[str]) -> str:
         """Return the owners in words: "method fedprox, scaffold", "section training: Local training"; "" at the top
@@ -111,7 +124,7 @@ def find(path: str) -> Place:
     if len(parts) > 1 and parts[-1] == "name" and ".".join(parts[:-1]) in KINDS:
         parts = parts[:-1]
     owners: Mapping[str, type[Config]] = {"": Experiment}
-    at = ""
+    at, defaults = "", {}
     if parts[0] in SECTIONS and len(parts) > 1:
         owners, at, parts = {"": SECTIONS[parts[0]]}, f"{parts[0]}.", parts[1:]
     for i, part in enumerate(parts):
@@ -119,8 +132,10 @@ def find(path: str) -> Place:
         if not having:
             known = sorted({name for cls in owners.values() for name in settings(cls)} | (set() if at else {*SWEEP}))
             raise ConfigError(f"{path}: {at.rstrip('.') or 'a file'} has no setting {part!r}. {nearest(part, known)}")
-        place, at = Place(f"{at}{part}", having, part), f"{at}{part}."
+        place, at = Place(f"{at}{part}", having, part, defaults), f"{at}{part}."
         owners = place.below
+        given = {owner: setting.field.default for owner, setting in place.settings.items()}
+        defaults = {owner: default for owner, default in given.items() if owner and isinstance(default, Config)}
         is_open = any(get_origin(s.field.annotation) is dict for s in place.settings.values())
         if i + 1 == len(parts) or is_open or not owners:
             return place

@@ -99,6 +99,12 @@ def test_explain_says_all_of_a_setting():
     )
 
 
+def test_explain_says_which_methods_have_another_default():
+    out = rayfl("explain", "method.server.epochs", "method.distillation.epochs", "method.mu")[1]
+    assert "Default: 1; 100 in fedtgp" in out and "Default: null; 5 in dsfl, takfl; 20 in fedbe" in out
+    assert "Default: 0.01\n" in "".join(f"{line.rstrip()}\n" for line in out.splitlines())
+
+
 def test_explain_of_every_path():
     """Experiments with every method, and every section of a file."""
     paths = {*SWEEP, *(f"search.{name}" for name in settings(SECTIONS["search"]))}

@@ -63,13 +63,6 @@ class Prototypes(nn.Module):
         return self.out(self.hidden(self.embeddings.weight).relu())
 
 
-class PrototypeTraining(ServerTraining):
-    """Training of the prototypes by SGD on the class means of a round."""
-
-    epochs: int = Field(default=100, ge=1)
-    """Passes over the class means per round."""
-
-
 class FedTGP(Taught, FedProto):
     needs_classes: ClassVar = "prototypes are means over the samples of a class"
     contract: ClassVar = Contract(wants="features", short={"server": {"epochs": 2}})
@@ -83,7 +76,7 @@ class FedTGP(Taught, FedProto):
     """Prediction of devices: by their own classifier, or by the nearest global prototype."""
     margin: float = Field(default=100.0, ge=0)
     """Largest margin m."""
-    server: PrototypeTraining = PrototypeTraining()  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: ServerTraining = ServerTraining(epochs=100)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Training of the prototypes."""
 
     def init(self) -> State:
