@@ -10,6 +10,7 @@ import logging
 import shutil
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ import cloudpickle
 import ray
 from pyarrow.fs import FileSelector, FileSystem, FileType
 from ray import tune
-from ray.tune import TuneError
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
@@ -195,12 +195,10 @@ class _Stages:
             try:
                 waiting.start()
                 results = tuner.fit()
-            except TuneError:
-                if self.recorder.refusal is not None:
-                    raise self.recorder.refusal from None
-                raise
             except RayDied as died:
                 raise RuntimeError(str(died)) from None
+            except Exception as error:
+                raise self.recorder.refusal or _stopped(error) from None
             finally:
                 waiting.cancel()
                 self.recorder.leave()
@@ -308,6 +306,18 @@ def _interrupts() -> Iterator[Callable[[], bytes]]:
         finally:
             signal.signal(signal.SIGTERM, handler)
             signal.set_wakeup_fd(before)
+
+
+def _stopped(error: Exception) -> RuntimeError:
+    """Return the error of a sweep that Tune could not continue. Tune cleans up after an error; if that fails too, it
+    raises the second error."""
+    first: BaseException = error
+    while first.__context__ is not None and not first.__suppress_context__:
+        first = first.__context__
+    return RuntimeError(
+        f"Ray Tune stopped: {type(first).__name__}: {first}. Run the same command with --resume to continue\n"
+        + "".join(traceback.format_exception(error)).rstrip()
+    )
 
 
 @contextmanager
