@@ -45,7 +45,7 @@ from rayfl.training.secure import Protection
 from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
-JOBS = 4
+JOBS = 3
 """Jobs per worker and round, if there are enough clients: workers then finish at about the same time."""
 JOB_MACS = 5e7
 """Smallest job worth a message, in multiply-adds of forward passes: about 20 ms of training on one core."""
