@@ -8,8 +8,8 @@ any restart, and after any fault that the executor survives.
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
@@ -19,16 +19,15 @@ import numpy as np
 import torch
 
 from rayfl.core import frozen
-from rayfl.core.fold import Fold, PairwiseSum, State, aligned, sum_of_updates
-from rayfl.core.net import Net
+from rayfl.core.fold import Fold, PairwiseSum, State, sum_of_updates
 from rayfl.core.server_optimizers import MOMENTS
-from rayfl.core.submodel import Selection
 from rayfl.core.tensors import as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints, traffic
 from rayfl.engine.checked import Checked, RunFailed, check_finite
 from rayfl.engine.client_states import ClientStates
+from rayfl.engine.cohort import Chunk, Cohort, Division
 from rayfl.engine.evaluator import Clients, Evaluator
 from rayfl.engine.jobs import Broadcast, Executor, Job, Refine, Train, Trained
 from rayfl.engine.locks import Temporary
@@ -45,32 +44,11 @@ from rayfl.training.secure import Protection
 from rayfl.training.updates import norm
 
 STEP_SECONDS = 1.0
-JOBS = 3
-"""Jobs per worker and round, if there are enough clients: workers then finish at about the same time."""
-JOB_MACS = 5e7
-"""Smallest job worth a message, in multiply-adds of forward passes: about 20 ms of training on one core."""
-BRANCH = 8
-"""Jobs that a node sums before the sum crosses the network."""
 VERSION = "version "
 """Prefix of the groups of older versions of the model in a checkpoint: "version 12 params"."""
 DEFAULT_STATISTICS = Evaluation.model_fields["statistics"].default
 
 MakeExecutor = Callable[[Recipe], Executor]
-
-Cohort = dict[tuple[int, Hashable], tuple[Selection, list[Client]]]
-"""(version of the model, selection key) -> the selection and its clients, ids ascending. Stale clients, if they are
-compared: (version, (selection key, client))."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Clients of one selection that form one job."""
-
-    key: tuple[int, Hashable]
-    """Key in the cohort."""
-    clients: list[Client]
-    branch: Hashable
-    """Branch of the job."""
 
 
 class RefusedUpdate(RunFailed):
@@ -172,7 +150,10 @@ class Simulation:
         """Run one round of local updates and fold them into the next state."""
         plan = self.schedule.plan(self.past, self.round)
         cohort = self._grouped(plan)
-        chunks = self._chunks(cohort)
+        division = Division(
+            self.method.task.training, self.data.train.sizes, self.executor.workers, self.experiment.run.chunk
+        )
+        chunks = division.chunks(cohort)
         privacy = self.experiment.privacy
         clip = None if privacy is None else privacy.norm(self.state)
         secure = self.experiment.updates.secure_aggregation
@@ -182,7 +163,7 @@ class Simulation:
             protection = Protection(clip, secure, len(clients))
             return Broadcast(self.verbs.extract(self._version(key[0]), selection), selection, protection)
 
-        jobs = [self._job(chunk, cohort[chunk.key][0].net) for chunk in chunks]
+        jobs = [self._job(chunk) for chunk in chunks]
         answers = self.executor.map("train", jobs, shared)
         fold, totals, losses, refused = self._fold(clip), {}, {}, []
         stale: list[Stale] = []
@@ -314,31 +295,7 @@ class Simulation:
         rows = self.data.train[id]
         return self.data.goal.present({name: as_tensor(array[rows]) for name, array in self._arrays.train.items()})
 
-    def _chunks(self, cohort: Cohort) -> list[Chunk]:
-        """Return the clients of every job: aligned parts of a selection's pairwise sum, so that its bits do not depend
-        on their sizes. Large networks come first, in the order of submission, so that no answer waits."""
-        chunks, visits = [], sum(len(clients) for _, clients in cohort.values())
-        for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
-            parts = list(aligned(len(clients), self._most(selection.net, clients, visits)))
-            branch = BRANCH * (parts[0].stop - parts[0].start)
-            chunks += [Chunk(key, clients[part], (key, part.start // branch)) for part in parts]
-        return chunks
-
-    def _most(self, net: Net, clients: list[Client], cohort: int) -> int:
-        """Return the clients per job: enough jobs to keep all workers busy, but none smaller than `JOB_MACS`."""
-        if self.experiment.run.chunk != "auto":
-            return self.experiment.run.chunk
-        workers = self.executor.workers
-        cost = self._samples(clients) * net.macs / len(clients)
-        worthwhile = min(JOB_MACS / (cost or 1.0), cohort / workers)
-        return max(1, cohort // (JOBS * workers), math.ceil(worthwhile))
-
-    def _samples(self, clients: list[Client]) -> int:
-        """Return the number of samples that clients process in a round."""
-        sizes = self.data.train.sizes[[client.id for client in clients]]
-        return int(self.method.task.training.samples_of(sizes).sum())
-
-    def _job(self, chunk: Chunk, net: Net) -> Job:
+    def _job(self, chunk: Chunk) -> Job:
         clients = chunk.clients
 
         def make() -> Train:
@@ -346,7 +303,7 @@ class Simulation:
 
         sizes = [int(self.data.train.sizes[client.id]) for client in clients]
         about = f"clients {[client.id for client in clients]} with {sizes} samples, round {self.round + 1}"
-        return Job(chunk.key, self._samples(clients) * net.macs, make, about, chunk.branch)
+        return Job(chunk.key, chunk.cost, make, about, chunk.branch)
 
     # evaluation
 

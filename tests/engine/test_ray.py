@@ -14,7 +14,7 @@ from helpers import NESTED, PersonalHead, run, simulate, tiny
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayTaskError
 
 from rayfl.config import ConfigError
-from rayfl.engine import simulation as simulation_module
+from rayfl.engine import cohort
 from rayfl.engine.files import checksum
 from rayfl.engine.jobs import Job
 from rayfl.engine.on_ray import pool as executor
@@ -398,7 +398,7 @@ def test_ray_equals_serial_on_a_table(pool, tmp_path):
 def far(pool, monkeypatch):
     """Actors that seem to be on another node than their server, which then sees the sum of a branch alone."""
     monkeypatch.setattr(pool, "here", "elsewhere")
-    monkeypatch.setattr(simulation_module, "BRANCH", 2)
+    monkeypatch.setattr(cohort, "BRANCH", 2)
     sums, add_up = [], executor._Batch._add_up
 
     def noted(batch, parts):

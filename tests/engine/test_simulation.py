@@ -13,7 +13,7 @@ from rayfl.core.seeds import stream
 from rayfl.core.tensors import leaves, nbytes
 from rayfl.engine.checked import MethodFailed
 from rayfl.engine.files import checksum
-from rayfl.engine.simulation import Chunk, RefusedUpdate, Simulation
+from rayfl.engine.simulation import RefusedUpdate, Simulation
 from rayfl.methods.base import Visit
 from rayfl.metrics import EVALUATED
 
@@ -55,11 +55,11 @@ def test_a_cohort_is_grouped_by_version_and_selection(tmp_path):
 
 
 def test_expected_costs_are_samples_times_operations(tmp_path):
-    simulation = simulate(tiny(method="heterofl", clients={"cohort": 6}), tmp_path)
-    sizes = simulation.data.train.sizes
-    for capacity, (key, (selection, clients)) in zip((0.3, 0.2, 0.1), simulation.cohort().items(), strict=True):
-        job = simulation._job(Chunk(key, clients, key), selection.net)
-        ids = [client.id for client in clients]
+    simulation, seen = simulate(tiny(method="heterofl", clients={"cohort": 6}, run={"chunk": 2}), tmp_path), []
+    sizes, original = simulation.data.train.sizes, simulation.executor.map
+    simulation.executor.map = lambda verb, jobs, shared: seen.extend(jobs) or original(verb, jobs, shared)
+    simulation.train()
+    for job, capacity, ids in zip(seen, (0.3, 0.2, 0.1), ([0, 1], [2, 3], [4, 5]), strict=True):
         samples = sum(min(sizes[id], 10) for id in ids)
         assert job.cost == samples * Net(simulation.method.task.model, capacity).macs
         assert job.about == f"clients {ids} with {[int(sizes[id]) for id in ids]} samples, round 1"

@@ -1,0 +1,75 @@
+"""Clients of a round, by selection, and their division into jobs."""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rayfl.core.fold import aligned
+from rayfl.core.net import Net
+from rayfl.core.submodel import Selection
+from rayfl.methods.base import Client
+from rayfl.training.settings import Training
+
+JOBS = 3
+"""Jobs per worker and round, if there are enough clients: workers then finish at about the same time."""
+JOB_MACS = 5e7
+"""Smallest job worth a message, in multiply-adds of forward passes: about 20 ms of training on one core."""
+BRANCH = 8
+"""Jobs that a node sums before the sum crosses the network."""
+
+Cohort = dict[tuple[int, Hashable], tuple[Selection, list[Client]]]
+"""(version of the model, selection key) -> the selection and its clients, ids ascending. Stale clients, if they are
+compared: (version, (selection key, client))."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Clients of one selection that form one job."""
+
+    key: tuple[int, Hashable]
+    """Key in the cohort."""
+    clients: list[Client]
+    cost: float
+    """Multiply-adds of forward passes."""
+    branch: Hashable
+    """Branch of the job."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """Division of a cohort into jobs."""
+
+    training: Training
+    sizes: np.ndarray
+    """Samples of every client."""
+    workers: int
+    most: int | Literal["auto"]
+    """Clients per job (`run.chunk`)."""
+
+    def chunks(self, cohort: Cohort) -> list[Chunk]:
+        """Return the clients of every job: aligned parts of a selection's pairwise sum, so that its bits do not depend
+        on their sizes. Large networks come first, in the order of submission, so that no answer waits."""
+        chunks, visits = [], sum(len(clients) for _, clients in cohort.values())
+        for key, (selection, clients) in sorted(cohort.items(), key=lambda item: -item[1][0].net.macs):
+            parts = list(aligned(len(clients), self._most(selection.net, clients, visits)))
+            branch = BRANCH * (parts[0].stop - parts[0].start)
+            for part in parts:
+                cost = self._cost(selection.net, clients[part])
+                chunks.append(Chunk(key, clients[part], cost, (key, part.start // branch)))
+        return chunks
+
+    def _most(self, net: Net, clients: list[Client], cohort: int) -> int:
+        """Return the clients per job: enough jobs to keep all workers busy, but none smaller than `JOB_MACS`."""
+        if self.most != "auto":
+            return self.most
+        cost = self._cost(net, clients) / len(clients)
+        worthwhile = min(JOB_MACS / (cost or 1.0), cohort / self.workers)
+        return max(1, cohort // (JOBS * self.workers), math.ceil(worthwhile))
+
+    def _cost(self, net: Net, clients: list[Client]) -> int:
+        """Return the multiply-adds of the clients' forward passes in a round."""
+        sizes = self.sizes[[client.id for client in clients]]
+        return int(self.training.samples_of(sizes).sum()) * net.macs
