@@ -16,3 +16,4 @@ from rayfl.config.sections import nearest as nearest
 from rayfl.config.sections import parse as parse
 from rayfl.config.sections import parse_setting as parse_setting
 from rayfl.config.sections import set_path as set_path
+from rayfl.config.sections import unknown as unknown

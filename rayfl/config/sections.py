@@ -227,7 +227,7 @@ def parse(cls: type[C], given: Any, where: str) -> C:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: {shown(given)} is not valid. Allowed: a mapping with the keys {_names(keys)}")
     if internal := [key for key in given if key in cls.model_fields and key not in keys]:
-        raise ConfigError(_unknown(_join(where, internal[:1]), internal[0], cls))
+        raise ConfigError(unknown(_join(where, internal[:1]), internal[0], cls))
     try:
         return cls.model_validate(dict(given))
     except ValidationError as error:
@@ -354,7 +354,7 @@ def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str
     path = _path(given, error)
     place = _join(where, path)
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        return _unknown(place, path[-1], _owner(cls, path[:-1])), ""
+        return unknown(place, path[-1], _owner(cls, path[:-1])), ""
     if error["type"] == "missing":
         return f"{place}: a value is required", ""
     context = error.get("ctx", {})
@@ -384,8 +384,11 @@ def _path(given: Any, error: Any) -> list[Any]:
     return [*path, error["loc"][-1]] if is_missing else path
 
 
-def _unknown(place: str, key: Any, cls: type[BaseModel]) -> str:
-    return f"{place}: unknown key {shown(key)}. {nearest(key, _keys(cls))}"
+def unknown(place: str, key: Any, cls: type[BaseModel]) -> str:
+    """Return the error of a key that a section does not have. A section inside it may have it."""
+    inside = [f"{name}.{key}" for name in _keys(cls) if key in _keys_inside(cls, name)]
+    hint = f"Did you mean {' or '.join(map(repr, inside))}? Allowed: {_names(_keys(cls))}"
+    return f"{place}: unknown key {shown(key)}. {hint if inside else nearest(key, _keys(cls))}"
 
 
 def _join(where: str, path: Iterable[Any]) -> str:
@@ -399,6 +402,13 @@ def _join(where: str, path: Iterable[Any]) -> str:
 def _keys(cls: type[BaseModel]) -> list[str]:
     """Return the fields that users can set; excluded ones are set by rayfl."""
     return [name for name, field in cls.model_fields.items() if not field.exclude]
+
+
+def _keys_inside(cls: type[BaseModel], name: str) -> list[str]:
+    """Return the keys of the field `name`, if it is a section."""
+    annotation: Any = cls.model_fields[name].annotation
+    kinds = get_args(annotation | None)
+    return [key for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel) for key in _keys(kind)]
 
 
 def _owner(cls: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel]:

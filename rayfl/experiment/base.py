@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from rayfl.clients import Population
-from rayfl.config import Config, ConfigError, Kind, explain, kinds_of, nearest, parse
+from rayfl.config import Config, ConfigError, Kind, explain, kinds_of, parse, unknown
 from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import Arrays, DataSet
@@ -278,7 +278,7 @@ class Experiment(Config):
 def read_experiment(given: Mapping[str, Any], where: str) -> Experiment:
     """Return an experiment from the content of a file. `where`: the file, for errors."""
     if "where" in given:
-        raise ConfigError(f"{where}: unknown key 'where'. {nearest('where', Experiment.model_fields)}")
+        raise ConfigError(unknown(where, "where", Experiment))
     return Experiment(where=where, **given)
 
 
@@ -292,7 +292,7 @@ def _sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     given = DEFAULTS | dict(given)
     for section in given:
         if section not in Experiment.model_fields:
-            raise ConfigError(f"{where}: unknown key {section!r}. {nearest(section, Experiment.model_fields)}")
+            raise ConfigError(unknown(where, section, Experiment))
     if "model" not in given:
         raise ConfigError(f"{where}: model: a value is required. Allowed: {', '.join(sorted(MODELS_KIND.known()))}")
     sections: dict[str, Any] = {}

@@ -56,6 +56,10 @@ MISTAKES = {
     "unknown key": ({"sise": 1}, f"outer.sise: unknown key 'sise'. Did you mean 'size'? Allowed: {KEYS}"),
     "key that is not text": ({1: 2}, f"outer.1: unknown key 1. Allowed: {KEYS}"),
     "what rayfl fills in": ({"hidden": 1}, f"outer.hidden: unknown key 'hidden'. Allowed: {KEYS}"),
+    "key of a section inside": (
+        {"deep": True},
+        f"outer.deep: unknown key 'deep'. Did you mean 'inner.deep'? Allowed: {KEYS}",
+    ),
     "unknown key in a section": (
         {"inner": {"depht": 2}},
         "outer.inner.depht: unknown key 'depht'. Did you mean 'depth'? Allowed: deep, depth",
