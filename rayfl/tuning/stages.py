@@ -308,12 +308,14 @@ def _interrupts() -> Iterator[Callable[[], bytes]]:
             signal.set_wakeup_fd(before)
 
 
-def _stopped(error: Exception) -> RuntimeError:
+def _stopped(error: Exception) -> Exception:
     """Return the error of a sweep that Tune could not continue. Tune cleans up after an error; if that fails too, it
     raises the second error."""
     first: BaseException = error
     while first.__context__ is not None and not first.__suppress_context__:
         first = first.__context__
+    if isinstance(first, ConfigError):
+        return first
     return RuntimeError(
         f"Ray Tune stopped: {type(first).__name__}: {first}. Run the same command with --resume to continue\n"
         + "".join(traceback.format_exception(error)).rstrip()

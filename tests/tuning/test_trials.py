@@ -342,21 +342,28 @@ def test_a_config_error_in_an_actor_is_one_of_the_sweep(swept, tmp_path, capfd):
 @pytest.mark.slow
 def test_what_stopped_tune_is_said_and_not_what_followed(swept, tmp_path):
     """An actor that Ray cannot start is unknown to Tune's clean-up, which fails in turn."""
-
-    def full(self, entities):
-        raise OSError("the disk is full")
-
     path = write(tmp_path, {"only": {"method": "heterofl"}}, {"rounds": 2})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ray.air.execution.resources.request.AcquiredResources.annotate_remote_entities", full)
-        with pytest.raises(RuntimeError) as error:
-            swept(path)
-    first, _, rest = str(error.value).partition("\n")
+
+    def stopped_by(error):
+        def fails(self, entities):
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ray.air.execution.resources.request.AcquiredResources.annotate_remote_entities", fails)
+            with pytest.raises(Exception) as stopped:
+                swept(path)
+        # the rooms of actors that never started stay until the driver ends
+        for group in ray.util.placement_group_table():
+            ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
+        return stopped.value
+
+    found = stopped_by(OSError("the disk is full"))
+    first, _, rest = str(found).partition("\n")
+    assert type(found) is RuntimeError
     assert first == "Ray Tune stopped: OSError: the disk is full. Run the same command with --resume to continue"
     assert rest.startswith("Traceback ") and "Tracked actor is not managed" in rest.splitlines()[-1]
-    # those of an actor that never started stay until the driver ends
-    for group in ray.util.placement_group_table():
-        ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
+    invalid = ConfigError("method: invalid")
+    assert stopped_by(invalid) is invalid
 
 
 @pytest.mark.parametrize(
