@@ -385,10 +385,11 @@ def _path(given: Any, error: Any) -> list[Any]:
 
 
 def unknown(place: str, key: Any, cls: type[BaseModel]) -> str:
-    """Return the error of a key that a section does not have. A section inside it may have it."""
-    inside = [f"{name}.{key}" for name in _keys(cls) if key in _keys_inside(cls, name)]
-    hint = f"Did you mean {' or '.join(map(repr, inside))}? Allowed: {_names(_keys(cls))}"
-    return f"{place}: unknown key {shown(key)}. {hint if inside else nearest(key, _keys(cls))}"
+    """Return the error for a key that `cls` does not have. It names the sections of `cls` that have this key."""
+    keys = _keys(cls)
+    inside = [f"{name}.{key}" for name in keys if key in _keys_inside(cls, name)]
+    hint = f"Did you mean {' or '.join(map(repr, inside))}? Allowed: {_names(keys)}" if inside else nearest(key, keys)
+    return f"{place}: unknown key {shown(key)}. {hint}"
 
 
 def _join(where: str, path: Iterable[Any]) -> str:
