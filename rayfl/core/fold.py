@@ -76,6 +76,9 @@ class Update:
     derived: dict[str, Params] = field(default_factory=dict)
     """Sums like `whole`, of values that follow from the updates as they are before `updates.transforms`: neither
     transformed nor counted as traffic. Without transforms the server could compute them."""
+    as_is: frozenset[str] = frozenset()
+    """Groups whose values one client's transforms change as they are. In others a change is the value divided by
+    `weight`, less the received tensor of the same name."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics by the names of `rayfl.metrics`; others are summed over clients. bytes_down, bytes_up and train_flops of
     a method replace the values that the worker counts."""
@@ -224,7 +227,9 @@ class Fold:
         if group not in self._groups:
             return self.state[group]
         so_far = copy.copy(self._groups[group])
+        # a mean overwrites both
         so_far.totals = {name: t.clone() for name, t in so_far.totals.items()}
+        so_far._covers = {name: t.clone() for name, t in so_far._covers.items()}
         return {name: mean for name, (mean, _) in so_far.mean().items()}
 
     def sum(self, group: str) -> Params:

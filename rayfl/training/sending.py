@@ -30,8 +30,9 @@ def transformed(
     """Apply the transforms and the protection to one client's update, in place. Return its size in bytes and, with
     error feedback, the new residual, which replaces `residual`.
 
-    `payload`: the tensors that the client received; `seed`: its seed for this round. Classifier rows that the client
-    does not own are not part of its change. Negative running variances are set to 0. With a clipping norm, the update
+    `payload`: the tensors that the client received; `seed`: its seed for this round. A change is the update divided by
+    its weight, less what was received; groups in `update.as_is` are changes themselves. Classifier rows that the
+    client does not own are not part of its change. Negative running variances are set to 0. With a clipping norm, the update
     becomes its change as sent, of at most this norm and of weight 1; its metric `within_norm` is 1 if the norm was
     smaller. With secure aggregation, `overflows` is the number of clamped elements.
     """
@@ -41,13 +42,13 @@ def transformed(
             "send low-rank products. Allowed: no transforms, or a method that averages factors"
         )
     generator = torch.Generator().manual_seed(seed)
-    weight = update.weight or 1.0
     groups = [*update.sums.items(), *update.whole.items()]
     answers = {f"{g}/{n}": (params, n, t) for g, params in groups for n, t in params.items()}
-    received = {f"{g}/{n}": t for g, params in payload.items() for n, t in params.items()}
+    received = {f"{g}/{n}": t for g, params in payload.items() if g not in update.as_is for n, t in params.items()}
+    weight = {f"{g}/{n}": 1.0 if g in update.as_is else update.weight or 1.0 for g, params in groups for n in params}
     rows = {f"params/{name}": (t > 0).float() for name, t in update.row_weights.items()}
     start = {key: received.get(key, torch.zeros_like(t)) * rows.get(key, 1.0) for key, (_, _, t) in answers.items()}
-    d = {key: t / weight - start[key] for key, (_, _, t) in answers.items()}
+    d = {key: t / weight[key] - start[key] for key, (_, _, t) in answers.items()}
     if not d:
         return 0.0, None
     wire, memory, wanted = Wire.of(d), None, {}
@@ -76,7 +77,7 @@ def transformed(
             params[name] = change[key]
             continue
         found = start[key] + change[key]
-        params[name] = (found.clamp_min(0.0) if name.endswith(VARIANCE) else found) * weight
+        params[name] = (found.clamp_min(0.0) if name.endswith(VARIANCE) else found) * weight[key]
     return size, residual
 
 

@@ -1,7 +1,8 @@
 """Transforms of client updates before they are sent, for every method: clipping, noise, compression.
 
 A transform maps the change d = y - x of a client's parameters, by group and name, to the change that is sent. It works
-on all tensors of an update together. Tensors that the client did not receive (masks, control variates) have x = 0.
+on all tensors of an update together. Tensors that are no new values of received ones (masks, changes of control
+variates) have x = 0.
 Transforms apply in the order of `updates.transforms`.
 
     clip            d / max(1, |d| / norm), |d| the L2 norm of all tensors (McMahan et al., ICLR 2018, arXiv 1710.06963)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import assert_same, client_data, message, run, simulate, tiny
 
+from rayfl import costs
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core import factors as lowrank
@@ -478,15 +479,23 @@ def test_the_gradient_round_of_fedsb_sends_directions(tmp_path):
 # Fed-SB
 
 
-def test_fedsb_starts_from_the_gradient_of_full_fine_tuning():
-    """One client, rank 8: s B M A is -lr times the best approximation of the gradient of W0 by rank 8."""
+@pytest.mark.parametrize("abandoned", [0, 2])
+def test_fedsb_starts_from_the_gradient_of_full_fine_tuning(abandoned):
+    """One client, rank 8: s B M A is -lr times the best approximation of the gradient of W0 by rank 8. Also after rounds
+    without updates."""
     method = bound("fedsb", (8,))
-    state, client, data = method.init(), Client(0, 1.0, 0), client_data(0, 1, 2, 3, 1, shape=(1, 8, 8))
+    state, client, data = method.init(), Client(0, 1.0, abandoned), client_data(0, 1, 2, 3, 1, shape=(1, 8, 8))
+    for round in range(abandoned):
+        state = method.step(state, round, Fold(state))
     selection = method.select(state, client)
     visit = Visit(client, selection, data, None, 5)
     fold = Fold(state)
-    fold.add(selection, method.local_update(method.extract(state, selection), visit))
-    new = method.step(state, 0, fold)
+    update = method.local_update(method.extract(state, selection), visit)
+    fold.add(selection, update)
+    new = method.step(state, abandoned, fold)
+    # the gradients by W0 [20, 20] of all targets, over 5 samples of 5 tokens
+    more = update.metrics["train_flops"] - costs.training_flops(selection.net, 5)
+    assert more == 2 * (5 * 5) * LAYERS * 20 * 20
 
     module = selection.net.build().train()
     load(module, state["params"])

@@ -1,6 +1,7 @@
 """Weights of stale updates, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,3 +72,11 @@ def test_a_mean_so_far_leaves_the_sums():
     assert fold.mean_so_far("params")["hidden0.bias"].tolist() == [4, 2]
     fold.add(LARGE, update(1.0, 1.0))
     assert fold.mean("params")["hidden0.bias"].tolist() == [2.5, 1]
+
+
+def test_a_mean_so_far_leaves_the_weights_of_rows():
+    fold, ones = Fold(filled(2.0)), {"hidden0.bias": torch.ones(2)}
+    fold.add(LARGE, replace(update(4.0, 1.0), row_weights=ones))
+    fold.add(LARGE, update(1.0, 1.0))
+    assert fold.mean_so_far("params")["hidden0.bias"].tolist() == [2.5, 2.5]
+    assert fold.mean("params")["hidden0.bias"].tolist() == [2.5, 2.5]

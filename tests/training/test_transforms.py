@@ -13,6 +13,7 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Mask, random_subset, rolling
 from rayfl.core.tensors import nbytes
+from rayfl.testing.networks import MIX
 from rayfl.testing.tiny import model_of
 from rayfl.training.sending import RESIDUAL, transformed
 from rayfl.training.transforms import (
@@ -45,6 +46,31 @@ def changed(transforms, sent, answered, weight=2.0, rows=None):
 def test_clip_bounds_the_change():
     assert changed([Clip(norm=5.0)], [1.0, 1.0], [7.0, 9.0]) == ([4.0, 5.0], 8)  # a change of (6, 8), norm 10
     assert changed([Clip(norm=50.0)], [1.0, 1.0], [7.0, 9.0]) == ([7.0, 9.0], 8)
+
+
+def test_groups_that_are_changes_themselves():
+    """Of the weight 2 and what was received under the same name, nothing is seen in them."""
+    update = Update({"variate": {"w": torch.tensor([6.0, 8.0])}}, 2.0, as_is=frozenset({"variate"}))
+    transformed([Clip(norm=5.0)], {"variate": {"w": torch.tensor([1.0, 1.0])}}, update, 0, NOTHING)
+    assert update.sums["variate"]["w"].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "group", "expected"),
+    [
+        ("scaffold", "digits_cnn", "variate", 0),
+        ("fedgen", MIX, "labels", 0),
+        # of 4 classes, mean probabilities: their sums and counts get smaller alike
+        ("feddistill", "digits_cnn", "outputs", 4),
+    ],
+)
+def test_what_is_no_new_value_after_tiny_changes(method, model, group, expected, tmp_path):
+    """Three rounds with a clipping norm of almost 0."""
+    clip = {"transforms": [{"name": "clip", "norm": 1e-7}]}
+    experiment = tiny(rounds=3, model=model, method={"name": method, "weight": "samples"}, updates=clip)
+    simulation = simulate(experiment, tmp_path)
+    run(simulation)
+    assert float(sum(t.abs().sum() for t in simulation.state[group].values())) == pytest.approx(expected, abs=1e-5)
 
 
 def test_topk_keeps_the_largest_changes_and_counts_them():

@@ -69,7 +69,9 @@ class FedDistill(Keeping):
         means, counts = means_by_class(seen[:, :-1], seen[:, -1])
         weights = {j: n if self.weight == "samples" else torch.ones(()) for j, n in counts.items()}
         whole = {OUTPUTS: {j: mean * weights[j] for j, mean in means.items()}, COUNTS: weights}
-        return self.kept(network, whole, visit, metrics)
+        update = self.kept(network, whole, visit, metrics)
+        update.as_is = frozenset({OUTPUTS, COUNTS})
+        return update
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         if not (sums := fold.sum(OUTPUTS)):

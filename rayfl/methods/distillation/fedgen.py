@@ -154,7 +154,9 @@ class FedGen(Teaching, GlobalHead):
         if generator:
             metrics["train_flops"] = costs.training_flops(net, int(metrics["train_samples"]))
             metrics["train_flops"] += metrics["train_samples"] * self.flops(head, 2, 6)
-        return self.kept(network, whole, visit, metrics)
+        update = self.kept(network, whole, visit, metrics)
+        update.as_is = frozenset({LABELS})
+        return update
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         new = {**state, HEAD: fold.mean(HEAD)}

@@ -10,7 +10,7 @@ Symbols: as in `base`; a layer is W0 x + s B M A x, with M [r, r].
     M  <-  sum_k w_k M_k;   P* = s B M A, exactly, if all ranks are equal
     down and up    r_k^2 per layer, independent of in and out
 
-`start: gradient`: round 0 trains nothing. Every client of the cohort sends G_k, the mean gradient of its loss by W0
+`start: gradient`: the first round with updates trains nothing. Every client of the cohort sends G_k, the mean gradient of its loss by W0
 over the batches of a round, truncated to its first R singular directions; with U S V^T the singular value decomposition
 of sum_k w_k G_k the server sets
 
@@ -34,14 +34,20 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from rayfl import costs
 from rayfl.core import factors as lowrank
 from rayfl.core.fold import Factors, Fold, State, Update
 from rayfl.core.net import Net, cached_module, load
 from rayfl.core.seeds import stream, torch_generator, torch_scope
+from rayfl.core.submodel import Selection
 from rayfl.core.tensors import nbytes
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, Part, adapters
+from rayfl.methods.lowrank.base import LowRank, Part, adapters, part_of
+
+START = "start"
+"""Group of the state and the payload with the round of the gradients, or `NEVER`."""
+NEVER = -1
 
 
 class FedSB(LowRank):
@@ -61,24 +67,31 @@ class FedSB(LowRank):
             a, b = f"{path}.lora.A", f"{path}.lora.B"
             params[a] = torch.linalg.qr(params[a].T).Q.T.contiguous()
             params[b] = torch.linalg.qr(params[b]).Q
-        return {"params": params}
+        start = {START: {"round": torch.tensor(NEVER)}} if self.start == "gradient" else {}
+        return {"params": params} | start
+
+    def extract(self, state: State, selection: Selection) -> Payload:
+        payload = super().extract(state, selection)
+        return {**payload, START: state[START]} if START in state else payload
 
     def trains(self, round: int) -> tuple[Part, ...]:
         return ("M",)
 
-    def changed(self, round: int) -> tuple[Part, ...]:
-        return ("A", "B", "M") if self._is_gradient_round(round - 1) else ("M",)
-
-    def _is_gradient_round(self, round: int) -> bool:
-        """Return whether clients send gradients in the round instead of training."""
-        return round == 0 and self.start == "gradient"
+    def down(self, payload: Payload, round: int) -> int:
+        """Return the bytes sent to a client: M, and in the round after that of the gradients A and B."""
+        sent = super().down(payload, round)
+        if START in payload and int(payload[START]["round"]) == round - 1 != NEVER:
+            sent += nbytes({name: t for name, t in payload["params"].items() if part_of(name) in ("A", "B")})
+        return sent
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        if not self._is_gradient_round(visit.round):
+        if START not in payload or int(payload[START]["round"]) != NEVER:
             return super().local_update(payload, visit)
         module = cached_module(visit.net, visit.data.device)
         load(module, payload["params"])
         gradients, metrics = self.gradients(module, visit)
+        samples, targets = int(metrics["train_samples"]), sum(visit.net.layer_macs[path] for path in self.layers)
+        metrics["train_flops"] = costs.training_flops(visit.net, samples) + 2 * targets * samples
         weight, products = self.weight_of(visit.data), {}
         for path, gradient in gradients.items():
             u, s, vt = lowrank.svd(gradient, None).truncated(self.rank)
@@ -112,6 +125,7 @@ class FedSB(LowRank):
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params = dict(fold.mean("params"))
+        start = {START: {"round": torch.tensor(round)}} if fold.products else {}
         for path, mean in self.mean_products(fold).items():
             a, b, m = (f"{path}.lora.{part}" for part in "ABM")
             found = lowrank.svd(mean.left, mean.right)
@@ -121,4 +135,4 @@ class FedSB(LowRank):
             params[b] = torch.cat([u, params[b][:, rank:]], 1)
             first = torch.cat([s, s.new_zeros(self.rank - rank)])
             params[m] = torch.diag(first * (-self.task.training.lr_at(0) / self.scale(self.rank)))
-        return {"params": params}
+        return {**state, **start, "params": params}

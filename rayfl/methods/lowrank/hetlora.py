@@ -18,7 +18,8 @@ Departures:
    reproduced here.
 3. Only the client knows its pruned rank. It receives the components of its capacity, sets those above its rank to 0 and
    trains the rest. Traffic is counted at the pruned rank.
-4. Clients with zero products get equal weights. The head has the weights p_k too. Components without a holder in the
+4. With `updates.transforms` traffic up is that of all components of the capacity.
+5. Clients with zero products get equal weights. The head has the weights p_k too. Components without a holder in the
    cohort become 0, as in the formula.
 """
 

@@ -22,6 +22,8 @@ Departures:
 3. The paper freezes the random head: `model.head: frozen`. A trained head has the rate of the round.
 4. A trained head is sent up whole.
 5. If rounds are counted in steps, probing takes the same number of steps in place of one epoch.
+6. With `updates.transforms` the bytes up are those of the whole trained factor.
+7. If round 0 has no updates (`system:`), round 1 trains A while B is 0, so that A has no gradient.
 """
 
 from collections.abc import Mapping

@@ -16,6 +16,7 @@ Departures:
 2. The factor trained in the previous round is counted as sent down, as in the paper. A client that missed a round also
    receives the other factor; these bytes are not counted.
 3. A trained head is trained in all rounds.
+4. If round 0 has no updates (`system:`), round 1 trains A while B is 0, so that A has no gradient.
 """
 
 from typing import ClassVar, Literal

@@ -36,6 +36,7 @@ Departures:
 5. All clients have the server's network and equal weights.
 6. The code resets the prior in every round. The paper keeps it for about N / K rounds if few clients take part.
 7. A client's forward passes cost the multiply-adds of its last mask, layer by layer (SpaFL's count), also in training.
+8. With `updates.transforms` masks are not coded: the bytes up are those of float32 after the transforms.
 """
 
 import functools

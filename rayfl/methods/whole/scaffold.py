@@ -84,6 +84,7 @@ class Scaffold(Dense):
         update = self.answer(params_of(module), {"params": payload["params"]}, visit, metrics)
         if steps:
             update.sums["variate"] = {name: mean[name].cpu() - t for name, t in part.items()}
+            update.as_is = frozenset({"variate"})
             variate = {name: t.clone() for name, t in variate.items()}
             visit.selection.put(update.sums["variate"], variate)
             update.client_states[visit.client.id] = {"variate": variate}
