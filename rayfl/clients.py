@@ -24,7 +24,7 @@ class Population(Config):
     """Clients in the population; at most 10**8, because a partition needs an index of all of them."""
     cohort: int = Field(default=10, ge=1, le=MOST_CLIENTS)
     """Clients per round; the expected number with participation: poisson."""
-    participation: Literal["fixed", "poisson"] = Field(default="fixed", exclude_if=lambda kind: kind == "fixed")
+    participation: Literal["fixed", "poisson"] = "fixed"
     """Draw of a cohort. fixed: `cohort` clients, uniformly without replacement. poisson: every client independently,
     with probability cohort / count."""
     capacities: tuple[float, ...] | str = (1.0,)

@@ -25,7 +25,8 @@ class Listener(Named, ABC):
 
     def on_start(self, config: dict[str, Any], folder: Path | None, round: int) -> None:
         """Handle the start of the run, or its resumption after `round` rounds. `config`: the experiment as plain data.
-        Trials of a sweep have no folder, because another process writes their lines."""
+        Trials of a sweep have no folder, because another process writes their lines; their `config` contains the id of
+        the trial as `trial`."""
 
     def on_past(self, lines: Sequence[Line]) -> bool | str | None:
         """Handle the earlier rounds of a run resumed in its folder, after `on_start`. Return True, or the reason, if
@@ -39,4 +40,5 @@ class Listener(Named, ABC):
         """Handle a message for the user."""
 
     def on_end(self, status: str) -> None:
-        """Handle the end of the run; `status` is finished, failed or stopped."""
+        """Handle the end of the run; `status` is finished, failed or stopped. Trials of a sweep that a scheduler pauses
+        stop, and start again."""

@@ -1,5 +1,6 @@
 """Early stopping, also available as `run.patience`."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -45,6 +46,8 @@ class EarlyStopping(Listener):
         if self.metric not in line:
             return None
         value = -line[self.metric] if self.mode == "min" else line[self.metric]
+        if math.isnan(value):
+            value = -math.inf
         if self._best is None or value > self._best:
             self._best, self._worse = value, 0
         else:

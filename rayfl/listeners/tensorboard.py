@@ -37,8 +37,8 @@ class TensorBoard(Listener):
                 "listeners: tensorboard.folder: a value is required in a sweep. Allowed: a folder, relative to that of "
                 "the trial"
             )
-        # remove events of repeated rounds
-        self._writer = SummaryWriter(str(place), purge_step=round + 1 if round else None)
+        # events of repeated rounds are removed
+        self._writer = SummaryWriter(str(place), purge_step=round + 1)
 
     def on_round(self, line: Line) -> None:
         for key, value in numbers(line).items():

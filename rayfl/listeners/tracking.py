@@ -19,7 +19,7 @@ def require(library: str, extra: str) -> None:
 
 def name_of(config: Mapping[str, Any], folder: Path | None) -> str:
     """Return the name of the run's folder. For trials of a sweep, which have none, return method, seed and 8 characters
-    of a digest of the configuration."""
+    of a digest of the configuration and the trial's id."""
     if folder is not None:
         return folder.name
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -1,6 +1,7 @@
 """Comparison of rows at equal cost: equal traffic, equal work of the clients, or equal simulated time.
 
-The cost of a round differs between methods, e.g. networks or logits are sent. Each budget is the total cost of a row.
+The cost of a round differs between methods, e.g. networks or logits are sent. Each budget is the total cost of a row,
+that of its most expensive seed, so that all its seeds end within it.
 A row's result at a budget is its last evaluation within it.
 """
 
@@ -14,7 +15,7 @@ from rayfl.metrics import EVALUATED, Line, named
 from rayfl.results.cells import as_csv, human_bytes, human_flops, human_time, percent, plain
 from rayfl.results.folder import RunFolder
 from rayfl.results.rows import Record, by_label, facts_of, judge_of, titles_of, values_of
-from rayfl.results.tables import Table
+from rayfl.results.tables import Table, missing
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,9 @@ def reached(runs: Iterable[Sequence[Line]], cost: Cost, budget: float, metrics: 
 
 
 def budgets(curves: Iterable[Sequence[Sequence[Line]]], cost: Cost) -> list[float]:
-    """Return smallest, median and largest total cost of rows with a cost (means over runs); [] if within 1 %."""
-    totals = sorted(
-        statistics.fmean(with_spent(lines, cost)[-1][cost.unit] for lines in runs) for runs in curves if runs
-    )
+    """Return smallest, median and largest total cost of rows with a cost (the largest of a row's runs); [] if within
+    1 %."""
+    totals = sorted(max(with_spent(lines, cost)[-1][cost.unit] for lines in runs) for runs in curves if runs)
     totals = [total for total in totals if total]
     if not totals or totals[-1] - totals[0] < 0.01 * totals[-1]:
         return []
@@ -129,8 +129,11 @@ def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
         for row, runs in zip(rows, curves.values(), strict=True):
             found = reached(runs, cost, budget, metrics)
             row += [cell(values) for values in found.values.values()]
-            row.append(f"{statistics.fmean(found.rounds):.3g}" if found.rounds else "–")
-    note = f"At equal {cost.title}: results of the last evaluation within a budget. Budgets are total costs of rows."
+            row.append(f"{statistics.fmean(found.rounds):.3g}{missing(found.rounds, runs)}" if found.rounds else "–")
+    note = (
+        f"At equal {cost.title}: results of the last evaluation within a budget. Budgets are total costs of rows "
+        "(of the most expensive seed)."
+    )
     if cost is TRAFFIC and any(values_of(records, "bytes_public")):
         note += " Traffic is without public samples, which some methods need on clients (results.md)."
     return Table(header, rows, notes=[note])

@@ -107,7 +107,7 @@ class RunFolder(Config):
         )
         run.path.mkdir(parents=True, exist_ok=True)
         files.write_json(run.path / "config.json", config)
-        run._save()
+        run.save()
         return run
 
     @staticmethod
@@ -198,14 +198,18 @@ class RunFolder(Config):
         self.made += () if here() in self.made else (here(),)
         self.status, self.error = "running", None
         self.counted = time.monotonic()
-        self._save()
+        self.save()
+
+    def save(self) -> None:
+        """Write run.json."""
+        files.write_json(self.path / "run.json", self.model_dump(mode="json"))
 
     def count_time(self) -> None:
         """Add the time since the last call to `seconds`, so that a killed process loses little of it."""
         if self.counted is not None:
             now = time.monotonic()
             self.seconds, self.counted = self.seconds + now - self.counted, now
-            self._save()
+            self.save()
 
     def finish(self, status: Status, error: str | None = None) -> None:
         """Write pending lines, the result of a run, and the final status, in this order."""
@@ -215,7 +219,7 @@ class RunFolder(Config):
             files.write_json(self.path / "result.json", self._summary())
         self.count_time()
         self.status, self.error, self.counted = status, error, None
-        self._save()
+        self.save()
 
     def save_clients(self, scores: np.ndarray) -> None:
         """Write clients.npy: every client's first score on its own test split at the last evaluation."""
@@ -244,9 +248,6 @@ class RunFolder(Config):
 
     def _summary(self) -> dict[str, Any]:
         return {"method": self.label, "seed": self.seed} | summary(self.rounds(), self.facts, self.costs)
-
-    def _save(self) -> None:
-        files.write_json(self.path / "run.json", self.model_dump(mode="json"))
 
 
 class _Result(Config):

@@ -15,6 +15,7 @@ from pydantic import Field
 from rayfl.config import Config, ConfigError
 from rayfl.results.cells import percent
 from rayfl.results.rows import Record, by_label, facts_of, titles_of
+from rayfl.results.spread import deviation
 from rayfl.results.summary import AMOUNTS, amounts
 from rayfl.results.tables import Table
 
@@ -89,8 +90,8 @@ def _shares(ours: Sequence[float], theirs: float, spread: float) -> list[str]:
         return [*cells, "–", "–"]
     values = [100 * value for value in ours]
     difference = statistics.fmean(values) - theirs
-    deviation = math.hypot(statistics.stdev(values) if len(values) > 1 else 0.0, spread)
-    return [*cells, f"{difference:+.2f}", f"{difference / deviation:+.1f}" if deviation else "–"]
+    total = math.hypot(deviation(values) if len(values) > 1 else 0.0, spread)
+    return [*cells, f"{difference:+.2f}", f"{difference / total:+.1f}" if total else "–"]
 
 
 def _amounts(ours: Sequence[float], theirs: float) -> list[str]:

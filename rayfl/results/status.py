@@ -19,7 +19,8 @@ def trials(running: Sequence[RunStatus]) -> dict[str, dict[str, int]]:
         counts = Counter({"running": len(mine)})
         if mine[0].about.trials > 1 and Path(study).is_dir():
             counts = Counter(run.status for run in runs(study) if run.kind == "run")
-        if left := mine[0].about.trials - counts.total():
+        # trials of wider grids are not planned
+        if (left := mine[0].about.trials - counts.total()) > 0:
             counts["to come"] = left
         found[study] = dict(counts)
     return found

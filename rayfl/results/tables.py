@@ -229,7 +229,7 @@ def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mappi
     return Table(header, rows, marks, below, "results.csv")
 
 
-def missing(numbers: Sequence[float], runs: Sequence[Record]) -> str:
+def missing(numbers: Sequence[float], runs: Sequence[object]) -> str:
     """Return " (2 of 3)" if only some runs have a number, such as the time to a target."""
     return f" ({len(numbers)} of {len(runs)})" if 0 < len(numbers) < len(runs) else ""
 

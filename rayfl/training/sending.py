@@ -32,9 +32,9 @@ def transformed(
 
     `payload`: the tensors that the client received; `seed`: its seed for this round. A change is the update divided by
     its weight, less what was received; groups in `update.as_is` are changes themselves. Classifier rows that the
-    client does not own are not part of its change. Negative running variances are set to 0. With a clipping norm, the update
-    becomes its change as sent, of at most this norm and of weight 1; its metric `within_norm` is 1 if the norm was
-    smaller. With secure aggregation, `overflows` is the number of clamped elements.
+    client does not own are not part of its change. Negative running variances are set to 0. With a clipping norm, the
+    update becomes its change as sent, of at most this norm and of weight 1; its metric `within_norm` is 1 if the norm
+    was smaller. With secure aggregation, `overflows` is the number of clamped elements.
     """
     if update.products:
         raise ConfigError(

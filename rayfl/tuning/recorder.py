@@ -57,6 +57,9 @@ class Recorder(tune.Callback):
         """Show the trials that finished before this process started, and pass them to `follow`."""
         for record in runs(self.run.path):
             if record.sweep == self.run.id and record.status == "finished":
+                if (title := self.sweep.titles.get(record.label, "")) != record.title:
+                    record.title = title
+                    record.save()
                 trial_id = trial_id_of(record.path)
                 self._show(trial_id, record)
                 self.progress.done(trial_id, "finished")
@@ -95,6 +98,7 @@ class Recorder(tune.Callback):
             record.save_clients(scores)
         if ended:
             record.tags[ENDED] = f"by a listener after round {ended}"
+            self.progress.note(f"{self._what(trial)}: ended {record.tags[ENDED]}")
         for line in lines:
             self.progress.update(trial.trial_id, line["round"], line)
             if "refusals" in line:
@@ -134,6 +138,7 @@ class Recorder(tune.Callback):
         if RunFolder.exists(path):
             record = RunFolder.open(path)
             record.tags.pop(ENDED, None)
+            record.title = self.sweep.titles.get(row, "")
             record.resume()
         else:
             experiment = self.sweep.experiment(row, point, seed)

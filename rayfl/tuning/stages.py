@@ -10,6 +10,7 @@ import logging
 import shutil
 import signal
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
-from threading import Timer
 from typing import Any
 
 import cloudpickle
@@ -190,7 +190,7 @@ class _Stages:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
             tuner = self._tuner(place, space, config)
-        waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
+        waiting = threading.Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():
             try:
                 waiting.start()
@@ -287,8 +287,12 @@ def _interrupts() -> Iterator[Callable[[], bytes]]:
     """Yield a function that returns the signals received so far. Tune handles a Ctrl-C itself, and its `fit` then
     returns normally; a SIGTERM is handled like a Ctrl-C.
 
-    Tune replaces any handler, but Python also writes the number of a signal to a descriptor.
+    Tune replaces any handler, but Python also writes the number of a signal to a descriptor. Outside the main thread
+    there are no signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield bytes
+        return
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)

@@ -28,6 +28,7 @@ from rayfl.engine.plugins import install
 from rayfl.experiment import Experiment, Resources
 from rayfl.listeners import tell
 from rayfl.metrics import EVALUATED, Line
+from rayfl.results.folder import Status
 from rayfl.tuning.search import called, folder_name, trial_of
 from rayfl.tuning.sweep import Sweep
 
@@ -73,9 +74,11 @@ class FederatedTrial(tune.Trainable):
         self.sweep: Sweep = pickle.loads(shared.sweep)
         self.arrays, self.study, self.is_shared = shared.arrays, shared.study, shared.is_shared
         self.folder = Temporary()
+        self.experiment, self.listeners = None, ()
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._leave("stopped")
         self.experiment, self.round = None, 0
         if self.is_shared:
             assert self._storage is not None
@@ -107,7 +110,7 @@ class FederatedTrial(tune.Trainable):
         if not self.started:
             self.started = True
             for listener in self.listeners:
-                listener.on_start(experiment.plain(), None, self.round)
+                listener.on_start(experiment.plain() | {"trial": self.trial_id}, None, self.round)
         lines: list[Line] = []
         # schedulers and searchers need their metric in every result
         while not lines or not self.sweep.search.is_fair and EVALUATED not in lines[-1]:
@@ -123,8 +126,7 @@ class FederatedTrial(tune.Trainable):
         result["done"] = ENDED in result or self.round >= experiment.rounds
         if result["done"]:
             result["client_scores"] = ray.get(self.server.client_scores.remote())
-            for listener in self.listeners:
-                listener.on_end("finished")
+            self._leave("finished")
         if experiment.run.checkpoint == BEST and EVALUATED in lines[-1]:
             self._keep_if_best(experiment, lines[-1])
         if time.monotonic() - self.saved > experiment.run.checkpoint_seconds:
@@ -163,7 +165,15 @@ class FederatedTrial(tune.Trainable):
                 super().restore(type(result)(tune.Checkpoint(folder, named.filesystem), result.metrics))
                 return
 
+    def _leave(self, status: Status) -> None:
+        """Tell the listeners of a trial that has started that it ends."""
+        if self.experiment is not None and self.started:
+            for listener in self.listeners:
+                listener.on_end(status)
+        self.listeners = ()
+
     def cleanup(self) -> None:
+        self._leave("stopped")
         with suppress(RayError):
             ray.get(self.server.close.remote())
         self.folder.remove()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -66,6 +67,8 @@ def test_trials_are_counted_in_the_sweeps_folder(tmp_path):
         if ended:
             record.finish(ended)
     assert trials([run]) == {str(tmp_path): {"finished": 1, "failed": 1, "running": 1, "to come": 1}}
+    wider = replace(run, about=replace(run.about, trials=2))
+    assert trials([wider]) == {str(tmp_path): {"finished": 1, "failed": 1, "running": 1}}
     elsewhere = RunStatus(About("heterofl", "/not/here", 4), 0, 10, None, [], 0, 1, 0)
     assert trials([elsewhere]) == {"/not/here": {"running": 1, "to come": 3}}
 

@@ -481,8 +481,8 @@ def test_the_gradient_round_of_fedsb_sends_directions(tmp_path):
 
 @pytest.mark.parametrize("abandoned", [0, 2])
 def test_fedsb_starts_from_the_gradient_of_full_fine_tuning(abandoned):
-    """One client, rank 8: s B M A is -lr times the best approximation of the gradient of W0 by rank 8. Also after rounds
-    without updates."""
+    """One client, rank 8: s B M A is -lr times the best approximation of the gradient of W0 by rank 8. Also after
+    rounds without updates."""
     method = bound("fedsb", (8,))
     state, client, data = method.init(), Client(0, 1.0, abandoned), client_data(0, 1, 2, 3, 1, shape=(1, 8, 8))
     for round in range(abandoned):

@@ -42,6 +42,14 @@ def test_budgets_are_total_costs_of_rows():
     assert budgets([silent, dear], TRAFFIC) == []
 
 
+def test_all_seeds_of_a_row_end_within_its_budget():
+    """Two seeds cost 250 and 500 bytes, and the other row 2 kB."""
+    unequal = [lines(115, 1e12, 0.1, 0.2), lines(240, 1e12, 0.3, 0.4)]
+    own, _ = budgets([unequal, [lines(990, 1e12, 0.1, 0.2)]], TRAFFIC)
+    assert own == pytest.approx(4e-6)
+    assert reached(unequal, TRAFFIC, own, ["accuracy_server"]).values == {"accuracy_server": [0.2, 0.4]}
+
+
 def test_the_table_of_equal_traffic(tmp_path):
     """A row a method at every budget; a dash where it was not evaluated by then."""
     cheap = folder(tmp_path / "cheap", "cheap", judged_lines(115, 0.1, 0.2))

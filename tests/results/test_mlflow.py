@@ -123,11 +123,14 @@ def test_a_rerun_of_rounds_after_a_resume_is_not_sent_twice(mlflow, tmp_path):
     run.append([line | {"seconds": 9.0} for line in lines(5, 6)])
     assert again(mlflow).sync(run)
     assert stored(mlflow)[0].info.status == "RUNNING"
+    assert "error" not in stored(mlflow)[0].data.tags
     run.append(lines(7, 8))
+    run.title, run.facts = "HeteroFL", run.facts.model_copy(update={"rounds": 8})
     run.finish("finished")
     assert again(mlflow).sync(run)
     (found,) = stored(mlflow)
-    assert found.info.status == "FINISHED"
+    assert (found.info.status, found.info.run_name, found.data.tags["title"]) == ("FINISHED", "HeteroFL", "HeteroFL")
+    assert read(mlflow)[0]["facts"]["rounds"] == 8 and read(mlflow)[0]["error"] is None
     assert history(mlflow, found) == [(r, r / 100) for r in range(1, 9)]
 
 

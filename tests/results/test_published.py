@@ -45,6 +45,12 @@ def test_the_difference_by_hand():
     ]
 
 
+def test_a_score_that_is_not_finite():
+    single = Published(source="Table 9", numbers={"accuracy_server": {"a": 50.0}})
+    found = table(single, [record("a", 0, accuracy_server=0.5), record("a", 1, accuracy_server=math.nan)])
+    assert found.rows == [["a", "50.00", "nan ± nan", "+nan", "+nan", "2", "7"]]
+
+
 def test_rows_that_did_not_run_are_left_out():
     single = Published(source="Table 9", numbers={"accuracy_server": {"a": 1.0, "b": 2.0}})
     found = table(single, [record("b", 0)])

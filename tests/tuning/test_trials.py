@@ -2,6 +2,7 @@
 
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,9 +120,12 @@ def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
 def test_a_scheduler_by_name_stops_trials_early(swept, tmp_path):
     space = {"training.lr": {"grid": [1e-6, 1e-5, 0.05, 0.1]}}
     options = {"grace_period": 3, "reduction_factor": 2}
-    plan, best, trials, _ = swept(write(tmp_path, space=space, scheduler="asha", options=options))
+    listening = {"listeners": [{"name": f"{__name__}:Stopping", "after": ROUNDS + 1, "file": "told"}]}
+    path = write(tmp_path, experiment=listening, space=space, scheduler="asha", options=options)
+    plan, best, trials, _ = swept(path)
     assert len(trials) == 4
     assert {trial.status for trial in trials} <= {"finished", "stopped"}
+    assert all((trial.path / "told").read_text().splitlines() == ["start 0 0", trial.status] for trial in trials)
     finished = [trial for trial in trials if trial.status == "finished"]
     assert finished and all(is_serial(plan, trial, tmp_path) for trial in finished)
     assert [record["rounds"] for record in best] == [ROUNDS]
@@ -164,12 +168,13 @@ class Stopping(Listener):
 def test_a_listener_ends_a_trial(swept, tmp_path):
     """A relative path of the listener's is in the trial's folder."""
     listeners = [{"name": f"{__name__}:Stopping", "after": 6, "file": "told"}]
-    _, best, [trial], _ = swept(write(tmp_path, experiment={"listeners": listeners}))
+    _, best, [trial], progress = swept(write(tmp_path, experiment={"listeners": listeners}))
     assert (trial.status, trial.tags["ended"]) == ("finished", "by a listener after round 6")
     assert [line["round"] for line in trial.rounds()] == list(range(1, 7))
     assert [record["rounds"] for record in best] == [6]
     assert len(trial.client_scores) == 6
     assert (trial.path / "told").read_text().splitlines() == ["start 0 0", "finished"]
+    assert "heterofl (seed 0): ended by a listener after round 6" in progress.printed
 
 
 class Failing(Dense):
@@ -251,6 +256,18 @@ def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(swept, tmp_p
     plan, best, trials, _ = swept(path)
     assert {trial.id for trial in trials} == {bad.id, good.id} and len(best) == 2
     assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
+
+
+@pytest.mark.slow
+def test_a_sweep_outside_the_main_thread_and_a_corrected_title(swept, tmp_path):
+    def titled(title):
+        return write(tmp_path, {"row": {"method": "heterofl", "title": title}}, {"rounds": 3})
+
+    with ThreadPoolExecutor(1) as pool:
+        _, best, [trial], _ = pool.submit(swept, titled("Hetero")).result()
+    assert (trial.status, trial.title, [record["title"] for record in best]) == ("finished", "Hetero", ["Hetero"])
+    _, best, [again], _ = swept(titled("HeteroFL"))
+    assert (again.id, again.title, [record["title"] for record in best]) == (trial.id, "HeteroFL", ["HeteroFL"])
 
 
 @pytest.mark.slow

@@ -352,9 +352,10 @@ def test_the_point_of_a_configuration(tmp_path):
         "method": {"grid": ["heterofl", "fedrolex"]},
         "training.lr": {"uniform": [0.1, 0.2]},
         "clients.capacities": {"choice": [[0.3, 0.2], [0.3, 0.1]]},
+        "clients.participation": {"grid": ["fixed", "poisson"]},
     }
     plan = load_sweep(write(tmp_path, {"any": {}}, space=space, trials=2))
-    assert len(plan.points["any"]) == 4
+    assert len(plan.points["any"]) == 8
     for point in plan.points["any"]:
         assert plan.point("any", plan.experiment("any", point, 0).plain()) == point
 

@@ -151,7 +151,7 @@ class Copy:
         if run.status != "running":
             self._send_files(run, run_id, sent)
         if sent.status != run.status:
-            self._send_end(run, run_id, experiment)
+            self._send_end(run, run_id, experiment, sent)
             sent.status = run.status
             sent.save(run.path)
 
@@ -168,6 +168,16 @@ class Copy:
         return self._ids[rayfl_id]
 
     def _describe(self, run: RunFolder, run_id: str, experiment: str) -> None:
+        self._log_texts(run_id, _name(run), self._tags(run, experiment), flatten(run.config))
+        if run.kind != "sweep":
+            self._log_data(run_id, data_used(run.config))
+        where = self.experiment(experiment)
+        question = "" if run.sweep else run.config.get("question")
+        if question and NOTE not in self.store.call("get_experiment", where).tags:
+            self.store.call("set_experiment_tag", where, NOTE, question)
+
+    def _tags(self, run: RunFolder, experiment: str) -> dict[str, str]:
+        """Return the tags that describe a run; a resumption may change them."""
         tags = run.tags | {"label": run.label, "title": run.title or run.label, "rayfl.kind": run.kind}
         tags |= _source(run.made)
         tags |= _long(FACTS, run.facts.model_dump_json())
@@ -176,13 +186,7 @@ class Copy:
             tags |= {"rayfl.sweep": run.sweep, "mlflow.parentRunId": self.id_of(run.sweep, experiment)}
         elif run.kind != "sweep":
             tags[NOTE] = reproduced(run.made)
-        self._log_texts(run_id, _name(run), tags, flatten(run.config))
-        if run.kind != "sweep":
-            self._log_data(run_id, data_used(run.config))
-        where = self.experiment(experiment)
-        question = "" if run.sweep else run.config.get("question")
-        if question and NOTE not in self.store.call("get_experiment", where).tags:
-            self.store.call("set_experiment_tag", where, NOTE, question)
+        return tags
 
     def _send_rounds(self, run: RunFolder, run_id: str, sent: Sent) -> None:
         if values := [value for value in history(run) if value[-1] > sent.round]:
@@ -190,14 +194,20 @@ class Copy:
             sent.round = values[-1][-1]
             sent.save(run.path)
 
-    def _send_end(self, run: RunFolder, run_id: str, experiment: str) -> None:
+    def _send_end(self, run: RunFolder, run_id: str, experiment: str, sent: Sent) -> None:
+        # the error of an earlier end
+        if sent.status == "failed" and "error" in self.store.call("get_run", run_id).data.tags:
+            self.store.call("delete_tag", run_id, "error")
         if run.status == "running":
             self.store.call("update_run", run_id, status="RUNNING")
             return
+        tags = self._tags(run, experiment)
         if run.result:
-            self._tag(run_id, _long(RESULT, json.dumps(run.result)))
+            tags |= _long(RESULT, json.dumps(run.result))
         if run.error is not None:
-            self._tag(run_id, {"error": run.error})
+            tags["error"] = run.error
+        self.store.call("update_run", run_id, name=_name(run))
+        self._tag(run_id, tags)
         # parameters of rows cannot change, and of two values at a step MLflow shows the larger one
         if run.kind == "sweep" and run.status == "finished":
             self._send_study(Study.of(run), run_id, experiment)
