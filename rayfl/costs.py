@@ -53,6 +53,15 @@ def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None
     return (3 * 2 * macs(net, densities or {}) - 2 * frozen) * samples
 
 
+def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
+    """Return the FLOPs of training only these parameters: a forward pass, and a backward pass to the first of their
+    layers, with gradients of the weights of their layers only. 2 FLOPs per multiply-add."""
+    trained, macs = {name.rpartition(".")[0] for name in names}, net.layer_macs
+    first = next((i for i, path in enumerate(macs) if path in trained), 0)
+    after = sum(list(macs.values())[first:])
+    return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if path in trained)) * samples
+
+
 @functools.lru_cache(maxsize=1024)
 def _frozen(net: Net) -> frozenset[str]:
     """Return the paths of the layers whose weight is not a parameter. One that is tied to another is."""

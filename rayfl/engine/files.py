@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rayfl.config import ConfigError
-from rayfl.core.modes import as_new
+from rayfl.core.permissions import as_new
 from rayfl.core.tensors import Tensors, leaves, nest
 
 PARTIAL = ".partial-"

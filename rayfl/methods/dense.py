@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rayfl.core.fold import ClientState, State, Update
+from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.norms import tracked
 from rayfl.core.submodel import Selection, Slice, prefix
@@ -120,3 +121,14 @@ class Dense(Method):
         """Return the network of a capacity, with the Scaler if it is set."""
         net = self.task.nets[capacity]
         return replace(net, scale=net.width / self.task.server.width) if self.scaler else net
+
+
+def pull(towards: Params, strength: float) -> Callable[[nn.Module], None]:
+    """Return a hook for `fit` that adds strength * (parameter - towards) to gradients. `towards` is on their device."""
+
+    def add(module: nn.Module) -> None:
+        for name, parameter in parameters_of(module).items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - towards[name], alpha=strength)
+
+    return add

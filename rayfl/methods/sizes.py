@@ -8,11 +8,12 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from rayfl import costs
@@ -34,6 +35,17 @@ def same(task: Task, size: Size) -> Mapping[float, Net]:
         return task.nets
     capacity = (max if size == "largest" else min)(task.nets)
     return dict.fromkeys(task.nets, task.nets[capacity])
+
+
+def random_blocks(
+    stages: Iterable[Iterable[str]], omitted: Collection[str], generator: np.random.Generator
+) -> tuple[str, ...]:
+    """Return random blocks to omit, in order: from every stage as many as it has in `omitted`."""
+    without: list[str] = []
+    for stage in map(list, stages):
+        count = sum(path in omitted for path in stage)
+        without += [stage[i] for i in sorted(generator.choice(len(stage), count, replace=False))]
+    return tuple(without)
 
 
 def fixed_capacities(method: str, nets: Mapping[float, Net], clients: Population, otherwise: str) -> None:

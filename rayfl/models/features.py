@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from rayfl.core.net import Net
+from rayfl.core.tensors import Params
 
 
 class Tap:
@@ -78,6 +79,18 @@ def _classifier(net: Net) -> tuple[str, int]:
     if tap.features.dim() != 2:
         raise _none(net, "answers for every token")
     return path, layer.in_features
+
+
+def classifier_of(params: Params, net: Net) -> Params:
+    """Return the parameters of the classifier: "weight" [C, D], and "bias" [C] if it has one."""
+    path = classifier_path(net)
+    return {name.removeprefix(f"{path}."): params[name] for name in net.layout.classifier}
+
+
+def with_classifier(params: Params, net: Net, shared: Params) -> Params:
+    """Return parameters of a network with another classifier, as of `classifier_of`."""
+    path = classifier_path(net)
+    return params | {f"{path}.{name}": t.clone() for name, t in shared.items()}
 
 
 def _none(net: Net, why: str) -> ValueError:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rayfl.config import ConfigError
-from rayfl.core.modes import as_new
+from rayfl.core.permissions import as_new
 from rayfl.core.tensors import Params
 
 BEFORE = "base_model.model."

@@ -5,7 +5,8 @@ CPU they are not recorded, and match `Steps` bit for bit. The recording has not 
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -39,6 +40,19 @@ class Objective:
 
     def __call__(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.goal.loss(logits if self.present is None else mask_logits(logits, self.present, self.fill), y)
+
+
+@contextmanager
+def at_rest(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Disable the gradients of these parameters inside the block, because networks are shared within a process."""
+    frozen = list(parameters)
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
 
 
 def fit(

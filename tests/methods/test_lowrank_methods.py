@@ -20,10 +20,11 @@ from rayfl.core.tensors import leaves
 from rayfl.experiment import read_experiment
 from rayfl.methods import METHODS, Client, Task, Visit
 from rayfl.methods.lowrank import LOWRANK
-from rayfl.methods.lowrank.base import LowRank, at_rest, part_of, rank_of
+from rayfl.methods.lowrank.base import LowRank, part_of, rank_of
 from rayfl.models import MODELS
 from rayfl.testing.tiny import made_up_for, model_of
 from rayfl.training.settings import Training
+from rayfl.training.steps import at_rest
 
 R = 8
 VIT = model_of("lora").base

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.core.modes import as_new
+from rayfl.core.permissions import as_new
 
 CachedArrays = Mapping[str, np.ndarray]
 """Arrays by name, read-only."""

@@ -58,10 +58,9 @@ from rayfl.methods.base import Deployment, Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
 from rayfl.methods.distillation.pairs import Both
-from rayfl.methods.lowrank.base import at_rest
-from rayfl.methods.personal.base import partial_flops
 from rayfl.metrics import label
 from rayfl.training.settings import Loss, divergence
+from rayfl.training.steps import at_rest
 
 
 class FeDepth(Dense):
@@ -102,7 +101,7 @@ class FeDepth(Dense):
             with at_rest(p for name, p in parameters_of(module).items() if name not in group.trained):
                 metrics = self.fit(module, of_group)
             trained |= copied(params_of(module))
-            flops += partial_flops(group.net, group.trained, int(metrics["train_samples"]))
+            flops += costs.partial_flops(group.net, group.trained, int(metrics["train_samples"]))
         return self.answer(trained, payload, visit, metrics | {"train_flops": flops})
 
     def _beside_a_peer(self, payload: Payload, visit: Visit) -> Update:

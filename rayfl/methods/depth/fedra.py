@@ -13,7 +13,7 @@ Symbols: L the number of blocks of the server's network, L_k that of client k's 
     x  <-  sum_k S_k^T y_k / sum_k S_k^T 1, uniform weights; a block that nobody drew is unchanged (`agg_range_fill`)
 
     >>> from rayfl.core.seeds import numpy_generator
-    >>> drawn((("1.0", "1.1"), ("2.0", "2.1", "2.2")), {"1.1", "2.0", "2.1"}, numpy_generator(0, "subset"))
+    >>> random_blocks((("1.0", "1.1"), ("2.0", "2.1", "2.2")), {"1.1", "2.0", "2.1"}, numpy_generator(0, "subset"))
     ('1.0', '2.0', '2.2')
 
 Down and up: S_k, without the allocation, which follows from round and client.
@@ -33,11 +33,9 @@ Departures:
 6. Norms are static: statistics are collected before an evaluation. Transformers have none.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
-
-import numpy as np
 
 from rayfl.core.fold import State
 from rayfl.core.net import Net
@@ -46,7 +44,7 @@ from rayfl.core.submodel import Slice, prefix
 from rayfl.methods.base import Client, Task
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
-from rayfl.methods.sizes import nested
+from rayfl.methods.sizes import nested, random_blocks
 
 
 class FedRA(Dense):
@@ -63,14 +61,5 @@ class FedRA(Dense):
         net, whole = self.net_at(client.capacity), self.task.server
         generator = numpy_generator(self.task.seed, "subset", client.round, client.id)
         stages = [[path for path in stage if path not in whole.without] for stage in net.model.blocks]
-        without = whole.without + drawn(stages, {*net.without} - {*whole.without}, generator)
+        without = whole.without + random_blocks(stages, {*net.without} - {*whole.without}, generator)
         return prefix(whole, replace(net, without=without))
-
-
-def drawn(stages: Iterable[Iterable[str]], omitted: Collection[str], generator: np.random.Generator) -> tuple[str, ...]:
-    """Return random blocks to omit, in order: from every stage as many as it has in `omitted`."""
-    without: list[str] = []
-    for stage in map(list, stages):
-        count = sum(path in omitted for path in stage)
-        without += [stage[i] for i in sorted(generator.choice(len(stage), count, replace=False))]
-    return tuple(without)

@@ -44,12 +44,11 @@ from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import Fold, State, Update
 from rayfl.core.net import Net
-from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import STUDENT, Distilling, check_public
 from rayfl.metrics import label
-from rayfl.models.features import classifier_path
+from rayfl.models.features import classifier_of, classifier_path, with_classifier
 from rayfl.training.distillation import Distillation
 
 LOGITS = "logits"
@@ -85,14 +84,14 @@ class FedET(Distilling):
         return update
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        received = [representation(sums, net) for group, net in self.groups.items() if (sums := fold.sum(group))]
+        received = [classifier_of(sums, net) for group, net in self.groups.items() if (sums := fold.sum(group))]
         if not received:
             return state
         # before the means use up the sums
         shared = {name: torch.stack([u[name] for u in received]).sum(0) / fold.weight for name in received[0]}
         new = {group: fold.mean(group) for group in state}
         server, answers = self.group(self.task.server_capacity), fold.sum(LOGITS)
-        new[server] = with_representation(new[server], self.task.server, shared)
+        new[server] = with_classifier(new[server], self.task.server, shared)
         logits = torch.stack([answers[id] for id in sorted(answers, key=int)])
         return self.taught(new, [server], {"targets": targets(logits)})
 
@@ -106,22 +105,8 @@ class FedET(Distilling):
         server = self.group(self.task.server_capacity)
         if f"{STUDENT}{server}" in new:
             return new
-        shared = representation(new[server], self.task.server)
-        return new | {group: with_representation(new[group], net, shared) for group, net in self.groups.items()}
-
-
-# u
-
-
-def representation(params: Params, net: Net) -> Params:
-    """Return u of a network: "weight" [C, D], and "bias" [C] if it has one."""
-    path = classifier_path(net)
-    return {name.removeprefix(f"{path}."): params[name] for name in net.layout.classifier}
-
-
-def with_representation(params: Params, net: Net, shared: Params) -> Params:
-    path = classifier_path(net)
-    return params | {f"{path}.{name}": t.clone() for name, t in shared.items()}
+        shared = classifier_of(new[server], self.task.server)
+        return new | {group: with_classifier(new[group], net, shared) for group, net in self.groups.items()}
 
 
 def _shapes(net: Net) -> dict[str, tuple[int, ...]]:

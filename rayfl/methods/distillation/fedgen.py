@@ -55,9 +55,8 @@ from rayfl.core.seeds import stream, torch_scope
 from rayfl.core.tensors import Params, copied
 from rayfl.methods.base import Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.distillation.fedet import representation
 from rayfl.methods.distillation.kept import HEAD, RECEIVED, GlobalHead, Teaching
-from rayfl.models.features import classifier_path
+from rayfl.models.features import classifier_of, classifier_path
 
 GENERATOR = "generator"
 """Group of the state and the payload: parameters and running statistics of G."""
@@ -148,7 +147,7 @@ class FedGen(Teaching, GlobalHead):
             return loss(logits, y) + self.generated * F.cross_entropy(classifier(z), labels)
 
         network, metrics = self.trained(self.start(payload, visit), visit, loss=extended if generator else loss)
-        whole = {HEAD: copied(representation(network, net), self.weight_of(data))}
+        whole = {HEAD: copied(classifier_of(network, net), self.weight_of(data))}
         if self.generated:
             whole[LABELS] = {"counts": data.samples["y"].bincount(minlength=len(data.present)).to("cpu", torch.float)}
         if generator:

@@ -44,13 +44,10 @@ from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.net import Net, cached_module
-from rayfl.core.submodel import Selection
-from rayfl.core.tensors import Params, copied
+from rayfl.core.tensors import Params
 from rayfl.methods.base import Deployment, Payload, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.distillation.base import Unequal
-from rayfl.methods.distillation.kept import check_features, class_means, mean_over_clients, stacked
-from rayfl.methods.sizes import fixed_capacities
+from rayfl.methods.distillation.kept import Keeping, check_features, class_means, mean_over_clients, stacked
 from rayfl.metrics import label
 from rayfl.models.features import classifier_path, tapped
 
@@ -63,9 +60,8 @@ NEVER = -1e30
 """The logit of a class without a prototype."""
 
 
-class FedProto(Unequal):
+class FedProto(Keeping):
     needs_classes: ClassVar = "prototypes are means over the samples of a class"
-    judged_on: ClassVar = "clients"
     contract: ClassVar = Contract(wants="features")
 
     name: Literal["fedproto"] = "fedproto"
@@ -77,21 +73,14 @@ class FedProto(Unequal):
     """Prediction of devices: by their own classifier, or by the nearest global prototype."""
 
     def check(self, rounds: int, clients: Population) -> None:
-        nets = self.task.nets
-        fixed_capacities(self.name, nets, clients, "one network for all capacities")
-        check_features(self.name, nets)
-        for capacity, net in nets.items():
+        super().check(rounds, clients)
+        check_features(self.name, self.task.nets)
+        for capacity, net in self.task.nets.items():
             if self.predict == "prototypes" and f"{classifier_path(net)}.bias" not in net.layout.shapes:
                 raise ConfigError(
                     "method.predict: prototypes need a classifier with bias, and that of capacity "
                     f"{label(capacity)} has none. Allowed: classifier"
                 )
-
-    def init(self) -> State:
-        return {}  # no prototypes yet
-
-    def extract(self, state: State, selection: Selection) -> Payload:
-        return state
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         net, data = visit.net, visit.data
@@ -108,13 +97,8 @@ class FedProto(Unequal):
         weights = {j: n if self.weight == "samples" else torch.ones(()) for j, n in counts.items()}
         metrics["train_flops"] = costs.training_flops(net, int(metrics["train_samples"]))
         metrics["train_flops"] += costs.forward_flops(net, len(data))
-        return Update(
-            {},
-            self.weight_of(data),
-            whole={FEATURES: {j: mean * weights[j] for j, mean in means.items()}, COUNTS: weights},
-            metrics=metrics,
-            client_states={visit.client.id: {"own": copied(network)}},
-        )
+        whole = {FEATURES: {j: mean * weights[j] for j, mean in means.items()}, COUNTS: weights}
+        return self.kept(network, whole, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         sums, counts = fold.sum(FEATURES), fold.sum(COUNTS)

@@ -25,10 +25,9 @@ from rayfl.core.tensors import Params, copied
 from rayfl.data.samples import ClientData
 from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskResult, Visit
 from rayfl.methods.distillation.base import Unequal
-from rayfl.methods.distillation.fedet import representation, with_representation
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
-from rayfl.models.features import classifier_path, feature_size, tapped
+from rayfl.models.features import classifier_of, classifier_path, feature_size, tapped, with_classifier
 from rayfl.training.distillation import AT_ONCE
 from rayfl.training.settings import Loss
 
@@ -76,17 +75,17 @@ class GlobalHead(Keeping):
         check_classifiers(self.name, self.task.nets)
 
     def init(self) -> State:
-        return {HEAD: representation(self.task.initial(), self.task.server)}
+        return {HEAD: classifier_of(self.task.initial(), self.task.server)}
 
     def start(self, payload: Payload, visit: Visit) -> Params:
         """Return the client's network, or the initial one of its capacity, with the received classifier."""
-        return with_representation(self.own(visit.client_state, visit.client.capacity), visit.net, payload[HEAD])
+        return with_classifier(self.own(visit.client_state, visit.client.capacity), visit.net, payload[HEAD])
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """Return the client's network, or the initial one of this capacity, with the global classifier."""
         deployed = super().deploy(state, round, capacity, client_state)
         head: Params = state[HEAD]
-        return replace(deployed, params=with_representation(deployed.params, deployed.net, head))
+        return replace(deployed, params=with_classifier(deployed.params, deployed.net, head))
 
 
 def check_features(method: str, nets: Mapping[float, Net]) -> None:

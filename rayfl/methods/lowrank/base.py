@@ -14,8 +14,7 @@ in the last round. The base and everything drawn from the run's seed are not cou
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -35,6 +34,7 @@ from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.models.lora import Lora
 from rayfl.training.settings import Training
+from rayfl.training.steps import at_rest
 
 Part = Literal["A", "B", "M", "W"]
 """Part of an adapter: a factor, the core between the factors, or the update merged into the base."""
@@ -249,19 +249,6 @@ def adapters(task: Task, **options: bool) -> Mapping[float, Net]:
         return task.nets
     model = task.model.model_copy(update=options)
     return {capacity: replace(net, model=model) for capacity, net in task.nets.items()}
-
-
-@contextmanager
-def at_rest(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Disable the gradients of these parameters inside the block, because networks are shared within a process."""
-    frozen = list(parameters)
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
 
 
 # products

@@ -10,9 +10,9 @@ Symbols: as in `base`; a layer is W0 x + s B M A x, with M [r, r].
     M  <-  sum_k w_k M_k;   P* = s B M A, exactly, if all ranks are equal
     down and up    r_k^2 per layer, independent of in and out
 
-`start: gradient`: the first round with updates trains nothing. Every client of the cohort sends G_k, the mean gradient of its loss by W0
-over the batches of a round, truncated to its first R singular directions; with U S V^T the singular value decomposition
-of sum_k w_k G_k the server sets
+`start: gradient`: the first round with updates trains nothing. Every client of the cohort sends G_k, the mean gradient
+of its loss by W0 over the batches of a round, truncated to its first R singular directions; with U S V^T the singular
+value decomposition of sum_k w_k G_k the server sets
 
     A  <-  V[:, :R]^T,   B  <-  U[:, :R],   M  <-  - eta S[:R] / s
 

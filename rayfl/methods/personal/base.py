@@ -29,8 +29,8 @@ from rayfl.core.submodel import Selection, Slice, prefix
 from rayfl.core.tensors import Params, copied, nbytes
 from rayfl.methods.base import Client, Payload, Task, Visit
 from rayfl.methods.dense import Dense
-from rayfl.methods.lowrank.base import at_rest
 from rayfl.methods.sizes import Size, fixed_capacities, same
+from rayfl.training.steps import at_rest
 
 
 class Personal(Dense):
@@ -105,7 +105,7 @@ class PersonalLayers(Partial):
         own = replace(visit, seed=stream(visit.seed, "personal"))
         with at_rest(parameter for name, parameter in parameters_of(module).items() if name not in names):
             metrics = self.fit(module, own, training=training)
-        return partial_flops(visit.net, names, int(metrics["train_samples"]))
+        return costs.partial_flops(visit.net, names, int(metrics["train_samples"]))
 
     def train_shared(self, module: nn.Module, visit: Visit) -> dict[str, float]:
         """Train only the averaged parameters and return metrics, with `train_flops` as for the whole network."""
@@ -126,12 +126,3 @@ def check_paths(place: str, paths: Iterable[str], net: Net) -> None:
         if not below(net, [path]):
             layers = dict.fromkeys(name.rpartition(".")[0] for name in net.layout.dims)
             raise ConfigError(f"{place}: unknown layer {path!r}. {nearest(path, layers)}")
-
-
-def partial_flops(net: Net, names: Collection[str], samples: int) -> float:
-    """Return the FLOPs of training only these parameters: a forward pass, and a backward pass to the first of their
-    layers, with gradients of the weights of their layers only. 2 FLOPs per multiply-add."""
-    trained, macs = {name.rpartition(".")[0] for name in names}, net.layer_macs
-    first = next((i for i, path in enumerate(macs) if path in trained), 0)
-    after = sum(list(macs.values())[first:])
-    return 2.0 * (net.macs + after + sum(n for path, n in macs.items() if path in trained)) * samples

@@ -36,8 +36,8 @@ from rayfl.core.net import params_of
 from rayfl.core.tensors import Params, copied
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
+from rayfl.methods.dense import pull
 from rayfl.methods.personal.base import Personal
-from rayfl.methods.whole.fedprox import pull
 
 
 class Ditto(Personal):

@@ -19,22 +19,19 @@ Departures:
 6. `training.clip` bounds the gradient of h_k, including the proximal term.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from torch import nn
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import Update
-from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net
 from rayfl.core.seeds import numpy_generator
-from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.dense import Dense
+from rayfl.methods.dense import Dense, pull
 from rayfl.methods.sizes import Size, same
 from rayfl.training.settings import Training
 
@@ -75,14 +72,3 @@ class FedProx(Dense):
         if draw.random() >= self.stragglers or whole == 0:
             return training
         return training.model_copy(update={field: int(draw.integers(1, whole, endpoint=True))})
-
-
-def pull(towards: Params, strength: float) -> Callable[[nn.Module], None]:
-    """Return a hook for `fit` that adds strength * (parameter - towards) to gradients. `towards` is on their device."""
-
-    def add(module: nn.Module) -> None:
-        for name, parameter in parameters_of(module).items():
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - towards[name], alpha=strength)
-
-    return add

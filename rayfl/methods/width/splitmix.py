@@ -52,7 +52,7 @@ from rayfl.core.tensors import Params
 from rayfl.methods.base import Client, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
-from rayfl.methods.depth.fedra import drawn
+from rayfl.methods.sizes import random_blocks
 from rayfl.models.base import Model
 from rayfl.models.mix import Around
 from rayfl.training.settings import Logits, Loss, every_exit
@@ -80,7 +80,7 @@ class SplitMix(Dense):
         net, whole = self.net_at(client.capacity), self.task.server
         generator = numpy_generator(self.task.seed, "subset", client.round, client.id)
         present = [path for path in net.model.blocks[0] if path not in whole.without]
-        without = whole.without + drawn([present], {*net.without} - {*whole.without}, generator)
+        without = whole.without + random_blocks([present], {*net.without} - {*whole.without}, generator)
         return prefix(whole, replace(net, without=without))
 
     def loss(self, visit: Visit) -> Loss:

@@ -24,7 +24,7 @@ from torch import nn
 
 from rayfl.config import ConfigError, nearest, shown
 from rayfl.core.axes import CLASSES, Axis, Dims, declare
-from rayfl.core.modes import as_new
+from rayfl.core.permissions import as_new
 from rayfl.core.net import Answer, Net, load
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
