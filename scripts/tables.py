@@ -7,8 +7,9 @@
 
 A table is NAME.csv and its entry in index.yaml: the facts of its run, and the columns that are shown, each with the
 form of its numbers (`rayfl.results.cells.number`, or `text`). A column of the CSV file has the title that is shown, and
-numbers in the unit of that title. Beside it: `TITLE std`, the standard deviation over seeds; `TITLE standing`, "best"
-or "like the best" (no significant difference); `TITLE note`, a text after the number, such as "(2 of 3)".
+numbers in the unit of that title. Beside it: `TITLE std`, the standard deviation over seeds; `TITLE values`, the
+numbers in the order of the seeds; `TITLE standing`, "best" or "like the best" (no significant difference); `TITLE
+note`, a text after the number, such as "(2 of 3)".
 
 In a README file a table is between the lines `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -39,7 +40,7 @@ from rayfl.results.tuned import MISSING, names_of
 READMES = ("README.md", "tune_configs/README.md")
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(?:(?!<!-- table:).)*?(<!-- end -->)", re.S)
 HEAD = "# Facts of the studies whose tables README files show, and the columns shown (scripts/tables.py)\n"
-ENDS = ("", " std", " standing", " note")
+ENDS = ("", " std", " values", " standing", " note")
 TEXT = "text"
 UNKNOWN = "not recorded"
 UNITS = {"bytes": "bytes", "operations": "flops", "seconds": "time"}
@@ -160,6 +161,7 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
                     cells[f"{title} note"] = missing(numbers, runs).strip()
                 elif len(numbers) > 1:
                     cells[f"{title} std"] = deviation(numbers)
+                    cells[f"{title} values"] = " ".join(f"{value:.6g}" for value in numbers)
                 cells[f"{title} standing"] = own.marks.get((i, j), "") if title not in more else ""
         rows.append(cells)
     return rows, forms
