@@ -14,6 +14,7 @@ from rayfl.config import ConfigError, load_yaml
 from rayfl.results.cells import human_time
 
 if TYPE_CHECKING:
+    from rayfl.data import DataSet
     from rayfl.experiment import Experiment
 
 
@@ -136,11 +137,16 @@ def check(
 
 def _check_data(path: Path, experiments: "list[Experiment]") -> None:
     """Raise a ConfigError if experiments on one data set cannot use it. Of files, only the user's tables are loaded."""
-    from rayfl.data import Digits
-    from rayfl.data.variables import Shaped
-
     data = experiments[0].data
-    if isinstance(data, Shaped | Digits) and (data.public is None or data.public.data is None):
+    if _is_here(data) and (data.public is None or data.public.data is None or _is_here(data.public.data)):
         arrays = located(path, data.arrays)
         for experiment in experiments:
             located(path, partial(experiment.federate, arrays))
+
+
+def _is_here(data: "DataSet") -> bool:
+    from rayfl.data import Digits
+    from rayfl.data.synthetic_text import SyntheticText
+    from rayfl.data.variables import Shaped
+
+    return isinstance(data, Shaped | Digits | SyntheticText)

@@ -70,8 +70,10 @@ def explain(
     from rayfl.reference.settings import SECTIONS, SWEEP, find
 
     for path in paths:
-        if path in SWEEP:
-            print_table(_titled(path, SWEEP[path]))
+        # rows.LABEL is any row
+        section = "rows" if path.startswith("rows.") and path.count(".") == 1 else path
+        if section in SWEEP:
+            print_table(_titled(path, SWEEP[section]))
             if path in SECTIONS:
                 print_table(_fields(SECTIONS[path]))
             continue

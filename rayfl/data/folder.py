@@ -145,7 +145,7 @@ def pixels_of(image: Any, shape: tuple[int, int, int], size: int | None) -> np.n
     if size is not None:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     elif image.size != (width, height):
-        raise _Unfit(f"it has {image.height} x {image.width} pixels, not {height} x {width}. Set data.size")
+        raise _Unfit(f"it has {image.height} x {image.width} pixels, not {height} x {width}")
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
@@ -166,6 +166,6 @@ def _broken(broken: Mapping[Path, Exception]) -> ConfigError:
     named = [f"\n  {file}: {str(error) or type(error).__name__}" for file, error in broken.items()]
     more = [f"\n  and {len(broken) - NAMED} more"] if len(broken) > NAMED else []
     return ConfigError(
-        f"data.root: {len(broken)} images cannot be used. Allowed: none. Hint: repair or remove them:"
-        + "".join(named[:NAMED] + more)
+        f"data.root: {len(broken)} images cannot be used. Allowed: none. Hint: repair or remove them, or set "
+        "data.size if their sizes differ:" + "".join(named[:NAMED] + more)
     )

@@ -21,8 +21,8 @@ class Function(Targeted, OwnImages):
     """Result of `of(**options)`: rayfl.Arrays of `x` and `y`, or (x, y, x_test, y_test). `x` are tables [N, F], series
     [N, C, T] or images [N, C, H, W], `y` classes [N] or targets of another `target`.
 
-    The function must return the same data every time. It is called once per process, before the run starts, because
-    models depend on the shape of the samples.
+    The function must return the same data every time. A run calls it once per process, before it starts, because models
+    depend on the shape of the samples.
     """
 
     name: Literal["function"] = "function"
@@ -81,10 +81,16 @@ class Function(Targeted, OwnImages):
         return found
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _returned(function: Callable[..., Any], of: str, options: str) -> Arrays:
-    """Return the arrays of the last call from a cache, because shape and labels are read before the arrays."""
-    found = function(**json.loads(options))
+    """Return the arrays of the last two calls, such as data and public data, from a cache, because shape and labels are
+    read before the arrays."""
+    try:
+        found = function(**json.loads(options))
+    except Exception as error:
+        raise ConfigError(
+            f"data.of: {shown(of)} raised {type(error).__name__}: {error}. Allowed: a function that returns its data"
+        ) from error
     if isinstance(found, tuple) and len(found) == 4:
         x, y, x_test, y_test = found
         return Arrays({"x": x, "y": y}, {"x": x_test, "y": y_test})

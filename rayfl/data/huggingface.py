@@ -1,10 +1,11 @@
 """Data sets of Hugging Face's library `datasets` (extra huggingface): from the hub, or a folder of `save_to_disk`."""
 
 import functools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, JsonValue
@@ -22,6 +23,8 @@ from rayfl.data.scores import Targets
 from rayfl.data.table import Frame, Frames
 from rayfl.data.text.own import OwnText
 from rayfl.data.tokens import PAD, TokenTask
+
+T = TypeVar("T")
 
 
 class Source(Config):
@@ -98,13 +101,29 @@ class HuggingFace(Source, DataSet):
         x = (self.x,) if isinstance(self.x, str) else self.x
         given = {"source": source, "x": x, "y": self.y, "user": self.user, "target": self.target}
         if kind == "Image":
-            return parse(_Images, given | self.options, "data")
+            return self._parsed(_Images, given)
         if kind in ("List", "LargeList", "Sequence"):
-            return parse(_Tokens, given | self.options, "data")
+            stored = getattr(feature.feature, "dtype", "lists")  # pyright: ignore
+            if not re.match("u?int", stored):
+                raise ConfigError(f"data.x: {self.x!r} has lists of {stored}. Allowed: lists of integers")
+            return self._parsed(_Tokens, given)
         if getattr(feature, "dtype", "") in ("string", "large_string") and "categories" not in self.options:
+            if self.target != "class":
+                raise ConfigError(
+                    f"data.target: {self.target!r} is not supported with a column of texts. Allowed: class"
+                )
             text = {"source": source, "train": self.path, "text": self.x, "label": self.y, "user": self.user}
-            return parse(_Text, text | self.options, "data")
-        return parse(_Rows, given | self.options, "data")
+            return self._parsed(_Text, text)
+        return self._parsed(_Rows, given)
+
+    def _parsed(self, cls: type[DataSet], given: Mapping[str, Any]) -> DataSet:
+        """Return the data set with `options`. A ConfigError names the place of each value."""
+        try:
+            return parse(cls, {**given, **self.options}, "data")
+        except ConfigError as error:
+            places = {name: f"data.options.{name}" for name in self.options}
+            found = re.sub(r"^data: (\w+)", lambda at: places.get(at[1], f"data.{at[1]}"), str(error), flags=re.M)
+            raise ConfigError(found) from None
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -191,7 +210,7 @@ class _Images(_Single, OwnImages):
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.size is not None:
             return self.channels, self.size, self.size
-        width, height = self.samples("training")[0].size
+        width, height = next(self._each("training", lambda image: image.size))
         return self.channels, height, width
 
     @property
@@ -205,9 +224,24 @@ class _Images(_Single, OwnImages):
 
     def _split(self, frame: Frame, part: str) -> Split:
         shape = self.shape
-        images = [pixels_of(image, shape, self.size) for image in self.samples(part)]  # pyright: ignore
+        images = list(self._each(part, lambda image: pixels_of(image, shape, self.size)))  # pyright: ignore
         y = np.stack([self._target(frame, name, part) for name in self._y], 1)
         return {"x": np.stack(images), "y": y[:, 0] if self.target == "class" else y}
+
+    def _each(self, part: str, of: Callable[[Any], T]) -> Iterator[T]:
+        """Yield `of` each image of a split. A ConfigError names the row of an image that cannot be used."""
+        row = 1
+        try:
+            for image in self.samples(part):
+                if image is None:
+                    raise ValueError("it is missing")
+                yield of(image)
+                row += 1
+        except Exception as error:
+            raise ConfigError(
+                f"data.x: the image in row {row} of the {part} set cannot be used ({error}). Allowed: images of one "
+                "size. Hint: data.options.size resizes images of several sizes"
+            ) from None
 
 
 class _Tokens(_Single):
@@ -221,7 +255,7 @@ class _Tokens(_Single):
 
     @property
     def task(self) -> TokenTask:
-        ids = self.ids or 1 + max(max(row) for row in self.samples("training") if len(row))
+        ids = self.ids or 1 + max(map(max, self.samples("training")))
         return TokenTask("classes", ids, self.max_length, self.goal.classes)
 
     @property
@@ -236,8 +270,16 @@ class _Tokens(_Single):
     def offers(self) -> Mapping[str, Any]:
         return self.task.offers
 
+    def samples(self, part: str) -> list[Any]:
+        rows = list(super().samples(part))
+        if empty := [i for i, row in enumerate(rows, 1) if row is None or not len(row)]:
+            raise ConfigError(
+                f"data.x: row {empty[0]} of the {part} set has no tokens. Allowed: lists of one or more tokens"
+            )
+        return rows
+
     def _split(self, frame: Frame, part: str) -> Split:
-        rows = list(self.samples(part))
+        rows = self.samples(part)
         x = np.full((len(rows), self.max_length), PAD, np.int32)
         for i, row in enumerate(rows):
             x[i, : len(row)] = row[: self.max_length]
@@ -263,6 +305,6 @@ def _cells(split: Any) -> Mapping[str, Sequence[str]]:
     found = {}
     for n, feature in columns.items():
         names = getattr(feature, "names", None)
-        # -1 stands for an unknown class
-        found[n] = [names[v] if names and v >= 0 else str(v) for v in split[n]]
+        # -1 stands for an unknown class, None for a missing value
+        found[n] = ["" if v is None else names[v] if names and v >= 0 else str(v) for v in split[n]]
     return found

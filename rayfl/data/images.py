@@ -105,7 +105,7 @@ class ImageData(DataSet, ABC):
     size: int | None = Field(default=None, ge=1, le=LARGEST)
     """Height and width of the network inputs (224 for networks trained on ImageNet). Default: the stored size."""
     pixels: Literal["normalised", "raw"] = "normalised"
-    """normalised: (x - mean) / std of the data set. raw: 0 to 255 without augmentation (SpaFL's code)."""
+    """normalised: (x - mean) / std of the data set. raw: as stored, without augmentation (SpaFL's code)."""
     shape: ClassVar[tuple[int, int, int]]
     """Channels, height and width of one image, as stored."""
     classes: ClassVar[int]

@@ -2,10 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.config import ConfigError
 from rayfl.core.seeds import numpy_generator
@@ -32,6 +32,13 @@ class OwnImages(ImageData, ABC):
     """Train on random crops after padding by this many stored pixels per side. 0: no crops."""
     flip: bool = False
     """Train on random horizontal flips."""
+
+    @model_validator(mode="after")
+    def _is_raw_alone(self) -> Self:
+        given = [name for name in ("scale", "mean", "std", "crop", "flip") if getattr(self, name)]
+        if self.pixels == "raw" and given:
+            raise ConfigError(f"pixels: raw is not supported with {', '.join(given)}. Allowed: normalised")
+        return self
 
     @property
     @abstractmethod
@@ -104,7 +111,7 @@ def shape_of(x: np.ndarray, place: str) -> tuple[int, ...]:
     if x.ndim < 4:
         return x.shape[1:]
     _, channels, height, width = x.shape
-    if width in (1, 3, 4) and channels == height:
+    if (width in (3, 4) and min(channels, height) > 4) or (width == 1 and channels == height):
         raise ConfigError(
             f"{place} has shape {list(x.shape)}, which looks like channels last. Allowed: images [N, C, H, W]. Hint: "
             "x.transpose(0, 3, 1, 2) moves the channels"

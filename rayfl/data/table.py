@@ -5,7 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,10 +19,11 @@ from rayfl.data.variables import Shaped
 
 Frame = Any
 """A pandas.DataFrame. Its type stubs say of every column that it may be a number."""
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 def _read_csv(file: Path, names: tuple[str, ...], sep: str = ",") -> Frame:
-    return pd.read_csv(file, sep=sep, dtype=dict.fromkeys(names, str))
+    return pd.read_csv(file, sep=sep, dtype=dict.fromkeys(names, str), low_memory=False)
 
 
 def _read_parquet(file: Path, names: tuple[str, ...]) -> Frame:
@@ -55,9 +56,9 @@ class Frames(Targeted, ABC):
     Categories and users are compared as text, of which 1 and 1.0 are equal, because a file may have integers as floats.
     """
 
-    y: str | tuple[str, ...]
+    y: str | Names
     """Column of the targets. Several: numbers or labels. Classes are numbered in sorted order."""
-    x: tuple[str, ...] | None = None
+    x: Names | None = None
     """Columns of the inputs. Default: all but y and user."""
     categories: tuple[str, ...] = ()
     """Columns of the inputs that are categories, not numbers."""

@@ -1,6 +1,6 @@
 """Tables and series: samples of named or numbered variables, standardised and without missing values for networks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -104,26 +104,36 @@ class Shaped(DataSet):
         return ()
 
     @property
+    def _is_image(self) -> bool:
+        return len(self.shape) > 2
+
+    @property
     def columns(self) -> Mapping[str, Column]:
-        return {"x": Column(tuple(self.shape), missing=self.missing != "refuse"), "y": self.goal.column}
+        return {
+            "x": Column(tuple(self.shape), missing=self.missing != "refuse" and not self._is_image),
+            "y": self.goal.column,
+        }
 
     @property
     def prepare(self) -> Any:
-        if len(self.shape) > 2:
+        if self._is_image:
+            self._refuse(("missing", "scaling"), "images", "tables and series")
             return super().prepare  # pyright: ignore[reportAbstractUsage]
-        fields = type(self).model_fields
-        for name in self.image_fields:
-            if name in fields and getattr(self, name) != fields[name].default:
-                raise ConfigError(
-                    f"data.{name}: not supported with samples of shape {list(self.shape)}. Allowed: with images only"
-                )
+        self._refuse(self.image_fields, f"samples of shape {list(self.shape)}", "images")
         return Variables(self.categorical, self.missing, self.scaling)
+
+    def _refuse(self, names: Sequence[str], what: str, allowed: str) -> None:
+        """Raise a ConfigError if one of these fields is changed, which the samples, `what`, do not use."""
+        fields = type(self).model_fields
+        for name in names:
+            if name in fields and getattr(self, name) != fields[name].default:
+                raise ConfigError(f"data.{name}: not supported with {what}. Allowed: with {allowed} only")
 
     @property
     def offers(self) -> Mapping[str, Any]:
-        if len(self.shape) > 2:
-            return super().offers  # pyright: ignore[reportAbstractUsage]
         prepare = self.prepare
+        if self._is_image:
+            return super().offers  # pyright: ignore[reportAbstractUsage]
         assert isinstance(prepare, Variables)
         if len(self.shape) == 1:
             return {"variables": prepare.width(self.shape[0]), "classes": self.goal.classes}
@@ -131,7 +141,7 @@ class Shaped(DataSet):
 
     @property
     def unit(self) -> Any:
-        return super().unit if len(self.shape) > 2 else None
+        return super().unit if self._is_image else None
 
     @property
     def goal(self) -> Goal:

@@ -306,5 +306,9 @@ def _sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         else:
             sections[section] = value
     data = sections["data"]
-    sections["model"] = sections["model"].fitted(data.name, data.offers, f"{where}: model")
+    try:
+        offers = data.offers
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    sections["model"] = sections["model"].fitted(data.name, offers, f"{where}: model")
     return sections

@@ -152,12 +152,12 @@ class Lora(Model):
         """Return the targets, by the end of their paths. Raise ConfigError if the base has none."""
         if self.targets:
             return self.targets
-        layers = list(Net(self.base).layers)
+        layers = Net(self.base).layers
         found = tuple(end for end in QUERIES_VALUES if any(_ends(path, end) for path in layers))
         if not found:
             raise ConfigError(
                 f"model.targets: the default does not fit base {self.base.name}, which has no queries and values that "
-                f"are known. Allowed: the ends of its layers' paths: {', '.join(layers)}"
+                f"are known. Allowed: the ends of its layers' paths: {', '.join(self._linear)}"
             )
         return found
 
@@ -167,12 +167,19 @@ class Lora(Model):
         layers = list(Net(self.base).layers)
         for target in self.ends:
             if not any(_ends(path, target) for path in layers):
-                ends = sorted({path.rpartition(".")[2] for path in layers})
+                linear = self._linear
+                ends = sorted({path.rpartition(".")[2] for path in linear})
                 raise ConfigError(
                     f"model.targets: no linear layer of {self.base.name} ends with {target!r}. Allowed: "
-                    f"{', '.join(ends)}, or more of a path, such as {layers[0]}"
+                    f"{', '.join(ends)}, or more of a path, such as {linear[0]}"
                 )
         return tuple(path for path in layers if any(_ends(path, target) for target in self.ends))
+
+    @property
+    def _linear(self) -> list[str]:
+        """Return the layers with a weight of two dimensions."""
+        net = Net(self.base)
+        return [path for path in net.layers if len(net.layout.shapes.get(f"{path}.weight", ())) == 2]
 
     # networks
 

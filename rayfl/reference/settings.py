@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from rayfl.config import PLAIN_WORDS, Config, ConfigError, Named, kinds_of, nearest
 from rayfl.config.plain import write_yaml
-from rayfl.experiment import Experiment
+from rayfl.experiment import NAMED, Experiment
 from rayfl.reference.catalogue import FILLED, KINDS, first_sentence
 from rayfl.results.published import Published
 from rayfl.tuning.space import Search
@@ -90,7 +90,10 @@ class Place:
     @property
     def below(self) -> dict[str, type[Config]]:
         """Classes of the sections at the path, by the name that selects one ("" if there is only one)."""
-        return kinds_below(self.path, *(setting.field for setting in self.settings.values()))
+        fields = [setting.field for setting in self.settings.values()]
+        classes = {cls for field in fields for cls in kinds_of(field.annotation)}
+        chosen = next((kind for kind in NAMED.values() if kind.base in classes), None)
+        return dict(chosen.known()) if chosen else kinds_below(self.path, *fields)
 
     def other_defaults(self, owners: Sequence[str]) -> str:
         """Return the defaults in sections of these classes that differ from the class's: "5 in dsfl, takfl; 20 in

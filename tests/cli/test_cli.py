@@ -336,6 +336,8 @@ def test_check_reads_tables_and_users(rayfl, config, tmp_path):
         ({"data": data | {"missing": "refuse"}}, "data: column 'x' of the training table has 10 missing values"),
         ({"data": data | {"categories": []}}, "data: column 'sex' of the training table is no column of numbers"),
         ({"data": data | {"test": "b.csv"}}, "data: the test table has no column 'x'"),
+        ({"data": data | {"x": ["z"]}}, "data: no column is called 'z'"),
+        ({"data": data | {"public": {"data": "breast_cancer"}}}, "data.public: samples of breast_cancer have shape"),
     ]
     few = {"clients": {"count": 2, "cohort": 2}, "partition": "iid", "model": "mlp", "method": "fedavg"}
     for sections, expected in cases:
@@ -343,6 +345,9 @@ def test_check_reads_tables_and_users(rayfl, config, tmp_path):
         code, _, err = rayfl("check", config(**model | sections))
         assert code == 2 and f"error: exp.yaml: {expected}" in err.replace("\n", " ")
     assert rayfl("check", config(**few, data=data))[0] == 0
+    text = {"data": {"name": "synthetic_text", "samples": 50}, "model": "heterofl_transformer", "partition": "iid"}
+    code, _, err = rayfl("check", config(**text, clients={"count": 100, "cohort": 2}))
+    assert code == 2 and err.startswith("error: exp.yaml: clients.count: 100 is not valid. Allowed: at most 46")
 
 
 def test_a_comparison_without_sweeps_is_refused():

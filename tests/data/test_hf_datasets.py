@@ -26,6 +26,10 @@ def saved(tmp_path_factory):
         "age": [None if i == 3 else float(i) for i in range(COUNT)],
         "sex": ["f", "m"] * (COUNT // 2),
         "writer": [f"w{i % 5}" for i in range(COUNT)],
+        "floats": [[i / 4, 1.0] for i in range(COUNT)],
+        "gaps": [[i] * (i != 2) for i in range(COUNT)],
+        "said": [None if i == 3 else "so" for i in range(COUNT)],
+        "photo": [None if i == 3 else np.zeros((8, 4 + (i == 2)), np.uint8) for i in range(COUNT)],
     }
     features = datasets.Features(
         {
@@ -36,6 +40,10 @@ def saved(tmp_path_factory):
             "age": datasets.Value("float32"),
             "sex": datasets.Value("string"),
             "writer": datasets.Value("string"),
+            "floats": datasets.List(datasets.Value("float32")),
+            "gaps": datasets.List(datasets.Value("int32")),
+            "said": datasets.Value("string"),
+            "photo": datasets.Image(),
         }
     )
     whole = datasets.Dataset.from_dict(columns, features=features)
@@ -106,12 +114,42 @@ def test_a_run_learns_from_it(read, tmp_path, x, options, model):
     assert line["refused"] == 0 and 0 <= line["accuracy_mean"] <= 1
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"x": "sentence", "y": "age", "target": "numbers"},
+            "data.target: 'numbers' is not supported with a column of",
+        ),
+        ({"x": "floats"}, "data.x: 'floats' has lists of float32. Allowed: lists of integers"),
+        ({"x": "gaps"}, "data.x: row 3 of the training set has no tokens. Allowed: lists of one or more tokens"),
+        ({"x": "said"}, "has 1 empty cells (first: row 4). Allowed: texts that are not empty"),
+        (
+            {"x": "photo"},
+            "data.x: the image in row 3 of the training set cannot be used (it has 8 x 5 pixels, not 8 x 4). Allowed: "
+            "images of one size. Hint: data.options.size resizes images of several sizes",
+        ),
+        (
+            {"x": "photo", "options": {"size": 8}},
+            "data.x: the image in row 4 of the training set cannot be used (it is missing). Allowed: ",
+        ),
+        ({"x": "image", "options": {"size": 0}}, "data.options.size: 0 is not valid. Allowed: at least 1"),
+        ({"x": "input_ids", "target": "numbers"}, "data.target: 'numbers' is not valid. Allowed: class"),
+        ({"x": []}, "data.x: () is not valid. Allowed: a length of at least 1"),
+    ],
+)
+def test_columns_that_do_not_fit(read, given, expected):
+    assert expected in message(read(**given).arrays)
+
+
 def test_what_does_not_fit(read, tmp_path):
     assert message(lambda: read(x="picture").goal).startswith("data.x: ")
     assert "has no column 'picture'. Allowed: image, label, sentence" in message(lambda: read(x="picture").goal)
     assert "has no split 'dev'. Allowed: train, test" in message(lambda: read(x="image", test="dev").goal)
     assert "no column is called 'labels'. Did you mean 'label'?" in message(lambda: read(x="image", y="labels").goal)
-    assert "unknown key 'sizes'. Did you mean 'size'?" in message(lambda: read(x="image", options={"sizes": 3}).goal)
+    assert "data.options.sizes: unknown key 'sizes'. Did you mean 'size'?" in message(
+        lambda: read(x="image", options={"sizes": 3}).goal
+    )
     (tmp_path / "empty").mkdir()
     nothing = read_data(name="huggingface", path=str(tmp_path / "empty"), x="image")
     assert "cannot be loaded" in message(lambda: nothing.goal)

@@ -10,6 +10,11 @@ from PIL import Image
 from rayfl.data import Images
 from rayfl.data.folder import Folder
 
+BROKEN = (
+    "data.root: {} images cannot be used. Allowed: none. Hint: repair or remove them, or set data.size if their sizes "
+    "differ:"
+)
+
 
 def save(folder: Path, name: str, value, mode="RGB", size=(4, 4)):
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,8 +58,7 @@ def test_images_of_several_sizes_are_resized_and_cut_in_the_middle(flowers):
     wide[:, 2:10] = 200  # the square in the middle, and the two columns beside it that resizing takes in
     Image.fromarray(wide).save(flowers / "train" / "rose" / "b.png")
     assert message(Folder(root=str(flowers)).arrays) == (
-        "data.root: 1 images cannot be used. Allowed: none. Hint: repair or remove them:\n"
-        f"  {flowers}/train/rose/b.png: it has 6 x 12 pixels, not 4 x 4. Set data.size"
+        f"{BROKEN.format(1)}\n  {flowers}/train/rose/b.png: it has 6 x 12 pixels, not 4 x 4"
     )
     data = Folder(root=str(flowers), size=3)
     assert (data.shape, data.seen, data.prepare.size) == ((3, 3, 3), (3, 3, 3), None)
@@ -83,7 +87,7 @@ def test_broken_images_are_named(flowers):
     (rose / "c.png").write_text("no image")
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(rose / "deep.png")
     lines = message(Folder(root=str(flowers)).arrays).splitlines()
-    assert lines[0] == "data.root: 3 images cannot be used. Allowed: none. Hint: repair or remove them:"
+    assert lines[0] == BROKEN.format(3)
     assert lines[1].startswith(f"  {rose}/b.png: ") and "truncated" in lines[1]
     assert lines[2:] == [
         f"  {rose}/c.png: cannot identify image file '{rose}/c.png'",
@@ -100,9 +104,7 @@ def test_of_many_broken_images_five_are_named(flowers):
 
 def test_a_broken_first_image_is_named_where_it_says_the_shape(flowers):
     (flowers / "train" / "rose" / "a.PNG").write_text("no image")
-    assert message(lambda: Folder(root=str(flowers)).shape).startswith(
-        "data.root: 1 images cannot be used. Allowed: none. Hint: repair or remove them:\n"
-    )
+    assert message(lambda: Folder(root=str(flowers)).shape).startswith(f"{BROKEN.format(1)}\n")
     assert Folder(root=str(flowers), size=5).shape == (3, 5, 5)
 
 

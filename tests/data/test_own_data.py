@@ -58,6 +58,27 @@ def test_how_pixels_are_prepared(x, given, expected):
     assert InMemory(x, Y, **given).prepare == expected
 
 
+def test_images_with_three_columns_are_not_channels_last():
+    assert InMemory(np.zeros((40, 3, 3, 3)), Y).shape == (3, 3, 3)
+    assert InMemory(np.zeros((40, 3, 8, 4)), Y).shape == (3, 8, 4)
+
+
+@pytest.mark.parametrize("given", [{"crop": 1}, {"flip": True}, {"scale": 1}, {"mean": [0]}, {"std": [1]}])
+def test_raw_pixels_are_not_changed(given):
+    [name] = given
+    assert message(read_data, name="function", of="mylab_loader:load", pixels="raw", **given) == (
+        f"exp.yaml: data: pixels: raw is not supported with {name}. Allowed: normalised"
+    )
+
+
+@pytest.mark.parametrize("given", [{"missing": "mean"}, {"scaling": "none"}])
+def test_images_have_no_variables(given):
+    [name] = given
+    data = InMemory(X, Y, **given)
+    for read in (lambda: data.prepare, lambda: data.offers):
+        assert message(read) == f"data.{name}: not supported with images. Allowed: with tables and series only"
+
+
 def test_one_mean_per_channel():
     data = InMemory(X, Y, mean=(0.1, 0.2, 0.3))
     assert message(lambda: data.prepare) == "data.mean: 3 numbers are not valid. Allowed: 1, or 2 (one per channel)"
@@ -116,6 +137,16 @@ def test_a_file_cannot_name_arrays():
             {"x": np.zeros((40, 8, 8, 3))},
             "data: x of the training set has shape [40, 8, 8, 3], which looks like channels last. Allowed: images "
             "[N, C, H, W]. Hint: x.transpose(0, 3, 1, 2) moves the channels",
+        ),
+        (
+            {"x": np.zeros((40, 6, 8, 3))},
+            "data: x of the training set has shape [40, 6, 8, 3], which looks like channels last. Allowed: images "
+            "[N, C, H, W]. Hint: x.transpose(0, 3, 1, 2) moves the channels",
+        ),
+        (
+            {"x": np.where(X == 0, np.nan, X), "missing": "mean"},
+            "data: x of the training set has NaN or infinite values in 3 of 40 samples (first: sample 0). Allowed: "
+            "finite float32 numbers",
         ),
         (
             {"y": Y[:39]},
@@ -224,11 +255,14 @@ def test_a_function_is_called_with_its_options(loader):
 
 
 def test_a_function_is_called_once(loader):
+    """Also if public data are those of another."""
     data = Function(of="mylab_loader:load")
-    assert data.offers and data.prepare and data.arrays()
+    other = Function(of="mylab_loader:load", options={"samples": 9})
+    for _ in range(2):
+        assert all(one.offers and one.prepare and one.arrays() for one in (data, other))
     import mylab_loader  # pyright: ignore
 
-    assert mylab_loader.calls == 1
+    assert mylab_loader.calls == 2
 
 
 def test_classes_can_be_set_and_floats_are_not_scaled(loader):
@@ -279,8 +313,9 @@ def test_functions_that_do_not_fit(loader):
             f"data.of: 'mylab_loader:{name}' returned {returned}. Allowed: (x, y, x_test, y_test), or rayfl.Arrays "
             "whose splits have x and y"
         )
-    with pytest.raises(KeyError, match="the user's own"):
-        Function(of="mylab_loader:wrong").arrays()
+    assert message(Function(of="mylab_loader:wrong").arrays) == (
+        """data.of: 'mylab_loader:wrong' raised KeyError: "the user's own". Allowed: a function that returns its data"""
+    )
 
 
 # the user's own class, without images

@@ -249,11 +249,19 @@ def test_a_file_of_series(tmp_path):
             "data.channels: 2 is not valid for 3 columns with 0 of categories. Allowed: a divisor of the number of "
             "columns, all numbers",
         ),
+        ({"x": []}, "exp.yaml: data.x: [] is not valid. Allowed: a length of at least 1"),
+        ({"y": []}, "exp.yaml: data.y: [] is not valid. Allowed: text, or a length of at least 1"),
         ({"train": "nowhere.csv"}, "data.train: the file 'nowhere.csv' does not exist. Allowed: an existing file"),
     ],
 )
 def test_tables_that_do_not_fit(table, options, expected):
-    assert message(table(**options).arrays) == expected
+    assert message(lambda: table(**options).arrays()) == expected
+
+
+def test_a_class_that_is_text_far_below_numbers(tmp_path):
+    """Pandas reads large files in parts, each with its own type."""
+    file = written(pd.DataFrame({"x": 1.0, "y": [*([0, 1] * 150_000), "ill", "ill"]}), tmp_path / "large.csv")
+    assert read_data(name="table", train=file, y="y").goal.classes == 3
 
 
 def test_a_wrong_target_is_refused_before_its_classes_are_counted(table, tmp_path):

@@ -376,10 +376,18 @@ def test_a_class_is_cut_in_stored_order_and_the_remainder_goes_to_the_first_shar
 
 def test_shards_that_do_not_come_out_even_are_refused():
     assert refused(LabelShards(labels=3), clients=7) == (
-        "partition.labels: 3 labels for 7 clients do not divide the 10 classes equally. Allowed: labels * clients a "
-        "multiple of 10"
+        "partition.labels: 3 labels for 7 clients do not divide the 10 classes of the training samples equally. "
+        "Allowed: labels * clients a multiple of 10"
     )
     assert refused(LabelShards(labels=11)) == "partition.labels: 11 is not valid. Allowed: at most 10 classes"
+
+
+@pytest.mark.parametrize("duplicates", ["merge", "resample"])
+def test_a_class_without_training_samples_has_no_shards(duplicates):
+    y = Y[Y != 4]
+    train, test = split(LabelShards(labels=3, duplicates=duplicates), y=y, clients=6)
+    assert labels_of(train, y) == labels_of(test, Y_TEST) and set().union(*labels_of(train, y)) == {*range(10)} - {4}
+    assert refused(LabelShards(labels=10), y=y) == "partition.labels: 10 is not valid. Allowed: at most 9 classes"
 
 
 def test_a_client_with_no_data_is_named():

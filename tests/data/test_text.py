@@ -401,7 +401,19 @@ MISTAKES = {
     ),
     "an empty text": (
         {"train": ("a.csv", CSV + '" ",pos,ann\n')},
-        "data.text: {}/a.csv has 1 empty texts (first: row 6). Allowed: texts that are not empty",
+        "data.text: {}/a.csv has 1 empty cells (first: row 6). Allowed: texts that are not empty",
+    ),
+    "an empty class": (
+        {"train": ("a.csv", "text,label\ngood,1\nbad,\n")},
+        "data.label: {}/a.csv has 1 empty cells (first: row 2). Allowed: texts that are not empty",
+    ),
+    "no class": (
+        {"train": ("a.jsonl", '{"text": "good", "label": null}\n')},
+        "data.label: {}/a.jsonl has 1 empty cells (first: row 1). Allowed: texts that are not empty",
+    ),
+    "null as a text": (
+        {"train": ("a.jsonl", '{"text": null, "label": 1}\n')},
+        "data.text: {}/a.jsonl has 1 empty cells (first: row 1). Allowed: texts that are not empty",
     ),
     "no text at all": (
         {"train": ("a.csv", "text,label\n")},

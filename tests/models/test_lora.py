@@ -177,6 +177,16 @@ def test_other_tensors_forget_networks_of_the_old():
             "model.rank: rank 21 is too large for the layer encoder.0.attention.attend.q.linear of 20 x 20. Allowed: "
             "at",
         ),
+        (
+            {"base": {"name": "resnet20"}, "targets": []},
+            "model.targets: the default does not fit base resnet20, which has no queries and values that are known. "
+            "Allowed: the ends of its layers' paths: head",
+        ),
+        (
+            {"base": {"name": "resnet20"}, "targets": ["query"]},
+            "model.targets: no linear layer of resnet20 ends with 'query'. Allowed: head, or more of a path, such as "
+            "head",
+        ),
         ({"base": {"name": "vit"}}, "base: name: no model is called 'vit'"),
     ],
 )

@@ -105,6 +105,12 @@ def test_explain_says_which_methods_have_another_default():
     assert "Default: 0.01\n" in "".join(f"{line.rstrip()}\n" for line in out.splitlines())
 
 
+def test_explain_settings_of_a_class_that_a_setting_names():
+    out = rayfl("explain", "data.public.data.root", "model.base.heads", "rows.a")[1]
+    assert "data.public.data.root: Folder of the files." in out and "in model.base vit_b_16" in out
+    assert "rows.a: Label -> settings that this row changes." in out
+
+
 def test_explain_of_every_path():
     """Experiments with every method, and every section of a file."""
     paths = {*SWEEP, *(f"search.{name}" for name in settings(SECTIONS["search"]))}

@@ -25,17 +25,18 @@ class LabelShards(Partition):
     no label is dealt twice to a client; labels are dealt from the classes with most shards left."""
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
-        if self.labels > labels.classes:
-            raise ConfigError(
-                f"partition.labels: {self.labels} is not valid. Allowed: at most {labels.classes} classes"
-            )
-        shards, rest = divmod(self.labels * clients, labels.classes)
+        # a class without a training sample has no shards
+        present = np.unique(labels.train)
+        classes = len(present)
+        if self.labels > classes:
+            raise ConfigError(f"partition.labels: {self.labels} is not valid. Allowed: at most {classes} classes")
+        shards, rest = divmod(self.labels * clients, classes)
         if rest:
             raise ConfigError(
-                f"partition.labels: {self.labels} labels for {clients} clients do not divide the {labels.classes} "
-                f"classes equally. Allowed: labels * clients a multiple of {labels.classes}"
+                f"partition.labels: {self.labels} labels for {clients} clients do not divide the {classes} classes of "
+                f"the training samples equally. Allowed: labels * clients a multiple of {classes}"
             )
-        dealt = np.sort(self._deal_labels(clients, labels.classes, shards, generator))
+        dealt = np.sort(present[self._deal_labels(clients, classes, shards, generator)])
         repeated = np.diff(dealt, prepend=NOBODY) == 0
         taken = ~repeated if self.duplicates == "merge" else np.ones_like(repeated)
         holder, label = np.nonzero(taken)[0], dealt[taken]

@@ -19,7 +19,7 @@ from rayfl.data.text.cache import cached, digest
 from rayfl.data.text.encoders import Encoder, FromFiles, Tokens, Vocabulary, find_tokenizer
 from rayfl.data.tokens import PAD, Order, TokenData, TokenTask
 
-VERSION = 1
+VERSION = 2
 """Version of the cached tokens. Another version is tokenised again."""
 DRAWN = ("order", "mask_rate", "mask_rule", "loss_on", "padding")
 """Fields that do not affect tokens."""

@@ -81,7 +81,7 @@ class OwnText(LabelledText, LanguageText):
         asked = {"text": self.text, "text_pair": self.text_pair, "user": self.user}
         asked["label"] = self.label if self.task == "classes" else None
         found = {of: column(table, name, of, path) for of, name in asked.items() if name is not None}
-        return found | {"text": not_empty(found["text"], "text", path)}
+        return found | {of: not_empty(found[of], of, path) for of in ("text", "label") if of in found}
 
     def _texts(self, found: Table, classes: Sequence[str], users: Mapping[str, int]) -> Texts:
         y = None

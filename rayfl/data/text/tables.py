@@ -42,7 +42,7 @@ def not_empty(texts: Sequence[str], field: str, path: Path) -> Sequence[str]:
     """Return the texts. Raise ConfigError if there are none or some are empty."""
     empty = [i for i, text in enumerate(texts, 1) if not text or text.isspace()]
     if empty or not texts:
-        given = f"{len(empty)} empty texts (first: row {empty[0]})" if empty else "no texts"
+        given = f"{len(empty)} empty cells (first: row {empty[0]})" if empty else "no texts"
         raise ConfigError(f"data.{field}: {path} has {given}. Allowed: texts that are not empty")
     return texts
 
@@ -75,6 +75,9 @@ def _leaf(path: Path) -> Table:
 
 
 def _text(value: object) -> str:
+    """Return a value as text; "" if it is missing."""
+    if value is None:
+        return ""
     return value if isinstance(value, str) else json.dumps(value)
 
 
