@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rayfl.core import norms
-from rayfl.core.permissions import as_new
 from rayfl.core.net import Answer, Net, load
+from rayfl.core.permissions import as_new
 from rayfl.core.seeds import torch_generator
 from rayfl.exporting.dead_channels import filters, shrunk
 from rayfl.methods.base import Deployment

@@ -24,8 +24,8 @@ from torch import nn
 
 from rayfl.config import ConfigError, nearest, shown
 from rayfl.core.axes import CLASSES, Axis, Dims, declare
-from rayfl.core.permissions import as_new
 from rayfl.core.net import Answer, Net, load
+from rayfl.core.permissions import as_new
 from rayfl.core.submodel import prefix
 from rayfl.core.tensors import Params
 from rayfl.models.base import TokenModel
