@@ -63,7 +63,7 @@ class Checked:
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         def run() -> Update:
             update = self.method.local_update(payload, visit)
-            _update(update, payload, visit)
+            _update(update, payload, visit, self.method.sends_products)
             return update
 
         client = visit.client
@@ -185,9 +185,11 @@ def _same(path: str, t: torch.Tensor, expected: torch.Tensor) -> None:
         raise Problem(f"{path} has type {t.dtype}. Allowed: {expected.dtype}")
 
 
-def _update(update: Any, payload: Payload, visit: Visit) -> None:
+def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -> None:
     """Check a client's update: tensors that it was sent come back in their shapes, and no other is a parameter."""
     _require(update, Update, "an")
+    if update.products and not sends_products:
+        raise Problem("products are sent. Hint: `sends_products`")
     known = visit.net.full_layout.shapes
     for part in ("sums", "whole", "derived"):
         _tensors(groups := getattr(update, part), part)

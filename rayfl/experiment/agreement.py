@@ -30,6 +30,7 @@ def check(experiment: "Experiment") -> None:
                 "method such as heterofl"
             )
         method.check(experiment.rounds, experiment.clients)
+        _check_products(experiment, method)
         if experiment.system is not None:
             _check_system(experiment.system, method, experiment.clients)
         if experiment.privacy is not None:
@@ -64,6 +65,18 @@ def check(experiment: "Experiment") -> None:
         experiment.all_listeners()
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _check_products(experiment: "Experiment", method: Method) -> None:
+    """Raise a ValueError if clients send products of factors, and changes of tensors are asked for."""
+    updates = experiment.updates
+    asked = {"updates.transforms": updates.transforms, "updates.secure_aggregation": updates.secure_aggregation}
+    for section, value in (asked | {"privacy": experiment.privacy}).items():
+        if value and method.sends_products:
+            raise ValueError(
+                f"{section}: clients of method {method.name} send low-rank products. Allowed: no {section}, or a "
+                "method whose clients send factors"
+            )
 
 
 def _check_system(system: System, method: Method, clients: Population) -> None:

@@ -229,6 +229,11 @@ class Method(Named, ABC):
         """Reason why updates trained from older versions of the model cannot be aggregated; "" if they can."""
         return "its updates are not parameters of the model"
 
+    @property
+    def sends_products(self) -> bool:
+        """Whether clients send low-rank products, which neither transforms nor privacy support."""
+        return False
+
     def sizes(self, task: Task) -> Mapping[float, Net]:
         """Return capacity -> network, in the order of `task.nets`. Raise a ConfigError if there is no such network."""
         return task.nets

@@ -249,8 +249,7 @@ class PrivateFold(Fold):
     def add(self, selection: Selection, update: Update) -> None:
         """Add sums of clipped changes in the group "params"."""
         groups = {**update.sums, **update.whole, **update.derived}
-        others = [*(group for group, params in groups.items() if params and group != "params"), *update.products]
-        if others:
+        if others := [group for group, params in groups.items() if params and group != "params"]:
             raise ConfigError(f"privacy: clients send {', '.join(sorted(others))}, which is not clipped. {ALLOWED}")
         super().add(selection, update)
 

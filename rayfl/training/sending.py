@@ -5,7 +5,6 @@ from typing import cast
 
 import torch
 
-from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, Update
 from rayfl.core.norms import VARIANCE
 from rayfl.core.submodel import Selection
@@ -36,11 +35,6 @@ def transformed(
     update becomes its change as sent, of at most this norm and of weight 1; its metric `within_norm` is 1 if the norm
     was smaller. With secure aggregation, `overflows` is the number of clamped elements.
     """
-    if update.products:
-        raise ConfigError(
-            f"updates.transforms: {', '.join(t.name for t in transforms)} cannot be used with a method whose clients "
-            "send low-rank products. Allowed: no transforms, or a method that averages factors"
-        )
     generator = torch.Generator().manual_seed(seed)
     groups = [*update.sums.items(), *update.whole.items()]
     answers = {f"{g}/{n}": (params, n, t) for g, params in groups for n, t in params.items()}

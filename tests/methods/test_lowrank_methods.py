@@ -468,6 +468,20 @@ def test_a_small_stack_travels_as_it_is(tmp_path):
     assert [line["bytes_down"] for line in lines] == [4 * 2 * HEAD, 4 * 2 * (LAYERS * 4 * D + HEAD)]
 
 
+@pytest.mark.parametrize("method", ["flora", "flexlora", "lora_fair", "fedsb"])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"updates": {"transforms": [{"name": "clip", "norm": 1.0}]}},
+        {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 0.01}},
+    ],
+)
+def test_products_are_neither_transformed_nor_private(method, sections):
+    experiment = traffic(method, (1.0,), 2)
+    with pytest.raises(ConfigError, match=f"clients of method {method} send low-rank products. Allowed: no "):
+        experiment.with_(**sections)
+
+
 def test_the_gradient_round_of_fedsb_sends_directions(tmp_path):
     """Up come 8 directions of the gradient, and nothing of the head; down go the factors, once."""
     lines = run(simulate(traffic("fedsb", (1.0, 0.25), 3), tmp_path))

@@ -45,10 +45,18 @@ class LowRank(Method):
     over: ClassVar[Literal["holders", "all"]] = "holders"
     """Denominator of the mean: clients that hold the coordinate, or the whole cohort (missing values count as 0)."""
 
+    products_sent: ClassVar[Literal["none", "whole", "segments"]] = "none"
+    """Products w_k P_k that clients send: of whole layers, or of the segments of `mean_segments`."""
+    factors_sent: ClassVar[bool] = True
+    """Whether clients send the parts of their adapters."""
     one_scale: ClassVar[bool] = False
     """True if the server compares clients' adapters at one scale."""
 
     weight: Literal["samples", "uniform"] = "samples"
+
+    @property
+    def sends_products(self) -> bool:
+        return self.products_sent != "none"
 
     # selection
 
@@ -117,27 +125,19 @@ class LowRank(Method):
         return params_of(module), metrics
 
     def answer(
-        self,
-        trained: Params,
-        payload: Payload,
-        visit: Visit,
-        metrics: dict[str, float],
-        *,
-        weight: float | None = None,
-        factors: bool = True,
-        products: Literal["none", "whole", "segments"] = "none",
+        self, trained: Params, payload: Payload, visit: Visit, metrics: dict[str, float], *, weight: float | None = None
     ) -> Update:
-        """Return the trained parameters times `weight` (default: the client's): the head; with `factors`, the parts of
-        the adapters; and the `products` w_k P_k of every layer, whole or in the segments of `mean_segments`."""
+        """Return the trained parameters times `weight` (default: the client's): the head, and what `factors_sent` and
+        `products_sent` name."""
         weight = self.weight_of(visit.data) if weight is None else weight
         mine = {name: t for name, t in trained.items() if self.is_trained(name, visit.round)}
-        sums = copied({name: t for name, t in mine.items() if factors or not part_of(name)}, weight)
+        sums = copied({name: t for name, t in mine.items() if self.factors_sent or not part_of(name)}, weight)
         metrics["bytes_up"] = nbytes(mine)
         metrics["bytes_down"] = self.down(payload, visit.round)
         update = Update({"params": sums}, weight, metrics=metrics)
-        if products == "whole":
+        if self.products_sent == "whole":
             update.products = self.products(trained, visit.net, weight)
-        elif products == "segments":
+        elif self.products_sent == "segments":
             for path, product in self.products(trained, visit.net, weight).items():
                 for segment, at in self.segments(path, rank_of(visit.net, path)).items():
                     update.products[segment] = Factors(product.left[:, at], product.right[at])  # type: ignore

@@ -37,6 +37,7 @@ from rayfl.methods.lowrank.base import LowRank, adapters, merged, rank_sent
 
 class FedExLoRA(LowRank):
     contract: ClassVar = Contract(wants="adapters", fedavg=None)
+    products_sent: ClassVar = "segments"
 
     one_scale: ClassVar = True
 
@@ -54,7 +55,7 @@ class FedExLoRA(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics, products="segments")
+        return self.answer(trained, payload, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params, residuals = fold.mean("params"), {}

@@ -38,6 +38,8 @@ from rayfl.methods.sizes import fixed_capacities
 class FedRoRA(LowRank):
     judged_on: ClassVar = "clients"
     contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+    products_sent: ClassVar = "whole"
+    factors_sent: ClassVar = False
 
     name: Literal["fedrora"] = "fedrora"
 
@@ -55,7 +57,7 @@ class FedRoRA(LowRank):
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         start = payload["params"] | self.chosen(payload["directions"], visit.net, visit.client_state)
         trained, metrics = self.train(start, visit)
-        update = self.answer(trained, payload, visit, metrics, products="whole", factors=False)
+        update = self.answer(trained, payload, visit, metrics)
         kept = copied({name: t for name, t in trained.items() if part_of(name)})
         update.client_states[visit.client.id] = {"own": kept}
         return update

@@ -74,6 +74,10 @@ class FedSB(LowRank):
         payload = super().extract(state, selection)
         return {**payload, START: state[START]} if START in state else payload
 
+    @property
+    def sends_products(self) -> bool:
+        return self.start == "gradient"
+
     def trains(self, round: int) -> tuple[Part, ...]:
         return ("M",)
 

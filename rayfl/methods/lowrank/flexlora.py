@@ -33,6 +33,8 @@ from rayfl.methods.lowrank.base import LowRank, decomposed, rescaled
 
 class FlexLoRA(LowRank):
     contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+    products_sent: ClassVar = "whole"
+    factors_sent: ClassVar = False
 
     name: Literal["flexlora"] = "flexlora"
 
@@ -41,7 +43,7 @@ class FlexLoRA(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
+        return self.answer(trained, payload, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         return {"params": decomposed(self, fold.mean("params"), self.mean_products(fold))}

@@ -37,6 +37,7 @@ from rayfl.methods.lowrank.base import LowRank
 
 class LoRAFAIR(LowRank):
     contract: ClassVar = Contract(wants="adapters", fedavg=None)
+    products_sent: ClassVar = "segments"
 
     one_scale: ClassVar = True
 
@@ -52,7 +53,7 @@ class LoRAFAIR(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics, products="segments")
+        return self.answer(trained, payload, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params = dict(fold.mean("params"))

@@ -30,6 +30,8 @@ from rayfl.methods.lowrank.base import LowRank, decomposed, rescaled
 
 class RaFLoRA(LowRank):
     contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+    products_sent: ClassVar = "segments"
+    factors_sent: ClassVar = False
 
     name: Literal["raflora"] = "raflora"
 
@@ -38,7 +40,7 @@ class RaFLoRA(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics, products="segments", factors=False)
+        return self.answer(trained, payload, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         return {"params": decomposed(self, fold.mean("params"), self.mean_segments(fold))}

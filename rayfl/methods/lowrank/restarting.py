@@ -4,6 +4,7 @@ W is the update merged so far. Clients draw A_k themselves, and B_k = 0, so neit
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
@@ -15,6 +16,9 @@ from rayfl.methods.lowrank.base import LowRank, Part, adapters, fresh, merged
 
 
 class Restarting(LowRank):
+    products_sent: ClassVar = "whole"
+    factors_sent: ClassVar = False
+
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return adapters(task, merged=True)
 
@@ -33,4 +37,4 @@ class Restarting(LowRank):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         trained, metrics = self.train(payload["params"] | fresh(visit.net, visit.seed), visit)
-        return self.answer(trained, payload, visit, metrics, products="whole", factors=False)
+        return self.answer(trained, payload, visit, metrics)
