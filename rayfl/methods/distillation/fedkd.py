@@ -83,6 +83,9 @@ class FedKD(Mutual):
     pair: ClassVar = GuidedPair
 
     name: Literal["fedkd"] = "fedkd"
+    mask: Literal["none", "zero"] = "none"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Logits of classes that a client lacks during training: unchanged, or 0. With -inf, the loss of a client with one
+    class is 0, and FedKD divides by it."""
     detach: bool = False
     """Treat the other network's outputs, and S in the denominator, as constant."""
     energy: tuple[Share, Share] = (0.95, 0.98)
