@@ -4,6 +4,7 @@
     python scripts/tables.py --check                                # write nothing; exit code 1 if a table is stale
     python scripts/tables.py add runs/quickstart                    # add the table of a finished sweep or run
     python scripts/tables.py add runs/time --columns "method,seeds,accuracy %,server %=accuracy_server"
+    python scripts/tables.py add runs/table1 --columns "method,published %,ours %=best_accuracy_server,points"
 
 A table is NAME.csv and its entry in index.yaml: the facts of its run, and the columns that are shown, each with the
 form of its numbers (`rayfl.results.cells.number`, or `text`). A column of the CSV file has the title that is shown, and
@@ -31,7 +32,8 @@ from rayfl.metrics import ROUND
 from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, number
 from rayfl.results.findings import Findings, found_in
 from rayfl.results.folder import RunFolder
-from rayfl.results.rows import by_label, facts_of
+from rayfl.results.published import from_config
+from rayfl.results.rows import by_label, facts_of, values_of
 from rayfl.results.spread import deviation
 from rayfl.results.summary import amounts
 from rayfl.results.tables import MARKDOWN, Column, Table, columns_of, missing, table
@@ -43,6 +45,8 @@ HEAD = "# Facts of the studies whose tables README files show, and the columns s
 ENDS = ("", " std", " values", " standing", " note")
 TEXT = "text"
 UNKNOWN = "not recorded"
+PUBLISHED = {"published %": ".2f", "points": "+.2f"}
+"""Title -> form of a published number and of the difference from it."""
 UNITS = {"bytes": "bytes", "operations": "flops", "seconds": "time"}
 """Unit of a metric -> form."""
 
@@ -139,13 +143,15 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
     """Return the lines of a CSV file, and title -> form: the rows' own table and further `keys` (title -> key)."""
     own, best = table(found.best, found.judge, found.tuned), [{**row, **amounts(row)} for row in found.best]
     columns = {column.title: column for part in columns_of(best, found.judge) for column in part}
-    more = {title: key for title, key in keys.items() if title not in own.header or key != title}
+    theirs = _published(found)
+    known = [*own.header, *(title for cells in theirs.values() for title in cells)]
+    more = {title: key for title, key in keys.items() if title not in known or key != title}
     results = dict.fromkeys(key for row in best for key, value in row.items() if type(value) in (int, float))
     for title, key in more.items():
-        choose(results | (dict.fromkeys(own.header) if title == key else {}), key, "--columns", "column or result")
+        choose(results | (dict.fromkeys(known) if title == key else {}), key, "--columns", "column or result")
     columns |= {title: _column(best, title, key) for title, key in more.items()}
-    paths, titles = names_of(found.paths), dict.fromkeys((*own.header, *columns))
-    forms = {title: columns[title].form if title in columns else TEXT for title in titles}
+    paths, titles = names_of(found.paths), dict.fromkeys((*known, *columns))
+    forms = {title: columns[title].form if title in columns else PUBLISHED.get(title, TEXT) for title in titles}
     rows = []
     for i, (label, runs) in enumerate(by_label(best, found.judge).items()):
         cells: dict[str, Any] = dict.fromkeys(titles, "") | {"method": own.rows[i][0], "seeds": len(runs)}
@@ -163,8 +169,21 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
                     cells[f"{title} std"] = deviation(numbers)
                     cells[f"{title} values"] = " ".join(f"{value:.6g}" for value in numbers)
                 cells[f"{title} standing"] = own.marks.get((i, j), "") if title not in more else ""
-        rows.append(cells)
+        rows.append(cells | theirs.get(label, {}))
     return rows, forms
+
+
+def _published(found: Findings) -> dict[str, dict[str, float]]:
+    """Return row -> its published number in per cent, and the difference of ours, if one score was published."""
+    published, _ = from_config(found.config)
+    if published is None or len(published.numbers) > 1:
+        return {}
+    [(metric, theirs)] = published.numbers.items()
+    numbers = {row: values_of(runs, metric) for row, runs in by_label(found.best).items() if row in theirs}
+    means = {row: 100 * statistics.fmean(values) for row, values in numbers.items() if values}
+    # a pair is a number and its standard deviation
+    known = {row: number[0] if isinstance(number, tuple) else number for row, number in theirs.items()}
+    return {row: dict(zip(PUBLISHED, (known[row], mean - known[row]), strict=True)) for row, mean in means.items()}
 
 
 def _column(records: list[dict[str, Any]], title: str, key: str) -> Column:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from rows import folder, study
 
+from rayfl.results.files import write_json
 from rayfl.results.findings import found_in
 from rayfl.results.folder import RunFolder
+from rayfl.results.published import Published, in_config
 from rayfl.results.tables import Table, table
 
 ROOT = Path.cwd()
@@ -108,6 +110,15 @@ def test_chosen_columns_and_further_results(tables, root, sweep):
     assert re.search(r"\| 0\.\d+ ± 0\.\d+ \|", first)
     # all columns of the sweep's table stay in the file
     assert ",down," in (root / "tune_configs/results/mine.csv").read_text()
+
+
+def test_published_numbers_beside_ours(tables, root, sweep):
+    published = Published(source="Table 1", numbers={"accuracy_mean": {"heterofl": 90.0, "fedavg": 95.0}})
+    write_json(sweep.path / "config.json", sweep.config | {"published": in_config(published, [])})
+    assert tables.main(["add", str(sweep.path), "--columns", "method,published %,accuracy %,points"], root) == 0
+    *_, first, second = tables.Results(root).markdown("mine").strip().splitlines()
+    assert first == "| Heterofl | 90.00 | **91.28 ± 0.60** | +1.28 |"
+    assert second.startswith("| Fjord | – | ") and second.endswith(" | – |")
 
 
 def test_a_title_of_the_sweeps_table_for_another_result(tables, root, sweep):
