@@ -10,7 +10,6 @@ import logging
 import shutil
 import signal
 import socket
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
+from threading import Timer, current_thread, main_thread
 from typing import Any
 
 import cloudpickle
@@ -190,7 +190,7 @@ class _Stages:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
             tuner = self._tuner(place, space, config)
-        waiting = threading.Timer(PATIENCE_SECONDS, self._note_waiting)
+        waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():
             try:
                 waiting.start()
@@ -290,7 +290,7 @@ def _interrupts() -> Iterator[Callable[[], bytes]]:
     Tune replaces any handler, but Python also writes the number of a signal to a descriptor. Outside the main thread
     there are no signals.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if current_thread() is not main_thread():
         yield bytes
         return
     reader, writer = socket.socketpair()
