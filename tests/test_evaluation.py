@@ -16,6 +16,7 @@ from rayfl.data.goal import Classes
 from rayfl.data.partition.users import Users
 from rayfl.data.samples import ClientData
 from rayfl.data.scores import Accuracy, CrossEntropy, MacroF1, Score, TopK
+from rayfl.engine import worker
 from rayfl.engine.evaluator import grouped, spans_of
 from rayfl.evaluation import Evaluation, judge
 from rayfl.methods import METHODS
@@ -455,3 +456,20 @@ def test_every_method_evaluates_with_every_split(method, tmp_path):
     assert {"local_accuracy_mean", "local_validation_accuracy_mean"} <= line.keys()
     if METHODS[method].judged_on == "test":
         assert {"accuracy_mean", "validation_accuracy_mean"} <= line.keys()
+
+
+def test_clients_are_judged_at_the_capacity_of_the_last_round(tmp_path):
+    simulation = simulate(tiny(method="heterofl", clients={"assignment": "dynamic"}), tmp_path)
+    run(simulation)
+    nets = {id: deployed(simulation, simulation.clients.capacity(id, 0, 1)) for id in range(6)}
+    data = simulation.data.test
+    by_hand = {id: accuracy(net, rows(simulation, "test", data[id])) for id, net in nets.items()}
+    assert dict(simulation.client_scores.tolist()) == by_hand
+
+
+def test_masked_classes_are_those_of_the_training_data(tmp_path, monkeypatch):
+    """Every client has one test image, and images of several classes to train on."""
+    seen, one_each = [], {"partition": "iid", "rounds": 1, "data": {"test_samples": 6}}
+    monkeypatch.setattr(worker, "judge", lambda *given: seen.extend(given[-1] or ()) or judge(*given))
+    run(simulate(tiny(**one_each, evaluation={"label_mask": "zero"}), tmp_path))
+    assert len(seen) == 6 and min(int(present.sum()) for present in seen) > 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest import SkipTest
 
 import torch
 from torch import nn
@@ -76,7 +77,6 @@ class DenseContract(MethodContract):
     def test_sliced_training_is_masked_full_width_training(self, model: Any, tmp_path: Path) -> None:
         """A narrow network trains like the server's network with zeros outside of the selection, where all gradients
         vanish. Scaler and norm are excluded, because they depend on the width."""
-        import pytest
 
         network = normless(model_of(model))
         experiment = self.narrow(network, {"scaler": False}, training={"lr": 0.01})
@@ -97,7 +97,7 @@ class DenseContract(MethodContract):
         payload = method.extract(simulation.state, narrow)
         assert isinstance(method, Dense)
         if method.own(narrow.net) in payload:
-            pytest.skip("every network has its own norms")
+            raise SkipTest("every network has its own norms")
         groups = {name: group for name, group in payload.items() if group.keys() <= params.keys()}
         masked = {
             name: embedded(group) if name == "params" else spread(cut, group, params) for name, group in groups.items()
@@ -117,13 +117,12 @@ class DenseContract(MethodContract):
 
 def normless(model: Model) -> Model:
     """Return the model without norms. Skip the test if norms or exits depend on the width."""
-    import pytest
 
     network = model.model_copy(update={"norm": "none"}) if "norm" in type(model).model_fields else model
     if model.exit_count > 1:
-        pytest.skip("an early exit adds to the loss of the wider network")
+        raise SkipTest("an early exit adds to the loss of the wider network")
     if any(isinstance(module, nn.LayerNorm | nn.GroupNorm) for module in Net(network).blank().modules()):
-        pytest.skip("its norms depend on the width")
+        raise SkipTest("its norms depend on the width")
     return network
 
 

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import torch
 
@@ -201,7 +202,7 @@ class MethodPromises:
             visit = Visit(client, selection, rows_of(simulation, client.id), None, seed, public)
             update = simulation.method.local_update(payload, visit)
             if update.products:
-                return
+                raise SkipTest("clients send products")
             whole.append(changes(update, payload, selection))
             _, residual = transformed(chain, payload, update, 0, selection, residual)
             sent.append(changes(update, payload, selection))
@@ -254,7 +255,7 @@ class MethodContract(MethodPromises):
         """Client k returns (k + 1) / 4 everywhere. The mean of a coordinate is over its holders, or over all clients,
         where missing values count as 0."""
         if self.contract.over == "products":
-            return
+            raise SkipTest("the factors of the mean are not unique")
         method = self.experiment(model, self.contract.plain).bound()
         state = method.init()
         selections = [method.select(state, Client(k, c, 5)) for k, c in enumerate(CAPACITIES)]
@@ -298,7 +299,7 @@ class MethodContract(MethodPromises):
     def test_clients_that_train_nothing_change_nothing(self, tmp_path: Path) -> None:
         """The mean over holders of equal parameters leaves them unchanged. Integer tensors of the state may change."""
         if not self.contract.exact or self.contract.over == "all":
-            return
+            raise SkipTest("the mean of equal parameters differs from them")
         training = {"steps": None, "epochs": 0}
         simulation = simulate(self.experiment(training=training, clients={"cohort": 6}), tmp_path)
         before = {name: t.clone() for name, t in leaves(simulation.state)}
@@ -310,7 +311,7 @@ class MethodContract(MethodPromises):
     def test_at_full_capacity_it_is_fedavg(self, plain_model: Any, tmp_path: Path) -> None:
         """Bit for bit, with equal losses and weights, and one exit."""
         if self.contract.fedavg is None:
-            return
+            raise SkipTest("it is not FedAvg")
         same = {"mask": "none", "label_rows": "all", "weight": "uniform"}
         options = {name: value for name, value in same.items() if name in type(self.given()).model_fields}
         experiment = self.experiment(plain_model, options | dict(self.contract.fedavg), **ABLE)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 from rayfl.config import ConfigError
 from rayfl.experiment import Experiment
@@ -83,6 +84,9 @@ class NetworksContract(MethodPromises):
             if first.partial_round:
                 saved += 1
                 first.save(tmp_path / f"checkpoints {saved}")
+        if type(first.method).plan is Method.plan:
+            raise SkipTest("its rounds have no server tasks")
+        assert saved
         for i in range(1, saved + 1):
             again = simulate(experiment, tmp_path / f"again {i}")
             round, _ = again.restore(tmp_path / f"checkpoints {i}")
@@ -99,7 +103,7 @@ class NetworksContract(MethodPromises):
             experiment = self.experiment(**unlabeled)
         except ConfigError as error:
             assert "labeled" in str(error)
-            return
+            raise SkipTest("it needs labels") from None
         one, other = simulate(experiment, tmp_path / "one"), simulate(self.experiment(), tmp_path / "other")
         assert run(one) == run(other)
         assert_same(one.state, other.state)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import tiny
+from helpers import simulate, tiny
 from typer.testing import CliRunner
 
 from rayfl import cli
@@ -443,3 +443,10 @@ def test_check_and_schema_know_it(tmp_path):
     for section in sections:
         read = DATASETS_KIND.read(yaml.safe_load(section)["data"], "data")
         assert read.public is not None and validator.is_valid({**given, **yaml.safe_load(section)})
+
+
+@pytest.mark.parametrize("labeled", [False, True])
+def test_labels_of_public_samples_are_hidden(labeled, tmp_path):
+    data = {"public": {"share": 0.3, "labeled": labeled}}
+    worker = simulate(tiny(method="feddf", partition="iid", data=data), tmp_path).executor.worker
+    assert bool(worker.public.samples["y"].any()) == labeled

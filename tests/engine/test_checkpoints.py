@@ -418,3 +418,13 @@ def test_a_checksum_sees_every_bit():
 def test_a_checksum_does_not_see_order_or_strides():
     a, b = torch.randn(2, 3), torch.randn(2)
     assert checksum({"a": a, "b": b}) == checksum({"b": b, "a": a.t().contiguous().t()})
+
+
+@pytest.mark.parametrize(("better", "kept"), [("max", 3), ("min", 2)])
+def test_the_best_round_is_by_the_better_direction(tmp_path, better, kept):
+    best = Best(tmp_path, "loss", better)
+    for round, value in ((1, 0.5), (2, 0.25), (3, 0.75), (4, float("nan"))):
+        write(tmp_path, round, CONFIG, STATE)
+        if best.is_better(line := {"round": round, "loss": value}):
+            best.keep(line)
+    assert names(tmp_path / "best") == [f"round-{kept:06d}"]

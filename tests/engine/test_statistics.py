@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import Perceptron, run, simulate, tiny
 
+from rayfl.core import norms
 from rayfl.evaluation import Evaluation
 
 NAMES = ("0.3", "0.2", "0.1")
@@ -57,3 +58,23 @@ def test_models_without_static_norms_need_no_statistics(tmp_path):
     simulation = simulate(spec, tmp_path)
     simulation.executor.worker.collect = pytest.fail
     assert "accuracy_0.5" in run(simulation)[-1]
+
+
+@pytest.mark.parametrize(("kind", "batch"), [("exact", 7), ("cumulative", 5), ("pooled", 5)])
+def test_batch_means_are_over_training_batches(kind, batch, tmp_path):
+    evaluator = simulate(tiny(evaluation={"statistics": kind}), tmp_path).evaluator
+    found = [work for _, work in evaluator._pieces(0)] + [evaluator._collect_own(0)]
+    assert {work.batch_size for work in found} == {batch}
+
+
+def test_pooled_batches_are_shuffled_rows(tmp_path):
+    simulation = simulate(tiny(evaluation={"statistics": "pooled"}), tmp_path)
+    worker, [(_, job), *_] = simulation.executor.worker, simulation.evaluator._pieces(0)
+    [(x, _)] = worker._rows("train", simulation.data.pooled(0)[job.pooled]).in_order(1000)
+    assert torch.equal(torch.cat(list(worker._batches(job))), x)
+
+
+@pytest.mark.parametrize("method", ["heterofl", "standalone"])
+def test_nothing_is_collected_for_batches(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(norms, "collect", lambda *_: pytest.fail("collected"))
+    run(simulate(tiny(method=method, evaluation={"statistics": "batch", "local_holdout": 0.2}), tmp_path))

@@ -196,6 +196,39 @@ def test_the_start_is_a_candidate(keep_start: bool, tmp_path: Path, monkeypatch:
         assert_same(result(student), dict(sorted(start.items())))
 
 
+def trained_student(simulation: Simulation, how: Distillation) -> tuple[Any, dict[str, float]]:
+    data, validation = data_with_targets(simulation)
+    net, start = simulation.method.task.server, simulation.state["net 0.3"]
+    return go_on(beginning(start), net, data, lambda z, t: divergence(t, z, 1.0), how, 100, validation)
+
+
+def test_the_steps_that_are_averaged(tmp_path: Path) -> None:
+    """4, 7, 10 and 13."""
+    how = Distillation(steps=13, batch_size=8, average_from=4, average_every=3)
+    student, _ = trained_student(simulate(experiment(feddf()), tmp_path), how)
+    assert int(student["averaged"]) == 4
+
+
+@pytest.mark.parametrize(("scores", "best", "steps"), [([5, 4, 3], 2, 6), ([3, 4, 4, 5], 7, 7)])
+def test_patience_and_the_last_step(
+    scores: list[float], best: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 2, 4, 6 and the last, 7, are validated."""
+    remaining = iter(scores)
+    monkeypatch.setattr(distillation, "score_of", lambda *_: next(remaining))
+    how = Distillation(steps=7, batch_size=8, patience=4, validate_every=2)
+    student, metrics = trained_student(simulate(experiment(feddf()), tmp_path), how)
+    assert (int(student["best"]), metrics["server_steps"]) == (best, steps)
+
+
+def test_every_step_of_a_student_draws_its_own_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, scope = [], distillation.torch_scope
+    simulation = simulate(experiment(feddf()), tmp_path)
+    monkeypatch.setattr(distillation, "torch_scope", lambda seed, device: seeds.append(seed) or scope(seed, device))
+    trained_student(simulation, Distillation(steps=5, batch_size=8))
+    assert len(set(seeds)) == len(seeds) == 5
+
+
 def test_a_student_of_no_steps_is_its_start(tmp_path: Path) -> None:
     simulation = simulate(experiment(feddf()), tmp_path)
     data, validation = data_with_targets(simulation)
@@ -211,14 +244,6 @@ def test_networks_that_answer_tokens_are_refused(model: Any) -> None:
     data = {"name": "synthetic_text", "task": "next_token", "public": {"share": 0.3}}
     with pytest.raises(ConfigError, match="does not support networks with outputs per token"):
         tiny(data=data, model=model, partition="iid", method="feddf", clients={"capacities": [1]})
-
-
-@pytest.mark.parametrize("source", [{"share": 0.3}, {"noise": 10}])
-def test_public_samples_of_their_own_are_not_copied(source: Any, tmp_path: Path) -> None:
-    simulation = simulate(experiment(feddf(), data=PUBLIC | {"public": source}), tmp_path)
-    worker = simulation.executor.worker  # pyright: ignore
-    stored, used = worker.samples["public"].get("x"), worker.public.samples["x"]
-    assert (stored is not None and stored.data_ptr() == used.data_ptr()) == ("noise" in source)
 
 
 @pytest.mark.parametrize("transform", [{"name": "noise", "deviation": 0.5}, {"name": "quantize", "bits": 1}])

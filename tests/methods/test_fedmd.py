@@ -169,18 +169,6 @@ def test_a_round_without_answers_leaves_the_consensus(tmp_path: Path) -> None:
     assert simulation.method.step(simulation.state, 1, folded(simulation.state)) is simulation.state
 
 
-def test_a_resumed_run_is_the_straight_run(tmp_path: Path) -> None:
-    straight = simulate(asked(), tmp_path / "straight")
-    lines = run(straight)
-    first = simulate(asked(), tmp_path / "first")
-    run(first, 1)
-    first.save(tmp_path / "checkpoint")
-    again = simulate(asked(), tmp_path / "again")
-    assert again.restore(tmp_path / "checkpoint") == (1, [])
-    assert run(again) == lines[1:]
-    assert_same(again.state, straight.state)
-
-
 # bad input
 
 

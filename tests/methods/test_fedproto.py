@@ -205,18 +205,6 @@ def test_a_client_s_own_split_judges(tmp_path: Path) -> None:
     assert lines[0]["local_loss_mean"] != lines[1]["local_loss_mean"]
 
 
-def test_a_resumed_run_is_the_straight_run(tmp_path: Path) -> None:
-    straight = simulate(asked(rounds=3), tmp_path / "straight")
-    lines = run(straight)
-    first = simulate(asked(rounds=3), tmp_path / "first")
-    run(first, 1)
-    first.save(tmp_path / "checkpoint")
-    again = simulate(asked(rounds=3), tmp_path / "again")
-    assert again.restore(tmp_path / "checkpoint") == (1, [])
-    assert run(again) == lines[1:]
-    assert_same(again.state, straight.state)
-
-
 # bad input
 
 

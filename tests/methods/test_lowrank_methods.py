@@ -131,6 +131,14 @@ def test_a_round_without_training_changes_no_function(name):
     close(function(method, state), before, 1e-10)
 
 
+@pytest.mark.parametrize("name", ["lora_fair", "fedex_lora", "raflora"])
+def test_a_segment_without_holders_keeps_its_product(name):
+    """Clients of ranks 2 and 4 answer, none of rank 8."""
+    method = bound(name)
+    state = started(method)
+    close(function(method, one_round(method, state, (2, 4), untrained)), function(method, state), 1e-10)
+
+
 @pytest.mark.parametrize("name", ["zero_padding", "hetlora"])
 def test_zero_padding_shrinks_components_with_few_holders(name):
     """Ranks 2, 2, 4, 8 of equal weights: components from 2 on are held by half, from 4 on by a quarter."""
@@ -350,8 +358,9 @@ def test_hetlora_with_one_rank_and_equal_norms_is_fedit():
 # HetLoRA
 
 
-def test_hetlora_weighs_by_norms():
-    method = bound("hetlora", (2, 8), gamma=1.0)
+@pytest.mark.parametrize("scaling", ["constant", "alpha_over_r"])
+def test_hetlora_weighs_by_norms(scaling):
+    method = bound("hetlora", (2, 8), LORA.model_copy(update={"scaling": scaling}), gamma=1.0)
     state, trained = started(method), noisy(method)
     norms = [
         sum(float(p.square().sum()) for p in one.values()) ** 0.5 for one in answers_of(method, state, (2, 8), trained)

@@ -5,7 +5,20 @@ import math
 
 import pytest
 import torch
-from helpers import RESNET, Perceptron, assert_same, bound, client_data, folded, one_round, sent, tiny, updated, visit
+from helpers import (
+    RESNET,
+    Perceptron,
+    assert_same,
+    bound,
+    client_data,
+    folded,
+    one_round,
+    sent,
+    simulate,
+    tiny,
+    updated,
+    visit,
+)
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
@@ -486,3 +499,12 @@ def test_a_capacity_that_buys_no_element_is_refused(metric):
         ConfigError, match=r"clients.capacities: 1e-06 by (params|flops) does not buy one element .*at least"
     ):
         tiny(method="fiarse", clients={"capacities": [1, 1e-6], "metric": metric})
+
+
+def test_a_round_counts_the_masks_it_sends(tmp_path):
+    simulation, expected, masks = simulate(tiny(method="fiarse"), tmp_path), 0, 0
+    for selection, clients in simulation.cohort().values():
+        payload = simulation.method.extract(simulation.state, selection)
+        expected += len(clients) * (nbytes(payload) + selection.nbytes)
+        masks += selection.nbytes
+    assert simulation.train()["bytes_down"] == expected and masks > 0

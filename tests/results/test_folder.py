@@ -425,6 +425,13 @@ def test_a_result_has_the_epsilon_of_the_last_evaluation():
     assert summed(lines)["epsilon"] == 3.0
 
 
+@pytest.mark.parametrize(("better", "time"), [("min", 20.0), ("max", 10.0)])
+def test_the_time_to_a_score(better, time):
+    facts = FACTS | {"targets": [0.5], "judge": "loss_mean", "scores": {"loss": better}}
+    lines = [line(r, loss_mean=loss, sim_time=10.0 * r) for r, loss in ((1, 0.75), (2, 0.5), (3, 0.25))]
+    assert summed(lines, facts)["time_to_0.5"] == time
+
+
 def test_summary_of_nothing():
     assert summed([]) == {
         "rounds": 0,

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import statistics
 
 import numpy as np
 import pytest
@@ -71,10 +72,11 @@ def test_the_plots_of_a_comparison(comparison, tmp_path):
     )
     header, *rows = csv.reader(read["accuracy_by_capacity"].splitlines())
     assert header == ["method", "capacity", "accuracy", "std", "trained"]
-    assert [row[:3] + row[4:] for row in rows[:3]] == [
-        ["fedavg", "1.0", "0.5", "1"],
-        ["fedavg", "0.5", "0.875", "1"],
-        ["fedavg", "0.1", "0.125", "0"],
+    # two seeds, of which one has 0.75 and one 1
+    assert rows[:3] == [
+        ["fedavg", "1.0", "0.5", "0.0", "1"],
+        ["fedavg", "0.5", "0.875", str(statistics.stdev([0.75, 1.0])), "1"],
+        ["fedavg", "0.1", "0.125", "0.0", "0"],
     ]
     header, *rows = csv.reader(read["curves_by_capacity"].splitlines())
     assert header == ["capacity", "round", "fedavg", "fedavg std", "heterofl", "heterofl std"]
@@ -264,3 +266,19 @@ def test_how_an_axis_names_a_score():
     assert axis_name("accuracy", "test") == "accuracy"
     assert axis_name("accuracy", "validation") == "validation accuracy"
     assert axis_name("top5", "clients") == "top5 of clients on their own test data"
+
+
+def test_means_over_seeds_that_differ():
+    runs = [[{"round": 1, "m": m, "bytes_up": gbit * 1.25e8}] for m, gbit in ((0.5, 1), (0.75, 3))]
+    styles = styles_of(("a", "b"))
+    assert learning_curves({"a": runs}, "m", "m", styles).rows == [[1, 0.625, pytest.approx(0.25 / 2**0.5)]]
+    plot = by_cost({"a": runs, "b": runs[:1]}, "m", "m", styles, TRAFFIC)
+    assert plot is not None and plot.rows == [["a", 1, 2.0, 0.625], ["b", 1, 1.0, 0.5]]
+
+
+def test_rounds_on_a_clock():
+    lines = [{"round": r, "sim_seconds": s, "updates_fast": 2, "updates_slow": r - 1} for r, s in ((1, 4.0), (2, 1.0))]
+    styles = styles_of(("a",))
+    times, shares = (draw({"a": [lines]}, styles) for draw in (plots.round_times, plots.participation))
+    assert times is not None and times.rows == [["a", 1.0, 0.5], ["a", 4.0, 1.0]]
+    assert shares is not None and shares.rows == [["a", "fast", 0.8], ["a", "slow", 0.2]]

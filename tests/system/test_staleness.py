@@ -80,3 +80,12 @@ def test_a_mean_so_far_leaves_the_weights_of_rows():
     fold.add(LARGE, update(1.0, 1.0))
     assert fold.mean_so_far("params")["hidden0.bias"].tolist() == [2.5, 2.5]
     assert fold.mean("params")["hidden0.bias"].tolist() == [2.5, 2.5]
+
+
+@pytest.mark.parametrize(("divide", "expected"), [("count", 0.75 * 5 + 0.25 * 8), ("weights", 0.25 * 8)])
+def test_statistics_of_norms_are_mixed(divide, expected):
+    """Variances: 5 now, 3 then, the client's is 8, s = 1/4. Added as a change, one could become negative."""
+    then, now = ({"own": {"n.running_var": torch.tensor([value])}} for value in (3.0, 5.0))
+    late = Update({}, 2.0, whole={"own": {"n.running_var": torch.tensor([16.0])}})
+    moved = Staleness(divide=divide).moved(Stale(late, LARGE, then, 2), now, 0.25)
+    assert (moved.whole["own"]["n.running_var"] / 2).item() == pytest.approx(expected)

@@ -458,3 +458,22 @@ def test_the_accountant_is_needed_by_private_runs_only(tmp_path, monkeypatch):
     run(simulate(tiny(rounds=1), tmp_path))
     with pytest.raises(ConfigError, match=r"dp-accounting is not installed. Hint: pip install 'rayfl\[privacy\]'"):
         private()
+
+
+def test_the_norm_follows_from_the_clients_that_came(tmp_path):
+    spec = private(privacy=SECTION | ADAPTIVE, clients={"participation": "poisson"}, rounds=6)
+    simulation, sizes = simulate(spec, tmp_path), set()
+    for round in range(6):
+        clip, line = spec.privacy.norm(simulation.state), simulation.run_round()
+        came, within = line.get("clients", 0), line.get("within_norm", 0)
+        new = spec.privacy.adapted(clip, within, came, spec.clients, spec.seed, round)
+        assert torch.equal(simulation.state[NORM]["norm"], new[NORM]["norm"])
+        sizes.add(came)
+    assert sizes - {spec.clients.cohort}
+
+
+@pytest.mark.parametrize(("change", "within"), [([3.0, 4.0], 1), ([3.0, 4.1], 0)])
+def test_a_change_is_within_the_norm(change, within):
+    update = Update({"params": {"w": torch.tensor(change)}}, 1.0)
+    transformed([], {"params": {"w": torch.zeros(2)}}, update, 0, Mask(NET, "whole", {}), None, Protection(5.0))
+    assert update.metrics["within_norm"] == within

@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rayfl.core.fold import Update
 from rayfl.core.seeds import torch_generator
 from rayfl.data.goal import Classes
 from rayfl.data.images import Images
 from rayfl.data.samples import ClientData
 from rayfl.training.settings import Training, answered, divergence, every_exit, mask_logits
 from rayfl.training.steps import fit
+from rayfl.training.updates import Updates
 
 # --- the schedule ---
 
@@ -312,3 +314,12 @@ def test_a_frozen_parameter_stays():
         momentum=momentum)  # fmt: skip
     assert module[0].w.item() == 2 and module[1].w.item() == pytest.approx(3 - 0.1 * 2)
     assert momentum.keys() == {"1.w"}
+
+
+def test_the_limit_of_an_update_by_hand():
+    w, updates = torch.full((4,), 3.0), Updates(growth=2.0)
+    heavy = Update({"params": {"w": 50 * w}}, 50.0)
+    assert updates.unfit(heavy, 2.5) is None
+    assert updates.unfit(heavy, 1.9) == "norm 6 over the limit 5.8"
+    kept = Update({"params": {"w": w}}, 1.0, client_states={7: {"own": {"w": 2 * w}}})
+    assert updates.unfit(kept, 2.5) == "norm 12 over the limit 7" and updates.unfit(kept, 0.0) is None

@@ -13,6 +13,7 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Mask, random_subset, rolling
 from rayfl.core.tensors import nbytes
+from rayfl.engine import worker
 from rayfl.testing.networks import MIX
 from rayfl.testing.tiny import model_of
 from rayfl.training.sending import RESIDUAL, transformed
@@ -345,3 +346,10 @@ def test_a_wrong_transform_is_refused():
     with pytest.raises(ConfigError) as error:
         tiny(updates={"transforms": [{"name": "clop", "norm": 1}]})
     assert "updates: transforms.0" in str(error.value) and "Did you mean 'clip'?" in str(error.value)
+
+
+def test_every_client_and_round_draws_its_own_noise(tmp_path, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(worker, "transformed", lambda *given: seeds.append(given[3]) or transformed(*given))
+    run(simulate(tiny(updates={"transforms": [{"name": "noise", "deviation": 0.1}]}), tmp_path))
+    assert len(set(seeds)) == len(seeds) > 4
