@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfl import costs
-from rayfl.config import Config
+from rayfl.config import Config, ConfigError
 from rayfl.core.fold import ClientState
 from rayfl.data.base import Arrays
 from rayfl.engine.jobs import Broadcast, Executor, Job, Train
@@ -110,8 +110,9 @@ def _executor(experiment: Experiment, simulation: "Simulation", arrays: Arrays, 
 
 def _visits(simulation: "Simulation", executor: Executor, group: int) -> dict[float, dict[str, float]]:
     """Return capacity -> mean metrics of a visit. `group`: largest number of clients whose sum the server learns under
-    secure aggregation, who have the most traffic."""
+    secure aggregation, who have the most traffic. Raise a ConfigError if all updates of a capacity are refused."""
     experiment, verbs = simulation.experiment, simulation.verbs
+    refused: dict[float, str] = {}
     found: dict[float, list[dict[str, float]]] = {capacity: [] for capacity in experiment.clients.all_capacities}
     protection = Protection(None, experiment.updates.secure_aggregation, group)
 
@@ -120,7 +121,10 @@ def _visits(simulation: "Simulation", executor: Executor, group: int) -> dict[fl
         broadcast = Broadcast(verbs.extract(simulation.state, selection), selection, protection)
         train = Train([client], {client.id: client_state} if client_state else {})
         [answer] = executor.map("train", [Job(None, 0, lambda: train)], lambda _: broadcast)
-        found[client.capacity].append(answer.metrics)
+        if answer.refused:
+            refused[client.capacity] = f"client {answer.refused[0][0]}: {answer.refused[0][1]}"
+        else:
+            found[client.capacity].append(answer.metrics)
         return answer.client_states.get(client.id)
 
     clients = [client for _, some in simulation.cohort().values() for client in some]
@@ -132,6 +136,11 @@ def _visits(simulation: "Simulation", executor: Executor, group: int) -> dict[fl
         if client_state:
             found[capacity].clear()
             visit(absent, client_state)
+    for capacity in [capacity for capacity, some in found.items() if not some]:
+        raise ConfigError(
+            f"model: the work of capacity {capacity:g} cannot be counted, because its updates diverge in the first "
+            f"steps ({refused[capacity]}). Allowed: a network that can be trained, such as one with norms"
+        )
     return {
         capacity: {name: sum(one[name] for one in some) / len(some) for name in some[0]}
         for capacity, some in found.items()

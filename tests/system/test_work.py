@@ -1,9 +1,13 @@
 """Operations of a visit, counted before a run: by hand, and against the rounds of runs."""
 
+import itertools
+
 import pytest
 from helpers import run, simulate, tiny
 
+from rayfl.config import ConfigError
 from rayfl.engine.traffic import split
+from rayfl.training.updates import Updates
 
 BOARDS = {"devices": {"name": "classes", "classes": [{"name": "board", "gflops": 1}]}}
 PUBLIC = {"data": {"public": {"share": 0.3, "labeled": True}}}
@@ -33,6 +37,19 @@ def fleet_of(tmp_path, method, **sections):
     given = {"clients": {"cohort": 6, "capacities": [1.0]}, "training": {"steps": None, "epochs": 3}} | sections
     simulation = simulate(tiny(method=method, rounds=3, system=BOARDS, **given), tmp_path)
     return simulation.schedule.fleet, simulation
+
+
+@pytest.mark.parametrize("refused", [2, 1])
+def test_refused_updates_are_not_counted(refused, tmp_path, monkeypatch):
+    """Every second update is refused, or all are."""
+    usual, calls = fleet_of(tmp_path / "usual", "fedavg")[0].work[1.0], itertools.count()
+    monkeypatch.setattr(Updates, "unfit", lambda *_: None if next(calls) % refused else "not finite")
+    if refused == 2:
+        assert fleet_of(tmp_path / "some", "fedavg")[0].work[1.0] == usual
+    else:
+        with pytest.raises(ConfigError, match="model: the work of capacity 1 cannot be counted, because its updates "):
+            fleet_of(tmp_path / "all", "fedavg")
+    assert next(calls) > 6
 
 
 def test_inner_steps_are_operations_per_sample(tmp_path):
