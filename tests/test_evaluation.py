@@ -177,6 +177,24 @@ def test_accuracy_of_every_client_by_hand(fill, tmp_path):
     assert line["local_accuracy_0.2"] == pytest.approx((by_hand[2] + by_hand[3]) / 2)
 
 
+def test_absent_classes_are_masked_at_every_exit(tmp_path):
+    """Logits of four classes that all samples share. Of classes 0 and 1 the exits prefer 0 and 1."""
+
+    class TwoExits(torch.nn.Module):
+        def forward(self, x):
+            return tuple(
+                torch.tensor(logits).expand(len(x), 4) for logits in ([2.0, 1.0, 3.0, 0.0], [0.0, 1.0, 2.0, 3.0])
+            )
+
+    data = rows(simulate(tiny(), tmp_path), "test", range(17))
+    present = torch.tensor([True, True, False, False])
+    [found] = judge(TwoExits(), [data], SCORES, 7, fill="neg_inf", present=[present])
+    expected = [int((data.samples["y"] == label).sum()) for label in (0, 1)]
+    assert expected[0] != expected[1]
+    assert [int(counts[0]) for counts in found.exits] == expected
+    assert int(found.sums["accuracy"][0]) == expected[1]
+
+
 def own_accuracy(simulation, id: int, data: ClientData) -> float:
     """Personal networks use statistics of the client's data; clients that were never selected use initial networks."""
     capacity, client_state = simulation.clients.capacity(id, 0, 0), simulation.client_states.get(id)
