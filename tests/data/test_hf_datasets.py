@@ -123,7 +123,7 @@ def test_a_run_learns_from_it(read, tmp_path, x, options, model):
         ),
         ({"x": "floats"}, "data.x: 'floats' has lists of float32. Allowed: lists of integers"),
         ({"x": "gaps"}, "data.x: row 3 of the training set has no tokens. Allowed: lists of one or more tokens"),
-        ({"x": "said"}, "has 1 empty cells (first: row 4). Allowed: texts that are not empty"),
+        ({"x": "said"}, "has empty cells (first: row 4; 1 in all). Allowed: rows without empty cells"),
         (
             {"x": "photo"},
             "data.x: the image in row 3 of the training set cannot be used (it has 8 x 5 pixels, not 8 x 4). Allowed: "

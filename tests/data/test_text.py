@@ -401,23 +401,23 @@ MISTAKES = {
     ),
     "an empty text": (
         {"train": ("a.csv", CSV + '" ",pos,ann\n')},
-        "data.text: {}/a.csv has 1 empty cells (first: row 6). Allowed: texts that are not empty",
+        "data.text: {}/a.csv has empty cells (first: row 6; 1 in all). Allowed: rows without empty cells",
     ),
     "an empty class": (
         {"train": ("a.csv", "text,label\ngood,1\nbad,\n")},
-        "data.label: {}/a.csv has 1 empty cells (first: row 2). Allowed: texts that are not empty",
+        "data.label: {}/a.csv has empty cells (first: row 2; 1 in all). Allowed: rows without empty cells",
     ),
     "no class": (
         {"train": ("a.jsonl", '{"text": "good", "label": null}\n')},
-        "data.label: {}/a.jsonl has 1 empty cells (first: row 1). Allowed: texts that are not empty",
+        "data.label: {}/a.jsonl has empty cells (first: row 1; 1 in all). Allowed: rows without empty cells",
     ),
     "null as a text": (
         {"train": ("a.jsonl", '{"text": null, "label": 1}\n')},
-        "data.text: {}/a.jsonl has 1 empty cells (first: row 1). Allowed: texts that are not empty",
+        "data.text: {}/a.jsonl has empty cells (first: row 1; 1 in all). Allowed: rows without empty cells",
     ),
     "no text at all": (
         {"train": ("a.csv", "text,label\n")},
-        "data.text: {}/a.csv has no texts. Allowed: texts that are not empty",
+        "data.text: {}/a.csv has no rows. Allowed: rows without empty cells",
     ),
     "a class without a text": (
         {"train": ("a.csv", "text,label\ngood,0\nbad,2\n")},

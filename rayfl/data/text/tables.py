@@ -39,11 +39,11 @@ def column(table: Table, name: str, field: str, path: Path) -> Sequence[str]:
 
 
 def not_empty(texts: Sequence[str], field: str, path: Path) -> Sequence[str]:
-    """Return the texts. Raise ConfigError if there are none or some are empty."""
+    """Return the cells of a column. Raise ConfigError if there are none or some are empty."""
     empty = [i for i, text in enumerate(texts, 1) if not text or text.isspace()]
     if empty or not texts:
-        given = f"{len(empty)} empty cells (first: row {empty[0]})" if empty else "no texts"
-        raise ConfigError(f"data.{field}: {path} has {given}. Allowed: texts that are not empty")
+        given = f"empty cells (first: row {empty[0]}; {len(empty)} in all)" if empty else "no rows"
+        raise ConfigError(f"data.{field}: {path} has {given}. Allowed: rows without empty cells")
     return texts
 
 
