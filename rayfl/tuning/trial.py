@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import ray
-from pyarrow.fs import FileSelector
+from pyarrow.fs import FileSelector, FileSystem
 from ray import tune
 from ray.exceptions import RayError
 from ray.util import get_current_placement_group
@@ -106,6 +106,8 @@ class FederatedTrial(tune.Trainable):
         return self.experiment
 
     def step(self) -> dict[str, Any]:
+        if self.experiment is None:
+            self.restore()
         experiment = self._load()
         if not self.started:
             self.started = True
@@ -154,15 +156,18 @@ class FederatedTrial(tune.Trainable):
     def checkpoints(self) -> Path:
         return self.folder.path / CHECKPOINTS
 
-    def restore(self, result) -> None:  # pyright: ignore
+    def restore(self, result: Any = None) -> None:
         """Restore the trial's newest valid checkpoint, or start again if there is none.
 
-        Tune passes the checkpoint of its last snapshot. A killed driver may have left newer ones, which replaced it.
+        Tune passes the checkpoint of its last snapshot, and does not call this if it has none. A driver that was
+        stopped may have left newer ones, which replaced it.
         """
-        named = result.checkpoint
-        for folder in _newest_first(named):
+        storage = self._storage
+        assert storage is not None
+        for folder in _newest_first(storage.storage_filesystem, storage.trial_fs_path):
+            checkpoint = tune.Checkpoint(folder, storage.storage_filesystem)
             with suppress(DamagedCheckpoint):
-                super().restore(type(result)(tune.Checkpoint(folder, named.filesystem), result.metrics))
+                super().restore(checkpoint if result is None else type(result)(checkpoint, result.metrics))
                 return
 
     def _leave(self, status: Status) -> None:
@@ -179,11 +184,9 @@ class FederatedTrial(tune.Trainable):
         self.folder.remove()
 
 
-def _newest_first(checkpoint: tune.Checkpoint) -> list[str]:
-    """Return the folders of a trial's checkpoints on its storage, newest first."""
-    trial = PurePosixPath(checkpoint.path).parent
-    assert checkpoint.filesystem is not None
-    files = checkpoint.filesystem.get_file_info(FileSelector(str(trial), allow_not_found=True, recursive=True))
+def _newest_first(filesystem: FileSystem, trial: str) -> list[str]:
+    """Return the folders of the checkpoints in a trial's folder, newest first."""
+    files = filesystem.get_file_info(FileSelector(trial, allow_not_found=True, recursive=True))
     paths = [PurePosixPath(file.path) for file in files]
     rounds = {str(path.parent): path.name for path in sorted(paths) if path.match("checkpoint_*/round-*")}
     return sorted(rounds, key=lambda folder: rounds[folder], reverse=True)

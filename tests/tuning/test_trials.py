@@ -117,6 +117,26 @@ def test_trials_in_their_own_room_whose_servers_die(swept, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_trial_goes_on_from_a_checkpoint_that_tune_does_not_know(swept, tmp_path, monkeypatch):
+    """The driver stops after the first checkpoint and before Tune's next snapshot. A trial that started again would
+    leave this checkpoint beside a shorter file, and could not go on after a further stop."""
+
+    def stop(self, **_):
+        raise OSError("stopped")
+
+    path = write(tmp_path, ["heterofl"], {"run": {"checkpoint_seconds": 0}})
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="OSError: stopped"):
+        patched.setattr(Recorder, "on_trial_save", stop)
+        swept(path)
+    [trial] = trials_of(tmp_path)
+    made = len(trial.rounds())
+    assert 0 < made < ROUNDS
+    plan, _, [trial], progress = swept(path)
+    assert [rounds[0] for rounds in progress.seen.values()] == [made + 1]
+    assert trial.status == "finished" and is_serial(plan, trial, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_scheduler_by_name_stops_trials_early(swept, tmp_path):
     space = {"training.lr": {"grid": [1e-6, 1e-5, 0.05, 0.1]}}
     options = {"grace_period": 3, "reduction_factor": 2}
