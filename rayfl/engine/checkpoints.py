@@ -245,6 +245,17 @@ def copy_best(folder: Path, to: Path) -> None:
         shutil.copytree(folder / BEST, to / BEST, copy_function=link)
 
 
+def require_whole_best(folder: Path) -> None:
+    """Raise DamagedCheckpoint if the best checkpoint in a folder, if any, or its value is damaged."""
+    best = folder / BEST
+    if best.is_dir():
+        try:
+            round = json.loads((best / VALUE).read_text())["round"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{best / VALUE}: the file is absent or damaged: {error}") from None
+        read(best / _name(round))
+
+
 class Best:
     """Best evaluated round so far (the first of equal ones), its checkpoint and its value in `best/` below `folder`."""
 

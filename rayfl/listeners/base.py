@@ -29,8 +29,8 @@ class Listener(Named, ABC):
         the trial as `trial`."""
 
     def on_past(self, lines: Sequence[Line]) -> bool | str | None:
-        """Handle the earlier rounds of a run resumed in its folder, after `on_start`. Return True, or the reason, if
-        one of them ended the run (see `on_round`). Not called in trials of a sweep."""
+        """Handle the earlier rounds of a resumed run, after `on_start`. Return True, or the reason, if one of them
+        ended the run (see `on_round`)."""
 
     def on_round(self, line: Line) -> bool | str | None:
         """Handle the metrics of a round. Return True, or the reason, to end the run after this round if it was

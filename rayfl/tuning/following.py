@@ -21,18 +21,21 @@ class Following(BasicVariantGenerator):
     the end of one, and then with the row's confirming trials.
 
     A second Tuner would start the processes of all trials again; here the next trial takes them over. Ray Tune stores
-    this object's attributes with its snapshots and restores them, except for the two functions: the sweep's folder,
+    this object's attributes with its snapshots and restores them, except for the functions: the sweep's folder,
     which they read, may have been moved.
     """
 
     current: "Following | None" = None
 
-    def __init__(self, searched: Mapping[str, int], widened: Trials, confirming: Trials):
+    def __init__(
+        self, searched: Mapping[str, int], settled: Callable[[Set[str]], bool], widened: Trials, confirming: Trials
+    ):
         """`searched`: number of search trials of every row. Called when all search trials of a row have finished:
-        `widened`, for further ones, and if there are none, `confirming`, for trials on other seeds."""
+        `settled`, for whether their records have too, then `widened`, for further ones, and if there are none,
+        `confirming`, for trials on other seeds."""
         super().__init__()
         self.left = dict(searched)
-        self.widened, self.confirming = widened, confirming
+        self.settled, self.widened, self.confirming = settled, widened, confirming
         self.ended: dict[str, set[str]] = defaultdict(set)
         """Row -> ids of its trials that ended without an error, and of those of wider grids that ended."""
         self.rows: dict[str, str] = {}
@@ -48,7 +51,8 @@ class Following(BasicVariantGenerator):
         return _current, ()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state | {"widened": self.widened, "confirming": self.confirming})
+        functions = {"settled": self.settled, "widened": self.widened, "confirming": self.confirming}
+        super().set_state(state | functions)
 
     def add_configurations(self, experiments: Any) -> None:
         super().add_configurations(experiments)
@@ -56,7 +60,7 @@ class Following(BasicVariantGenerator):
 
     def next_trial(self) -> Trial | None:
         trial = super().next_trial()
-        if trial is None and (ready := [row for row, count in self.left.items() if len(self.ended[row]) == count]):
+        if trial is None and (ready := [row for row in self.left if self._has_ended(row)]):
             if following := [trial for row in ready for trial in self._following(row)]:
                 more = copy.copy(self.experiment)
                 more.spec = more.spec | {"config": {"trial": tune.grid_search(following)}}
@@ -69,6 +73,9 @@ class Following(BasicVariantGenerator):
                 self.optional.add(trial.trial_id)
         return trial
 
+    def _has_ended(self, row: str) -> bool:
+        return len(self.ended[row]) == self.left[row] and self.settled(self.ended[row])
+
     def _following(self, row: str) -> Sequence[dict[str, Any]]:
         if widened := self.widened(row, self.ended[row]):
             self.left[row] += len(widened)
@@ -79,8 +86,12 @@ class Following(BasicVariantGenerator):
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         super().on_trial_complete(trial_id, result, error)
+        ended = self.ended[self.rows[trial_id]]
         if not error or trial_id in self.optional:
-            self.ended[self.rows[trial_id]].add(trial_id)
+            ended.add(trial_id)
+        else:
+            # it may have ended before, without a record
+            ended.discard(trial_id)
 
     def is_finished(self) -> bool:
         """Return whether no trial will follow. A row with a failed trial is not confirmed."""

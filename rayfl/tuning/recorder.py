@@ -65,6 +65,10 @@ class Recorder(tune.Callback):
                 self.progress.done(trial_id, "finished")
                 # its end may not have reached MLflow
                 self.follow(record.path)
+            elif record.sweep == self.run.id and record.status == "running":
+                # its process was killed; Tune may not know the trial, and run its point as another
+                record.finish("stopped")
+                self.follow(record.path)
         self.progress.resumed()
 
     def leave(self) -> None:
@@ -87,12 +91,16 @@ class Recorder(tune.Callback):
     def on_trial_result(self, iteration: int, trials: list, trial, result: dict, **info) -> None:
         record, lines = self.trials[trial.trial_id], result.pop("lines")
         scores, ended = result.pop("client_scores", None), result.pop(ENDED, None)
-        if lines and lines[0]["round"] != len(record.rounds()) + 1:
+        before = lines[0]["round"] - 1 if lines else result["round"]
+        if before != len(record.rounds()):
             try:
-                record.truncate_after(lines[0]["round"] - 1)
+                record.truncate_after(before)
             except ConfigError as error:
                 self.refusal = error
                 raise
+        if not lines:
+            # a searcher needs the metric in the last result
+            result |= {key: value for key, value in record.rounds()[-1].items() if isinstance(value, int | float)}
         record.append(lines)
         if scores is not None and len(scores):
             record.save_clients(scores)
@@ -136,7 +144,8 @@ class Recorder(tune.Callback):
             self.progress.phase("running every row's best point on the other seeds")
         path = self.run.path / "trials" / folder_name(row, point, seed, trial.trial_id)
         if RunFolder.exists(path):
-            record = RunFolder.open(path)
+            # one of this process may have lines that are not written yet
+            record = self.trials.get(trial.trial_id) or RunFolder.open(path)
             record.tags.pop(ENDED, None)
             record.title = self.sweep.titles.get(row, "")
             record.resume()

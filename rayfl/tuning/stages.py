@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from threading import Timer, current_thread, main_thread
 from typing import Any
 
 import cloudpickle
 import ray
-from pyarrow.fs import FileSelector, FileSystem, FileType
+from pyarrow.fs import FileSystem, FileType
 from ray import tune
 
 from rayfl.config import ConfigError
@@ -35,7 +35,8 @@ from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import trust
 from rayfl.tuning.following import Following
 from rayfl.tuning.recorder import RayDied, Recorder
-from rayfl.tuning.search import scheduler_of, space_of, trial_config, trial_id_of
+from rayfl.tuning.search import folder_name, scheduler_of, space_of, trial_config, trial_id_of, trial_of
+from rayfl.tuning.snapshots import fill_gaps, require_whole
 from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import FederatedTrial, Shared
@@ -78,6 +79,14 @@ def run_sweep(
     if missing := [trial for trial in confirm if (trial["row"], trial["seed"]) not in done]:
         stages.listed("confirm", missing)
     return best_trials(_finished(run.path, run.id), search.metric, sweep.mode)
+
+
+def have_ended(folder: Path, id: str, trials: Set[str]) -> bool:
+    """Return whether the records of these trials have ended too. Tune tells its searcher of an end before the record is
+    written, and runs a trial again if that fails."""
+    return not any(
+        record["status"] == "running" for record in records(folder, id) if trial_id_of(record["path"]) in trials
+    )
 
 
 def widened_trials(sweep: Sweep, folder: Path, id: str, row: str, ended: Set[str]) -> list[dict[str, Any]]:
@@ -151,7 +160,12 @@ class _Stages:
             return
         known = sweep.described(), self.run.path, self.run.id
         counts = {row: len(sweep.points[row]) for row in sweep.rows}
-        trials = Following(counts, partial(widened_trials, *known), partial(confirming_trials, *known))
+        trials = Following(
+            counts,
+            partial(have_ended, self.run.path, self.run.id),
+            partial(widened_trials, *known),
+            partial(confirming_trials, *known),
+        )
         self._run(name, {"trial": tune.grid_search(_by_turns(sweep))}, search_alg=trials)
 
     def listed(self, name: str, trials: list[dict[str, Any]]) -> None:
@@ -176,10 +190,18 @@ class _Stages:
         if marker.exists():
             return
         place = str(path) if self.storage is None else f"{self.storage}/{self.run.id}/{name}"
+        noted = path / "storage"
+        before = noted.read_text() if noted.exists() else str(path)
+        if place != before and (noted.exists() or tune.Tuner.can_restore(before)):
+            raise ConfigError(
+                f"--storage: the trials' checkpoints are in {before}, and this command looks for them in {place}. "
+                "Allowed: the --storage, or none, of the first start"
+            )
         if tune.Tuner.can_restore(place):
             trust.require(path, self.run.id)
-            _fill_gaps(place)
+            fill_gaps(place)
             try:
+                require_whole(place)
                 tuner = tune.Tuner.restore(place, self._trainable(), resume_errored=True, param_space=space)
             except (ImportError, AttributeError) as error:
                 raise ConfigError(
@@ -189,6 +211,8 @@ class _Stages:
         else:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
+            if self.storage is not None:
+                noted.write_text(place)
             tuner = self._tuner(place, space, config)
         waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():
@@ -265,21 +289,9 @@ class _Stages:
 
 
 def _folder_of(trial: Any) -> str:
-    return trial.trial_id
-
-
-def _fill_gaps(stage: str) -> None:
-    """Make empty folders for checkpoints that were removed after Tune's last snapshot: Tune removes them again, and
-    fails if one is absent."""
-    files, path = FileSystem.from_uri(stage)
-    found = (PurePosixPath(file.path) for file in files.get_file_info(FileSelector(path, recursive=True)))
-    newest: dict[PurePosixPath, int] = {}
-    for folder in found:
-        if folder.match("*/checkpoint_*") and folder.parent.parent == PurePosixPath(path):
-            newest[folder.parent] = max(newest.get(folder.parent, 0), int(folder.name.removeprefix("checkpoint_")))
-    for trial, number in newest.items():
-        for gone in range(number):
-            files.create_dir(str(trial / f"checkpoint_{gone:06d}"))
+    """Return the name of a trial's folder in Tune's. Not its id alone, which another trial may get after a resume."""
+    row, seed, point = trial_of(trial.config)
+    return folder_name(row, point, seed, trial.trial_id)
 
 
 @contextmanager

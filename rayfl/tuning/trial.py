@@ -17,7 +17,16 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, DamagedCheckpoint, copy_best
+from rayfl.engine.checkpoints import (
+    BEST,
+    CHECKPOINTS,
+    Best,
+    DamagedCheckpoint,
+    complete,
+    copy_best,
+    require_whole_best,
+    round_of,
+)
 from rayfl.engine.files import remove
 from rayfl.engine.locks import Temporary
 from rayfl.engine.on_ray.actors import Crew
@@ -26,14 +35,17 @@ from rayfl.engine.on_ray.shared import require_seen
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import install
 from rayfl.experiment import Experiment, Resources
-from rayfl.listeners import tell
+from rayfl.listeners import tell, tell_past
 from rayfl.metrics import EVALUATED, Line
+from rayfl.results import files
 from rayfl.results.folder import Status
 from rayfl.tuning.search import called, folder_name, trial_of
 from rayfl.tuning.sweep import Sweep
 
 ENDED = "ended"
 """Key in the result of a trial that a listener ended: the round."""
+LINES = "metrics.jsonl"
+"""File in a checkpoint: the lines of all rounds before."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,8 @@ class FederatedTrial(tune.Trainable):
     """One federated run as a trial. The next trial reuses its processes.
 
     The first step loads the run, so that a failure is an error of the trial; an error in `setup` would appear as the
-    death of a process. A listener that ends the run ends the trial, which counts as finished. Listeners are new
-    after a restart from a checkpoint.
+    death of a process. A listener that ends the run ends the trial, which counts as finished. Checkpoints contain the
+    lines of all rounds before, for the listeners of a trial that continues.
     """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:
@@ -77,9 +89,13 @@ class FederatedTrial(tune.Trainable):
         self.experiment, self.listeners = None, ()
         self.reset_config(config)
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
+    def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
+        # Tune changes to the next trial's folder before it calls `reset_config`
         self._leave("stopped")
-        self.experiment, self.round = None, 0
+        return super().reset(new_config, storage)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.experiment, self.round, self.past = None, 0, []
         if self.is_shared:
             assert self._storage is not None
             # for trials made after a resume, Tune names the folder of the first start, which may have been moved
@@ -113,14 +129,17 @@ class FederatedTrial(tune.Trainable):
             self.started = True
             for listener in self.listeners:
                 listener.on_start(experiment.plain() | {"trial": self.trial_id}, None, self.round)
+            self.ended = bool(self.past) and tell_past(self.listeners, self.past)
+            if self.ended and EVALUATED in self.past[-1]:
+                return self._finished_before(experiment)
         lines: list[Line] = []
         # schedulers and searchers need their metric in every result
         while not lines or not self.sweep.search.is_fair and EVALUATED not in lines[-1]:
             if (more := ray.get(self.server.step.remote())) is None:
-                # restored from its last checkpoint: everything was reported before
-                return {"lines": [], "done": True}
+                return self._finished_before(experiment)
             lines += more
         self.round = lines[-1]["round"]
+        self.past += lines if self.listeners else []
         result = {key: v for key, v in lines[-1].items() if isinstance(v, int | float)} | {"lines": lines}
         self.ended |= tell(self.listeners, lines)
         if self.ended and EVALUATED in lines[-1] and self.round < experiment.rounds:
@@ -136,6 +155,12 @@ class FederatedTrial(tune.Trainable):
             result["should_checkpoint"] = True
         return result
 
+    def _finished_before(self, experiment: Experiment) -> dict[str, Any]:
+        """Return the result of a trial whose newest checkpoint is of its last round, reported before."""
+        self._leave("finished")
+        ended = {ENDED: self.round} if self.round < experiment.rounds else {}
+        return {"lines": [], "round": self.round, "done": True} | ended
+
     def _keep_if_best(self, experiment: Experiment, line: Line) -> None:
         """Keep the best checkpoint in the trial's own folder, which is copied with its checkpoints."""
         best = Best(self.checkpoints, experiment.chosen_by, experiment.scores[0].better)
@@ -146,10 +171,15 @@ class FederatedTrial(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         ray.get(self.server.save.remote(checkpoint_dir))
         copy_best(self.checkpoints, Path(checkpoint_dir))
+        if self.past:
+            files.write_lines(Path(checkpoint_dir, LINES), self.past)
 
     def load_checkpoint(self, checkpoint: str) -> None:
         self._load()
+        require_whole_best(Path(checkpoint))
+        past = _past(Path(checkpoint))
         self.round, _ = ray.get(self.server.restore.remote(checkpoint))
+        self.past = past[: self.round]
         copy_best(Path(checkpoint), self.checkpoints)
 
     @property
@@ -184,9 +214,19 @@ class FederatedTrial(tune.Trainable):
         self.folder.remove()
 
 
+def _past(checkpoint: Path) -> list[Line]:
+    """Return the lines of all rounds before a checkpoint; none of one without listeners. Raise DamagedCheckpoint if
+    lines are missing."""
+    file = checkpoint / LINES
+    past, wrong = files.read_whole_lines(file)
+    if file.exists() and any(round_of(saved) > len(past) for saved in complete(checkpoint)):
+        raise DamagedCheckpoint(wrong or f"{file}: the file ends after round {len(past)}")
+    return past
+
+
 def _newest_first(filesystem: FileSystem, trial: str) -> list[str]:
     """Return the folders of the checkpoints in a trial's folder, newest first."""
-    files = filesystem.get_file_info(FileSelector(trial, allow_not_found=True, recursive=True))
-    paths = [PurePosixPath(file.path) for file in files]
+    found = filesystem.get_file_info(FileSelector(trial, allow_not_found=True, recursive=True))
+    paths = [PurePosixPath(file.path) for file in found]
     rounds = {str(path.parent): path.name for path in sorted(paths) if path.match("checkpoint_*/round-*")}
     return sorted(rounds, key=lambda folder: rounds[folder], reverse=True)

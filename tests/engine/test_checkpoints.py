@@ -12,7 +12,17 @@ from disks import becomes_a_pipe, becomes_endless, flip_a_bit, moves, small_file
 from helpers import assert_same, run, simulate, tiny
 
 from rayfl.config import ConfigError
-from rayfl.engine.checkpoints import Best, DamagedCheckpoint, _sum, complete, forget_after, latest, read, write
+from rayfl.engine.checkpoints import (
+    Best,
+    DamagedCheckpoint,
+    _sum,
+    complete,
+    forget_after,
+    latest,
+    read,
+    require_whole_best,
+    write,
+)
 from rayfl.engine.client_states import ClientStates
 from rayfl.engine.files import NotWritten, checksum
 
@@ -428,3 +438,22 @@ def test_the_best_round_is_by_the_better_direction(tmp_path, better, kept):
         if best.is_better(line := {"round": round, "loss": value}):
             best.keep(line)
     assert names(tmp_path / "best") == [f"round-{kept:06d}"]
+
+
+def test_a_best_checkpoint_that_was_copied_in_part(tmp_path):
+    require_whole_best(tmp_path)
+    write(tmp_path, 2, {}, {"weights": {"w": torch.ones(3)}})
+    best = Best(tmp_path, "accuracy", "max")
+    best.keep({"round": 2, "accuracy": 0.5})
+    require_whole_best(tmp_path)
+    for file in ("best.json", "round-000002/manifest.json", "round-000002/state.safetensors"):
+        torn = tmp_path / "best" / file
+        whole = torn.read_bytes()
+        for damage in (whole[:-9], None):
+            torn.unlink()
+            if damage is not None:
+                torn.write_bytes(damage)
+            with pytest.raises(DamagedCheckpoint):
+                require_whole_best(tmp_path)
+        torn.write_bytes(whole)
+    require_whole_best(tmp_path)

@@ -10,23 +10,28 @@ import pytest
 import ray
 from helpers import run, simulate
 from processes import descendants, named
+from pydantic import PrivateAttr
+from ray import tune
 from ray.util.placement_group import PlacementGroup
 from rich.console import Console
+from rows import line
 from sweeps import ROUNDS, write
 from test_budget import WIDTHS, searched, shares
 
 from rayfl.config import ConfigError
-from rayfl.engine.checkpoints import complete, read
+from rayfl.engine.checkpoints import DamagedCheckpoint, complete, read
 from rayfl.engine.files import checksum
 from rayfl.experiment import read_experiment
 from rayfl.listeners import Listener
 from rayfl.methods.dense import Dense
+from rayfl.results import files
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, runs
 from rayfl.tuning import stages
 from rayfl.tuning.load import load_sweep
 from rayfl.tuning.recorder import Recorder
 from rayfl.tuning.stages import check_room, run_sweep
+from rayfl.tuning.trial import LINES, FederatedTrial, _past
 
 pytestmark = pytest.mark.ray
 
@@ -136,6 +141,30 @@ def test_a_trial_goes_on_from_a_checkpoint_that_tune_does_not_know(swept, tmp_pa
     assert trial.status == "finished" and is_serial(plan, trial, tmp_path)
 
 
+def test_listeners_learn_the_end_of_a_trial_in_its_own_folder(monkeypatch):
+    """Ray Tune changes to the next trial's folder when a process is reused."""
+    told = []
+    trial = object.__new__(FederatedTrial)
+    trial.experiment, trial.started = object(), True
+    trial.listeners = (SimpleNamespace(on_end=told.append),)
+    monkeypatch.setattr(tune.Trainable, "reset", lambda self, config, storage: told.append((config, storage)))
+    trial.reset({"row": "b"}, "storage")
+    assert told == ["stopped", ({"row": "b"}, "storage")] and trial.listeners == ()
+
+
+def test_lines_of_a_checkpoint(tmp_path):
+    assert _past(tmp_path) == []
+    (tmp_path / "round-000002").mkdir()
+    assert _past(tmp_path) == []
+    files.write_lines(tmp_path / LINES, [line(1), line(2)])
+    assert [line["round"] for line in _past(tmp_path)] == [1, 2]
+    text = (tmp_path / LINES).read_text()
+    for torn in (text[:-5], text.splitlines(keepends=True)[1], ""):
+        (tmp_path / LINES).write_text(torn)
+        with pytest.raises(DamagedCheckpoint, match=LINES):
+            _past(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_scheduler_by_name_stops_trials_early(swept, tmp_path):
     space = {"training.lr": {"grid": [1e-6, 1e-5, 0.05, 0.1]}}
@@ -195,6 +224,45 @@ def test_a_listener_ends_a_trial(swept, tmp_path):
     assert len(trial.client_scores) == 6
     assert (trial.path / "told").read_text().splitlines() == ["start 0 0", "finished"]
     assert "heterofl (seed 0): ended by a listener after round 6" in progress.printed
+
+
+class Counting(Stopping):
+    """Ends a run after so many rounds that it was told of."""
+
+    _seen: int = PrivateAttr(0)
+
+    def on_past(self, lines):
+        self._seen = len(lines)
+        return self._seen >= self.after
+
+    def on_round(self, line):
+        self._seen += 1
+        return self._seen >= self.after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_at", [3, 6])
+def test_listeners_of_a_trial_that_continues_know_its_past(swept, tmp_path, monkeypatch, stopped_at):
+    """The driver stops before Tune's next snapshot, at last after the trial's end."""
+
+    def stop(self, trial, **_):
+        if trial.last_result["round"] >= stopped_at:
+            raise OSError("stopped")
+
+    told = tmp_path / "told"
+    listeners = [{"name": f"{__name__}:Counting", "after": 6, "file": str(told)}]
+    path = write(tmp_path, experiment={"listeners": listeners, "run": {"chunk": 1, "checkpoint_seconds": 0}})
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="OSError: stopped"):
+        patched.setattr(Recorder, "on_trial_save", stop)
+        swept(path)
+    told.unlink()
+    _, best, [trial], _ = swept(path)
+    assert (trial.status, trial.tags["ended"]) == ("finished", "by a listener after round 6")
+    assert [line["round"] for line in trial.rounds()] == list(range(1, 7)) and len(trial.client_scores) == 6
+    assert [record["rounds"] for record in best] == [6]
+    start, end = told.read_text().splitlines()
+    assert (int(start.removeprefix("start 0 ")) >= stopped_at, end) == (True, "finished")
+    assert [path.name for path in complete(trial.path / "checkpoints")][-1] == "round-000006"
 
 
 class Failing(Dense):

@@ -77,3 +77,23 @@ def test_code_in_somebody_elses_folder_does_not_run(tmp_path):
     assert not hit.exists()
     pickle.loads((stage / "tuner.pkl").read_bytes())
     assert hit.exists()
+
+
+def test_a_stage_continues_in_the_place_of_its_start(tmp_path):
+    plan = load_sweep(write(tmp_path))
+    run = RunFolder.create(tmp_path / "runs", plan.name, plan.plain(), {}, plan.facts(), kind="sweep")
+    stage, bucket = run.path / "tune" / "search", f"file://{tmp_path}/bucket"
+
+    def refused(storage):
+        with pytest.raises(ConfigError, match="^--storage: the trials' checkpoints are in ") as error:
+            stages._Stages(plan, run, None, None, storage).listed("search", [])  # pyright: ignore
+        return str(error.value)
+
+    trust.make(stage, run.id)
+    (stage / "tuner.pkl").touch()
+    assert f"are in {stage}, and this command looks for them in {bucket}/{run.id}/search. Allowed:" in refused(bucket)
+    (stage / "tuner.pkl").unlink()
+    (stage / "storage").write_text("s3://theirs/search")
+    for storage in (None, bucket):
+        assert "are in s3://theirs/search, and" in refused(storage)
+    assert stage.exists()

@@ -1,5 +1,7 @@
 """Sweeps, as far as they need no Ray: what is searched, under which budget, and what is refused."""
 
+import errno
+import io
 import math
 import pickle
 import time
@@ -8,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from helpers import TINY
+from rich.console import Console
 from rows import folder, line
 from sweeps import LR, ROUNDS, refused, write
 
@@ -15,6 +18,7 @@ from rayfl.config import ConfigError, parse
 from rayfl.config.plain import short
 from rayfl.engine.plugins import packed
 from rayfl.methods.dense import Dense
+from rayfl.results import files
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder
 from rayfl.tuning import check as checks
@@ -387,6 +391,54 @@ def test_a_trial_goes_on_only_if_it_has_a_line_for_every_round_before(tmp_path):
     ):
         told(7)
     assert recorder.refusal is not None
+
+
+def test_what_a_killed_process_left_is_marked_as_stopped(tmp_path):
+    """Ray Tune may not know such a trial any more, and run its point as another one."""
+    plan = load_sweep(write(tmp_path))
+    run = folder(tmp_path / "sweep", kind="sweep", status="running")
+    for name, status, sweep in (("a", "running", run.id), ("b", "finished", run.id), ("c", "running", "another")):
+        config = {"seed": 0, "rounds": 1}
+        trial = folder(run.path / "trials" / f"x-{name}", lines=[line(1)], sweep=sweep, status="running", config=config)
+        trial.tags["point"] = ""
+        trial.status = status
+        trial.save()
+    followed = []
+    progress = SweepProgress(1, ROUNDS, console=Console(file=io.StringIO()))
+    Recorder(plan, run, progress, lambda path: followed.append(path.name)).recall()
+    found = {path.name: RunFolder.open(path).status for path in (run.path / "trials").iterdir()}
+    assert found == {"x-a": "stopped", "x-b": "finished", "x-c": "running"}
+    assert followed == ["x-a", "x-b"]
+
+
+def test_a_trial_restored_at_its_last_round_reports_its_last_metrics(tmp_path):
+    """Searchers need their metric in the last result; a file that is too short is refused here too."""
+    plan = load_sweep(write(tmp_path))
+    run = folder(tmp_path / "sweep", kind="sweep", status="running")
+    recorder = Recorder(plan, run, SweepProgress(1, ROUNDS), lambda path: None)
+    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}))
+    recorder.on_trial_start(0, [trial], trial)
+    recorder.on_trial_result(0, [trial], trial, {"lines": [line(1), line(2, accuracy_mean=0.5)]})
+    result = {"lines": [], "round": 2, "done": True}
+    recorder.on_trial_result(0, [trial], trial, result)
+    assert result["accuracy_mean"] == 0.5 and result["done"] is True and len(recorder.trials["a"].rounds()) == 2
+    with pytest.raises(ConfigError, match="the file ends after round 2, but the run resumes after round 3"):
+        recorder.on_trial_result(0, [trial], trial, {"lines": [], "round": 3, "done": True})
+    assert recorder.refusal is not None
+
+
+def test_lines_that_a_full_disk_refused_outlive_a_restart_of_their_trial(tmp_path, monkeypatch):
+    plan = load_sweep(write(tmp_path))
+    run = folder(tmp_path / "sweep", kind="sweep", status="running")
+    recorder = Recorder(plan, run, SweepProgress(1, ROUNDS), lambda path: None)
+    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}))
+    recorder.on_trial_start(0, [trial], trial)
+    with monkeypatch.context() as full:
+        full.setattr(files, "append_lines", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        recorder.on_trial_result(0, [trial], trial, {"lines": [line(1)]})
+    recorder.on_trial_start(0, [trial], trial)
+    recorder.on_trial_result(0, [trial], trial, {"lines": [line(2)]})
+    assert [line["round"] for line in RunFolder.open(recorder.trials["a"].path).rounds()] == [1, 2]
 
 
 def test_a_sweeps_hours_are_saved_when_a_trial_ends(tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def test_what_ray_tune_restores_reads_the_folder_of_this_process():
     """Not that of the first start: it may have been moved."""
 
     def trials(folder):
-        return Following({"row": 2}, lambda row, ended: [folder], lambda row, ended: [folder])
+        return Following({"row": 2}, lambda ended: True, lambda row, ended: [folder], lambda row, ended: [folder])
 
     before = trials({"in": "old"})
     before.ended["row"].add("abc_0")
@@ -80,6 +80,28 @@ def test_what_ray_tune_restores_reads_the_folder_of_this_process():
     restored.set_state(cloudpickle.loads(state))
     assert restored.ended == {"row": {"abc_0"}}
     assert restored.widened("row", set()) == restored.confirming("row", set()) == [{"in": "new"}]
+
+
+def test_a_row_is_not_confirmed_while_a_record_of_its_search_runs():
+    """Tune calls its searcher before the recorder, and runs a trial again whose record could not be written."""
+    records, asked = {"a": "running"}, []
+
+    def settled(ended):
+        return all(records[trial_id] != "running" for trial_id in ended)
+
+    def following(row, ended):
+        asked.append(set(ended))
+        return []
+
+    trials = Following({"row": 1}, settled, following, following)
+    trials._finished, trials.rows = True, {"a": "row"}
+    trials.on_trial_complete("a")
+    assert trials.next_trial() is None and asked == [] and not trials.is_finished()
+    trials.on_trial_complete("a", error=True)
+    assert trials.next_trial() is None and asked == [] and trials.is_finished()
+    records["a"] = "finished"
+    trials.on_trial_complete("a")
+    assert trials.next_trial() is None and asked == [{"a"}, {"a"}] and trials.is_finished()
 
 
 @pytest.mark.parametrize(
