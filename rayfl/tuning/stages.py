@@ -32,11 +32,10 @@ from rayfl.engine.plugins import packed
 from rayfl.engine.termination import Terminated
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.rows import Record, best_trials
-from rayfl.tuning import trust
+from rayfl.tuning import snapshots, trust
 from rayfl.tuning.following import Following
 from rayfl.tuning.recorder import RayDied, Recorder
 from rayfl.tuning.search import folder_name, scheduler_of, space_of, trial_config, trial_id_of, trial_of
-from rayfl.tuning.snapshots import fill_gaps, require_whole
 from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import FederatedTrial, Shared
@@ -190,18 +189,12 @@ class _Stages:
         if marker.exists():
             return
         place = str(path) if self.storage is None else f"{self.storage}/{self.run.id}/{name}"
-        noted = path / "storage"
-        before = noted.read_text() if noted.exists() else str(path)
-        if place != before and (noted.exists() or tune.Tuner.can_restore(before)):
-            raise ConfigError(
-                f"--storage: the trials' checkpoints are in {before}, and this command looks for them in {place}. "
-                "Allowed: the --storage, or none, of the first start"
-            )
-        if tune.Tuner.can_restore(place):
+        snapshots.require_place(path, place)
+        if snapshots.exist(place):
             trust.require(path, self.run.id)
-            fill_gaps(place)
+            snapshots.fill_gaps(place)
             try:
-                require_whole(place)
+                snapshots.require_whole(place)
                 tuner = tune.Tuner.restore(place, self._trainable(), resume_errored=True, param_space=space)
             except (ImportError, AttributeError) as error:
                 raise ConfigError(
@@ -211,8 +204,7 @@ class _Stages:
         else:
             shutil.rmtree(path, ignore_errors=True)
             trust.make(path, self.run.id)
-            if self.storage is not None:
-                noted.write_text(place)
+            snapshots.note_place(path, place)
             tuner = self._tuner(place, space, config)
         waiting = Timer(PATIENCE_SECONDS, self._note_waiting)
         with _interrupts() as received, _hushed():

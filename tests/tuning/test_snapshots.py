@@ -6,7 +6,7 @@ import cloudpickle
 import pytest
 
 from rayfl.config import ConfigError
-from rayfl.tuning.snapshots import require_whole
+from rayfl.tuning.snapshots import exist, require_whole
 
 TRIALS, FOLLOWING = "experiment_state-2026-02-02_00-00-00.json", "basic-variant-state-2026-02-02_00-00-00.json"
 
@@ -34,9 +34,6 @@ def test_a_whole_snapshot(stage):
     # of a searcher that is not rayfl's
     (stage / FOLLOWING).write_bytes(cloudpickle.dumps({"other": 1}))
     require_whole(str(stage))
-    for name in (FOLLOWING, FOLLOWING.replace("2026", "2025")):
-        (stage / name).unlink()
-    require_whole(str(stage))
 
 
 @pytest.mark.parametrize("name", ["tuner.pkl", TRIALS, FOLLOWING])
@@ -52,9 +49,14 @@ def test_a_file_that_was_not_written_to_its_end(stage, name, damage):
 def test_files_of_different_times(stage):
     (stage / FOLLOWING).write_bytes(cloudpickle.dumps({"rows": {"a_0": "row"}}))
     assert refused(stage).startswith(f"{stage}/{FOLLOWING}: Ray Tune's snapshot is damaged (it is not of the same time")
-    for name in (TRIALS, TRIALS.replace("2026", "2025")):
+
+
+@pytest.mark.parametrize("kind", [TRIALS, FOLLOWING])
+def test_a_process_killed_before_the_first_snapshot_left_none(stage, kind):
+    assert exist(str(stage))
+    for name in (kind, kind.replace("2026", "2025")):
         (stage / name).unlink()
-    assert refused(stage).startswith(f"{stage}/experiment_state-*.json: ")
+    assert not exist(str(stage)) and not exist(str(stage / "absent"))
 
 
 class Gone:

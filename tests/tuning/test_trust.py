@@ -71,6 +71,8 @@ def test_code_in_somebody_elses_folder_does_not_run(tmp_path):
     stage.mkdir(parents=True)
     hit = tmp_path / "hit"
     (stage / "tuner.pkl").write_bytes(pickle.dumps(Bomb(hit)))
+    for kind in ("experiment_state", "basic-variant-state"):
+        (stage / f"{kind}-2026.json").touch()
     given = stages._Stages(plan, run, None, None)  # pyright: ignore
     with pytest.raises(ConfigError, match="not made by this user on this disk"):
         given.listed("search", [])
@@ -90,9 +92,11 @@ def test_a_stage_continues_in_the_place_of_its_start(tmp_path):
         return str(error.value)
 
     trust.make(stage, run.id)
-    (stage / "tuner.pkl").touch()
+    (stage / "experiment_state-2026.json").touch()
+    state = stage / "search_gen_state-2026.json"
+    state.touch()
     assert f"are in {stage}, and this command looks for them in {bucket}/{run.id}/search. Allowed:" in refused(bucket)
-    (stage / "tuner.pkl").unlink()
+    state.unlink()
     (stage / "storage").write_text("s3://theirs/search")
     for storage in (None, bucket):
         assert "are in s3://theirs/search, and" in refused(storage)
