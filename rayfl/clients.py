@@ -84,6 +84,11 @@ class Population(Config):
         """All capacities, including the server's, largest first."""
         return sorted((c for c, _ in self.levels), reverse=True)
 
+    @property
+    def own_capacities(self) -> list[float]:
+        """The clients' capacities, largest first."""
+        return sorted((c for c, weight in self.levels if weight), reverse=True)
+
     def sample(self, seed: int, round: int, cohort: int | None = None) -> list[int]:
         """Return the ids of a round's cohort, ascending. The cost does not depend on the number of idle clients."""
         size, draw = self.cohort if cohort is None else cohort, numpy_generator(seed, "cohort", round)

@@ -237,7 +237,7 @@ class Experiment(Config):
         """Return the metrics of an evaluation of this run, by name; a search can optimise any of them."""
         server, evaluation = self.bound().task.server, self.evaluation
         capacities = [label(capacity) for capacity in self.clients.all_capacities]
-        trained = [label(capacity) for capacity, weight in self.clients.levels if weight]
+        trained = [label(capacity) for capacity in self.clients.own_capacities]
         exits = [f"exit{i}" for i in range(1, server.exits + 1)]
         ends = {"test": [*capacities, "server"]}
         if evaluation.holdout:
@@ -259,7 +259,7 @@ class Experiment(Config):
         return {
             "judge": named(self.scores[0].label, "mean", self._judged_on),
             "capacities": self.clients.all_capacities,
-            "trained": sorted((c for c, weight in self.clients.levels if weight), reverse=True),
+            "trained": self.clients.own_capacities,
             "scores": {score.label: score.better for score in self.scores},
             "clients": self.clients.count,
             "rounds": self.rounds,

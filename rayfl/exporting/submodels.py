@@ -27,7 +27,7 @@ WHY_ZEROS_STAY = (
 
 
 class _Answering(nn.Module):
-    """A network with early exits and their combined output [B, C]."""
+    """A network with several outputs, such as early exits, and the one [B, C] that is evaluated."""
 
     def __init__(self, module: nn.Module, answer: Answer):
         super().__init__()
@@ -92,7 +92,9 @@ def _network(deployed: Deployment) -> nn.Module:
 
 
 def _answering(network: nn.Module, deployed: Deployment) -> nn.Module:
-    return _Answering(network, deployed.answer).eval() if deployed.net.exits else network
+    with torch.no_grad():
+        output = network(deployed.net.model.example(2, "cpu"))
+    return network if isinstance(output, torch.Tensor) else _Answering(network, deployed.answer).eval()
 
 
 def _without_zeros(deployed: Deployment, notify: Callable[[str], None]) -> tuple[Deployment, dict[str, int]]:

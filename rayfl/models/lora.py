@@ -101,6 +101,8 @@ class Lora(Model):
     def _read_adapter(self) -> Params:
         """Return the folder's tensors by rayfl's names. Raise ConfigError if they do not fit the widest network."""
         found = peft.read(self.adapter)
+        if self.head == "frozen":
+            found = {name: t for name, t in found.items() if name not in self._heads}
         wanted = {n: shape for n, shape in Net(self).layout.shapes.items() if not n.endswith(".lora.W")}
         given = {name: tuple(t.shape) for name, t in found.items()}
         if wrong := sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)):
@@ -142,8 +144,10 @@ class Lora(Model):
     @property
     def head_names(self) -> tuple[str, ...]:
         """Return the trained parameters of the base."""
-        if self.head == "frozen":
-            return ()
+        return self._heads if self.head == "train" else ()
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
         below = tuple(f"{path}." for path in self.base.head_paths)
         return tuple(name for name in Net(self.base).layout.shapes if name.startswith(below))
 
@@ -220,10 +224,11 @@ class Lora(Model):
         if ranks and not self.merged and not self.core:
             weights = getattr(self.base, "weights", "")
             task = getattr(self.base, "task", "classes")
-            head = self.base.head_paths if self.head == "train" else ()
+            # a head that is frozen was drawn here, and is not in the base's files
+            head = {name: frozen.tensors_of(self)[name] for name in self._heads}
             alphas = {path: self.scale(rank) * rank for path, rank in ranks.items()}
-            config = peft.config_of(ranks, alphas, head, self.dropout, task, weights)
-            peft.write(to / "adapter", params, config)
+            config = peft.config_of(ranks, alphas, self.base.head_paths, self.dropout, task, weights)
+            peft.write(to / "adapter", head | dict(params), config)
 
     def merged_into_base(self, net: Net, params: Params) -> Params:
         """Return the base's parameters with the adapters merged, W0 + W + s B A, and the trained head."""

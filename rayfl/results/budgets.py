@@ -5,7 +5,6 @@ that of its most expensive seed, so that all its seeds end within it.
 A row's result at a budget is its last evaluation within it.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Cost:
 
 TRAFFIC = Cost(
     "traffic",
-    ("bytes_down", "bytes_up"),
+    ("bytes_down", "bytes_up", "wasted_bytes"),
     1.25e8,
     "gbit",
     "communicated by all clients, Gbit",
@@ -45,7 +44,7 @@ TRAFFIC = Cost(
 )
 CLIENT_FLOPS = Cost(
     "client FLOPs",
-    ("train_flops",),
+    ("train_flops", "wasted_flops"),
     1e12,
     "tflops",
     "floating point operations of all clients, 10^12",
@@ -81,7 +80,7 @@ class Reached:
     rounds: list[int]
     """Last evaluated round within the budget, of each run that has one."""
     values: Mapping[str, list[float]]
-    """Metric -> values of the runs."""
+    """Metric -> values of the runs that have it; NaN for one that diverged."""
 
 
 def reached(runs: Iterable[Sequence[Line]], cost: Cost, budget: float, metrics: Iterable[str]) -> Reached:
@@ -92,8 +91,7 @@ def reached(runs: Iterable[Sequence[Line]], cost: Cost, budget: float, metrics: 
             line for line in with_spent(lines, cost) if EVALUATED in line and line[cost.unit] <= budget * (1 + 1e-9)
         ]
         last += within[-1:]
-    known = {metric: [line.get(metric, math.nan) for line in last] for metric in metrics}
-    values = {metric: [value for value in some if math.isfinite(value)] for metric, some in known.items()}
+    values = {metric: [line[metric] for line in last if metric in line] for metric in metrics}
     return Reached([line["round"] for line in last], values)
 
 

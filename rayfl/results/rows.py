@@ -51,7 +51,7 @@ def best_trials(
     Points with more seeds rank first, because a sweep confirms only the best points of its first seed on the others.
     A point that was run several times on a seed, because a search drew it again, counts once: with the first of these
     rows, in the order given. Rows without a finite `metric` (failed, stopped early) are ignored. Ties go to the first
-    point.
+    point by `point_of`.
     """
     labels: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -61,7 +61,7 @@ def best_trials(
         judge = metric or rows[0]["facts"]["judge"]
         better = facts_of(rows[0]).better(judge) if mode == "auto" else mode
         sign = 1 if better == "max" else -1
-        points = points_of(rows, judge).values()
+        points = [point for _, point in sorted(points_of(rows, judge).items())]
         best += max(points, key=lambda point: (len(point), sign * mean_of(point, judge)), default=[])
     return best
 

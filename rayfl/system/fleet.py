@@ -89,10 +89,10 @@ class Fleet:
         if self.system.capacities == "given":
             return self.population.capacity(client, self.seed, round)
         device = self.device(client)
-        for capacity in self.population.all_capacities:
+        for capacity in self.population.own_capacities:
             if self._fits(client, device, self.work[capacity]):
                 return capacity
-        return self.population.all_capacities[-1]
+        return self.population.own_capacities[-1]
 
     def _fits(self, client: int, device: Device, work: Work) -> bool:
         if self.system.capacities == "memory":

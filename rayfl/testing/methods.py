@@ -20,6 +20,7 @@ from rayfl.engine.files import checksum
 from rayfl.engine.simulation import Simulation
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.experiment import Experiment
+from rayfl.exporting.submodels import as_module
 from rayfl.methods import METHODS_KIND
 from rayfl.methods.base import Client, Method, Visit
 from rayfl.methods.contract import Contract
@@ -120,6 +121,8 @@ class MethodPromises:
             deployed = simulation.method.deploy(simulation.state, 1, capacity)
             shapes = {name: p.shape for name, p in deployed.net.blank().named_parameters()}
             assert {name: t.shape for name, t in deployed.params.items()} == shapes
+            example = deployed.net.model.example(2, "cpu")
+            assert isinstance(as_module(deployed)(example), torch.Tensor), "an exported network has one output"
             name, judged = named("accuracy", capacity), not deployed.is_start
             assert (name in line) == judged, f"capacity {capacity}: an initial network must not be evaluated"
             assert (f"density_{label(capacity)}" in line) == (judged and bool(deployed.masked))

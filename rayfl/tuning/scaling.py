@@ -273,6 +273,8 @@ def _at(base: Experiment, point: Point, free: int, address: str | None) -> Exper
         "run.actors": point.actors,
         "run.cpus": min(base.run.cpus, math.floor(free / point.actors * SHARES) / SHARES),
     }
+    if base.training.cosine_rounds:
+        changes["training.cosine_rounds"] = ENDLESS
     for path, value in changes.items():
         given = lay_over(given, path, value)
     experiment = read_experiment(given, "scale")

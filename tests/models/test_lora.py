@@ -273,6 +273,21 @@ def test_ranks_that_differ_by_layer_are_written_by_layer(tmp_path):
     assert alphas == {name: LORA.scale(r) * r for name, r in (by_layer | {PATH: 8}).items()}
 
 
+def test_a_frozen_head_goes_with_its_adapters(tmp_path):
+    """It was drawn here: peft would draw another one for the base."""
+    model = LORA.model_copy(update={"head": "frozen"})
+    params = drawn(Net(model))
+    assert not any(name.startswith("head.") for name in params)
+    export_submodel(Deployment("own", Net(model), params), tmp_path / "to", {}, pytest.fail)
+    found = load_file(tmp_path / "to" / "adapter" / "adapter_model.safetensors")
+    config = json.loads((tmp_path / "to" / "adapter" / "adapter_config.json").read_text())
+    assert config["modules_to_save"] == ["head"]
+    assert torch.equal(found["base_model.model.head.weight"], frozen.tensors_of(model)["head.weight"])
+    again = model.model_copy(update={"adapter": str(tmp_path / "to" / "adapter")})
+    again.prepare()
+    assert_same(Net(again).initial(), params)
+
+
 @pytest.mark.parametrize("width", [1, 0.25])
 def test_training_starts_from_an_adapters_folder(tmp_path, width):
     params = drawn(Net(LORA))

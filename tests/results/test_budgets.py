@@ -24,6 +24,21 @@ def test_spending_adds_up_in_its_unit():
     assert [line["tflops"] for line in with_spent(run, CLIENT_FLOPS)] == [2, 4]
 
 
+def test_updates_that_came_too_late_are_spent_too():
+    """In simulated time: clients that dropped out, or were asked beyond the cohort."""
+    run = [line | {"wasted_bytes": 125, "wasted_flops": 1e12} for line in lines(115, 2e12, 0.1, 0.2)]
+    assert [line["gbit"] for line in with_spent(run, TRAFFIC)] == [2e-6, 4e-6]
+    assert [line["tflops"] for line in with_spent(run, CLIENT_FLOPS)] == [3, 6]
+
+
+def test_a_seed_that_diverged_is_not_left_out_of_its_rows_mean():
+    found = reached([lines(115, 1e12, 0.5), lines(115, 1e12, 0.5)], TRAFFIC, 1, ["accuracy_server", "accuracy_mean"])
+    assert found.values == {"accuracy_server": [0.5, 0.5], "accuracy_mean": []}
+    diverged = [line | {"accuracy_server": math.nan} for line in lines(115, 1e12, 0.5)]
+    found = reached([lines(115, 1e12, 0.5), diverged], TRAFFIC, 1, ["accuracy_server"])
+    assert math.isnan(sum(found.values["accuracy_server"])) and len(found.values["accuracy_server"]) == 2
+
+
 def test_a_row_has_its_last_evaluation_within_a_budget():
     runs = [lines(115, 1e12, 0.1, math.nan, 0.3, 0.4), lines(115, 1e12, 0.2, math.nan, 0.5, 0.6)]
     found = reached(runs, TRAFFIC, 3e-6, ["accuracy_server"])

@@ -54,6 +54,13 @@ def test_the_best_point_is_that_of_the_best_mean_over_seeds():
     assert best_trials(rows, "accuracy_mean", "min") == [rows[0], rows[1], rows[6]]
 
 
+def test_ties_do_not_depend_on_the_order_of_the_rows():
+    """MLflow gives the newest first, a folder the paths in order."""
+    rows = [record("a", seed, 0.5, lr=lr) for lr in (0.1, 0.3) for seed in (0, 1)]
+    for given in (rows, rows[::-1], [*rows[2:], *rows[:2]]):
+        assert {row["params"]["training.lr"] for row in best_trials(given)} == {0.1}
+
+
 def test_a_point_drawn_twice_on_a_seed_counts_once():
     """Ranked by seeds, not by rows, and the first row of a seed is kept."""
     drawn = [record("a", 0, 0.5, lr=0.1), record("a", 0, 0.6, lr=1.0), record("a", 0, 0.7, lr=0.1)]

@@ -162,6 +162,11 @@ def test_capacities_that_fit_the_device(tmp_path):
     assert capacities(capacities="memory") == [1.0, 0.5, 0.25]
     assert capacities(capacities="time", capacity_s=1.5) == [1.0, 0.5, 0.25]
     assert capacities(capacities="time", capacity_s=0.7) == [0.5, 0.5, 0.25]
+    # weight 0: the server's network, which no client has
+    population = Population(count=3, cohort=3, capacities=(1.0, 0.5, 0.25), weights=(0, 1, 1))
+    assert capacities(capacities="memory") == [0.5, 0.5, 0.25]
+    population = Population(count=3, cohort=3, capacities=(1.0, 0.5, 0.25), weights=(1, 1, 0))
+    assert capacities(capacities="memory") == [1.0, 0.5, 0.5]
 
 
 def test_a_client_that_leaves_loses_its_update(tmp_path):

@@ -155,6 +155,11 @@ def test_one_axis_moves_at_a_time(two_cpus):
     assert at.data.model_dump()["samples"] == 12 * 13
 
 
+def test_a_cosine_over_the_runs_rounds_is_measured(two_cpus):
+    plan = scaling.planned(on_ray(rounds=10, training={"cosine_rounds": 10}), {"clients": [6]})
+    assert plan.experiments and not plan.notes
+
+
 def test_actors_share_cpus_and_that_is_said(two_cpus):
     plan = scaling.planned(on_ray(), {"actors": [2, 3, 5]})
     cpus = [plan.experiments[point].run.cpus for point in plan.axes["actors"]]
