@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
 from rayfl.engine.files import check_place
 from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred
-from rayfl.experiment import Experiment, read_experiment
+from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.listeners import Listener, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 LOADING, WRITING = "loading the data", "writing tables and plots"
 STARTING = {"ray": "starting Ray and the client actors", "serial": "preparing the first round"}
 """Executor -> phase of a run before its first round."""
+Given = Experiment | Mapping[str, Any] | str | Path
+"""An experiment, its plain data, or its YAML file."""
 FREE = ("rounds", "run", "listeners", "published", "question", "titles")
 """Sections that a resumed run or sweep may change."""
 
@@ -50,7 +53,7 @@ class Running(Protocol):
 
 
 def run(
-    experiment: Experiment | Mapping[str, Any],
+    experiment: Given,
     folder: str | Path | None = None,
     *,
     resume: bool = False,
@@ -58,7 +61,7 @@ def run(
     listeners: Sequence[Listener] = (),
     arrays: Arrays | None = None,
 ) -> "Result":
-    """Run an experiment to its end, or until a listener ends it.
+    """Run an experiment (an object, plain data, or the path of a YAML file) to its end, or until a listener ends it.
 
     `folder` receives the configuration, a line of metrics per round, the result and checkpoints. Default: a temporary
     folder that is deleted with the result. `resume`: continue from the folder's last checkpoint; the result equals that
@@ -206,9 +209,7 @@ class Result:
 # round by round
 
 
-def start(
-    experiment: Experiment | Mapping[str, Any], address: str | None = None, *, arrays: Arrays | None = None
-) -> "Session":
+def start(experiment: Given, address: str | None = None, *, arrays: Arrays | None = None) -> "Session":
     """Start a run that is controlled round by round. It leaves no files. `address` and `arrays`: as for `run`.
 
     The session is an iterator over rounds, and a context manager that keeps the run open between them:
@@ -229,8 +230,11 @@ class Session:
         self.lines: list[Line] = []
         """The metrics of each round so far."""
         self._open: ExitStack | None = None
+        self._has_ended = False
 
     def __enter__(self) -> Self:
+        if self._has_ended:
+            raise RuntimeError("the run has ended. Hint: `rayfl.start` starts another one")
         arrays = load_data(self.experiment) if self.arrays is None else self.arrays
         with ExitStack() as stack:
             folder = stack.enter_context(Temporary())
@@ -239,6 +243,7 @@ class Session:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._has_ended = True
         stack, self._open = self._open, None
         if stack is not None:
             stack.__exit__(*error)
@@ -268,7 +273,9 @@ class Session:
 # shared
 
 
-def as_experiment(given: Experiment | Mapping[str, Any]) -> Experiment:
+def as_experiment(given: Given) -> Experiment:
+    if isinstance(given, str | Path):
+        return load_experiment(given)
     return given if isinstance(given, Experiment) else read_experiment(given, "experiment")
 
 
@@ -304,6 +311,8 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
     record = RunFolder.open(path)
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))
     same_config(path / "config.json", old, new)
+    if record.kind == "run" and config["rounds"] < (done := record.whole_rounds()[0]):
+        raise ConfigError(f"{path}: rounds: {config['rounds']} is not valid. Allowed: at least the {done} rounds done")
 
 
 def _with_metrics(path: Path) -> list[str]:

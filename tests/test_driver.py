@@ -374,6 +374,25 @@ def test_a_session_without_a_block_ends_with_its_loop():
     assert session.metrics.drop(columns="seconds").equals(without_seconds(rayfl.run(experiment)))
     with pytest.raises(RuntimeError, match="the run has ended. Hint: `with rayfl.start"):
         session.submodel(0.3)
+    with pytest.raises(RuntimeError, match="the run has ended. Hint: `rayfl.start` starts another one"):
+        next(iter(session))
+    assert [line["round"] for line in session.lines] == lines
+
+
+def test_a_file_is_run_as_its_content(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(json.dumps(dict(TINY) | {"rounds": 1}))
+    for given in (file, str(file)):
+        assert without_seconds(rayfl.run(given)).equals(without_seconds(rayfl.run(tiny(rounds=1))))
+    assert message(rayfl.start, tmp_path / "absent.yaml").startswith(str(tmp_path / "absent.yaml"))
+
+
+def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(tmp_path):
+    rayfl.run(tiny(rounds=3), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    said = message(rayfl.run, tiny(rounds=2), tmp_path / "run", resume=True)
+    assert said == f"{tmp_path / 'run'}: rounds: 2 is not valid. Allowed: at least the 3 rounds done"
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
 
 
 def test_a_result_prints_as_one_line(tmp_path):

@@ -122,17 +122,25 @@ def check(
     from rayfl.experiment import load_experiment
     from rayfl.tuning.load import load_sweep
 
-    for path in map(find_config, files):
+    def valid(path: Path) -> str:
         if is_cluster(path):
-            notify(f"{path}: {check_cluster(path)}")
-        elif "experiment" in load_yaml(path):
+            return check_cluster(path)
+        if "experiment" in load_yaml(path):
             plan = load_sweep(path)
             _check_data(path, list(map(plan.example, plan.rows)))
-            notify(f"{path}: valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}")
-        else:
-            experiment = load_experiment(path)
-            _check_data(path, [experiment])
-            notify(f"{path}: valid run of {experiment.method.name}")
+            return f"valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}"
+        experiment = load_experiment(path)
+        _check_data(path, [experiment])
+        return f"valid run of {experiment.method.name}"
+
+    wrong = []
+    for path in map(find_config, files):
+        try:
+            notify(f"{path}: {valid(path)}")
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\nerror: ".join(wrong))
 
 
 def _check_data(path: Path, experiments: "list[Experiment]") -> None:

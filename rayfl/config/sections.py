@@ -201,13 +201,16 @@ class Kind(Generic[N]):
             cls = load()
         except (Exception, SystemExit) as error:
             reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-            raise ConfigError(
-                f"{start} cannot be imported ({reason}). Allowed: package.module:Class of a package that is installed "
-                "or in a folder of PYTHONPATH"
-            ) from None
+            own = not isinstance(error, ImportError | AttributeError | ValueError)
+            allowed = (
+                f"a module without errors. Hint: python -c 'import {name.partition(':')[0]}' shows where it is"
+                if own and ":" in name
+                else "package.module:Class of a package that is installed or in a folder of PYTHONPATH"
+            )
+            raise ConfigError(f"{start} cannot be imported ({reason}). Allowed: {allowed}") from None
         base = f"{self.base.__module__}:{self.base.__qualname__}"
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
-            raise ConfigError(f"{start} is not a subclass of {base}. Allowed: its subclasses")
+            raise ConfigError(f"{start} is not a subclass of {base}. Allowed: its subclasses (rayfl/PLUGINS.md)")
         if inspect.isabstract(cls):
             lacking = _names(cls.__abstractmethods__)
             raise ConfigError(f"{start} does not define {lacking}. Allowed: classes without abstract methods")

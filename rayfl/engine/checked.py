@@ -9,9 +9,12 @@ from operator import methodcaller
 from typing import Any
 
 import torch
+from torch import nn
 
 from rayfl.config import ConfigError, nearest
+from rayfl.config.plain import shown
 from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.net import cached_module
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import leaves
 from rayfl.methods.base import (
@@ -64,6 +67,7 @@ class Checked:
         def run() -> Update:
             update = self.method.local_update(payload, visit)
             _update(update, payload, visit, self.method.sends_products)
+            _own_tensors(update, cached_module(visit.net, visit.data.device))
             return update
 
         client = visit.client
@@ -199,12 +203,29 @@ def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -
                     _same(f"{group}/{name}", t, payload[group][name])
                 elif group == "params" and name not in known:
                     raise Problem(f"{group}/{name} is not a tensor of the network. {nearest(name, payload[group])}")
+    if not (isinstance(update.weight, int | float) and 0 <= update.weight < math.inf):
+        raise Problem(f"the weight is {shown(update.weight)}. Allowed: a finite number of at least 0")
+    for name, value in update.metrics.items():
+        if not isinstance(value, int | float):
+            raise Problem(f"the metric {name} is {_named(value)}. Allowed: a number")
     if "train_samples" not in update.metrics:
         raise Problem("metrics lack 'train_samples'. Allowed: the metrics that `fit` returns, perhaps with others")
     for id, client_state in update.client_states.items():
         if id != visit.client.id:
             raise Problem(f"client_states has client {id}. Allowed: {visit.client.id}")
-        _require(client_state, Mapping)
+        _tensors(client_state, "the client's state")
+
+
+def _own_tensors(update: Update, module: nn.Module) -> None:
+    """Check that no tensor is one of the cached network, which the next client overwrites."""
+    shared = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()) if t.numel()}
+    for tensors in (update.sums, update.whole, *update.client_states.values()):
+        for path, t in leaves(tensors):
+            if t.untyped_storage().data_ptr() in shared:
+                raise Problem(
+                    f"{path} is a tensor of the cached network, which the next client overwrites. Allowed: a copy. "
+                    "Hint: rayfl.core.copied"
+                )
 
 
 def _deployment(deployment: Any) -> None:

@@ -121,6 +121,8 @@ def _unequal(method: Method) -> dict[str, Any]:
     return {
         f"method {method.name} is not supported, because {method.synchronous}. {ALLOWED}": method.synchronous,
         "method.weight: samples gives clients unequal parts of the sum. Allowed: uniform": method.weight != "uniform",
+        f"method {method.name} weighs clients by its own `weight_of`, but all count alike. Allowed: a method without "
+        "it": type(method).weight_of is not Method.weight_of,
     }
 
 

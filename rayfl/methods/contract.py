@@ -36,7 +36,8 @@ class Contract:
     plain: Mapping[str, Any] = field(default_factory=dict)
     """Options with which `step` only averages, and a client receives exactly one network."""
     fedavg: Mapping[str, Any] | None = field(default_factory=dict)
-    """Options that make the method equal FedAvg bit for bit if all clients have the largest capacity; None: none do."""
+    """Options that make the method equal FedAvg with uniform weights, bit for bit, if all clients have the largest
+    capacity; None: none do."""
     fedavg_rounds: int = 2
     """Number of rounds for which it then equals FedAvg."""
     traffic: Traffic = once

@@ -143,6 +143,15 @@ def test_check_says_what_a_file_is(rayfl, config, tmp_path):
     assert out.splitlines() == ["exp.yaml: valid run of fedavg", "sweep.yaml: valid sweep with 2 rows: a, b"]
 
 
+def test_check_names_every_wrong_file(rayfl, config, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": SWEPT | {name: 1}, "rows": {"a": None}}))
+    code, out, err = rayfl("check", "one.yaml", config(), "two.yaml")
+    assert code == 2 and out.splitlines() == ["exp.yaml: valid run of fedavg"]
+    first, second = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "one.yaml: " in first and "'one'" in first and "two.yaml: " in second and "'two'" in second
+
+
 BAD = {
     "unknown key": ({"training": {"lrr": 1}}, "training.lrr: unknown key 'lrr'. Did you mean 'lr'?"),
     "unknown section": ({"trainig": {}}, "unknown key 'trainig'. Did you mean 'training'?"),

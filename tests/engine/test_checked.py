@@ -8,6 +8,8 @@ import torch
 from helpers import simulate, tiny
 
 import rayfl
+from rayfl.core import params_of
+from rayfl.core.net import cached_module
 from rayfl.engine.checked import MethodFailed, RunFailed
 from rayfl.methods import Dense
 from rayfl.results.folder import RunFolder
@@ -57,7 +59,16 @@ class Wrong(Dense):
             group=lambda: replace(right, sums={"params": [1]}),
             metrics=lambda: replace(right, metrics={}),
             client=lambda: replace(right, client_states={99: {}}),
+            flat=lambda: replace(right, client_states={visit.client.id: {"visits": 3}}),
+            alias=lambda: replace(right, client_states={visit.client.id: {"own": params_of(self.cached(visit))}}),
+            answer=lambda: replace(right, sums={"params": params_of(self.cached(visit))}),
+            weight=lambda: replace(right, weight=-1.0),
+            infinite=lambda: replace(right, weight=float("inf")),
+            text=lambda: replace(right, metrics=right.metrics | {"mood": "good"}),
         )
+
+    def cached(self, visit):
+        return cached_module(visit.net, visit.data.device)
 
     def step(self, state, round, fold):
         new = super().step(state, round, fold)
@@ -98,6 +109,20 @@ class Wrong(Dense):
         ("local_update", "group", "local_update, client 0: sums: params is a list. Allowed: a dict of name -> tensor"),
         ("local_update", "metrics", "local_update, client 0: metrics lack 'train_samples'. Allowed: the metrics that"),
         ("local_update", "client", "local_update, client 0: client_states has client 99. Allowed: 0"),
+        (
+            "local_update",
+            "flat",
+            "local_update, client 0: the client's state: visits is a int. Allowed: a dict of name",
+        ),
+        ("local_update", "alias", "local_update, client 0: own/conv1.weight is a tensor of the cached network, which"),
+        ("local_update", "answer", "local_update, client 0: params/conv1.weight is a tensor of the cached network"),
+        (
+            "local_update",
+            "weight",
+            "local_update, client 0: the weight is -1.0. Allowed: a finite number of at least 0",
+        ),
+        ("local_update", "infinite", "local_update, client 0: the weight is inf. Allowed: a finite number"),
+        ("local_update", "text", "local_update, client 0: the metric mood is a str. Allowed: a number"),
         ("step", "none", "step, round 1: the state is None. Allowed: a dict of group -> name -> tensor"),
         ("step", "shape", "step, round 1: params/conv1.weight has shape [3]. Allowed: [10, 1, 3, 3]"),
         ("deploy", "none", "deploy, capacity 0.3: returned None. Allowed: a Deployment"),

@@ -19,6 +19,7 @@ from rayfl.engine.checked import Checked, MethodFailed
 from rayfl.engine.jobs import Broadcast, Train
 from rayfl.engine.simulation import load_data
 from rayfl.experiment import read_experiment
+from rayfl.methods import Dense
 from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.testing.tiny import model_of
 from rayfl.training.privacy import NORM, Privacy, PrivateFold, Released, epsilon
@@ -372,6 +373,13 @@ def test_an_empty_cohort_is_not_visible(tmp_path):
 # refusals
 
 
+class Weighing(Dense):
+    """Counts clients by their samples in a way of its own."""
+
+    def weight_of(self, data):
+        return len(data) ** 0.5
+
+
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
@@ -384,6 +392,10 @@ def test_an_empty_cohort_is_not_visible(tmp_path):
         (
             {"method": "fedavg"},
             "privacy: method.weight: samples gives clients unequal parts of the sum. Allowed: uniform",
+        ),
+        (
+            {"method": Weighing()},
+            "weighs clients by its own `weight_of`, but all count alike. Allowed: a method without",
         ),
         ({"model": "digits_cnn"}, "privacy: evaluation.statistics: statistics of batch norms are collected from"),
         ({"system": {}}, "privacy: a system chooses clients by their time, not at random. Allowed: no system"),
