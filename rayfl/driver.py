@@ -100,6 +100,8 @@ def run(
                 past = record.rounds()
                 _loop(simulation, record, experiment, listeners, bool(past) and tell_past(listeners, past))
                 status = "finished"
+                if stuck := sum("refusals" in line and not line.get("clients") for line in record.rounds()):
+                    note(listeners, f"rounds in which all updates were refused, and the model did not change: {stuck}")
             except Exception as failure:
                 status, error = "failed", str(failure)
                 raise

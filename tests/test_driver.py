@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import pkgutil
 import re
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -23,6 +25,7 @@ import rayfl
 from rayfl.engine.checkpoints import Best, complete, read
 from rayfl.engine.locks import locked
 from rayfl.listeners import EarlyStopping, Listener
+from rayfl.methods import Dense
 from rayfl.metrics import EVALUATED
 from rayfl.models.cnn import DigitsCNN
 from rayfl.results.folder import RunFolder
@@ -385,6 +388,21 @@ def test_a_file_is_run_as_its_content(tmp_path):
     for given in (file, str(file)):
         assert without_seconds(rayfl.run(given)).equals(without_seconds(rayfl.run(tiny(rounds=1))))
     assert message(rayfl.start, tmp_path / "absent.yaml").startswith(str(tmp_path / "absent.yaml"))
+
+
+class NotANumber(Dense):
+    """Sends updates that the server refuses."""
+
+    def local_update(self, payload, visit):
+        update = self.trained(payload, visit)
+        return replace(update, sums={"params": {n: t * math.nan for n, t in update.sums["params"].items()}})
+
+
+def test_a_run_whose_model_never_changed_says_so():
+    told = Told().remember()
+    rayfl.run(tiny(method=NotANumber(), rounds=2), listeners=[told])
+    notes = [text for kind, text, *_ in told.told if kind == "note"]
+    assert notes[-1] == "rounds in which all updates were refused, and the model did not change: 2"
 
 
 def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(tmp_path):

@@ -201,12 +201,10 @@ class Kind(Generic[N]):
             cls = load()
         except (Exception, SystemExit) as error:
             reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-            own = not isinstance(error, ImportError | AttributeError | ValueError)
-            allowed = (
-                f"a module without errors. Hint: python -c 'import {name.partition(':')[0]}' shows where it is"
-                if own and ":" in name
-                else "package.module:Class of a package that is installed or in a folder of PYTHONPATH"
-            )
+            allowed = "package.module:Class of a package that is installed or in a folder of PYTHONPATH"
+            if ":" in name and not isinstance(error, ImportError | AttributeError | ValueError):
+                module = name.partition(":")[0]
+                allowed = f"a module without errors. Hint: python -c 'import {module}' shows where it is"
             raise ConfigError(f"{start} cannot be imported ({reason}). Allowed: {allowed}") from None
         base = f"{self.base.__module__}:{self.base.__qualname__}"
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
