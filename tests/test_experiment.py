@@ -9,7 +9,7 @@ from torch import nn
 
 import rayfl
 from rayfl.config import differences
-from rayfl.core.axes import Axis, linear
+from rayfl.core.axes import Axis, conv, linear
 from rayfl.data import DATASETS
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.methods import METHODS
@@ -207,9 +207,33 @@ class HardCoded(ImageModel):
         return nn.Sequential(nn.Flatten(), linear(Axis.fixed("x", 64), a), linear(a, self.labels))
 
 
+class Unflattened(ImageModel):
+    """Its classifier reads 8 of 8 x 8 x 8 features."""
+
+    def build(self, net):
+        a = net.axis("a", 8)
+        return nn.Sequential(conv(self.image, a, 3, padding=1), nn.Flatten(), linear(a, self.labels))
+
+
+class SevenClasses(ImageModel):
+    def build(self, net):
+        return nn.Sequential(nn.Flatten(), linear(Axis.fixed("x", 64), Axis.fixed("y", 7)))
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
+        (
+            Unflattened,
+            "test: model: test_experiment:Unflattened fails at width 1 on a sample of shape [1, 8, 8] (RuntimeError: a "
+            "and b must have same reduction dim, but got [1, 512] X [8, 10]). Allowed: a network that runs at every "
+            "width",
+        ),
+        (
+            SevenClasses,
+            "test: model: test_experiment:SevenClasses returns 7 numbers at capacity 1. Allowed: 10, one per class "
+            "(`self.labels`)",
+        ),
         (
             Undeclared,
             "test: Sequential: the parameter '1.weight' [10, 64] of a Linear has no axes. Hint: create the layer with "
@@ -222,7 +246,7 @@ class HardCoded(ImageModel):
         ),
     ],
 )
-def test_a_model_that_does_not_say_its_axes(model, expected):
+def test_a_model_that_cannot_be_cut_or_run(model, expected):
     assert message(Experiment, where="test", model=model()) == expected
     name = f"{model.__module__}:{model.__name__}"
     assert message(read_experiment, {"model": name}, "test") == expected

@@ -142,6 +142,12 @@ class Net:
         """Elements of the outputs of all layers for one sample, which a backward pass reads."""
         return _operations(self)[2]
 
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network, or its last exit, returns per sample or token."""
+        output = _operations(self)[3]
+        return (output if isinstance(output, torch.Tensor) else output[-1]).shape[-1]
+
     def operations(self, convention: Convention) -> int:
         """Return the operations of the forward pass of one sample, by a convention of `rayfl.core.operations`."""
         return _operations(self)[0][convention]
@@ -178,8 +184,18 @@ def _norms(net: Net) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _operations(net: Net) -> tuple[dict[str, int], dict[str, int], int]:
-    return operations.count(net.blank(), net.model.example(1, "meta"))
+def _operations(net: Net) -> tuple[dict[str, int], dict[str, int], int, Any]:
+    x = net.model.example(1, "meta")
+    try:
+        return operations.count(net.blank(), x)
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = ": ".join([type(error).__name__, *str(error).rstrip(".").splitlines()[:1]])
+        raise ValueError(
+            f"model: {net.model.name} fails at width {net.width:g} on a sample of shape {list(x.shape)[1:]} "
+            f"({reason}). Allowed: a network that runs at every width"
+        ) from error
 
 
 @functools.lru_cache(maxsize=16)

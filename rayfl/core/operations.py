@@ -15,7 +15,7 @@ products and the softmax of attention or the tanh in RoBERTa's head, are not cou
 """
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -37,9 +37,9 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
 
 
-def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int], int]:
-    """Return convention -> operations of the forward pass of `x`, path -> multiply-adds of the layers (`is_layer`), and
-    the elements of the outputs of all leaf modules. On the meta device, nothing is computed."""
+def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int], int, Any]:
+    """Return convention -> operations of the forward pass of `x`, path -> multiply-adds of the layers (`is_layer`), the
+    elements of the outputs of all leaf modules, and the output. On the meta device, nothing is computed."""
     totals, layers, outputs = dict.fromkeys(CONVENTIONS, 0), {}, []
 
     def hook(path: str):
@@ -58,10 +58,10 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
         if is_layer(part) or not any(True for _ in part.children())
     ]
     with torch.no_grad(), without_compiler:
-        module.eval()(x)
+        answer = module.eval()(x)
     for handle in handles:
         handle.remove()
-    return totals, layers, sum(outputs)
+    return totals, layers, sum(outputs), answer
 
 
 def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:

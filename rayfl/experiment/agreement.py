@@ -8,7 +8,7 @@ from rayfl.config import ConfigError
 from rayfl.core.net import Net, check_axes
 from rayfl.data.scores import SCORES_KIND
 from rayfl.methods.base import Method
-from rayfl.models.base import Model
+from rayfl.models.base import ImageModel, Model, TokenModel
 from rayfl.system import System
 from rayfl.training.privacy import ALLOWED, Privacy
 
@@ -59,9 +59,8 @@ def check(experiment: "Experiment") -> None:
                     f"evaluation.scores: {score.name} scores targets of kind {score.of_targets}, and those of data set "
                     f"{experiment.data.name} are {goal.targets}. Allowed: {', '.join(same)}"
                 )
-        for net in method.task.nets.values():
-            # a forward pass without data
-            assert net.layout and net.macs
+        for capacity, net in method.task.nets.items():
+            _check_forward(net, capacity)
         experiment.all_listeners()
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -139,6 +138,16 @@ def _check_secure(experiment: "Experiment", method: Method) -> None:
     for problem, is_so in problems.items():
         if is_so:
             raise ConfigError(f"updates.secure_aggregation: {problem}")
+
+
+def _check_forward(net: Net, capacity: float) -> None:
+    """Run a network without data. Raise a ValueError if it fails, or does not return one number per class."""
+    assert net.layout and net.macs
+    if isinstance(net.model, ImageModel | TokenModel) and net.outputs != net.model.labels.length:
+        raise ValueError(
+            f"model: {net.model.name} returns {net.outputs} numbers at capacity {capacity:g}. Allowed: "
+            f"{net.model.labels.length}, one per class (`self.labels`)"
+        )
 
 
 @lru_cache(maxsize=256)
