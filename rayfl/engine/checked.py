@@ -14,6 +14,7 @@ from torch import nn
 from rayfl.config import ConfigError, nearest
 from rayfl.config.plain import shown
 from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.joined import parameters_of
 from rayfl.core.net import cached_module
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import leaves
@@ -217,8 +218,8 @@ def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -
 
 
 def _own_tensors(update: Update, module: nn.Module) -> None:
-    """Check that no tensor is one of the cached network, which the next client overwrites."""
-    shared = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()) if t.numel()}
+    """Check that no tensor is a parameter of the cached network, which the next client overwrites."""
+    shared = {t.untyped_storage().data_ptr() for t in parameters_of(module).values()} - {0}
     for tensors in (update.sums, update.whole, *update.client_states.values()):
         for path, t in leaves(tensors):
             if t.untyped_storage().data_ptr() in shared:
