@@ -30,7 +30,7 @@ from rayfl.data.base import Arrays
 from rayfl.engine.on_ray import cluster
 from rayfl.engine.plugins import packed
 from rayfl.engine.termination import Terminated
-from rayfl.results.folder import RunFolder, records
+from rayfl.results.folder import RunFolder, records, runs
 from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import snapshots, trust
 from rayfl.tuning.following import Following
@@ -84,7 +84,7 @@ def have_ended(folder: Path, id: str, trials: Set[str]) -> bool:
     """Return whether the records of these trials have ended too. Tune tells its searcher of an end before the record is
     written, and runs a trial again if that fails."""
     return not any(
-        record["status"] == "running" for record in records(folder, id) if trial_id_of(record["path"]) in trials
+        run.status == "running" for run in runs(folder) if run.sweep == id and trial_id_of(run.path) in trials
     )
 
 

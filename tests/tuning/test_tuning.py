@@ -28,6 +28,7 @@ from rayfl.tuning.load import load_sweep
 from rayfl.tuning.recorder import Recorder, folder_name
 from rayfl.tuning.search import scheduler_of, searcher_of, trial_config
 from rayfl.tuning.space import Search, text_of
+from rayfl.tuning.stages import have_ended
 
 # what is searched
 
@@ -369,13 +370,28 @@ def test_a_trials_folder_is_one_component_of_a_path():
     assert len(name.encode()) <= 150 and name.endswith("-12ab_00001")
 
 
+def recording(tmp_path):
+    """A recorder of a running sweep, and its trial, which has started."""
+    run = folder(tmp_path / "sweep", kind="sweep", status="running")
+    recorder = Recorder(load_sweep(write(tmp_path)), run, SweepProgress(1, ROUNDS), lambda path: None)
+    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}), checkpoint=None)
+    recorder.on_trial_start(0, [trial], trial)
+    return recorder, trial
+
+
+def test_a_trial_has_ended_when_its_record_has(tmp_path):
+    recorder, trial = recording(tmp_path)
+    run = recorder.run
+    assert not have_ended(run.path, run.id, {"a", "b"}) and have_ended(run.path, run.id, {"b"})
+    assert have_ended(run.path, "another sweep", {"a"})
+    recorder.on_trial_result(0, [trial], trial, {"lines": [line(1)]})
+    recorder.on_trial_complete(0, [trial], trial)
+    assert have_ended(run.path, run.id, {"a", "b"})
+
+
 def test_a_trial_goes_on_only_if_it_has_a_line_for_every_round_before(tmp_path):
     """A run that restores an older checkpoint makes rounds again; one without a line would leave a hole."""
-    plan = load_sweep(write(tmp_path))
-    run = folder(tmp_path / "sweep", kind="sweep", status="running")
-    recorder = Recorder(plan, run, SweepProgress(1, ROUNDS), lambda path: None)
-    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}))
-    recorder.on_trial_start(0, [trial], trial)
+    recorder, trial = recording(tmp_path)
     record = recorder.trials["a"]
 
     def told(*rounds):
@@ -413,11 +429,7 @@ def test_what_a_killed_process_left_is_marked_as_stopped(tmp_path):
 
 def test_a_trial_restored_at_its_last_round_reports_its_last_metrics(tmp_path):
     """Searchers need their metric in the last result; a file that is too short is refused here too."""
-    plan = load_sweep(write(tmp_path))
-    run = folder(tmp_path / "sweep", kind="sweep", status="running")
-    recorder = Recorder(plan, run, SweepProgress(1, ROUNDS), lambda path: None)
-    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}))
-    recorder.on_trial_start(0, [trial], trial)
+    recorder, trial = recording(tmp_path)
     recorder.on_trial_result(0, [trial], trial, {"lines": [line(1), line(2, accuracy_mean=0.5)]})
     result = {"lines": [], "round": 2, "done": True}
     recorder.on_trial_result(0, [trial], trial, result)
@@ -428,11 +440,7 @@ def test_a_trial_restored_at_its_last_round_reports_its_last_metrics(tmp_path):
 
 
 def test_lines_that_a_full_disk_refused_outlive_a_restart_of_their_trial(tmp_path, monkeypatch):
-    plan = load_sweep(write(tmp_path))
-    run = folder(tmp_path / "sweep", kind="sweep", status="running")
-    recorder = Recorder(plan, run, SweepProgress(1, ROUNDS), lambda path: None)
-    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}))
-    recorder.on_trial_start(0, [trial], trial)
+    recorder, trial = recording(tmp_path)
     with monkeypatch.context() as full:
         full.setattr(files, "append_lines", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
         recorder.on_trial_result(0, [trial], trial, {"lines": [line(1)]})
@@ -443,10 +451,8 @@ def test_lines_that_a_full_disk_refused_outlive_a_restart_of_their_trial(tmp_pat
 
 def test_a_sweeps_hours_are_saved_when_a_trial_ends(tmp_path, monkeypatch):
     """So that a killed sweep loses little of them."""
-    run = folder(tmp_path / "sweep", kind="sweep", status="running")
-    recorder = Recorder(load_sweep(write(tmp_path)), run, SweepProgress(1, ROUNDS), lambda path: None)
-    trial = SimpleNamespace(trial_id="a", config=trial_config("heterofl", 0, {}), checkpoint=None)
-    recorder.on_trial_start(0, [trial], trial)
+    recorder, trial = recording(tmp_path)
+    run = recorder.run
     recorder.on_trial_result(0, [trial], trial, {"lines": [line(1)]})
     assert run.counted is not None
     now = run.counted + 3600
