@@ -9,7 +9,7 @@ from torch import nn
 
 import rayfl
 from rayfl.config import differences
-from rayfl.core.axes import Axis, conv, linear
+from rayfl.core.axes import Axis, conv, declare, linear
 from rayfl.data import DATASETS
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.methods import METHODS
@@ -220,9 +220,24 @@ class SevenClasses(ImageModel):
         return nn.Sequential(nn.Flatten(), linear(Axis.fixed("x", 64), Axis.fixed("y", 7)))
 
 
+class Tracked(ImageModel):
+    """Its norm keeps running statistics."""
+
+    def build(self, net):
+        a = net.axis("a", 8)
+        norm = declare(nn.BatchNorm2d(a.length), weight=(a,), bias=(a,))
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(conv(self.image, a, 3, padding=1), norm, pool, linear(a, self.labels))
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
+        (
+            Tracked,
+            "test: model: test_experiment:Tracked: 1 (BatchNorm2d) keeps running statistics. Allowed: "
+            "rayfl.core.axes.norm('static_bn', ...), or track_running_stats=False",
+        ),
         (
             Unflattened,
             "test: model: test_experiment:Unflattened fails at width 1 on a sample of shape [1, 8, 8] (RuntimeError: a "

@@ -14,7 +14,7 @@ from typing import Generic, Literal, TypeVar
 
 import torch
 
-from rayfl.core.server_optimizers import MOMENTS, Server, is_statistic
+from rayfl.core.server_optimizers import Server, is_statistic
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, Tensors, nbytes
 
@@ -181,6 +181,8 @@ class Fold:
         """Sum of the weights of all clients."""
         self.moments: State = {}
         """Moments of the optimizer after the round, of groups with a computed mean."""
+        self.optimized = False
+        """True if the optimizer made a step."""
         self._groups: dict[str, HolderMean] = {}
         self.products: dict[str, Factors] = {}
         """Name -> sum_k w_k B_k A_k over all clients that sent it."""
@@ -203,9 +205,10 @@ class Fold:
             return self.state[group]
         if self.server.optimizer == "mean":
             return {name: mean for name, (mean, _) in found.items()}
+        self.optimized = True
         old, new = self.state[group], {}
         letters = self.server.init(old)
-        before = {letter: self.state.get(f"{MOMENTS}{letter} {group}", t) for letter, t in letters.items()}
+        before = {letter: self.state.get(f"server {letter} {group}", t) for letter, t in letters.items()}
         after: dict[str, Params] = {letter: dict(t) for letter, t in before.items()}
         for name, (mean, covered) in found.items():
             if is_statistic(name):
@@ -215,7 +218,7 @@ class Fold:
             new[name], moved = self.server.update(old[name], mean, covered, moments)
             for letter, t in moved.items():
                 after[letter][name] = t
-        self.moments |= {f"{MOMENTS}{letter} {group}": t for letter, t in after.items()}
+        self.moments |= {f"server {letter} {group}": t for letter, t in after.items()}
         return new
 
     def _mean(self, group: str, over: Over) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]] | None:

@@ -1,4 +1,4 @@
-"""Server optimizers: the server's step from the aggregated updates of a round, for every method.
+"""Server optimizers: the server's step from the mean of a round's updates, for every method that takes one.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, https://arxiv.org/abs/2003.00295 (Algorithm 2); momentum
 after Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
@@ -24,8 +24,10 @@ from rayfl.config import Config
 from rayfl.core.norms import STATISTICS
 from rayfl.core.tensors import Params
 
-MOMENTS = "server "
-"""Prefix of the optimizer's groups in a state: "server m params"."""
+NORM = "server clip"
+"""Group of a state with the adapted clipping norm of a private run."""
+MOMENTS = ("server m ", "server v ", NORM)
+"""Prefixes of the groups of a state that methods do not see: "server m params", and `NORM`."""
 
 
 class Server(Config):

@@ -88,7 +88,7 @@ class Checked:
         self._run("local_update", run, client=visit.client)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        return self._ask("step", f", round {round + 1}", lambda new: _next(new, state, round), state, round, fold)
+        return self._ask("step", f", round {round + 1}", lambda new: _next(new, state), state, round, fold)
 
     def plan(self, state: State, round: int) -> Sequence[ServerTask]:
         return self._ask("plan", f", round {round + 1}", _server_tasks, state, round)
@@ -97,7 +97,7 @@ class Checked:
         return self._ask("refine", f", {server_task.name}", _result, server_task, context)
 
     def absorb(self, state: State, round: int, results: Mapping[str, ServerTaskResult]) -> State:
-        return self._ask("absorb", f", round {round + 1}", lambda new: _next(new, state, round), state, round, results)
+        return self._ask("absorb", f", round {round + 1}", lambda new: _next(new, state), state, round, results)
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         return self._ask("deploy", f", capacity {capacity:g}", _deployment, state, round, capacity, client_state)
@@ -175,7 +175,7 @@ def _server_tasks(tasks: Any) -> None:
         _require(task, ServerTask)
 
 
-def _next(state: Any, before: State, round: int) -> None:
+def _next(state: Any, before: State) -> None:
     """Check the state after a step: tensors that it had before keep their shapes and types."""
     _tensors(state, "the state")
     for group in state.keys() & before.keys():
@@ -204,8 +204,8 @@ def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -
                     _same(f"{group}/{name}", t, payload[group][name])
                 elif group == "params" and name not in known:
                     raise Problem(f"{group}/{name} is not a tensor of the network. {nearest(name, payload[group])}")
-    if not (isinstance(update.weight, int | float) and 0 <= update.weight < math.inf):
-        raise Problem(f"the weight is {shown(update.weight)}. Allowed: a finite number of at least 0")
+    if not (isinstance(update.weight, int | float) and 0 < update.weight < math.inf):
+        raise Problem(f"the weight is {shown(update.weight)}. Allowed: a finite number above 0")
     for name, value in update.metrics.items():
         if not isinstance(value, int | float):
             raise Problem(f"the metric {name} is {_named(value)}. Allowed: a number")

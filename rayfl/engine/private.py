@@ -1,7 +1,6 @@
 """What a run with a `privacy:` section needs from its method: the public denominators, and groups that are clipped."""
 
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import State
+from rayfl.core.net import Net
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
 from rayfl.engine.checked import Checked
@@ -29,38 +29,33 @@ class Noting(Client):
         return super().__getattribute__(name)
 
 
-class PublicCover:
-    """The denominators c_j of `rayfl.training.privacy`, computed anew only when the selections change. Selections that
-    depend on capacity and round only are found once per capacity."""
+def public_cover(
+    verbs: Checked, clients: Population, state: State, round: int, capacities: Callable[[np.ndarray, int], np.ndarray]
+) -> Params:
+    """Return the denominators c_j of `rayfl.training.privacy`: parameter -> expected number of clients of a cohort that
+    send each coordinate, over all clients. `capacities`: clients' capacities in a round. Selections that depend on
+    capacity and round only are found once per capacity."""
+    # whole numbers, exact in float32
+    counts = {name: torch.zeros_like(t) for name, t in state["params"].items()}
+    names: dict[Net, list[str]] = {}
 
-    def __init__(self, verbs: Checked, clients: Population):
-        self.verbs, self.clients = verbs, clients
-        self._last: tuple[dict[Hashable, int], Params] = {}, {}
-        """Selection key -> number of clients, and the cover of these selections."""
+    def count(selection: Selection, number: int) -> None:
+        net = selection.net
+        if net not in names:
+            sent = verbs.extract(state, selection)["params"]
+            names[net] = sorted(sent.keys() - verbs.method.withheld(net))
+        for name in names[net]:
+            selection.mark(name, number, counts[name])
 
-    def of(self, state: State, round: int, capacities: Callable[[np.ndarray, int], np.ndarray]) -> Params:
-        """Return parameter -> expected number of clients of a cohort that send each coordinate, over all clients.
-        `capacities`: clients' capacities in a round."""
-        found: dict[Hashable, Selection] = {}
-        counts: Counter[Hashable] = Counter()
-        all_capacities = capacities(np.arange(self.clients.count), round)
-        for capacity in dict.fromkeys(all_capacities.tolist()):
-            ids = np.flatnonzero(all_capacities == capacity).tolist()
-            first = Noting(ids[0], capacity, round)
-            selections = [self.verbs.select(state, first)]
-            if first.was_identified:
-                selections += [self.verbs.select(state, Client(id, capacity, round)) for id in ids[1:]]
-            for selection in selections:
-                found.setdefault(selection.key, selection)
-                counts[selection.key] += 1 if first.was_identified else len(ids)
-        if counts != self._last[0]:
-            cover = {name: torch.zeros_like(t) for name, t in state["params"].items()}
-            for key, selection in found.items():
-                sent = self.verbs.extract(state, selection)["params"]
-                for name in sent.keys() - self.verbs.method.withheld(selection.net):
-                    selection.mark(name, counts[key] * self.clients.cohort / self.clients.count, cover[name])
-            self._last = counts, cover
-        return self._last[1]
+    all_capacities = capacities(np.arange(clients.count), round)
+    for capacity in dict.fromkeys(all_capacities.tolist()):
+        first, *others = np.flatnonzero(all_capacities == capacity).tolist()
+        client = Noting(first, capacity, round)
+        selection = verbs.select(state, client)
+        count(selection, 1 if client.was_identified else 1 + len(others))
+        for id in others if client.was_identified else ():
+            count(verbs.select(state, Client(id, capacity, round)), 1)
+    return {name: t.mul_(clients.cohort / clients.count) for name, t in counts.items()}
 
 
 def check_groups(experiment: Experiment) -> None:

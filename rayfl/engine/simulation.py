@@ -31,7 +31,7 @@ from rayfl.engine.cohort import Chunk, Cohort, Division
 from rayfl.engine.evaluator import Clients, Evaluator
 from rayfl.engine.jobs import Broadcast, Executor, Job, Refine, Train, Trained
 from rayfl.engine.locks import Temporary
-from rayfl.engine.private import PublicCover, check_groups
+from rayfl.engine.private import check_groups, public_cover
 from rayfl.engine.serial import Serial
 from rayfl.engine.worker import Recipe, Worker
 from rayfl.evaluation import Evaluation
@@ -79,7 +79,8 @@ class Simulation:
         self.partial_round: Line = {}
         """Sums measured so far in a round whose local updates are done; empty between rounds."""
         self._is_noted = False
-        self._cover = PublicCover(self.verbs, self.clients)
+        self._unused = ""
+        """Name of the server optimizer, if the method's last step took no mean of which it is a part."""
         self.client_scores = np.empty(0, CLIENT_SCORES)
         """Scores per client of the last evaluation."""
 
@@ -102,6 +103,15 @@ class Simulation:
         return Timed(fleet)
 
     @property
+    def method_state(self) -> State:
+        """The groups of the state that the method sees: all but those of the server optimizer."""
+        return {group: t for group, t in self.state.items() if not group.startswith(MOMENTS)}
+
+    @property
+    def _moments(self) -> State:
+        return {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
+
+    @property
     def done(self) -> bool:
         return self.round >= self.rounds
 
@@ -118,7 +128,7 @@ class Simulation:
         started = time.perf_counter()
         spent = self.partial_round.get("seconds", 0.0)
         line = self._refine() if self.partial_round else self.train()
-        over = not self.verbs.plan(self.state, self.round)
+        over = not self.verbs.plan(self.method_state, self.round)
         if over:
             self.round += 1
             if self.round % self.experiment.evaluation.every == 0 or self.done:
@@ -191,8 +201,7 @@ class Simulation:
             if not plan.staleness.compares:
                 self._fold_stale(fold, stale, plan.staleness)
         self._fold_stale(fold, stale, plan.staleness)
-        moments = {group: t for group, t in self.state.items() if group.startswith(MOMENTS)}
-        own = {group: t for group, t in self.state.items() if group not in moments}
+        moments, own = self._moments, self.method_state
         known = self.versions | {self.round: own}
         self.past = self.schedule.learned(plan, self.round, losses)
         self.versions = {version: known[version] for version in self.past.versions}
@@ -207,6 +216,8 @@ class Simulation:
         # an empty cohort is not public: its round has noise too
         if plan.visits or privacy is not None:
             self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
+            optimizer = fold.server.optimizer
+            self._unused = "" if optimizer == "mean" or fold.optimized or not fold.weight else optimizer
         if isinstance(fold, PrivateFold):
             line |= fold.released.snr()
         if refused:
@@ -219,7 +230,7 @@ class Simulation:
         if experiment.privacy is None or clip is None:
             return Fold(self.state, experiment.server)
         deviation = experiment.privacy.multiplier(self.clients) * clip
-        cover = self._cover.of(self.state, self.round, self.schedule.capacities)
+        cover = public_cover(self.verbs, self.clients, self.method_state, self.round, self.schedule.capacities)
         released = Released(cover, deviation, self.seed, self.round, self.clients.cohort)
         return PrivateFold(self.state, experiment.server, released)
 
@@ -231,7 +242,7 @@ class Simulation:
 
     def _refine(self) -> Line:
         """Run the next server tasks, and return the round's metrics so far."""
-        server_tasks = {server_task.name: server_task for server_task in self.verbs.plan(self.state, self.round)}
+        server_tasks = {server_task.name: server_task for server_task in self.verbs.plan(self.method_state, self.round)}
         jobs = [self._server_task(server_task) for server_task in server_tasks.values()]
         results: dict[str, ServerTaskResult] = dict(
             zip(server_tasks, self.executor.map("refine", jobs, server_tasks.__getitem__), strict=True)  # pyright: ignore
@@ -244,7 +255,7 @@ class Simulation:
                     "learning rate, in the section method"
                 )
             line = plus(line, found.metrics)
-        self._take_over(self.verbs.absorb(self.state, self.round, results))
+        self._take_over(self.verbs.absorb(self.method_state, self.round, results) | self._moments)
         return line
 
     def _take_over(self, state: State) -> None:
@@ -280,17 +291,17 @@ class Simulation:
             ids = [id for _, id in visits]
             is_alone = version < self.round and plan.staleness.compares
             for id, capacity in zip(ids, self.schedule.capacities(np.array(ids), version).tolist(), strict=True):
-                client = Client(id, capacity, version, partial(self._present, id))
+                client = Client(id, capacity, version, partial(self.label_set, id))
                 selection = self.verbs.select(self._version(version), client)
                 key = (selection.key, id) if is_alone else selection.key
                 cohort.setdefault((version, key), (selection, []))[1].append(client)
         return cohort
 
     def _version(self, round: int) -> State:
-        """Return the server's state before a round."""
-        return self.state if round == self.round else self.versions[round]
+        """Return the method's state before a round."""
+        return self.method_state if round == self.round else self.versions[round]
 
-    def _present(self, id: int) -> torch.Tensor:
+    def label_set(self, id: int) -> torch.Tensor:
         """Return a client's label set."""
         rows = self.data.train[id]
         return self.data.goal.present({name: as_tensor(array[rows]) for name, array in self._arrays.train.items()})
@@ -314,38 +325,49 @@ class Simulation:
 
     def evaluate(self) -> Line:
         """Return the metrics of every capacity and client after `round` rounds."""
-        deployed = {c: self.verbs.deploy(self.state, self.round, c) for c in self.clients.all_capacities}
+        state = self.method_state
+        deployed = {c: self.verbs.deploy(state, self.round, c) for c in self.clients.all_capacities}
         line, self.client_scores = self.evaluator.evaluate(
             deployed, self._clients(), self.round, self._arrays.test_samples
         )
-        kind = self.experiment.evaluation.statistics
-        if not self._is_noted and kind != DEFAULT_STATISTICS and all(d.has_statistics for d in deployed.values()):
+        if not self._is_noted and (notes := self._notes(deployed)):
             self._is_noted = True
-            line[NOTE] = (
-                f"evaluation.statistics: {kind!r} has no effect, because no norm of method {self.method.name} on model "
+            line[NOTE] = "; ".join(notes)
+        return line
+
+    def _notes(self, deployed: Mapping[float, Deployment]) -> list[str]:
+        """Return notes on settings without effect."""
+        notes, name, kind = [], self.method.name, self.experiment.evaluation.statistics
+        if kind != DEFAULT_STATISTICS and all(d.has_statistics for d in deployed.values()):
+            notes.append(
+                f"evaluation.statistics: {kind!r} has no effect, because no norm of method {name} on model "
                 f"{self.experiment.model.name} needs statistics"
             )
-        return line
+        if self._unused:
+            notes.append(
+                f"server.optimizer: {self._unused!r} has no effect, because the server of method {name} takes no mean "
+                "of parameters"
+            )
+        return notes
 
     def _clients(self) -> Clients:
         ids = self.experiment.evaluation.judged(self.clients.count, self.seed)
         capacities = np.full(self.clients.count, np.nan)
         capacities[ids] = self.schedule.capacities(ids, max(self.round - 1, 0))
 
+        state = self.method_state
+
         def deploy(id: int) -> Deployment:
-            return self.verbs.deploy(self.state, self.round, float(capacities[id]), self.client_states.get(id))
+            return self.verbs.deploy(state, self.round, float(capacities[id]), self.client_states.get(id))
 
         return Clients(ids, capacities, self.client_states.owners, deploy)
 
     def deployment(self, capacity: float, client: int | None = None) -> Deployment:
         """Return the network deployed at this capacity, or the client's personal network, with statistics."""
-        evaluator = self.evaluator
-        if client is not None and client in self.client_states.owners:
-            deployed = self.verbs.deploy(self.state, self.round, capacity, self.client_states.get(client))
-            found = evaluator.collect({deployed.key: deployed}, self.round, client)
-        else:
-            deployed = self.verbs.deploy(self.state, self.round, capacity)
-            found = evaluator.collect({deployed.key: deployed}, self.round)
+        owner = client if client in self.client_states.owners else None
+        client_state = None if owner is None else self.client_states.get(owner)
+        deployed = self.verbs.deploy(self.method_state, self.round, capacity, client_state)
+        found = self.evaluator.collect({deployed.key: deployed}, self.round, owner)
         return replace(deployed, statistics=found.get(deployed.key, deployed.statistics))
 
     # checkpoints

@@ -17,6 +17,7 @@ what is learned (codes of masks). Operations are a fixed number per visit plus a
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +118,8 @@ def _visits(simulation: "Simulation", executor: Executor, group: int) -> dict[fl
     protection = Protection(None, experiment.updates.secure_aggregation, group)
 
     def visit(client: Client, client_state: ClientState | None) -> ClientState | None:
-        selection = verbs.select(simulation.state, client)
-        broadcast = Broadcast(verbs.extract(simulation.state, selection), selection, protection)
+        selection = verbs.select(simulation.method_state, client)
+        broadcast = Broadcast(verbs.extract(simulation.method_state, selection), selection, protection)
         train = Train([client], {client.id: client_state} if client_state else {})
         [answer] = executor.map("train", [Job(None, 0, lambda: train)], lambda _: broadcast)
         if answer.refused:
@@ -131,7 +132,7 @@ def _visits(simulation: "Simulation", executor: Executor, group: int) -> dict[fl
     for client in clients:
         visit(client, simulation.client_states.get(client.id))
     for capacity in [capacity for capacity, some in found.items() if not some]:
-        absent = Client(clients[0].id, capacity, 1, clients[0].label_set)
+        absent = Client(0, capacity, 1, partial(simulation.label_set, 0))
         client_state = visit(absent, None)
         if client_state:
             found[capacity].clear()

@@ -31,6 +31,7 @@ def check(experiment: "Experiment") -> None:
             )
         method.check(experiment.rounds, experiment.clients)
         _check_products(experiment, method)
+        _check_exact(experiment, method)
         if experiment.system is not None:
             _check_system(experiment.system, method, experiment.clients)
         if experiment.privacy is not None:
@@ -76,6 +77,15 @@ def _check_products(experiment: "Experiment", method: Method) -> None:
                 f"{section}: clients of method {method.name} send low-rank products. Allowed: no {section}, or a "
                 "method whose clients send factors"
             )
+
+
+def _check_exact(experiment: "Experiment", method: Method) -> None:
+    """Raise a ValueError if transforms change what clients and server must agree on."""
+    if experiment.updates.transforms and method.needs_exact_updates:
+        raise ValueError(
+            f"updates.transforms: method {method.name} is not supported, because {method.needs_exact_updates}. "
+            "Allowed: no transforms, or another method such as fedavg"
+        )
 
 
 def _check_system(system: System, method: Method, clients: Population) -> None:
@@ -154,4 +164,15 @@ def _check_forward(net: Net, capacity: float) -> None:
 def _check_model(model: Model) -> None:
     """Check the axes of all members of the model, with all exits and step sizes."""
     for member in model.members:
+        _check_norms(member)
         check_axes(Net(member, exits=member.exit_count if member.exit_count > 1 else 0, steps=True))
+
+
+def _check_norms(model: Model) -> None:
+    """Raise a ValueError if a norm keeps running statistics, which would be those of the last client of a process."""
+    for path, module in Net(model).blank().named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            raise ValueError(
+                f"model: {model.name}: {path} ({type(module).__name__}) keeps running statistics. Allowed: "
+                "rayfl.core.axes.norm('static_bn', ...), or track_running_stats=False"
+            )

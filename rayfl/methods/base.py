@@ -195,6 +195,9 @@ class Method(Named, ABC):
     needs_classes: ClassVar[str] = ""
     """Reason why every sample must have one class; "" if targets can also be numbers or several labels. A property
     where it depends on options."""
+    needs_exact_updates: ClassVar[str] = ""
+    """Reason why the server must receive what clients computed, without `updates.transforms`; "" if it need not. A
+    property where it depends on options."""
     contract: ClassVar[Contract] = Contract()
     """Properties that `rayfl.testing` checks."""
 

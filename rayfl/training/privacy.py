@@ -54,14 +54,12 @@ from rayfl.clients import Population
 from rayfl.config import Config, ConfigError
 from rayfl.core.fold import Fold, Over, State, Update
 from rayfl.core.seeds import torch_generator
-from rayfl.core.server_optimizers import MOMENTS, Server
+from rayfl.core.server_optimizers import NORM, Server
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
 from rayfl.metrics import SNR, label
 
 EIGHTHS = 8
-NORM = f"{MOMENTS}clip"
-"""Group of the state with the adapted clipping norm, "norm" [] float64."""
 
 
 class Deployed(Config):

@@ -39,7 +39,7 @@ def transformed(
     groups = [*update.sums.items(), *update.whole.items()]
     answers = {f"{g}/{n}": (params, n, t) for g, params in groups for n, t in params.items()}
     received = {f"{g}/{n}": t for g, params in payload.items() if g not in update.as_is for n, t in params.items()}
-    weight = {f"{g}/{n}": 1.0 if g in update.as_is else update.weight or 1.0 for g, params in groups for n in params}
+    weight = {f"{g}/{n}": 1.0 if g in update.as_is else update.weight for g, params in groups for n in params}
     rows = {f"params/{name}": (t > 0).float() for name, t in update.row_weights.items()}
     start = {key: received.get(key, torch.zeros_like(t)) * rows.get(key, 1.0) for key, (_, _, t) in answers.items()}
     d = {key: t / weight[key] - start[key] for key, (_, _, t) in answers.items()}

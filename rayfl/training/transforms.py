@@ -194,7 +194,8 @@ class Quantize(Transform):
         width = (high - low) / (2**self.bits - 1)
         if not float(width):
             return t.clone()
-        level = (t - low) / width
+        # rounding can lead above the largest level
+        level = ((t - low) / width).clamp_max(2**self.bits - 1)
         down = level.floor()
         rounded = low + width * (down + (torch.rand(t.shape, generator=generator) < level - down))
         return torch.where(t == 0, t, rounded)

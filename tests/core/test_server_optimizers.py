@@ -79,6 +79,26 @@ def test_a_resumed_run_equals_an_uninterrupted_run(method, tmp_path):
     assert any(group.startswith("server m") for group in second.state)
 
 
+def test_methods_do_not_see_moments(tmp_path):
+    """FML sends its whole state, the same bytes in every round."""
+    simulation = simulate(tiny(method="fml", server={"optimizer": "adam", "lr": 0.01}, rounds=3), tmp_path)
+    assert len({line["bytes_down"] / line["clients"] for line in run(simulation)}) == 1
+    assert "server v common" in simulation.state and "server v common" not in simulation.method_state
+
+
+@pytest.mark.parametrize(("method", "is_noted"), [("feddistill", True), ("fedpm", True), ("heterofl", False)])
+@pytest.mark.parametrize("server", [{"optimizer": "adam", "lr": 0.01}, {"optimizer": "sgd"}, {}])
+def test_an_optimizer_without_effect_is_noted(method, is_noted, server, tmp_path):
+    lines = run(simulate(tiny(method=method, server=server, rounds=2), tmp_path))
+    notes = [line["note"] for line in lines if "note" in line]
+    assert len(notes) == (is_noted and bool(server))
+    for note in notes:
+        assert note == (
+            f"server.optimizer: {server['optimizer']!r} has no effect, because the server of method {method} takes no "
+            "mean of parameters"
+        )
+
+
 def test_running_statistics_take_their_mean(tmp_path):
     """NeFL keeps running statistics in separate groups; an optimizer step could make variances negative."""
     simulation = simulate(tiny(method="nefl", server={"optimizer": "sgd", "lr": 0.5}, rounds=1), tmp_path)

@@ -116,11 +116,7 @@ class Wrong(Dense):
         ),
         ("local_update", "alias", "local_update, client 0: own/conv1.weight is a tensor of the cached network, which"),
         ("local_update", "answer", "local_update, client 0: params/conv1.weight is a tensor of the cached network"),
-        (
-            "local_update",
-            "weight",
-            "local_update, client 0: the weight is -1.0. Allowed: a finite number of at least 0",
-        ),
+        ("local_update", "weight", "local_update, client 0: the weight is -1.0. Allowed: a finite number above 0"),
         ("local_update", "infinite", "local_update, client 0: the weight is inf. Allowed: a finite number"),
         ("local_update", "text", "local_update, client 0: the metric mood is a str. Allowed: a number"),
         ("step", "none", "step, round 1: the state is None. Allowed: a dict of group -> name -> tensor"),

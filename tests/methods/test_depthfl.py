@@ -153,7 +153,8 @@ def test_the_servers_step(clients_answer):
         assert torch.equal(last["h"][name], new["h"][name])
 
 
-def test_h_is_the_mean_of_all_client_states(tmp_path, monkeypatch):
+@pytest.mark.parametrize("server", [{}, {"optimizer": "adam", "lr": 0.05}])
+def test_h_is_the_mean_of_all_client_states(server, tmp_path, monkeypatch):
     """Over the population; missing tensors and untrained clients count as zero."""
     monkeypatch.setitem(MODELS, "exit_perceptron", ExitPerceptron)
     spec = tiny(
@@ -161,6 +162,7 @@ def test_h_is_the_mean_of_all_client_states(tmp_path, monkeypatch):
         method={"name": "depthfl", "alpha": 0.3},
         model={"name": "exit_perceptron", "norm": "static_bn"},
         clients={"capacities": [1.0, 0.5, 0.25], "cohort": 3},
+        server=server,
         evaluation={"every": 9},
         run={"chunk": 2},
     )

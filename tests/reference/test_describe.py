@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from golden_cases import CASES
+from helpers import tiny
 
 from rayfl.engine.simulation import Simulation
 from rayfl.experiment import read_experiment
@@ -35,6 +36,14 @@ def test_bytes_are_those_of_round_2(method, tmp_path):
         # means are rounded to whole bytes
         expected = pytest.approx(line[name], rel=ESTIMATED.get(method, 0), abs=sum(cohort.values()) / 2)
         assert found == expected, name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_round_without_clients_is_described(seed):
+    """Of six clients, one in the mean."""
+    clients = {"count": 6, "cohort": 1, "capacities": [0.3, 0.2, 0.1], "participation": "poisson"}
+    records = describe(tiny(seed=seed, clients=clients))
+    assert all(record["bytes_up"] == 4 * record["parameters"] for record in records)
 
 
 def test_a_data_set_that_is_not_there_is_made_up(tmp_path, monkeypatch):

@@ -13,16 +13,17 @@ from rayfl.config import ConfigError
 from rayfl.core.fold import Update
 from rayfl.core.net import Net
 from rayfl.core.seeds import torch_generator
-from rayfl.core.server_optimizers import Server
+from rayfl.core.server_optimizers import NORM, Server
 from rayfl.core.submodel import Mask, prefix, random_subset, rolling
 from rayfl.engine.checked import Checked, MethodFailed
 from rayfl.engine.jobs import Broadcast, Train
+from rayfl.engine.private import public_cover
 from rayfl.engine.simulation import load_data
 from rayfl.experiment import read_experiment
 from rayfl.methods import Dense
 from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.testing.tiny import model_of
-from rayfl.training.privacy import NORM, Privacy, PrivateFold, Released, epsilon
+from rayfl.training.privacy import Privacy, PrivateFold, Released, epsilon
 from rayfl.training.secure import Protection
 from rayfl.training.sending import transformed
 from rayfl.training.transforms import Quantize, TopK, norm
@@ -38,7 +39,8 @@ def private(**sections):
 
 def cover_of(simulation):
     """Return the public denominators of the next round."""
-    return simulation._cover.of(simulation.state, simulation.round, simulation.schedule.capacities)
+    capacities = simulation.schedule.capacities
+    return public_cover(simulation.verbs, simulation.clients, simulation.state, simulation.round, capacities)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,14 @@ def test_random_selections_are_counted_over_all_clients(tmp_path):
             covered[n] += 4 / 6 * t
     for n, t in cover.items():
         torch.testing.assert_close(t, covered[n])
+
+
+def test_the_cover_of_many_random_selections_is_at_most_the_cohort(tmp_path):
+    clients = {"count": 2000, "cohort": 100, "capacities": [0.3, 0.2]}
+    data = {"name": "synthetic", "samples": 3000, "test_samples": 24, "classes": 4}
+    spec = private(method="feddropout", data=data, partition="iid", clients=clients, privacy=SECTION | {"delta": 1e-4})
+    cover = cover_of(simulate(spec, tmp_path))
+    assert max(float(t.max()) for t in cover.values()) <= 100 * (1 + 1e-6)
 
 
 def next_client(simulation, id):

@@ -32,6 +32,7 @@ from rayfl.training.transforms import (
 )
 
 NET = Net(model_of("digits_cnn"), 1.0)
+EXITS = {"name": "depthfl_resnet18", "channels": 8, "exits": ["stage1.1", "stage2.1"]}
 NOTHING = Mask(NET, "whole", {})
 
 
@@ -59,7 +60,6 @@ def test_groups_that_are_changes_themselves():
 @pytest.mark.parametrize(
     ("method", "model", "group", "expected"),
     [
-        ("scaffold", "digits_cnn", "variate", 0),
         ("fedgen", MIX, "labels", 0),
         # of 4 classes, mean probabilities: their sums and counts get smaller alike
         ("feddistill", "digits_cnn", "outputs", 4),
@@ -88,6 +88,14 @@ def test_quantize_is_unbiased_and_keeps_the_ends():
     assert all((t[:, None] - levels).abs().min(1).values.max() < 1e-6 for t in drawn[:3])
     assert (torch.stack(drawn).mean(0) - d["params/w"]).abs().max() < 5 * 0.5 / math.sqrt(400)
     assert transform.wire(d, d, Wire.of(d)).nbytes == -(-2 * 1001 // 8) + 8
+
+
+def test_quantize_keeps_its_largest_level():
+    """Rounding can put an element above it."""
+    for seed in range(200):
+        t = torch.randn(50, generator=torch.Generator().manual_seed(seed))
+        sent = Quantize(bits=16).change({"params/w": t}, torch.Generator().manual_seed(seed))["params/w"]
+        assert sent.max() <= t.max() + float(t.max() - t.min()) / 2**17
 
 
 def test_zeros_of_topk_stay_zeros_when_quantized():
@@ -255,7 +263,7 @@ def test_rows_that_a_client_does_not_contribute_keep_their_residual():
 COMPRESSED = [{"name": "error_feedback"}, {"name": "topk", "share": 0.1}, {"name": "int8"}]
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "feddropout", "fiarse", "nefl", "scaffold", "spafl"])
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "feddropout", "fiarse", "nefl", "ditto", "spafl"])
 def test_a_run_with_error_feedback_resumes_to_the_bit(method, tmp_path):
     """Residuals are client states: in checkpoints, in jobs of any size, beside the method's own."""
     spec = tiny(method=method, updates={"transforms": COMPRESSED}, rounds=4, evaluation={"every": 2})
@@ -273,10 +281,10 @@ def test_a_run_with_error_feedback_resumes_to_the_bit(method, tmp_path):
 
 
 def test_a_method_does_not_see_the_residual(tmp_path):
-    """SCAFFOLD's state has its variates; in bits and bytes a run is the same with a residual beside them."""
+    """Ditto's state has the client's own network; in bits and bytes a run is the same with a residual beside them."""
     exact = [{"name": "error_feedback"}, {"name": "topk", "share": 1.0}]
-    plain = simulate(tiny(method="scaffold", updates={"transforms": exact[1:]}), tmp_path / "plain")
-    fed = simulate(tiny(method="scaffold", updates={"transforms": exact}), tmp_path / "fed")
+    plain = simulate(tiny(method="ditto", updates={"transforms": exact[1:]}), tmp_path / "plain")
+    fed = simulate(tiny(method="ditto", updates={"transforms": exact}), tmp_path / "fed")
     assert run(plain) == run(fed)
     assert_same(plain.state, fed.state)
     for client in plain.client_states.files:
@@ -319,7 +327,7 @@ class Nothing(Transform):
         return {name: t.clone() for name, t in d.items()}
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fiarse", "scaffold", "spafl", "nefl"])
+@pytest.mark.parametrize("method", ["heterofl", "fiarse", "ditto", "spafl", "nefl"])
 def test_a_transform_without_effect_does_not_change_a_run(method, tmp_path):
     """Up to rounding of (y - x) + x."""
     plain = simulate(tiny(method=method), tmp_path / "plain")
@@ -340,6 +348,24 @@ def test_a_run_under_transforms_is_repeatable_and_cheaper(tmp_path):
     assert_same(first.state, second.state)
     dense = run(simulate(tiny(method="heterofl"), tmp_path / "dense"))
     assert lines[0]["bytes_up"] < 0.2 * dense[0]["bytes_up"]
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "reason"),
+    [
+        ("scaffold", {}, "method scaffold is not supported, because a client keeps its variate as it computed it"),
+        (
+            "depthfl",
+            {"model": EXITS},
+            "method depthfl is not supported, because with alpha a client keeps g_k as it computed it",
+        ),
+    ],
+)
+def test_methods_whose_clients_keep_what_they_computed_take_no_transforms(method, sections, reason):
+    clip = {"transforms": [{"name": "clip", "norm": 1}]}
+    with pytest.raises(ConfigError, match=f"updates.transforms: {reason}. Allowed: no transforms"):
+        tiny(method=method, updates=clip, **sections)
+    tiny(method={"name": "depthfl", "alpha": 0}, model=EXITS, updates=clip)
 
 
 def test_a_wrong_transform_is_refused():

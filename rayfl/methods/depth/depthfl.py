@@ -107,6 +107,10 @@ class DepthFL(Dense):
         return {"params": params, "statistics": self.task.server.statistics()} | h
 
     @property
+    def needs_exact_updates(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "with alpha a client keeps g_k as it computed it" if self.alpha else ""
+
+    @property
     def needs_classes(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return "its exits compare class probabilities" if self.distill else ""
 
@@ -167,14 +171,15 @@ class DepthFL(Dense):
         return pull
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        new = super().step(state, round, fold)
         if not self.alpha:
-            return new
-        x, h, m = state["params"], dict(state["h"]), dict(new["params"])
+            return super().step(state, round, fold)
+        m = fold.mean_so_far("params")
+        new = super().step(state, round, fold)
+        x, h, after = state["params"], dict(state["h"]), dict(new["params"])
         for name, holders in fold.weights("params").items():
             h[name] = h[name] - self.alpha * holders / self.task.clients * (m[name] - x[name])
-            m[name] = m[name] - h[name] / self.alpha
-        return new | {"params": m, "h": h}
+            after[name] = after[name] - h[name] / self.alpha
+        return new | {"params": after, "h": h}
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         answer = "mean" if self.exits_trained == "all" else "last"

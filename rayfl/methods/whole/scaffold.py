@@ -46,6 +46,8 @@ class Scaffold(Dense):
     sent: ClassVar[tuple[str, ...]] = ("params", "variate")
     contract: ClassVar = Contract(fedavg_rounds=1, traffic=lambda whole, head: (2 * whole, 2 * whole))
 
+    needs_exact_updates: ClassVar = "a client keeps its variate as it computed it"
+
     name: Literal["scaffold"] = "scaffold"
     size: Size = "largest"
     """Network: that of the largest or of the smallest capacity for all, or that of each client's own capacity."""
