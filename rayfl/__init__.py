@@ -59,7 +59,7 @@ _PUBLIC = {
     "config": ("ConfigError",),
     "core": ("Axis", "Fold", "Net", "Update", "conv", "declare", "embedding", "linear", "norm"),
     "data.base": ("Arrays", "DataSet"),
-    "data.goal": ("Score",),
+    "data.scores": ("Score",),
     "data.images": ("ImageData", "Images"),
     "data.memory": ("InMemory",),
     "data.partition.base": ("NOBODY", "Labels", "Partition"),

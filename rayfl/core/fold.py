@@ -14,7 +14,8 @@ from typing import Generic, Literal, TypeVar
 
 import torch
 
-from rayfl.core.server_optimizers import Server, is_statistic
+from rayfl.core.norms import is_statistic
+from rayfl.core.server_optimizers import Server
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, Tensors, nbytes
 
@@ -84,10 +85,6 @@ class Update:
     a method replace the values that the worker counts."""
     client_states: dict[int, ClientState] = field(default_factory=dict)
     """Client -> its state for its next round. The group "own" is part of the client's personal network."""
-
-    def __add__(self, other: "Update") -> "Update":
-        """Return the sum with another update of the same selection, without metrics, in new tensors."""
-        return self.plus(other)
 
     def plus(self, other: "Update", reuse: bool = False) -> "Update":
         """Return the sum with another update of the same selection, without metrics, in new tensors; with `reuse`, in

@@ -135,22 +135,22 @@ class Net:
     @property
     def layer_macs(self) -> Mapping[str, int]:
         """Path of a convolution or linear layer -> multiply-adds of the forward pass of one sample."""
-        return _operations(self)[1]
+        return _operations(self).layers
 
     @property
     def activations(self) -> int:
         """Elements of the outputs of all layers for one sample, which a backward pass reads."""
-        return _operations(self)[2]
+        return _operations(self).activations
 
     @property
     def outputs(self) -> int:
         """Numbers that the network, or its last exit, returns per sample or token."""
-        output = _operations(self)[3]
+        output = _operations(self).output
         return (output if isinstance(output, torch.Tensor) else output[-1]).shape[-1]
 
     def operations(self, convention: Convention) -> int:
         """Return the operations of the forward pass of one sample, by a convention of `rayfl.core.operations`."""
-        return _operations(self)[0][convention]
+        return _operations(self).totals[convention]
 
 
 @functools.lru_cache(maxsize=512)
@@ -184,7 +184,7 @@ def _norms(net: Net) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _operations(net: Net) -> tuple[dict[str, int], dict[str, int], int, Any]:
+def _operations(net: Net) -> operations.Counts:
     x = net.model.example(1, "meta")
     try:
         return operations.count(net.blank(), x)

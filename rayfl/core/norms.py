@@ -40,6 +40,11 @@ STATISTICS = (".running_mean", VARIANCE)
 """Suffixes of the names of running statistics."""
 
 
+def is_statistic(name: str) -> bool:
+    """Return whether a tensor is a running statistic of a norm, not a parameter."""
+    return name.endswith(STATISTICS)
+
+
 class StaticBatchNorm(nn.Module):
     """Batch norm over [B, C, ...] with affine parameters [C], without running statistics."""
 

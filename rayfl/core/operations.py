@@ -15,7 +15,7 @@ products and the softmax of attention or the tanh in RoBERTa's head, are not cou
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -37,9 +37,20 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
 
 
-def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str, int], int, Any]:
-    """Return convention -> operations of the forward pass of `x`, path -> multiply-adds of the layers (`is_layer`), the
-    elements of the outputs of all leaf modules, and the output. On the meta device, nothing is computed."""
+class Counts(NamedTuple):
+    """Counts of a forward pass."""
+
+    totals: dict[str, int]
+    """Convention -> operations."""
+    layers: dict[str, int]
+    """Path of a layer (`is_layer`) -> multiply-adds."""
+    activations: int
+    """Elements of the outputs of all leaf modules."""
+    output: Any
+
+
+def count(module: nn.Module, x: torch.Tensor) -> Counts:
+    """Return the counts of the forward pass of `x`. On the meta device, nothing is computed."""
     totals, layers, outputs = dict.fromkeys(CONVENTIONS, 0), {}, []
 
     def hook(path: str):
@@ -61,7 +72,7 @@ def count(module: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], dict[str,
         answer = module.eval()(x)
     for handle in handles:
         handle.remove()
-    return totals, layers, sum(outputs), answer
+    return Counts(totals, layers, sum(outputs), answer)
 
 
 def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:

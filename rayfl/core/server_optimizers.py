@@ -21,7 +21,6 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.config import Config
-from rayfl.core.norms import STATISTICS
 from rayfl.core.tensors import Params
 
 NORM = "server clip"
@@ -91,8 +90,3 @@ class Server(Config):
 
 
 DEFAULTS = {name: field.default for name, field in Server.model_fields.items()}
-
-
-def is_statistic(name: str) -> bool:
-    """Return whether a tensor is a running statistic of a norm, not a parameter."""
-    return name.endswith(STATISTICS)

@@ -212,7 +212,7 @@ class Slice(Selection):
         everything = [(slice(None), slice(None))]
         options = []
         for axis in self.whole_layout.dims[name]:
-            if axis is None or not _is_cut(axis):
+            if axis is None or axis.is_fixed:
                 options.append(everything)
                 continue
             if axis.groups > 1:
@@ -222,10 +222,6 @@ class Slice(Selection):
             runs = [tuple(n * axis.copies for n in run) for run in window.runs()]
             options.append([(slice(w, w + n), slice(p, p + n)) for w, p, n in runs])
         return [(tuple(w for w, _ in block), tuple(p for _, p in block)) for block in itertools.product(*options)]
-
-
-def _is_cut(axis: Axis | None) -> bool:
-    return axis is not None and not axis.is_fixed
 
 
 def _index(axis: Axis, positions: Positions) -> torch.Tensor:

@@ -42,6 +42,15 @@ def nest(flat: Mapping[str, torch.Tensor]) -> dict:
     return nested
 
 
+def prefixed(prefix: str, params: Params) -> Params:
+    return {f"{prefix}.{name}": t for name, t in params.items()}
+
+
+def below(prefix: str, params: Mapping[str, Any]) -> Params:
+    """Return the tensors whose names begin with a prefix, without it; the inverse of `prefixed`."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in params.items() if name.startswith(f"{prefix}.")}
+
+
 def nbytes(tensors: Tensors) -> int:
     return sum(t.numel() * t.element_size() for _, t in leaves(tensors))
 

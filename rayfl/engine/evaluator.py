@@ -13,6 +13,7 @@ from rayfl.core.net import Net
 from rayfl.core.seeds import numpy_generator
 from rayfl.core.tensors import Params
 from rayfl.data.federation import Federation
+from rayfl.data.partition import Shards
 from rayfl.data.scores import Score
 from rayfl.engine.jobs import Collect, Evaluate, Evaluated, Executor, Job
 from rayfl.evaluation import Evaluation, add_to
@@ -150,9 +151,7 @@ class Evaluator:
         answers = self.executor.map("collect", jobs, subjects.__getitem__)
         sums: dict[Hashable, Params] = {}
         for job, part in zip(jobs, answers, strict=True):
-            total = sums.setdefault(job.key, {})
-            for path, t in part.items():
-                total[path] = total[path] + t if path in total else t.clone()
+            add_to(sums.setdefault(job.key, {}), part)
         return {key: norms.finish(total, kind) for key, total in sums.items()}
 
     def _pieces(self, round: int) -> list[tuple[int, Collect]]:
@@ -194,7 +193,7 @@ class Evaluator:
         self, split: str, deployed: Mapping[float, Deployment], clients: Clients
     ) -> dict[Hashable, tuple[Net, np.ndarray]]:
         """Return subject key -> its network, and the clients that run it and have data of the split."""
-        shards = self.federation.test if split == "clients" else self.federation.local_validation
+        shards = self._shards(split)
         from_server = self.evaluation.local == "server"
         server = self.method.task.server_capacity
         ids = clients.ids[shards.sizes[clients.ids] > 0]
@@ -210,10 +209,14 @@ class Evaluator:
             members["own", id] = deployed[capacity].net, np.array([id])
         return dict(sorted(members.items(), key=lambda item: item[1][1][0]))
 
+    def _shards(self, split: str) -> Shards:
+        """Return the clients' test or validation splits."""
+        return self.federation.test if split == "clients" else self.federation.local_validation
+
     def _local(
         self, split: str, members: Mapping[Hashable, tuple[Net, np.ndarray]], subjects: Mapping[Hashable, Deployment]
     ) -> list[tuple[Job, Evaluate]]:
-        shards = self.federation.test if split == "clients" else self.federation.local_validation
+        shards = self._shards(split)
         batch, fill = self.evaluation.batch_size, self.evaluation.label_mask
         plan = []
         for key, (net, ids) in members.items():
@@ -260,7 +263,7 @@ class Evaluator:
             }
             line[named(name, "mean", split)] = float(values.mean())
             line[named(name, "samples", split)] = float(np.average(values, weights=weights))
-            line[named(name, "worst", split)] = float(values.min() if score.better == "max" else values.max())
+            line[named(name, "worst", split)] = float(_worst(score, values))
         return line
 
 

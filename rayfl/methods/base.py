@@ -168,6 +168,13 @@ class Deployment:
     is_start: bool = False
     """True if this is only the clients' initial network, which is not evaluated on the global test set."""
 
+    @classmethod
+    def of(cls, key: Hashable, net: Net, given: Params, is_start: bool = False) -> "Deployment":
+        """Return the deployment of a network with these parameters and statistics."""
+        params = {name: given[name] for name in net.layout.shapes}
+        statistics = {name: t for name, t in given.items() if name not in params}
+        return cls(key, net, params, statistics or None, is_start=is_start)
+
     @property
     def has_statistics(self) -> bool:
         """True if no statistics have to be collected before an evaluation."""

@@ -108,10 +108,7 @@ class Dense(Method):
         selection = self.submodel(state, round, capacity)
         own = state.get(self.own(selection.net), {}) | cast(Params, (client_state or {}).get("own", {}))
         cut = selection.take(state["params"] | state.get("statistics", {})) | own
-        names = selection.net.layout.shapes
-        params = {name: cut[name] for name in names}
-        statistics = {name: t for name, t in cut.items() if name not in names}
-        return Deployment(selection.key, selection.net, params, statistics or None)
+        return Deployment.of(selection.key, selection.net, cut)
 
     def prefix(self, capacity: float) -> Slice:
         """Return the first positions of every axis for the network of a capacity."""

@@ -166,7 +166,13 @@ def settings(cls: type[Config]) -> dict[str, Setting]:
     filled = {name for place, names in FILLED.items() if issubclass(cls, KINDS[place].base) for name in names}
     texts = documented(cls)
     return {
-        name: Setting(name, texts.get(name, field.description or ""), _allowed(name, field), _default(field), field)
+        name: Setting(
+            name,
+            texts.get(name, field.description or ""),
+            worded(field.annotation, field.metadata),
+            _default(field),
+            field,
+        )
         for name, field in cls.model_fields.items()
         if not field.exclude and name not in filled and not (name == "name" and issubclass(cls, Named))
     }
@@ -212,10 +218,6 @@ def _plain(value: Any) -> Any:
 
 def _default(field: FieldInfo) -> str:
     return "" if field.is_required() else as_yaml(field.get_default(call_default_factory=True))
-
-
-def _allowed(name: str, field: FieldInfo) -> str:
-    return worded(field.annotation, field.metadata)
 
 
 def worded(annotation: Any, metadata: Any = ()) -> str:

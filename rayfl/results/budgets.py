@@ -40,7 +40,7 @@ TRAFFIC = Cost(
     "gbit",
     "communicated by all clients, Gbit",
     "sends nothing",
-    lambda gbit: human_bytes(gbit * 1.25e8),
+    human_bytes,
 )
 CLIENT_FLOPS = Cost(
     "client FLOPs",
@@ -49,16 +49,10 @@ CLIENT_FLOPS = Cost(
     "tflops",
     "floating point operations of all clients, 10^12",
     "clients do nothing",
-    lambda tflops: human_flops(tflops * 1e12),
+    human_flops,
 )
 SIMULATED_TIME = Cost(
-    "simulated time",
-    ("sim_seconds",),
-    60,
-    "sim_minutes",
-    "simulated time, minutes",
-    "takes no time",
-    lambda minutes: human_time(minutes * 60),
+    "simulated time", ("sim_seconds",), 60, "sim_minutes", "simulated time, minutes", "takes no time", human_time
 )
 COSTS = {"traffic": TRAFFIC, "flops": CLIENT_FLOPS, "time": SIMULATED_TIME}
 """Name in files -> cost."""
@@ -122,7 +116,7 @@ def equal_cost(records: Sequence[Record], cost: Cost) -> Table | None:
     cell, unit = (percent, " %") if facts.scores[facts.score] == "max" else (plain, "")
     header, rows = ["method", "seeds"], [[titles[name], str(len(runs))] for name, runs in curves.items()]
     for budget in limits:
-        amount = cost.human(budget)
+        amount = cost.human(budget * cost.per)
         header += [f"{title}{unit}, {amount}" for title in metrics.values()] + ["round"]
         for row, runs in zip(rows, curves.values(), strict=True):
             found = reached(runs, cost, budget, metrics)

@@ -129,11 +129,14 @@ def _jsonl(lines: list[Line]) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
-def _cut_torn_line(fd: int, block: int = 1 << 16) -> int:
+BLOCK = 1 << 16
+
+
+def _cut_torn_line(fd: int) -> int:
     """Truncate a file after its last newline and return the remaining size."""
     size = end = os.fstat(fd).st_size
     while end:
-        start = max(0, end - block)
+        start = max(0, end - BLOCK)
         newline = os.pread(fd, end - start, start).rfind(b"\n")
         if newline >= 0:
             end = start + newline + 1

@@ -45,7 +45,7 @@ class Findings:
 
     @cached_property
     def tuned(self) -> dict[str, Best]:
-        return tuned(self.best, self.trials, self.paths, self.metric, self.mode)
+        return tuned(self.best, self.trials, self.paths, self.metric)
 
     @property
     def finished(self) -> list[Record]:

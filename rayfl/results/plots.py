@@ -324,12 +324,12 @@ def counts_in(plots: Path) -> dict[str, np.ndarray]:
     return {file.stem: np.loadtxt(file, np.int64, delimiter=",", skiprows=1, ndmin=2)[:, 1:] for file in files}
 
 
-def _apart(known: Sequence[float], least: float = 0.07) -> list[float]:
+def _apart(known: Sequence[float]) -> list[float]:
     """Return the capacities whose tick labels do not overlap on a log axis, in order of preference."""
     span = math.log(max(known) / min(known)) or 1.0
     chosen: list[float] = []
     for capacity in known:
-        if all(abs(math.log(capacity / other)) >= least * span for other in chosen):
+        if all(abs(math.log(capacity / other)) >= 0.07 * span for other in chosen):
             chosen.append(capacity)
     return chosen
 

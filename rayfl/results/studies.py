@@ -31,7 +31,7 @@ class Study:
         params, paths = self.sweep["params"], facts_of(self.sweep).tuned
         search = params.get("search.metric"), params.get("search.mode", "auto")
         best = best_trials(self.runs, *search)
-        return best, tuned(best, self.trials, paths, *search)
+        return best, tuned(best, self.trials, paths, search[0])
 
 
 def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[list[Record], str, dict[str, Best]]:

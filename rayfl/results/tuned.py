@@ -86,14 +86,10 @@ class Best:
 
 
 def tuned(
-    best: Sequence[Record],
-    trials: Iterable[Record],
-    paths: Sequence[str],
-    metric: str | None = None,
-    mode: Better | Literal["auto"] = "auto",
+    best: Sequence[Record], trials: Iterable[Record], paths: Sequence[str], metric: str | None = None
 ) -> dict[str, Best]:
     """Return label -> best point; {} without `paths`. `best`: rows of the best points; `trials`: of all trials;
-    `paths`: dotted settings of the search (`Facts.tuned`); `metric` and `mode`: as for `best_trials`, also for ties."""
+    `paths`: dotted settings of the search (`Facts.tuned`); `metric`: as for `best_trials`, also for ties."""
     found = {}
     for row in best if paths else ():
         if row["label"] in found:

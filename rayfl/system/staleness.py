@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from rayfl.config import Config
 from rayfl.core.fold import Fold, State, Update
-from rayfl.core.server_optimizers import is_statistic
+from rayfl.core.norms import is_statistic
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
 

@@ -135,11 +135,12 @@ class PartitionContract:
         for clients in self.clients:
             train, test = partition(rule, labels, clients, seed=0)
             assert len(train) == len(test) == clients and (train.sizes > 0).all()
-            tested = labels.test if rule.test_source == "test" else labels.train
+            source = rule.tested_on(labels)
+            tested = labels.test if source == "test" else labels.train
             for shards, y in ((train, labels.train), (test, tested)):
                 assert len(np.unique(shards.idx)) == len(shards.idx), "two clients share a sample"
                 assert not len(shards.idx) or (0 <= shards.idx.min() and shards.idx.max() < len(y))
-            if rule.test_source == "train":
+            if source == "train":
                 assert not set(train.idx.tolist()) & set(test.idx.tolist()), "a client is tested on training samples"
 
     def test_it_follows_from_the_seed(self) -> None:

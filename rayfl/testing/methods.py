@@ -13,7 +13,7 @@ import torch
 from rayfl.config import ConfigError, parse
 from rayfl.core.fold import State, Update
 from rayfl.core.net import Net
-from rayfl.core.norms import STATISTICS
+from rayfl.core.norms import is_statistic
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, leaves
 from rayfl.engine.files import checksum
@@ -210,7 +210,7 @@ class MethodPromises:
             _, residual = transformed(chain, payload, update, 0, selection, residual)
             sent.append(changes(update, payload, selection))
         for path, t in leaves(residual or {}):
-            if not path.endswith(STATISTICS):
+            if not is_statistic(path):
                 total = torch.stack([one[path] for one in sent]).sum(0) + t
                 torch.testing.assert_close(
                     total, torch.stack([one[path] for one in whole]).sum(0), rtol=1e-3, atol=1e-5

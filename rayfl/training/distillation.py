@@ -22,7 +22,7 @@ from rayfl.config import Config
 from rayfl.core import norms
 from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import stream, torch_generator, torch_scope
-from rayfl.core.tensors import Params, copied
+from rayfl.core.tensors import Params, below, copied, prefixed
 from rayfl.data.samples import Batch, ClientData
 from rayfl.training.settings import answered
 
@@ -109,7 +109,7 @@ class Distillation(Config):
 
 def beginning(params: Params) -> Params:
     """Return a new student with these parameters and statistics."""
-    return _named("net", copied(params)) | {"step": torch.tensor(0), "done": torch.tensor(False)}
+    return prefixed("net", copied(params)) | {"step": torch.tensor(0), "done": torch.tensor(False)}
 
 
 def is_done(student: Params) -> bool:
@@ -124,7 +124,7 @@ def is_validated(student: Params) -> bool:
 
 def result(student: Params) -> Params:
     """Return the final parameters and statistics: the best, the mean, or the last."""
-    return _part(student, "best") or _part(student, "mean") or _part(student, "net")
+    return below("best", student) or below("mean", student) or below("net", student)
 
 
 def go_on(
@@ -144,11 +144,11 @@ def go_on(
     """
     device, names = data.device, net.layout.shapes
     module = cached_module(net, device)
-    given = _part(student, "net")
+    given = below("net", student)
     load(module, given)
     statistics = {name: t.to(device, copy=True) for name, t in given.items() if name not in names}
     optimizer = how.new_optimizer(module)
-    remember(optimizer, module, student)
+    load_optimizer_state(optimizer, module, student)
     student = {name: t for name, t in student.items() if not name.startswith("net.")}
     start, total = int(student["step"]), how.steps_of(len(data))
     stop, flops, done = min(start + (most or TASK_STEPS), total), 0.0, False
@@ -172,8 +172,8 @@ def go_on(
                 if done:
                     stop = reached
                     break
-    student |= _named("net", {n: t.detach().cpu().clone() for n, t in (params_of(module) | statistics).items()})
-    student |= memory(optimizer, module)
+    student |= prefixed("net", {n: t.detach().cpu().clone() for n, t in (params_of(module) | statistics).items()})
+    student |= optimizer_state(optimizer, module)
     student |= {"step": torch.tensor(stop), "done": torch.tensor(done or stop == total)}
     return dict(sorted(student.items())), {"server_flops": flops, "server_steps": stop - start}
 
@@ -211,9 +211,9 @@ def _step(
 def _averaged(student: Params, params: Params) -> Params:
     """Return the student with one more step in the mean."""
     count = int(student.get("averaged", torch.tensor(0))) + 1
-    mean = _part(student, "mean")
+    mean = below("mean", student)
     new = {name: mean[name] + (t.cpu() - mean[name]) / count if mean else t.cpu().clone() for name, t in params.items()}
-    return student | _named("mean", new) | {"averaged": torch.tensor(count)}
+    return student | prefixed("mean", new) | {"averaged": torch.tensor(count)}
 
 
 def _scored(
@@ -225,7 +225,7 @@ def _scored(
     better = before is None or (score > before if validation.goal.scores[0].better == "max" else score < before)
     if better:
         best = {name: t.detach().cpu().clone() for name, t in params.items()}
-        student = student | _named("best", best)
+        student = student | prefixed("best", best)
         student |= {"score": torch.tensor(score, dtype=torch.float64), "best": torch.tensor(step)}
     return student, step - int(student["best"]) >= how.patience
 
@@ -233,7 +233,7 @@ def _scored(
 @torch.no_grad()
 def score_of(module: nn.Module, params: Params, data: ClientData) -> float:
     """Return the first score of the data's goal."""
-    norms.load(module, {name: t for name, t in params.items() if name.endswith(norms.STATISTICS)})
+    norms.load(module, {name: t for name, t in params.items() if norms.is_statistic(name)})
     module.eval()
     score = data.goal.scores[0]
     counts = [
@@ -242,7 +242,7 @@ def score_of(module: nn.Module, params: Params, data: ClientData) -> float:
     return score.value(torch.stack(counts).sum(0).cpu())
 
 
-def memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
+def optimizer_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
     """Return the state of an optimizer, by key and parameter."""
     return {
         f"{key}.{name}": t.detach().cpu().clone()
@@ -252,17 +252,9 @@ def memory(optimizer: torch.optim.Optimizer, module: nn.Module) -> Params:
     }
 
 
-def remember(optimizer: torch.optim.Optimizer, module: nn.Module, state: Params) -> None:
+def load_optimizer_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: Params) -> None:
     """Restore the state of an optimizer from `state`."""
     for name, parameter in module.named_parameters():
         for key in ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
             if (t := state.get(f"{key}.{name}")) is not None:
                 optimizer.state[parameter][key] = t.clone() if key == "step" else t.to(parameter.device, copy=True)
-
-
-def _named(part: str, params: Params) -> Params:
-    return {f"{part}.{name}": t for name, t in params.items()}
-
-
-def _part(student: Params, part: str) -> Params:
-    return {name.removeprefix(f"{part}."): t for name, t in student.items() if name.startswith(f"{part}.")}

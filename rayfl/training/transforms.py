@@ -65,7 +65,7 @@ class Wire:
     def nbytes(self) -> float:
         return float(self.head + sum(-(-count * bits // 8) for count, bits in self.values.values()))
 
-    def coded(self, bits: int, head: int = 0, least: int = 0) -> "Wire":
+    def coded(self, bits: int, head: int = 0) -> "Wire":
         """Return the size with this many bits per value and `head` bytes per tensor."""
         values = {name: (count, bits) for name, (count, _) in self.values.items()}
         return replace(self, values=values, head=self.head + head * len(values))

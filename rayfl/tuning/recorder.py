@@ -1,6 +1,5 @@
 """Callback of Ray Tune that writes the folders of a sweep's trials."""
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,15 +11,13 @@ from ray.exceptions import ActorUnavailableError, RayTaskError
 from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
 from rayfl.engine.on_ray.cluster import require_ray
+from rayfl.engine.on_ray.pool import ANSI
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import called, folder_name, trial_id_of, trial_of
 from rayfl.tuning.space import text_of
 from rayfl.tuning.sweep import Sweep
 from rayfl.tuning.trial import ENDED
-
-COLORS = re.compile(r"\x1b\[\d+m")
-"""Terminal colours in Ray's tracebacks."""
 
 
 class RayDied(BaseException):
@@ -217,7 +214,7 @@ def _cause(trial) -> BaseException | None:
 def _text(trial) -> str:
     """Return Ray's tracebacks of all failures of a trial."""
     # Trial.get_error reads a copy that Tune makes later
-    return COLORS.sub("", Path(trial.error_file).read_text()).strip()
+    return ANSI.sub("", Path(trial.error_file).read_text()).strip()
 
 
 def _reason(trial) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
-from helpers import assert_same
+from helpers import assert_same, folded
 from torch import nn
 
 from rayfl.core.axes import linear
@@ -46,13 +46,6 @@ def filled(value: float, net: Net = LARGE_NET) -> dict[str, torch.Tensor]:
 def answer(selection, value: float, weight: float, **more) -> Update:
     """Return the update of a client with `value` everywhere."""
     return Update({"params": filled(value * weight, selection.net)}, weight, **more)
-
-
-def folded(state, *answers) -> Fold:
-    fold = Fold(state)
-    for selection, update in answers:
-        fold.add(selection, update)
-    return fold
 
 
 def mean(*clients, old: float = -1.0) -> dict[str, list[float]]:
@@ -274,19 +267,19 @@ def test_updates_of_one_selection_add():
     expected = {group: apart.mean(group) for group in state}
     first, second = updates
     before = second.sums["params"]["x.weight"].clone()
-    both = first + second
+    both = first.plus(second)
     assert both.weight == 3 and both.client_states.keys() == {0, 1} and both.metrics == {}
     assert both.row_weights["out.weight"].tolist() == [[3], [2]]
-    add_updates = folded(state, (SMALL, both))
-    assert add_updates.weights("params") == apart.weights("params") == {"x.weight": 3.0}
-    assert_same({group: add_updates.mean(group) for group in state}, expected)
+    together = folded(state, (SMALL, both))
+    assert together.weights("params") == apart.weights("params") == {"x.weight": 3.0}
+    assert_same({group: together.mean(group) for group in state}, expected)
     assert expected["params"]["x.weight"].tolist() == [[5], [-1]]
     assert torch.equal(second.sums["params"]["x.weight"], before)
 
 
 def test_an_update_that_has_more_groups_is_added_without_being_changed():
     first, second, third = Update({}, 1.0), answer(LARGE, 2.0, 1.0), answer(LARGE, 3.0, 1.0)
-    total = first + second + third
+    total = first.plus(second).plus(third)
     assert total.sums["params"]["x.weight"].tolist() == [[5], [5]] and total.weight == 3
     assert second.sums["params"]["x.weight"].tolist() == [[2], [2]] and first.sums == {}
 

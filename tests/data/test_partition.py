@@ -41,6 +41,7 @@ SPECS = [
     LabelShards(duplicates="resample"),
     Users(),
 ]
+LABELS = Labels(Y, Y_TEST, USERS, 10)
 each_spec = pytest.mark.parametrize("spec", SPECS, ids=repr)
 
 
@@ -62,11 +63,11 @@ def test_no_sample_has_two_owners_and_no_client_is_empty(spec):
     train, test = split(spec)
     assert len(train) == len(test) == 50
     assert train.sizes.min() > 0
-    pool = {"train": Y, "test": Y_TEST}[spec.test_source]
+    pool = {"train": Y, "test": Y_TEST}[spec.tested_on(LABELS)]
     for shards, y in ((train, Y), (test, pool)):
         assert len(np.unique(shards.idx)) == len(shards.idx) == shards.sizes.sum()
         assert shards.idx.min() >= 0 and shards.idx.max() < len(y)
-    if spec.test_source == "train":
+    if spec.tested_on(LABELS) == "train":
         assert not set(train.idx) & set(test.idx)
 
 
@@ -91,7 +92,7 @@ def test_more_clients_than_samples_is_refused(spec):
 def test_a_test_set_that_is_too_small_leaves_test_splits_empty(spec):
     train, test = split(spec, y_test=Y_TEST[:3])
     assert train.sizes.min() > 0
-    if spec.test_source == "test":
+    if spec.tested_on(LABELS) == "test":
         assert test.sizes.sum() <= 3
 
 
@@ -442,7 +443,7 @@ def test_users_are_tested_on_their_own_part_of_the_test_set():
     # nobody is 8, and 4 has too few samples to be a client
     assert [train[c].tolist() for c in range(2)] == [[0, 1], [2, 3, 4]]
     assert [test[c].tolist() for c in range(2)] == [[2], [0, 3]]
-    assert (Users().tested_on(labels), Users().test_source) == ("test", "train")
+    assert Users().tested_on(labels) == "test"
 
 
 def test_a_class_that_no_client_has_is_refused():

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from independent import MIX, assert_close, batches, experiment, network, tensors, visited
 
 from rayfl.config import ConfigError
-from rayfl.core.tensors import Params, nbytes
+from rayfl.core.tensors import Params, below, nbytes
 from rayfl.methods.base import Visit
 from rayfl.methods.distillation.fedkd import truncated
-from rayfl.methods.distillation.pairs import part
 from rayfl.models.features import classifier_path, tapped
 from rayfl.testing.methods import rows_of
 from rayfl.testing.tiny import run, simulate
@@ -82,7 +81,7 @@ def test_rounds_are_plain_torch_s(float64: None, tmp_path: Path, detach: bool) -
             net = client.net.model.own_net(client.net)  # pyright: ignore
             capacity = simulation.clients.capacity(client.id, 0, round)
             start = own.get(client.id) or method.initial(capacity)  # pyright: ignore
-            mentor, mentee = network(net, part("own", start)).train(), network(small, common).train()
+            mentor, mentee = network(net, below("own", start)).train(), network(small, common).train()
             w = start["project.weight"].clone().requires_grad_()
             parameters = [*mentor.parameters(), *mentee.parameters(), w]
             for x, y in batches(client.data, client.seed, 2, 5):
@@ -119,7 +118,7 @@ def test_with_energy_one_the_mean_is_that_of_the_networks(float64: None, tmp_pat
             work = Visit(client, selection, rows_of(one, client.id), None, visit.seed)
             given = method.initial(client.capacity) | {f"common.{n}": t for n, t in common.items()}  # pyright: ignore
             trained, _ = method.trained(given, work, loss=method.pair_loss(work))  # pyright: ignore
-            for name, t in part("common", trained).items():
+            for name, t in below("common", trained).items():
                 sums[name] += t / 4
     [line] = run(one, 1)
     assert_close(one.state["common"], sums, exact=True)

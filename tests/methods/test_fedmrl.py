@@ -10,8 +10,7 @@ from independent import MIX, assert_close, batches, experiment, network, tensors
 from torch import nn
 
 from rayfl.config import ConfigError
-from rayfl.core.tensors import Params, nbytes
-from rayfl.methods.distillation.pairs import part
+from rayfl.core.tensors import Params, below, nbytes
 from rayfl.models.features import classifier_path, feature_size, tapped
 from rayfl.testing.methods import rows_of
 from rayfl.testing.tiny import run, simulate
@@ -29,7 +28,7 @@ class Three:
 
     def __init__(self, method: Any, capacity: float, own: Params, common: Params):
         self.nets = (net := method.task.nets[capacity]).model.own_net(net), method.common_net
-        self.f, self.g = network(self.nets[0], part("own", own)), network(self.nets[1], common)
+        self.f, self.g = network(self.nets[0], below("own", own)), network(self.nets[1], common)
         weight, self.bias = own["project.weight"].clone(), own["project.bias"].clone()
         self.weight = weight.requires_grad_()
         self.bias.requires_grad_()

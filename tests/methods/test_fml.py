@@ -10,8 +10,7 @@ from independent import DATA, MIX, assert_close, batches, experiment, network, t
 from torch import nn
 
 from rayfl.config import ConfigError
-from rayfl.core.tensors import Params, nbytes
-from rayfl.methods.distillation.pairs import part
+from rayfl.core.tensors import Params, below, nbytes
 from rayfl.testing.tiny import assert_same, run, simulate
 
 
@@ -38,7 +37,7 @@ def test_rounds_are_plain_torch_s(float64: None, tmp_path: Path, options: dict[s
         for client in visited(simulation, round):
             net = client.net.model.own_net(client.net)  # pyright: ignore
             capacity = simulation.clients.capacity(client.id, 0, round)
-            start = own.get(client.id) or part("own", method.initial(capacity))  # pyright: ignore
+            start = own.get(client.id) or below("own", method.initial(capacity))  # pyright: ignore
             mine, theirs = network(net, start).train(), network(small, common).train()
             for x, y in batches(client.data, client.seed, 2, 5):
                 z, u = mine(x), theirs(x)
@@ -58,7 +57,7 @@ def test_rounds_are_plain_torch_s(float64: None, tmp_path: Path, options: dict[s
     run(simulation)
     assert_close(simulation.state["common"], common, exact=True)
     for id, kept in own.items():
-        assert_close(part("own", simulation.client_states.get(id)["own"]), kept, exact=True)  # pyright: ignore
+        assert_close(below("own", simulation.client_states.get(id)["own"]), kept, exact=True)  # pyright: ignore
 
 
 @torch.no_grad()
@@ -76,7 +75,7 @@ def test_without_divergence_networks_are_trained_alone(tmp_path: Path) -> None:
     run(one)
     run(other)
     for id in one.client_states.owners:
-        mine = part("own", one.client_states.get(id)["own"])  # pyright: ignore
+        mine = below("own", one.client_states.get(id)["own"])  # pyright: ignore
         assert_same(mine, other.client_states.get(id)["own"])  # pyright: ignore
 
 
@@ -105,7 +104,7 @@ def test_the_common_network_travels_and_the_own_one_is_deployed(tmp_path: Path) 
         client_state, capacity = simulation.client_states.get(id), simulation.clients.capacity(id, 0, 0)
         deployed = simulation.method.deploy(simulation.state, 1, capacity, client_state)
         assert deployed.net == pairs[capacity].model.own_net(pairs[capacity])  # pyright: ignore
-        assert_same(deployed.params | (deployed.statistics or {}), part("own", client_state["own"]))  # pyright: ignore
+        assert_same(deployed.params | (deployed.statistics or {}), below("own", client_state["own"]))  # pyright: ignore
 
 
 def test_requirements() -> None:

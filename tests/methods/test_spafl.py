@@ -340,12 +340,12 @@ def test_traffic_of_a_round(tmp_path):
 def test_without_exchange_clients_keep_personal_thresholds():
     """The first round is SpaFL's; then a client goes on from its own thresholds, and no weight is moved."""
     method = bound(SpaFL(exchange=False, alpha=0.05), 1.0, hidden=(6,), lr=0.2, momentum=0.9)
-    add_updates = method.model_copy(update={"exchange": True})
+    exchanging = method.model_copy(update={"exchange": True})
     state, datas, client_states = method.init(), {0: client_data(0, 1, 2), 1: client_data(3, 1, 0, 2)}, {}
     after = a_round(method, state, datas, client_states)
     assert_same(after, state)
     for id, data in datas.items():
-        assert_same(client_states[id], answer(add_updates, state, data, id=id).client_states[id])
+        assert_same(client_states[id], answer(exchanging, state, data, id=id).client_states[id])
     params, tau = by_hand(
         method.model_copy(update={"eq13": False}),
         client_states[0]["own"],

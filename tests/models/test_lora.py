@@ -216,7 +216,7 @@ def test_products_add_by_length_and_become_dense():
 
 
 def test_products_fold_and_travel():
-    pairs = PairwiseSum(lambda a, b: a + b)
+    pairs = PairwiseSum(Update.plus)
     for seed in range(3):
         pairs.add(Update({}, 1.0, products={"q": product(seed)}))
     fold = Fold({})

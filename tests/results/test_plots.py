@@ -127,9 +127,9 @@ def test_a_method_keeps_its_colour():
     assert len({(s["color"], s["linestyle"]) for s in many.values()}) == 25
     assert len({s["color"] for s in styles_of([f"m{i}" for i in range(len(COLORS))]).values()}) == len(COLORS)
     often = ["fedavg-smallest", "heterofl", "fedrolex", "fiarse", "fjord", "nefl", "feddropout", "scalefl", "depthfl"]
-    add_updates = styles_of(often)
-    assert all(styles_of([name])[name] == style for name, style in add_updates.items())
-    assert len({style["color"] for style in add_updates.values()}) == len(often)
+    together = styles_of(often)
+    assert all(styles_of([name])[name] == style for name, style in together.items())
+    assert len({style["color"] for style in together.values()}) == len(often)
 
 
 def test_a_capacity_has_a_shade():

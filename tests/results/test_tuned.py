@@ -16,7 +16,7 @@ def trial(lr, accuracy, seed=0, label="a", **params):
 
 def chosen(trials, paths=(LR,), **options):
     best = best_trials(trials, options.get("metric"), options.get("mode", "auto"))
-    return tuned(best, trials, paths, **options)
+    return tuned(best, trials, paths, options.get("metric"))
 
 
 def test_the_place_in_a_grid():

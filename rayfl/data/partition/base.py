@@ -7,7 +7,7 @@ the share of its training split. `Shards` stores the result in two flat arrays.
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -85,12 +85,9 @@ Owners = tuple[np.ndarray, np.ndarray]
 class Partition(Named, ABC):
     """The `partition:` section. A subclass adds its fields and implements `owners`."""
 
-    test_source: ClassVar[Literal["test", "train"]] = "test"
-    """Set that contains the clients' test splits."""
-
     def tested_on(self, labels: Labels) -> Literal["test", "train"]:
-        """Return the set that contains the clients' test splits, if it depends on the data set."""
-        return self.test_source
+        """Return the set that contains the clients' test splits."""
+        return "test"
 
     @abstractmethod
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:

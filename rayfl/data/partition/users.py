@@ -1,6 +1,6 @@
 """One client per natural user."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +17,6 @@ class Users(Partition):
     """
 
     name: Literal["users"] = "users"
-    test_source: ClassVar = "train"
     test_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Fraction of a user's samples that become its test split, rounded down (LEAF: 0.1). Ignored if the test set has
     samples of the users."""

@@ -56,7 +56,7 @@ BEAT_SECONDS = 15.0
 """Seconds of silence after which an actor's process is asked for a sign of life."""
 SILENT_SECONDS = 30.0
 """Seconds that the process may take to answer that."""
-COLORS = re.compile(r"\x1b\[\d+m")
+ANSI = re.compile(r"\x1b\[\d+m")
 """Terminal colours in Ray's tracebacks."""
 LOG_LINES = 15
 """Last lines of a dead actor's log in an error."""
@@ -405,7 +405,7 @@ def _raised(error: RayTaskError) -> str:
     """Describe an error of a job: a sentence and its traceback, which a RunFailed has in its message."""
     if isinstance(error.cause, RunFailed):
         return str(error.cause)
-    return f"{_message(error)}\n{COLORS.sub('', str(error))}"
+    return f"{_message(error)}\n{ANSI.sub('', str(error))}"
 
 
 def _message(error: Exception) -> str:

@@ -121,10 +121,7 @@ class Unequal(Method):
         """Return the client's personal network if there is one, otherwise the server's of this capacity."""
         group, net = self.group(capacity), self.task.nets[capacity]
         given = cast(Params, (client_state or {}).get("own", {})) or state.get(group) or self.initial(capacity)
-        names = net.layout.shapes
-        statistics = {name: t for name, t in given.items() if name not in names}
-        is_start = group not in state and not client_state
-        return Deployment(group, net, {name: given[name] for name in names}, statistics or None, is_start=is_start)
+        return Deployment.of(group, net, given, is_start=group not in state and not client_state)
 
 
 class Distilling(Unequal):

@@ -66,14 +66,14 @@ from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.net import Net, cached_module, load, params_of
 from rayfl.core.seeds import stream, torch_generator, torch_scope
 from rayfl.core.submodel import Selection
-from rayfl.core.tensors import Params, copied
+from rayfl.core.tensors import Params, below, copied
 from rayfl.data.samples import ClientData
 from rayfl.methods.base import Deployment, Payload, ServerTask, ServerTaskContext, ServerTaskResult, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.base import Unequal
 from rayfl.methods.sizes import fixed_capacities
 from rayfl.metrics import label
-from rayfl.training.distillation import memory, predicted, remember
+from rayfl.training.distillation import load_optimizer_state, optimizer_state, predicted
 from rayfl.training.settings import Loss, divergence
 
 EXTRACTOR = "extractor"
@@ -270,7 +270,7 @@ class FedGKT(Unequal):
         trunk = module[1:].train()
         how, steps = self.server, 0
         optimizer = torch.optim.Adam(trunk.parameters(), how.lr, weight_decay=how.weight_decay, amsgrad=True)
-        remember(optimizer, trunk, server_task.payload[MEMORY])
+        load_optimizer_state(optimizer, trunk, server_task.payload[MEMORY])
         order = torch.randperm(total, generator=torch_generator(seed, "student", server_task.name))
         with norms.tracked(trunk, statistics), torch_scope(stream(seed, "dropout", server_task.name), first.device):
             for rows in order.split(how.batch_size):
@@ -281,7 +281,7 @@ class FedGKT(Unequal):
                 steps += 1
         found = {name: t.to("cpu", copy=True) for name, t in (params_of(trunk) | statistics).items()}
         metrics = {"server_flops": 6.0 * trunk_macs(net) * total, "server_steps": steps}
-        return ServerTaskResult({self.composed: found, MEMORY: memory(optimizer, trunk)}, metrics)
+        return ServerTaskResult({self.composed: found, MEMORY: optimizer_state(optimizer, trunk)}, metrics)
 
     def absorb(self, state: State, round: int, refined: Mapping[str, ServerTaskResult]) -> State:
         new = dict(state)
@@ -299,12 +299,7 @@ class FedGKT(Unequal):
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """Return the server's network with the client's extractor, or with the initial one of this capacity."""
         given = state[self.composed] | extractor(self.own(client_state, capacity))
-        names = self.task.server.layout.shapes
-        statistics = {name: t for name, t in given.items() if name not in names}
-        params = {name: given[name] for name in names}
-        return Deployment(
-            self.group(capacity), self.task.server, params, statistics or None, is_start=client_state is None
-        )
+        return Deployment.of(self.group(capacity), self.task.server, given, is_start=client_state is None)
 
 
 def packed(y: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -334,7 +329,7 @@ def featured(
         own = rows[(rows >= start) & (rows < start + len(data))] - start
         start += len(data)
         if len(own):
-            given = {name.removeprefix(f"{EXTRACTOR}."): t for name, t in extractors[id].items()}
+            given = below(EXTRACTOR, extractors[id])
             load(extract, given)
             norms.load(extract, given)
             [(x, y)] = data.picked(own).plain(len(own))

@@ -48,11 +48,11 @@ from rayfl import costs
 from rayfl.clients import Population
 from rayfl.core.fold import Fold, State, Update
 from rayfl.core.net import Net
-from rayfl.core.tensors import Params, copied, nbytes
+from rayfl.core.tensors import Params, below, copied, nbytes, prefixed
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.distillation.kept import check_features
-from rayfl.methods.distillation.pairs import COMMON, Featured, Mutual, Pair, named, part
+from rayfl.methods.distillation.pairs import COMMON, Featured, Mutual, Pair
 from rayfl.models.features import feature_size
 from rayfl.training.settings import Loss
 
@@ -116,9 +116,9 @@ class FedKD(Mutual):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         state, before = visit.client_state, payload[COMMON]
-        given = self.own(state, visit.client.capacity) | named(COMMON, before)
+        given = self.own(state, visit.client.capacity) | prefixed(COMMON, before)
         trained, metrics = self.trained(given, visit, loss=self.pair_loss(visit))
-        after, numbers = truncated(copied(part(COMMON, trained)), before, self.energy_at(visit.round))
+        after, numbers = truncated(copied(below(COMMON, trained)), before, self.energy_at(visit.round))
         metrics["bytes_up"] = costs.BYTES * numbers
         current = state is not None and NUMBERS in payload and int(state[SEEN]["round"]) == visit.round - 1  # pyright: ignore
         metrics["bytes_down"] = costs.BYTES * int(payload[NUMBERS]["down"]) if current else nbytes(before)

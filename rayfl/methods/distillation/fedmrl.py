@@ -36,10 +36,10 @@ from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, State
 from rayfl.core.net import Net
+from rayfl.core.tensors import prefixed
 from rayfl.methods.base import Deployment, Visit
 from rayfl.methods.contract import Contract
-from rayfl.methods.distillation.kept import deployment
-from rayfl.methods.distillation.pairs import COMMON, Featured, Pair, WithCommon, named
+from rayfl.methods.distillation.pairs import COMMON, Featured, Pair, WithCommon
 from rayfl.metrics import label
 from rayfl.models.features import feature_size
 from rayfl.models.mix import Projected
@@ -94,5 +94,5 @@ class FedMRL(WithCommon):
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """Return the client's own network and projection, or the initial ones, with the common network."""
-        given = self.own(client_state, capacity) | named(COMMON, state[COMMON])
-        return deployment(self.group(capacity), self.task.nets[capacity], given, client_state is None)
+        given = self.own(client_state, capacity) | prefixed(COMMON, state[COMMON])
+        return Deployment.of(self.group(capacity), self.task.nets[capacity], given, client_state is None)

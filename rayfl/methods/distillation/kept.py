@@ -111,13 +111,6 @@ def check_classifiers(method: str, nets: Mapping[float, Net]) -> None:
         )
 
 
-def deployment(key: str, net: Net, given: Params, is_start: bool) -> Deployment:
-    """Return the deployment of a network with these parameters and statistics."""
-    params = {name: given[name] for name in net.layout.shapes}
-    statistics = {name: t for name, t in given.items() if name not in params}
-    return Deployment(key, net, params, statistics or None, is_start=is_start)
-
-
 def by_class(rows: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
     """Return the sums [classes, K] of rows [B, K] with labels y [B], by a matrix product, because sums by index are not
     deterministic on a GPU."""

@@ -7,7 +7,7 @@ averaged. The state's group "common" is the common network: parameters and runni
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, SerializeAsAny
@@ -18,9 +18,9 @@ from rayfl.core.axes import Axis, declare
 from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.net import Net, params_of
 from rayfl.core.seeds import stream, torch_scope
-from rayfl.core.tensors import Params, copied
+from rayfl.core.tensors import Params, below, copied, prefixed
 from rayfl.methods.base import Deployment, Payload, Task, Visit
-from rayfl.methods.distillation.kept import Keeping, deployment
+from rayfl.methods.distillation.kept import Keeping
 from rayfl.metrics import label
 from rayfl.models.base import Model
 from rayfl.models.features import classifier_path, tapped
@@ -98,11 +98,11 @@ class Pair(Around):
 
     def initial(self, net: Net) -> Params:
         """Return initial parameters. The personal network's are drawn first, as without a common network."""
-        own = named(OWN, self.own_net(net).initial())
-        return params_of(net.build()) | own | named(COMMON, self.common_net.initial())
+        own = prefixed(OWN, self.own_net(net).initial())
+        return params_of(net.build()) | own | prefixed(COMMON, self.common_net.initial())
 
     def statistics(self, net: Net) -> Params:
-        return named(OWN, self.own_net(net).statistics()) | named(COMMON, self.common_net.statistics())
+        return prefixed(OWN, self.own_net(net).statistics()) | prefixed(COMMON, self.common_net.statistics())
 
 
 class WithCommon(Keeping):
@@ -148,10 +148,10 @@ class WithCommon(Keeping):
         """Return the loss of a pair: (outputs of the pair, y) -> mean over the batch."""
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        given = self.own(visit.client_state, visit.client.capacity) | named(COMMON, payload[COMMON])
+        given = self.own(visit.client_state, visit.client.capacity) | prefixed(COMMON, payload[COMMON])
         trained, metrics = self.trained(given, visit, loss=self.pair_loss(visit))
         own = {name: t for name, t in trained.items() if not name.startswith(f"{COMMON}.")}
-        return self.kept(own, {COMMON: copied(part(COMMON, trained), self.weight_of(visit.data))}, visit, metrics)
+        return self.kept(own, {COMMON: copied(below(COMMON, trained), self.weight_of(visit.data))}, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         return {COMMON: fold.mean(COMMON)}
@@ -159,7 +159,9 @@ class WithCommon(Keeping):
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """Return the client's own network, or the initial one of this capacity."""
         net = self.own_net(self.task.nets[capacity])
-        return deployment(self.group(capacity), net, part(OWN, self.own(client_state, capacity)), client_state is None)
+        return Deployment.of(
+            self.group(capacity), net, below(OWN, self.own(client_state, capacity)), client_state is None
+        )
 
 
 class Mutual(WithCommon):
@@ -176,11 +178,3 @@ class Mutual(WithCommon):
         """Return KL(softmax(teacher) || softmax(student)) of logits [B, C]."""
         value = divergence(teacher.detach() if self.detach else teacher, student, 1.0)
         return value / teacher.shape[1] if self.reduction == "mean" else value
-
-
-def named(prefix: str, params: Params) -> Params:
-    return {f"{prefix}.{name}": t for name, t in params.items()}
-
-
-def part(prefix: str, params: Mapping[str, Any]) -> Params:
-    return {name.removeprefix(f"{prefix}."): t for name, t in params.items() if name.startswith(f"{prefix}.")}

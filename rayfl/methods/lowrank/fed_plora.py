@@ -17,19 +17,16 @@ Departures:
 2. Every device runs the server's function, whatever its rank: untrained components are merged into its base.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from rayfl.core.fold import State
 from rayfl.core.seeds import torch_generator
 from rayfl.core.submodel import Selection, Slice, prefix, random_subset
 from rayfl.methods.base import Client
-from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.components import Components
 
 
 class FedPLoRA(Components):
-    contract: ClassVar = Contract(wants="adapters")
-
     name: Literal["fed_plora"] = "fed_plora"
     others: Literal["folded"] = "folded"
 

@@ -27,10 +27,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from rayfl.core.fold import Fold, State, Update
+from rayfl.core.fold import Fold, State
 from rayfl.core.net import Net
 from rayfl.core.submodel import Selection
-from rayfl.methods.base import Payload, Task, Visit
+from rayfl.methods.base import Payload, Task
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, adapters, merged, rank_sent
 
@@ -52,10 +52,6 @@ class FedExLoRA(LowRank):
 
     def extract(self, state: State, selection: Selection) -> Payload:
         return super().extract(state, selection) | {"merged": state["merged"]}
-
-    def local_update(self, payload: Payload, visit: Visit) -> Update:
-        trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params, residuals = fold.mean("params"), {}

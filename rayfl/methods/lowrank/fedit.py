@@ -20,18 +20,15 @@ Departures:
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from rayfl.core.net import Net
 from rayfl.methods.base import Task
-from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, adapters
 from rayfl.methods.sizes import same
 
 
 class FedIT(LowRank):
-    contract: ClassVar = Contract(wants="adapters")
-
     name: Literal["fedit"] = "fedit"
     size: Literal["largest", "smallest"] = "largest"
     """Capacity whose rank all clients have."""

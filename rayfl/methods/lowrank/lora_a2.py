@@ -35,6 +35,7 @@ from pydantic import Field
 from torch import nn
 
 from rayfl import costs
+from rayfl.core.factors import importance
 from rayfl.core.fold import Update
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net
@@ -88,7 +89,7 @@ class LoRAA2(LowRank):
         for path in self.layers:
             change = {n: probed[n].cpu() - received[n] for n in [f"{path}.lora.{part}"]}
             b, a = (change.get(n, received[n]) for n in (f"{path}.lora.B", f"{path}.lora.A"))
-            scores[f"{path}.lora.{part}"] = b.norm(dim=0) * a.norm(dim=1)
+            scores[f"{path}.lora.{part}"] = importance(b, a)
         rank = max(rank_of(replace(visit.net, width=visit.client.capacity), path) for path in self.layers)
         flat = torch.cat(list(scores.values()))
         kept = torch.zeros_like(flat, dtype=torch.bool)

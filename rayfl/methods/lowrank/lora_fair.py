@@ -29,8 +29,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rayfl.core import factors as lowrank
-from rayfl.core.fold import Fold, State, Update
-from rayfl.methods.base import Payload, Visit
+from rayfl.core.fold import Fold, State
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank
 
@@ -50,10 +49,6 @@ class LoRAFAIR(LowRank):
     """Learning rate of the server's descent (`by: cosine`)."""
     steps: int = Field(default=100, ge=1)
     """Steps of the server's descent (`by: cosine`)."""
-
-    def local_update(self, payload: Payload, visit: Visit) -> Update:
-        trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params = dict(fold.mean("params"))

@@ -20,10 +20,9 @@ Departures:
 
 from typing import ClassVar, Literal
 
-from rayfl.core.fold import Fold, State, Update
+from rayfl.core.fold import Fold, State
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
-from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.lowrank.base import LowRank, decomposed, rescaled
 
@@ -37,10 +36,6 @@ class RaFLoRA(LowRank):
 
     def part(self, state: State, selection: Selection) -> Params:
         return rescaled(self, selection.take(state["params"]), selection.net)
-
-    def local_update(self, payload: Payload, visit: Visit) -> Update:
-        trained, metrics = self.train(payload["params"], visit)
-        return self.answer(trained, payload, visit, metrics)
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         return {"params": decomposed(self, fold.mean("params"), self.mean_segments(fold))}

@@ -57,7 +57,7 @@ class Study:
         judged_by = search.get("metric"), search.get("mode", "auto")
         trials = records(folder.path, folder.id)
         best = best_trials([trial for trial in trials if trial["status"] == "finished"], *judged_by)
-        found = tuned(best, trials, folder.facts.tuned, *judged_by)
+        found = tuned(best, trials, folder.facts.tuned, judged_by[0])
         return cls(folder, by_label(best, folder.facts.judge), found)
 
     @property

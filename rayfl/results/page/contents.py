@@ -19,7 +19,7 @@ from rayfl.results.made import Made
 from rayfl.results.rows import by_label, facts_of, mean_of, titles_of, values_of
 from rayfl.results.tables import Table, best_table, table
 
-PairwiseSum = list[tuple[str, str]]
+Pairs = list[tuple[str, str]]
 
 
 def contents_of(found: Findings) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def contents_of(found: Findings) -> dict[str, Any]:
     }
 
 
-def _about(found: Findings) -> PairwiseSum:
+def _about(found: Findings) -> Pairs:
     """Return name and text of the facts at the top of the page."""
     facts, params = facts_of(found.best[0]), found.best[0]["params"]
     seeds = sorted({record["seed"] for record in found.best})
@@ -138,7 +138,7 @@ def _yaml(found: Findings, runs: Sequence[RunFolder]) -> str:
     return write_yaml({k: v for k, v in config.items() if k not in hidden and v != {}}, width=100)
 
 
-def _made(runs: Sequence[RunFolder]) -> list[PairwiseSum]:
+def _made(runs: Sequence[RunFolder]) -> list[Pairs]:
     return [list(pairs) for pairs in dict.fromkeys(_described(made) for run in runs for made in run.made)]
 
 
