@@ -236,7 +236,7 @@ class Tracked(ImageModel):
         (
             Tracked,
             "test: model: test_experiment:Tracked: 1 (BatchNorm2d) keeps running statistics. Allowed: "
-            "rayfl.core.axes.norm('static_bn', ...), or track_running_stats=False",
+            "rayfl.norm('static_bn', channels), or track_running_stats=False",
         ),
         (
             Unflattened,

@@ -174,5 +174,5 @@ def _check_norms(model: Model) -> None:
         if getattr(module, "running_mean", None) is not None:
             raise ValueError(
                 f"model: {model.name}: {path} ({type(module).__name__}) keeps running statistics. Allowed: "
-                "rayfl.core.axes.norm('static_bn', ...), or track_running_stats=False"
+                "rayfl.norm('static_bn', channels), or track_running_stats=False"
             )
