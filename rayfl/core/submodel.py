@@ -13,7 +13,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,7 +21,7 @@ import torch
 from rayfl.core.axes import Axis, Dims, Layout
 from rayfl.core.bitcodes import decode_places, encode_places
 from rayfl.core.net import Net
-from rayfl.core.tensors import Params
+from rayfl.core.tensors import Lazy, Params
 
 
 @dataclass(frozen=True)
@@ -302,29 +302,10 @@ class Mask(Selection):
 
 
 def _received(net: Net, key: Hashable, codes: dict[str, torch.Tensor]) -> Mask:
-    mask = Mask(net, key, _Decoded(net, codes))
+    shapes = net.layout.shapes
+    mask = Mask(net, key, Lazy(codes, lambda name: decode_places(codes[name], math.prod(shapes[name]))))
     object.__setattr__(mask, "_codes", codes)
     return mask
-
-
-class _Decoded(Mapping[str, torch.Tensor]):
-    """Places that are decoded on first access."""
-
-    def __init__(self, net: Net, codes: Mapping[str, torch.Tensor]):
-        self._codes, self._shapes = codes, net.layout.shapes
-        self._decode = functools.cache(lambda name: decode_places(codes[name], math.prod(self._shapes[name])))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._decode(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._codes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._codes)
-
-    def __len__(self) -> int:
-        return len(self._codes)
 
 
 @functools.lru_cache(maxsize=512)

@@ -3,11 +3,12 @@
 `Params` is a flat dict (parameter name -> tensor); `Tensors` are nested dicts of them.
 """
 
+import functools
 import io
 import math
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,25 @@ def nest(flat: Mapping[str, torch.Tensor]) -> dict:
             level = level.setdefault(parent, {})
         level[name] = tensor
     return nested
+
+
+class Lazy(Mapping[str, torch.Tensor]):
+    """Tensors that are computed on first access."""
+
+    def __init__(self, names: Iterable[str], compute: Callable[[str], torch.Tensor]):
+        self._names, self._compute = dict.fromkeys(names), functools.cache(compute)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._compute(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def prefixed(prefix: str, params: Params) -> Params:

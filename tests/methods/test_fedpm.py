@@ -215,7 +215,7 @@ def test_masks_add():
     data = client_data(0, 1, 2, 3)
     one, two = (updated(method, state, 1.0, data, seed=seed) for seed in (0, 1))
     total = flat(one.whole["masks"]) + flat(two.whole["masks"])
-    both = one + two
+    both = one.plus(two)
     assert torch.equal(flat(both.whole["masks"]), total) and both.weight == 2
     new = method.step(state, 0, folded(state, (method.select(state, Client(0, 1.0, 0)), both)))
     assert torch.equal(flat(new["probabilities"]), (total / 2).clamp(0.01, 0.99))

@@ -7,7 +7,7 @@ element over its holders. A method overrides what differs.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self, cast
 
 import numpy as np
@@ -22,7 +22,7 @@ from rayfl.core.fold import ClientState, State, Update
 from rayfl.core.joined import call
 from rayfl.core.net import Net, cached_module
 from rayfl.core.submodel import Mask, Selection
-from rayfl.core.tensors import Params, copied, split_as
+from rayfl.core.tensors import Lazy, Params, copied, split_as
 from rayfl.methods.base import Client, Deployment, Method, Payload, Task, Visit
 from rayfl.methods.masks.thresholds import Maskable, Shards, Threshold, groups, threshold_for, unit_costs
 
@@ -147,30 +147,18 @@ class Masked(Method):
         return Deployment(mask.key, mask.net, params | masked, masked=tuple(masked))
 
 
-class Largest(Mapping[str, torch.Tensor]):
-    """Positions where |x| >= threshold: name -> [k] int64 in the flattened tensor, ascending. Thresholds and positions
-    are computed once, on first use."""
+class Largest(Lazy):
+    """Positions where |x| >= threshold: name -> [k] int64 in the flattened tensor, ascending. Thresholds too are
+    computed once, on first use."""
 
     def __init__(self, params: Params, names: Iterable[str], thresholds: Callable[[], Params]):
-        self._names, self._thresholds = dict.fromkeys(names), thresholds
-        self._find = functools.cache(lambda name: _at_least(params[name], self.thresholds[name]))
+        super().__init__(names, lambda name: _at_least(params[name], self.thresholds[name]))
+        self._thresholds = thresholds
 
     @functools.cached_property
     def thresholds(self) -> Params:
         """Threshold [] of each tensor, by name."""
         return self._thresholds()
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._find(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 PIECE = 1 << 15
