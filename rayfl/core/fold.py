@@ -15,7 +15,7 @@ from typing import Generic, Literal, TypeVar
 import torch
 
 from rayfl.core.norms import is_statistic
-from rayfl.core.server_optimizers import Server
+from rayfl.core.server_optimizers import Server, moment_of
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, Tensors, nbytes
 
@@ -205,7 +205,7 @@ class Fold:
         self.optimized = True
         old, new = self.state[group], {}
         letters = self.server.init(old)
-        before = {letter: self.state.get(f"server {letter} {group}", t) for letter, t in letters.items()}
+        before = {letter: self.state.get(moment_of(letter, group), t) for letter, t in letters.items()}
         after: dict[str, Params] = {letter: dict(t) for letter, t in before.items()}
         for name, (mean, covered) in found.items():
             if is_statistic(name):
@@ -215,7 +215,7 @@ class Fold:
             new[name], moved = self.server.update(old[name], mean, covered, moments)
             for letter, t in moved.items():
                 after[letter][name] = t
-        self.moments |= {f"server {letter} {group}": t for letter, t in after.items()}
+        self.moments |= {moment_of(letter, group): t for letter, t in after.items()}
         return new
 
     def _mean(self, group: str, over: Over) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]] | None:

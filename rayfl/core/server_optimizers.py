@@ -29,6 +29,11 @@ MOMENTS = ("server m ", "server v ", NORM)
 """Prefixes of the groups of a state that methods do not see: "server m params", and `NORM`."""
 
 
+def moment_of(letter: str, group: str) -> str:
+    """Return the name of the group with a moment of another group: "server m params"."""
+    return f"server {letter} {group}"
+
+
 class Server(Config):
     """The `server:` section: the server's step from the aggregated updates of a round."""
 

@@ -79,8 +79,8 @@ class Simulation:
         self.partial_round: Line = {}
         """Sums measured so far in a round whose local updates are done; empty between rounds."""
         self._is_noted = False
-        self._unused = ""
-        """Name of the server optimizer, if the method's last step took no mean of which it is a part."""
+        self._is_optimizer_unused = False
+        """True if the server optimizer made no step in the last round."""
         self.client_scores = np.empty(0, CLIENT_SCORES)
         """Scores per client of the last evaluation."""
 
@@ -216,8 +216,7 @@ class Simulation:
         # an empty cohort is not public: its round has noise too
         if plan.visits or privacy is not None:
             self._take_over(self.verbs.step(own, self.round, fold) | moments | fold.moments)
-            optimizer = fold.server.optimizer
-            self._unused = "" if optimizer == "mean" or fold.optimized or not fold.weight else optimizer
+            self._is_optimizer_unused = fold.server.optimizer != "mean" and fold.weight > 0 and not fold.optimized
         if isinstance(fold, PrivateFold):
             line |= fold.released.snr()
         if refused:
@@ -343,10 +342,11 @@ class Simulation:
                 f"evaluation.statistics: {kind!r} has no effect, because no norm of method {name} on model "
                 f"{self.experiment.model.name} needs statistics"
             )
-        if self._unused:
+        if self._is_optimizer_unused:
+            optimizer = self.experiment.server.optimizer
             notes.append(
-                f"server.optimizer: {self._unused!r} has no effect, because the server of method {name} takes no mean "
-                "of parameters"
+                f"server.optimizer: {optimizer!r} has no effect, because the server of method {name} takes no mean of "
+                "parameters"
             )
         return notes
 

@@ -15,6 +15,9 @@ from rayfl.config.plain import shown
 from rayfl.engine.files import opened
 from rayfl.metrics import Line
 
+BLOCK = 1 << 16
+"""Bytes that are read at once to find a file's last newline."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; {} if the file is missing. Raise ConfigError if it contains anything else."""
@@ -127,9 +130,6 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
 
 def _jsonl(lines: list[Line]) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
-
-
-BLOCK = 1 << 16
 
 
 def _cut_torn_line(fd: int) -> int:
