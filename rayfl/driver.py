@@ -21,7 +21,7 @@ from rayfl.listeners import Listener, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
 from rayfl.networks import at_checkpoint, check_device, place_of
-from rayfl.results.folder import RunFolder
+from rayfl.results.folder import Kind, RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,8 @@ STARTING = {"ray": "starting Ray and the client actors", "serial": "preparing th
 Given = Experiment | Mapping[str, Any] | str | Path
 """An experiment, its plain data, or its YAML file."""
 FREE = ("rounds", "run", "listeners", "published", "question", "titles")
-"""Sections that a resumed run or sweep may change."""
+"""Sections of a run's or a sweep's file that may change on resume. Not `experiment` of a sweep: Ray Tune restores the
+resources of its trials."""
 
 
 class Running(Protocol):
@@ -294,23 +295,25 @@ def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | 
 
 
 @contextmanager
-def claimed(path: Path, config: Mapping[str, Any], resume: bool) -> Iterator[None]:
+def claimed(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind = "run") -> Iterator[None]:
     """Lock a folder that `check_folder` allows."""
-    check_folder(path, config, resume)
+    check_folder(path, config, resume, kind)
     clear_temporary()
     with locked(path):
         # another process may have used it meanwhile
-        check_folder(path, config, resume)
+        check_folder(path, config, resume, kind)
         yield
 
 
-def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> None:
+def check_folder(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind = "run") -> None:
     """Raise a ConfigError unless a folder is new or, with `resume`, holds a run or sweep of the same configuration."""
     if not resume:
         check_place(path)
-        RunFolder.require_new(path)
+        RunFolder.require_new(path, kind)
         return
     record = RunFolder.open(path)
+    if record.kind != kind:
+        raise ConfigError(f"{path}: the folder is of `rayfl {record.kind}`. Allowed: a folder of `rayfl {kind}`")
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))
     same_config(path / "config.json", old, new)
     if record.kind == "run" and config["rounds"] < (done := record.whole_rounds()[0]):

@@ -87,7 +87,7 @@ def test_a_run_that_is_stopped_four_times(start, tmp_path, monkeypatch, capsys):
     first.interrupt()
     code, printed = first.finish()
     assert code == 130
-    assert "stopped. To continue: rayfl" in printed and "Traceback" not in printed
+    assert "to continue: rayfl" in printed and "Traceback" not in printed
     assert RunFolder.open(folder).status == "stopped"
     assert complete(folder / "checkpoints")
 
@@ -131,7 +131,7 @@ def assert_terminated(command, folder):
     code, printed = command.finish()
     assert code == 143, printed
     last = printed.splitlines()[-1]
-    assert last.startswith("stopped. To continue: rayfl ") and " --resume" in last
+    assert last.startswith("to continue: rayfl ") and " --resume" in last
     assert "Traceback" not in printed and "***" not in printed
     assert RunFolder.open(folder).status == "stopped"
 
@@ -187,7 +187,7 @@ def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsy
     first.interrupt()
     code, printed = first.finish()
     assert code == 130
-    assert "stopped. To continue: rayfl" in printed and "Traceback" not in printed
+    assert "to continue: rayfl" in printed and "Traceback" not in printed
     assert RunFolder.open(folder).status == "stopped"
 
     second = start(*arguments, "--resume")

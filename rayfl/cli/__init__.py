@@ -7,7 +7,6 @@ Commands import torch and Ray inside their functions, so that `--help` and error
 import importlib.metadata
 import os
 import re
-import shlex
 import signal
 import sys
 from typing import Annotated
@@ -18,11 +17,7 @@ from typer.exceptions import TyperException
 from rayfl.cli import ask, learn, look, train
 from rayfl.cli.shared import warn
 from rayfl.config import ConfigError
-from rayfl.config.plain import public
-from rayfl.engine.termination import Terminated, leave
-
-STOPPED = 130
-"""Typer's result after a KeyboardInterrupt."""
+from rayfl.engine.termination import leave
 
 EXAMPLES = {
     train.sweep: "rayfl sweep quickstart --rows heterofl,fjord --rounds 10",
@@ -82,19 +77,7 @@ def main() -> None:
         warn(f"error: {text.replace('Value error, ', '')}", style="red")
         sys.exit(2)
     except Exception as error:
-        warn(f"failed: {error}", style="red")
+        of_file = isinstance(error, OSError) and error.filename is not None
+        warn(f"failed: {f'{error.filename}: {error.strerror}' if of_file else error}", style="red")
         sys.exit(1)
-    except Terminated:
-        _say_stopped()
-        raise
-    if code == STOPPED:
-        _say_stopped()
     sys.exit(code)
-
-
-def _say_stopped() -> None:
-    words = sys.argv[1:]
-    if words[0] not in ("run", "sweep") or any(word.partition("=")[0] == "--cluster" for word in words):
-        warn("stopped")
-        return
-    warn(f"stopped. To continue: rayfl {public(shlex.join(words + ['--resume'] * ('--resume' not in words)))}")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from rayfl.cli.files import configs, find_config, rows
 from rayfl.cli.shared import given_of, located, notify, print_table
@@ -46,6 +45,7 @@ def describe(
     from rayfl.experiment import read_experiment
     from rayfl.reference.describe import changed, native
     from rayfl.reference.describe import describe as described
+    from rayfl.results.tables import Table
 
     if config is not None and model is None:
         if classes is not None:
@@ -68,37 +68,35 @@ def describe(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    table = Table(title=f"{experiment.model.name}, FLOPs by {convention}", title_justify="left", box=None)
     # different models have different columns
-    columns = dict.fromkeys(column for record in sorted(found, key=len, reverse=True) for column in record)
-    for column in columns:
-        table.add_column(column, justify="right")
+    columns = list(dict.fromkeys(column for record in sorted(found, key=len, reverse=True) for column in record))
+    lines = []
     for record in found:
         values = [record.get(column, "–") for column in columns]
         cells = [f"{v:.4f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in values]
-        table.add_row(f"{record['capacity']:g}", *cells[1:])
-    print_table(table)
+        lines.append([f"{record['capacity']:g}", *cells[1:]])
+    notify(f"{experiment.model.name}, FLOPs by {convention}")
+    print_table(Table(columns, lines).rich())
     for note in [*experiment.notes, *notes]:
         notify(note)
 
 
 def _print_times(experiment: "Experiment", as_json: bool) -> None:
     from rayfl.reference.describe import times
+    from rayfl.results.tables import Table
 
     notes: list[str] = []
     records, facts = times(experiment, notes.append)
     if as_json:
         print(json.dumps({"devices": records, "rounds": facts}, indent=1))
         return
-    table = Table(title="Devices: clients, mean capacity, mean seconds of a visit, share of the updates", box=None)
-    table.title_justify = "left"
-    for column in records[0]:
-        table.add_column(column, justify="left" if column == "device" else "right")
-    for record in records:
-        shares = {"clients", "updates"}
-        cells = [f"{100 * v:.0f} %" if c in shares else f"{v:.3g}" for c, v in record.items() if c != "device"]
-        table.add_row(record["device"], *cells)
-    print_table(table)
+    shares = {"clients", "updates"}
+    lines = [
+        [str(v) if c == "device" else f"{100 * v:.0f} %" if c in shares else f"{v:.3g}" for c, v in record.items()]
+        for record in records
+    ]
+    notify("Devices: clients, mean capacity, mean seconds of a visit, share of the updates")
+    print_table(Table(list(records[0]), lines).rich())
     notify(
         f"A round: {facts['mean']:.3g} s on average, {facts['median']:.3g} s median, 9 of 10 within "
         f"{facts['nine_of_ten']:.3g} s; {experiment.rounds} rounds: {human_time(facts['seconds'])}"
@@ -120,23 +118,24 @@ def check(
     partitioned. Not checked: data sets in folders, data sets and weights that are downloaded, memory."""
     from rayfl.clusters.check import check_cluster, is_cluster
     from rayfl.experiment import load_experiment
-    from rayfl.tuning.load import load_sweep
+    from rayfl.tuning.load import is_sweep, load_sweep
 
-    def valid(path: Path) -> str:
+    def valid(file: Path) -> str:
+        path = find_config(file)
         if is_cluster(path):
-            return check_cluster(path)
-        if "experiment" in load_yaml(path):
+            return f"{path}: {check_cluster(path)}"
+        if is_sweep(load_yaml(path)):
             plan = load_sweep(path)
             _check_data(path, list(map(plan.example, plan.rows)))
-            return f"valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}"
+            return f"{path}: valid sweep with {len(plan.rows)} rows: {', '.join(plan.rows)}"
         experiment = load_experiment(path)
         _check_data(path, [experiment])
-        return f"valid run of {experiment.method.name}"
+        return f"{path}: valid run of {experiment.method.name}"
 
     wrong = []
-    for path in map(find_config, files):
+    for file in files:
         try:
-            notify(f"{path}: {valid(path)}")
+            notify(valid(file))
         except ConfigError as error:
             wrong.append(str(error))
     if wrong:

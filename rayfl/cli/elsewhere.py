@@ -51,7 +51,7 @@ def elsewhere(work: "Work", cluster: str, folder: Path, shows: Shows) -> None:
     from rayfl.results.folder import RunFolder
 
     archive.require_copy(folder)
-    driver.check_folder(folder, work.plain, RunFolder.exists(folder))
+    driver.check_folder(folder, work.plain, RunFolder.exists(folder), work.command)
     with ExitStack() as stack:
         with shows.busy(f"connecting to {cluster}") as phase:
             jobs = Jobs(cluster, stack.enter_context(opened(cluster)))

@@ -19,7 +19,8 @@ def find_config(path: Path) -> Path:
     """Return the file, or the shipped file of this name: quickstart, tune_configs/quickstart.yaml."""
     if len(path.name) > LONGEST or len(str(path)) > LONGEST_PATH:
         raise ConfigError(f"{shown(str(path))}: the path is too long. Allowed: a file's path")
-    named = [folder / f"{path.stem}.yaml" for folder in SHIPPED if path.parent in (Path(), Path("tune_configs"))]
+    is_name = path.suffix in ("", ".yaml") and path.parent in (Path(), Path("tune_configs"))
+    named = [folder / f"{path.stem}.yaml" for folder in SHIPPED if is_name]
     found = next((place for place in (path, *named) if place.is_file()), path)
     if found == path and path.name == str(path) and not path.suffix and not path.exists():
         raise ConfigError(f"{path}: no such file, and no shipped file of this name. {nearest(path, shipped())}")

@@ -1,6 +1,7 @@
 """rayfl init, explain, list, schema: reference of the configuration files."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -59,7 +60,8 @@ def init(
         # one row's settings make the experiment of a single run
         given = given["experiment"] | list(given["rows"].values())[1]
     file.write_text(template.of_sweep(given) if sweep else template.of_run(given))
-    notify(f"wrote {file}. Next: edit it, `rayfl check {file}`, `rayfl {'sweep' if sweep else 'run'} {file}`")
+    word = shlex.quote(str(file))
+    notify(f"wrote {file}. Next: edit it, `rayfl check {word}`, `rayfl {'sweep' if sweep else 'run'} {word}`")
 
 
 def explain(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rayfl.cli.shared import Address, Output, copy_to, notify, print_table, show, uri_of, warn
+from rayfl.cli.shared import Address, Output, notify, print_table, show, uri_of, warn
 from rayfl.config import ConfigError, choose, nearest
 
 if TYPE_CHECKING:
@@ -30,17 +30,20 @@ def compare(
     """Compare the best trials of methods, from MLflow: mean and standard deviation over seeds, and rows without a
     significant difference."""
     from rayfl.results import published as beside
-    from rayfl.results.mlflow import Reader, Store
+    from rayfl.results.findings import unfinished
+    from rayfl.results.mlflow import Copy, Reader, Store
     from rayfl.results.rows import numbers_of
     from rayfl.results.studies import differences_said, machines_said, ranking_said, side_by_side
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
 
     tags = _tags(tag or [])
-    uris = tracking_uri or [uri_of(output, None)]
+    stores = [Store(uri) for uri in tracking_uri or [uri_of(output, None)]]
+    for store in stores if tracking_uri else ():
+        store.require()
     if output.is_dir():
-        copy_to(output, uris[0], warn).sync_all(output)
-    readers = [Reader(Store(uri), experiment) for uri in uris]
+        Copy(stores[0], warn).sync_all(output)
+    readers = [Reader(store, experiment) for store in stores]
     studies = _studies(readers, names or [], tags)
     if metric is not None:
         choose(numbers_of(run for study in studies for run in study.runs), metric, "--metric", "metric")
@@ -63,7 +66,8 @@ def compare(
     if format != "latex":
         everything = [run for study in studies for run in study.runs]
         ranking = ranking_said(studies, judge, is_chosen=metric is not None)
-        for text in [*ranking, *differences_said(best, judge), *machines_said(everything, judge)]:
+        open_ended = unfinished(study.sweep for study in studies)
+        for text in [*ranking, *differences_said(best, judge), *machines_said(everything, judge), *open_ended]:
             notify(text)
 
 
@@ -108,10 +112,13 @@ def report(
 ) -> None:
     """Rebuild tables and plots from a folder of runs."""
     from rayfl.results.drawing import FORMATS
+    from rayfl.results.findings import unfinished
     from rayfl.results.report import report_on
 
     found = report_on(folder, metric, warn, tuple(FORMATS) if paper else (), html)
     show(found.best, found.judge, found.config.get("published"), found.tuned)
+    for text in unfinished([found.run.record()] if found.run else found.trials):
+        notify(text)
     notify(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
 
 

@@ -1,7 +1,10 @@
 """Shared by the commands: options, places of files, printing."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +15,7 @@ from rich.text import Text
 from rayfl.cli.files import configs, rows
 from rayfl.config import ConfigError, choose, component, load_yaml
 from rayfl.config.plain import public
+from rayfl.engine.termination import Terminated
 
 if TYPE_CHECKING:
     from rayfl.experiment import Experiment
@@ -38,7 +42,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: training.lr=0.1. May be repeated."),
 ]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of every run. Default: the file's.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every run. Default: the file's.")]
 Output = Annotated[
     Path, typer.Option(resolve_path=True, envvar="RAYFL_OUTPUT", help="Folder of all runs and of mlflow.db.")
 ]
@@ -65,20 +69,20 @@ Name = Annotated[str | None, typer.Option(help="Folder name under --output. Defa
 
 
 def given_of(config: Path, row: str | None) -> dict[str, Any]:
-    """Return the settings of a run's file, or of a sweep's file (of one row, if given)."""
+    """Return the settings of a run's file, or of one row of a sweep's."""
+    from rayfl.tuning.load import is_sweep
+
     given = load_yaml(config)
-    if row is not None:
-        return experiment_of(config, None, row).plain()
-    return dict(given["experiment"]) if isinstance(given.get("experiment"), dict) else given
+    return experiment_of(config, None, row).plain() if is_sweep(given) or row is not None else given
 
 
 def experiment_of(config: Path, settings: list[str] | None, row: str | None) -> "Experiment":
     """Read a run's file, or one row of a sweep's, with `settings` applied."""
     from rayfl.experiment import load_experiment, overlaid, read_experiment, with_settings
-    from rayfl.tuning.load import load_sweep
+    from rayfl.tuning.load import is_sweep, load_sweep
 
     given = load_yaml(config)
-    if "experiment" not in given:
+    if not is_sweep(given):
         if row is not None:
             raise ConfigError(f"--row: {config} is a run's file, which has no rows. Allowed: only with a sweep's file")
         return load_experiment(config, settings)
@@ -88,23 +92,47 @@ def experiment_of(config: Path, settings: list[str] | None, row: str | None) -> 
     if isinstance(given.get("rows"), dict):
         choose(given["rows"], row, f"{config}: --row", "row")
     example, where = load_sweep(config, rows=row).given(row), f"{config}: rows.{row}"
+    settings = [text.removeprefix("experiment.") for text in settings or []]
     return with_settings(lambda some: read_experiment(overlaid(example, some), where), settings, where)
 
 
 def with_rounds(settings: list[str] | None, rounds: int | None) -> list[str]:
     """Return the settings of --set and --rounds."""
-    return [*(settings or []), *([f"rounds={rounds}"] if rounds is not None else [])]
+    settings = settings or []
+    if rounds is None:
+        return settings
+    if any(text.partition("=")[0].removeprefix("experiment.") == "rounds" for text in settings):
+        raise ConfigError("--rounds, --set rounds: both are set. Allowed: one of them")
+    return [*settings, f"rounds={rounds}"]
 
 
 def folder_of(output: Path, name: str) -> Path:
     return output / component(name, "--name")
 
 
-def located(config: Path, load: Callable[[], Any]) -> Any:
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """After a Ctrl-C or SIGTERM in the block, print the command that continues the run or sweep, if it has a folder."""
+    from rayfl.results.folder import RunFolder
+
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        if RunFolder.exists(folder):
+            words = sys.argv[1:]
+            warn(f"to continue: rayfl {public(shlex.join(words + ['--resume'] * ('--resume' not in words)))}")
+        raise
+
+
+def located(config: Path, load: Callable[[], Any], settings: Sequence[str] = ()) -> Any:
+    """Return what `load` loads. A ConfigError begins with the settings of --set that it is about, or with the file."""
+    from rayfl.experiment import blamed
+
     try:
         return load()
     except ConfigError as error:
-        raise ConfigError(f"{config}: {error}") from None
+        at = blamed(settings, str(error))
+        raise ConfigError(f"{f'--set {at}' if at else config}: {error}") from None
 
 
 def sending_to(output: Path, uri: str | None, note: Callable[[str], None], experiment: str | None = None) -> "Sender":
@@ -170,6 +198,6 @@ def say_mlflow(output: Path, uri: str | None, page: str = "") -> None:
     if where.startswith("http"):
         notify(f"open MLflow: {where.rstrip('/')}/{page}")
         return
-    notify(f"open MLflow: mlflow ui --backend-store-uri {where}")
+    notify(f"open MLflow: mlflow ui --backend-store-uri {shlex.quote(where)}")
     if page:
         notify(f"its charts: http://127.0.0.1:5000/{page}")

@@ -26,6 +26,7 @@ from rayfl.cli.shared import (
     folder_of,
     located,
     print_table,
+    resumable,
     sending_to,
     with_rounds,
 )
@@ -84,8 +85,8 @@ def run(
         progress = RunProgress(experiment.method.name, experiment.rounds, judge, **shows.options)
         sending = sending_to(output, tracking_uri, progress.note, experiment_name)
         phase(driver.LOADING)
-        arrays = located(config, lambda: load_data(experiment))
-    with progress, sending as sender:
+        arrays = located(config, lambda: load_data(experiment), settings)
+    with resumable(folder), progress, sending as sender:
         shown = Shown.on(progress, sender.add)
         result = driver.run(experiment, folder, resume=resume, address=address, listeners=[shown], arrays=arrays)
         progress.phase(driver.WRITING)
@@ -154,19 +155,19 @@ def sweep(
         phase(f"reading {config}")
         plan = load_sweep(config, settings, rows)
         folder = folder_of(output, name or plan.name)
-        driver.check_folder(folder, plan.plain(), resume)
+        driver.check_folder(folder, plan.plain(), resume, "sweep")
         rounds = plan.first.rounds
         progress = SweepProgress(plan.trials, rounds, plan.search.metric, plan.mode, **shows.options)
         sending = sending_to(output, tracking_uri, progress.note, experiment_name)
         phase(driver.LOADING)
-        arrays = located(config, lambda: load_data(plan.first))
+        arrays = located(config, lambda: load_data(plan.first), settings)
     clients, data = plan.first.clients.count, plan.first.data.name
     shows.notify(
         f"{plan.name}: {len(plan.rows)} methods, {plan.trials} trials of {rounds} rounds, {clients} clients on {data}"
     )
     if not no_models:
         Thread(target=load_exporter, daemon=True).start()
-    with progress, sending as sender:
+    with resumable(folder), progress, sending as sender:
         found = comparison.sweep(
             plan,
             folder,
@@ -211,9 +212,10 @@ def scale(
         from rayfl.results.console import ScaleProgress
         from rayfl.results.scaling import findings, table
         from rayfl.tuning import scaling
+        from rayfl.tuning.load import is_sweep
 
         phase(f"reading {config}")
-        if row is None and "experiment" in (given := load_yaml(config)):
+        if row is None and is_sweep(given := load_yaml(config)):
             row = next(iter(given.get("rows") or ["run"]))
         experiment = experiment_of(config, settings, row)
         asked = {"clients": clients, "cohort": cohort, "actors": actors, "nodes": nodes}

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rayfl.clusters import archive
 from rayfl.clusters.tunnel import is_url
@@ -56,8 +56,7 @@ CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"
 class Work:
     """A checked command with everything that it needs on the cluster."""
 
-    command: str
-    """sweep or run."""
+    command: Literal["run", "sweep"]
     config: Path
     options: Sequence[str]
     """Options of the command line, without those for places."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from rayfl.clusters.check import is_cluster
 from rayfl.config import ConfigError
 
 TUNNEL_SECONDS = 180.0
@@ -31,8 +32,8 @@ def is_url(cluster: str) -> bool:
 
 
 def require_cluster(cluster: str) -> None:
-    """Raise ConfigError if `cluster` is neither a file nor a URL."""
-    if not is_url(cluster) and not Path(cluster).is_file():
+    """Raise ConfigError if `cluster` is neither a cluster's file nor a URL."""
+    if not is_url(cluster) and not is_cluster(Path(cluster)):
         raise ConfigError(
             f"--cluster: {cluster!r} is not valid. Allowed: a file of Ray's cluster launcher, as clusters/aws.yaml, or "
             "http://127.0.0.1:8265, where a tunnel to a cluster begins"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, field_validator, model_validator
@@ -345,23 +346,25 @@ def explain(cls: type[BaseModel], given: Any, where: str, error: ValidationError
     lines: dict[str, dict[str, None]] = {}
     for e in itertools.chain(*places[:MOST_PLACES]):
         start, allowed = _line(cls, given, where, e)
-        lines.setdefault(start, {})[allowed] = None
+        lines.setdefault(start, {}).update(dict.fromkeys(allowed))
     more = [f"and {len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []
     return "\n".join([*(start + ", or ".join(allowed) for start, allowed in lines.items()), *more])
 
 
-def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str, str]:
-    """Return the start of an error's line, and the allowed values."""
+def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str, list[str]]:
+    """Return the start of an error's line, and alternatives of allowed values."""
     path = _path(given, error)
     place = _join(where, path)
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        return unknown(place, path[-1], _owner(cls, path[:-1])), ""
+        return unknown(place, path[-1], _owner(cls, path[:-1])), [""]
     if error["type"] == "missing":
-        return f"{place}: a value is required", ""
+        return f"{place}: a value is required", [""]
     context = error.get("ctx", {})
     if isinstance(context.get("error"), ConfigError):
-        return "\n".join(f"{where}: {line}" for line in str(context["error"]).split("\n")), ""
-    return f"{place}: {shown(error['input'])} is not valid. Allowed: ", _allowed(error, context)
+        return "\n".join(f"{where}: {line}" for line in str(context["error"]).split("\n")), [""]
+    field = _owner(cls, path[:-1]).model_fields.get(str(path[-1])) if path else None
+    null = ["null"] if field is not None and NoneType in get_args(field.annotation) else []
+    return f"{place}: {shown(error['input'])} is not valid. Allowed: ", [_allowed(error, context), *null]
 
 
 def _allowed(error: Any, context: Mapping[str, Any]) -> str:

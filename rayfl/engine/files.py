@@ -112,10 +112,12 @@ def checksum(tensors: Tensors) -> str:
 
 
 def check_place(path: Path) -> None:
-    """Raise a ConfigError if a folder cannot be made."""
+    """Raise a ConfigError if a folder cannot be made or written."""
     try:
         above = next(place for place in (path, *path.parents) if place.exists())
         reason = "" if above.is_dir() else f"{above} is a file"
+        if not os.access(above, os.W_OK):
+            reason = f"{above} cannot be written"
     except OSError as error:
         reason = str(error.strerror)
     if reason:

@@ -6,6 +6,7 @@ from rayfl.experiment.base import Experiment as Experiment
 from rayfl.experiment.base import Resources as Resources
 from rayfl.experiment.base import read_experiment as read_experiment
 from rayfl.experiment.base import unchecked as unchecked
+from rayfl.experiment.files import blamed as blamed
 from rayfl.experiment.files import lay_over as lay_over
 from rayfl.experiment.files import load_experiment as load_experiment
 from rayfl.experiment.files import overlaid as overlaid

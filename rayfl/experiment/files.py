@@ -1,6 +1,7 @@
 """Experiments in YAML files, and `path=value` settings."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,11 +28,22 @@ def with_settings(load: Callable[[list[str] | None], T], settings: list[str] | N
             raise
         load(None)
         problem = str(error).removeprefix(f"{where}: ")
-        blamed = [text for text in settings if text.partition("=")[0] in problem] or settings
-        place = "" if problem.startswith("--set") else f"--set {' '.join(blamed)}: "
+        place = "" if problem.startswith("--set") else f"--set {blamed(settings, problem) or ' '.join(settings)}: "
         renamed = [text.replace(".name=", "=", 1) for text in settings if text.partition("=")[0].endswith(".name")]
         hint = f". Hint: --set {renamed[0]} replaces the whole section" if renamed and "unknown key" in problem else ""
         raise ConfigError(f"{place}{problem}{hint}") from None
+
+
+def blamed(settings: Sequence[str], problem: str) -> str:
+    """Return the settings that an error names; of a section's name only as the start of a path."""
+
+    def is_named(path: str) -> bool:
+        return (
+            re.search(rf"(?<![\w.]){re.escape(path)}" + (r"(?!\w)" if "." in path else r"(?=:|\.\w)"), problem)
+            is not None
+        )
+
+    return " ".join(text for text in settings if is_named(text.partition("=")[0]))
 
 
 def overlaid(given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Classes that a file can name, from rayfl and from installed packages, with their options."""
 
+import math
 import pkgutil
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rayfl.config import ConfigError, Kind, Named
+from rayfl.config import Config, ConfigError, Kind, Named
+from rayfl.config.plain import write_yaml
 from rayfl.data import SCORES_KIND
 from rayfl.experiment import NAMED
 from rayfl.listeners import LISTENERS_KIND
@@ -72,8 +75,25 @@ def _found(name: str) -> tuple[str, type[Named]]:
 def _entry(place: str, name: str, cls: type[Named]) -> Entry:
     hidden = ("name", *FILLED.get(place, ()))
     fields = {key: field for key, field in cls.model_fields.items() if key not in hidden and not field.exclude}
-    options = [key if field.is_required() else f"{key}={field.get_default()!r}" for key, field in fields.items()]
+    options = [
+        key if field.is_required() else f"{key}: {as_yaml(field.get_default(call_default_factory=True))}"
+        for key, field in fields.items()
+    ]
     return name, first_sentence(cls), ", ".join(options)
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value as one line of YAML."""
+    if isinstance(value, Config):
+        value = value.model_dump(mode="json")
+    text = write_yaml(_plain(value), default_flow_style=True, width=math.inf)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def sheet(cls: type) -> str:

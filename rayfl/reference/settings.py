@@ -5,7 +5,6 @@ Field docstrings are read from the source on demand: pydantic would read those o
 
 import ast
 import inspect
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from rayfl.config import PLAIN_WORDS, Config, ConfigError, Named, kinds_of, nearest
-from rayfl.config.plain import write_yaml
 from rayfl.experiment import NAMED, Experiment
-from rayfl.reference.catalogue import FILLED, KINDS, first_sentence
+from rayfl.reference.catalogue import FILLED, KINDS, as_yaml, first_sentence
 from rayfl.results.published import Published
 from rayfl.tuning.space import Search
 
@@ -134,15 +132,23 @@ def find(path: str) -> Place:
         having = {name: cls for name, cls in owners.items() if part in settings(cls)}
         if not having:
             known = sorted({name for cls in owners.values() for name in settings(cls)} | (set() if at else {*SWEEP}))
-            raise ConfigError(f"{path}: {at.rstrip('.') or 'a file'} has no setting {part!r}. {nearest(part, known)}")
+            inside = [] if at else [f"{name}.{part}" for name in settings(Experiment) if _has(find(name), part)]
+            hint = f"Did you mean {' or '.join(inside)}?" if inside else nearest(part, known)
+            raise ConfigError(f"{path}: {at.rstrip('.') or 'a file'} has no setting {part!r}. {hint}")
         place, at = Place(f"{at}{part}", having, part, defaults), f"{at}{part}."
         owners = place.below
         given = {owner: setting.field.default for owner, setting in place.settings.items()}
         defaults = {owner: default for owner, default in given.items() if owner and isinstance(default, Config)}
         is_open = any(get_origin(s.field.annotation) is dict for s in place.settings.values())
-        if i + 1 == len(parts) or is_open or not owners:
+        if i + 1 == len(parts) or is_open:
             return place
+        if not owners:
+            raise ConfigError(f"{path}: {place.path} is a value, without settings. Allowed: {place.path}")
     raise AssertionError
+
+
+def _has(place: Place, name: str) -> bool:
+    return any(name in settings(cls) for cls in place.below.values())
 
 
 def sentence_of(cls: type[Config]) -> str:
@@ -200,20 +206,6 @@ def _texts(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
             match after:
                 case ast.Expr(ast.Constant(str(text))):
                     yield statement.target.id, " ".join(text.split())
-
-
-def as_yaml(value: Any) -> str:
-    """Return a value as one line of YAML."""
-    if isinstance(value, Config):
-        value = value.model_dump(mode="json")
-    text = write_yaml(_plain(value), default_flow_style=True, width=math.inf)
-    return text.removesuffix("\n").removesuffix("\n...")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _default(field: FieldInfo) -> str:

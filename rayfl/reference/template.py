@@ -9,7 +9,8 @@ from typing import Any
 
 from rayfl.config import Config
 from rayfl.experiment import DEFAULTS, NAMED, Experiment
-from rayfl.reference.settings import SECTIONS, SWEEP, Setting, as_yaml, kinds_below, sentence_of, settings
+from rayfl.reference.catalogue import as_yaml
+from rayfl.reference.settings import SECTIONS, SWEEP, Setting, kinds_below, sentence_of, settings
 
 WIDTH = 100
 STEP = "  "

@@ -1,14 +1,14 @@
 """Results of the runs in a folder: the best point of every row, and the search that found it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError, choose
-from rayfl.results.folder import RunFolder, records
-from rayfl.results.rows import Record, best_trials, judge_of, judged, numbers_of
+from rayfl.results.folder import RunFolder, records, runs
+from rayfl.results.rows import Record, best_trials, judge_of, judged, numbers_of, point_of
 from rayfl.results.tuned import Best, tuned
 
 
@@ -63,15 +63,53 @@ def findings(folder: Path, best: Sequence[Record], trials: Sequence[Record], jud
 
 
 def found_in(folder: Path, judge: str | None = None) -> Findings:
-    """Return the findings of all runs below a folder. `judge`: ranks the rows; the best point of a row is always
-    selected by the sweep's metric. Raise ConfigError if no run was evaluated or has the metric."""
-    trials = records(folder)
+    """Return the findings of a sweep, of a run, or of several runs below a folder. `judge`: ranks the rows; the best
+    point of a row is always selected by the sweep's metric. Raise ConfigError if no run was evaluated or has the
+    metric."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder. Allowed: the folder of a sweep or a run")
+    trials = records(folder) if RunFolder.exists(folder) else _side_by_side(folder)
+    if not trials:
+        raise ConfigError(f"{folder}: the folder contains no run. Allowed: the folder of a sweep or a run")
     found = judged(trials)
     found = [record for record in found if record["status"] == "finished"] or found
     if not found:
-        raise ConfigError(f"{folder}: the folder contains no evaluated run. Allowed: the folder of a sweep or a run")
+        raise ConfigError(f"{folder}: no run in the folder has been evaluated. Hint: wait for its first evaluation")
     search = RunFolder.open(folder).config.get("search", {}) if RunFolder.exists(folder) else {}
     best = best_trials(found, search.get("metric"), search.get("mode", "auto"))
     if judge is not None:
         choose(numbers_of(best), judge, "--metric", "metric")
     return findings(folder, best, trials, judge)
+
+
+def _side_by_side(folder: Path) -> list[Record]:
+    """Return the rows of the runs below a folder. Labels and titles of runs that differ in more than the seed begin
+    with their folders. Raise ConfigError for a sweep, whose best points are selected by its own metric."""
+    below = list(runs(folder))
+    if sweeps := [str(run.path.relative_to(folder)) for run in below if run.kind == "sweep"]:
+        raise ConfigError(
+            f"{folder}: the folder contains the sweeps {', '.join(sweeps)}. Allowed: the folder of one sweep. Hint: "
+            "`rayfl compare` compares several"
+        )
+    rows = [run.record() for run in below if run.kind == "run"]
+    points: dict[str, dict[tuple, Record]] = {}
+    for row in rows:
+        points.setdefault(row["label"], {}).setdefault(point_of(row), row)
+    for row in rows:
+        if len(alike := points[row["label"]]) > 1:
+            before = f"{Path(alike[point_of(row)]['path']).relative_to(folder)}/"
+            row |= {"label": before + row["label"], "title": before + row["title"]}
+    return rows
+
+
+UNFINISHED = {"running": "has not ended", "stopped": "was stopped", "failed": "has failed"}
+"""Status -> words for it."""
+
+
+def unfinished(records: Iterable[Record]) -> list[str]:
+    """Return a note on each of these runs or sweeps whose results are not final."""
+    return [
+        f"{record['title']} {UNFINISHED[record['status']]}: these results are not final"
+        for record in records
+        if record["status"] in UNFINISHED
+    ]

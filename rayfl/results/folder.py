@@ -90,7 +90,7 @@ class RunFolder(Config):
         title: str = "",
     ) -> "RunFolder":
         """Create a run in a folder without one; `config` is plain JSON."""
-        cls.require_new(path)
+        cls.require_new(path, kind)
         run = cls(
             id=uuid.uuid4().hex,
             label=label,
@@ -115,13 +115,16 @@ class RunFolder(Config):
         return (Path(path) / "run.json").exists()
 
     @classmethod
-    def require_new(cls, path: str | Path) -> None:
-        """Raise ConfigError if the folder holds a run."""
-        if cls.exists(path):
-            raise ConfigError(
-                f"{path}: the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: "
-                "resume=True in Python"
-            )
+    def require_new(cls, path: str | Path, kind: Kind = "run") -> None:
+        """Raise ConfigError if the folder holds a run. `kind`: of the new one."""
+        if not cls.exists(path):
+            return
+        if (old := cls.open(path).kind) != kind or kind == "scale":
+            raise ConfigError(f"{path}: the folder is of `rayfl {old}`. Allowed: a new folder")
+        raise ConfigError(
+            f"{path}: the folder holds a {kind}. Allowed: a new folder, or --resume to continue the {kind}. Hint: "
+            "resume=True in Python"
+        )
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":

@@ -94,13 +94,13 @@ def tuned(
     for row in best if paths else ():
         if row["label"] in found:
             continue
-        own = [trial for trial in trials if trial["label"] == row["label"]]
+        judge = metric or row["facts"]["judge"]
+        own = [trial for trial in trials if trial["label"] == row["label"] and _was_tried(trial, judge)]
         settings = []
         for path in paths:
             tried = tuple(dict.fromkeys(value_of(trial, path) for trial in own))
             ordered = not any(isinstance(value, str) for value in tried)
             settings.append(Setting(path, value_of(row, path), tuple(sorted(tried)) if ordered else tried))
-        judge = metric or row["facts"]["judge"]
         points = points_of(own, judge)
         mine = points.pop(point_of(row), [])
         tied = [
@@ -161,6 +161,11 @@ def value_of(record: Record, path: str) -> Value:
         except ValueError:
             continue
     return text
+
+
+def _was_tried(trial: Record, metric: str) -> bool:
+    """Return whether a trial ended by itself or was evaluated: one that the user stopped says nothing on its point."""
+    return metric in trial or trial["status"] not in ("running", "stopped")
 
 
 def _tie(mine: Sequence[Record], others: Sequence[Record], metric: str) -> bool:

@@ -76,7 +76,7 @@ def sweep(
     if not isinstance(plan, Sweep):
         plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)
     folder, storage = Path(folder).resolve(), storage and checked(storage)
-    with claimed(folder, plan.plain(), resume):
+    with claimed(folder, plan.plain(), resume, "sweep"):
         progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
         if arrays is None:
             progress.phase(LOADING)

@@ -32,6 +32,11 @@ TITLE = "title"
 """Key of a row's readable name."""
 
 
+def is_sweep(given: Mapping[str, Any]) -> bool:
+    """Return whether a file's content is a sweep's, or is meant to be."""
+    return not given.keys().isdisjoint(SECTIONS)
+
+
 def load_sweep(path: str | Path, settings: list[str] | None = None, rows: str | None = None) -> Sweep:
     """Return the checked sweep of a file. `settings`: "path=value", applied to every row's experiment, or to the search
     if they begin with "search.". `rows`: "a,b", the rows to keep. Raise ConfigError for an invalid sweep."""
@@ -70,11 +75,11 @@ def _rows(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_sections(given: Mapping[str, Any], where: str) -> None:
     if "experiment" not in given and set(given) & set(Experiment.model_fields):
         raise ConfigError(f"{where}: the file is a run. Allowed: a sweep's file. Hint: `rayfl run {where}` runs it")
-    if not isinstance(given.get("experiment"), Mapping):
-        raise ConfigError(f"{where}: experiment: missing; a sweep file holds {', '.join(SECTIONS)}")
     for key in given:
         if key not in SECTIONS:
             raise ConfigError(f"{where}: unknown key {shown(key)}. {nearest(key, SECTIONS)}")
+    if not isinstance(given.get("experiment"), Mapping):
+        raise ConfigError(f"{where}: experiment: missing; a sweep file holds {', '.join(SECTIONS)}")
     _check_text(given, "question", where)
     rows = _rows(given)
     if not isinstance(rows, Mapping):

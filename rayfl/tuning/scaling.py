@@ -89,7 +89,7 @@ def scale(
     folder = Path(folder).resolve()
     progress = progress or ScaleProgress()
     config = experiment.plain() | {"scale": {"rounds": rounds} | {axis: list(values) for axis, values in axes.items()}}
-    with claimed(folder, config, resume=False), nullcontext() if is_own(address) else cluster(address):
+    with claimed(folder, config, False, "scale"), nullcontext() if is_own(address) else cluster(address):
         plan = planned(experiment, axes, address)
         for text in plan.notes:
             progress.note(text)

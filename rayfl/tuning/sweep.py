@@ -45,8 +45,17 @@ class Sweep:
         return f"{self.where}: " + (f"rows.{row}" if self.rows[row] else "experiment")
 
     def experiment(self, row: str, point: Point, seed: int) -> Experiment:
-        """Return the experiment of a trial."""
-        return read_experiment(self._given(row, point) | {"seed": seed}, self.place(row))
+        """Return the experiment of a trial. Errors in values of the search space name it."""
+        place = self.place(row)
+        try:
+            return read_experiment(self._given(row, point) | {"seed": seed}, place)
+        except ConfigError as error:
+            problem = str(error)
+            for path in point:
+                of_row = path in self.search.spaces.get(row, {})
+                space = f"search.spaces.{row}" if of_row else "search.space"
+                problem = problem.replace(f"{place}: {path}:", f"{self.where}: {space}: {path}:")
+            raise ConfigError(problem) from None
 
     def _given(self, row: str, point: Point) -> dict[str, Any]:
         """Return the content of a run's file for this row and point."""

@@ -13,11 +13,12 @@ import pytest
 import ray
 import yaml
 from helpers import TINY, message
+from rows import folder, line
 
 from rayfl import cli
 from rayfl.cli import train
 from rayfl.cli.look import _studies
-from rayfl.cli.shared import experiment_of, say_mlflow
+from rayfl.cli.shared import experiment_of, resumable, say_mlflow
 from rayfl.core.net import Net
 from rayfl.data import Digits
 from rayfl.listeners import LISTENERS
@@ -59,15 +60,76 @@ def config(tmp_path):
 
 def test_addresses_are_printed_without_their_password(monkeypatch, capsys, tmp_path):
     say_mlflow(tmp_path, "http://me:secret@host:5000/", "#/page")
+    say_mlflow(tmp_path / "my runs", None)
     monkeypatch.setattr("sys.argv", ["rayfl", "run", "a.yaml", "--tracking-uri", "postgresql://me:secret@host/db"])
-    cli._say_stopped()
-    monkeypatch.setattr("sys.argv", ["rayfl", "sweep", "--cluster=aws.yaml"])
-    cli._say_stopped()
+    for begun in (False, True):
+        if begun:
+            folder(tmp_path / "a")
+        # without a folder there is nothing to continue
+        with pytest.raises(KeyboardInterrupt), resumable(tmp_path / "a"):
+            raise KeyboardInterrupt
     printed = capsys.readouterr()
-    assert printed.out + printed.err == (
+    assert printed.out == (
         "open MLflow: http://host:5000/#/page\n"
-        "stopped. To continue: rayfl run a.yaml --tracking-uri postgresql://host/db --resume\nstopped\n"
+        f"open MLflow: mlflow ui --backend-store-uri 'sqlite:///{tmp_path}/my runs/mlflow.db'\n"
     )
+    assert printed.err == "to continue: rayfl run a.yaml --tracking-uri postgresql://host/db --resume\n"
+
+
+def test_a_folder_of_another_command_is_refused(rayfl, config, tmp_path):
+    config()
+    output = tmp_path / "runs"
+    folder(output / "swept", kind="sweep")
+    folder(output / "scaled", kind="scale")
+    for words, expected in {
+        "run exp.yaml --name swept": "swept: the folder is of `rayfl sweep`. Allowed: a new folder",
+        "run exp.yaml --name swept --resume": "swept: the folder is of `rayfl sweep`. Allowed: a folder of `rayfl run`",
+        "sweep quickstart --name scaled --resume": "the folder is of `rayfl scale`. Allowed: a folder of `rayfl sweep`",
+        "scale --name scaled": "scaled: the folder is of `rayfl scale`. Allowed: a new folder",
+    }.items():
+        code, _, err = rayfl(*words.split(), "--output", output)
+        assert code == 2 and expected in err.replace("\n", " ")
+
+
+def test_a_misspelt_section_of_a_sweep(rayfl, tmp_path):
+    text = CONFIGS.joinpath("quickstart.yaml").read_text().replace("\nexperiment:", "\nexperimnt:")
+    tmp_path.joinpath("typo.yaml").write_text(text)
+    for command in ("check", "sweep", "describe"):
+        code, _, err = rayfl(command, "typo.yaml", *["--row", "fjord"] * (command == "describe"))
+        assert code == 2 and "typo.yaml: unknown key 'experimnt'. Did you mean 'experiment'?" in err
+
+
+def test_a_check_of_several_files_says_all(rayfl, config):
+    config("valid.yaml")
+    config("wrong.yaml", rounds=0)
+    code, out, err = rayfl("check", "wrong.yaml", "nowhere", "valid.yaml")
+    assert code == 2 and out == "valid.yaml: valid run of fedavg\n"
+    assert "wrong.yaml: rounds: 0 is not valid" in err and "nowhere: no such file" in err
+
+
+def test_errors_in_a_search_space_name_it(rayfl, tmp_path):
+    experiment = {section: value for section, value in TINY.items() if section != "run"}
+    space = {"training.lr": {"grid": [0.1, -1]}}
+    for search, place in (({"space": space}, "search.space"), ({"spaces": {"a": space}}, "search.spaces.a")):
+        sweep = {"experiment": experiment, "rows": {"a": {"training": {"epochs": 1}}}, "search": search}
+        tmp_path.joinpath("s.yaml").write_text(yaml.safe_dump(sweep))
+        code, _, err = rayfl("check", "s.yaml")
+        assert (code, err) == (2, f"error: s.yaml: {place}: training.lr: -1 is not valid. Allowed: more than 0\n")
+
+
+def test_errors_of_the_file_system_name_the_file(rayfl, tmp_path):
+    tmp_path.joinpath("plots").write_text("in the way of a folder")
+    folder(tmp_path, lines=[line(1, accuracy_mean=0.5, accuracy_1=0.5)])
+    code, _, err = rayfl("report", ".")
+    assert code == 1 and "plots: " in err and "Errno" not in err and "Traceback" not in err
+
+
+def test_a_damaged_database_is_an_error_of_one_line(rayfl, tmp_path):
+    tmp_path.joinpath("runs").mkdir()
+    tmp_path.joinpath("runs", "mlflow.db").write_bytes(b"damaged" * 1000)
+    code, _, err = rayfl("compare")
+    assert code == 2 and "mlflow.db: MLflow cannot be read: (sqlite3.DatabaseError) file is not a database" in err
+    assert len(err.splitlines()) == 1
 
 
 HETEROFL = [
@@ -122,7 +184,7 @@ def test_list_names_everything(rayfl):
     code, out, _ = rayfl("list")
     known = (*METHODS, *MODELS, *LISTENERS, "dirichlet", "fashion_mnist", "macro_f1", "quantize")
     assert code == 0 and all(name in out for name in known)
-    assert "mu=0.01, stragglers=0.0" in out and "test_fraction=0.2" in out and "Undefined" not in out
+    assert "mu: 0.01, stragglers: 0.0" in out and "test_fraction: 0.2" in out and "samples: null" in out
 
 
 def test_list_by_words_of_the_data_sheets(rayfl):
@@ -236,12 +298,28 @@ def test_bad_input(rayfl, tmp_path, command, sections, message):
             "os:path: the class is of no kind that a file can name. Allowed: a subclass of rayfl.DataSet,",
         ),
         (["list", "nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError: No module"),
-        (["report", "."], ".: the folder contains no evaluated run. Allowed: the folder of a sweep or a run"),
+        (["report", "."], ".: the folder contains no run. Allowed: the folder of a sweep or a run"),
+        (["report", "nowhere"], "nowhere: there is no such folder. Allowed: the folder of a sweep or a run"),
         (["compare", "--format", "html"], "Invalid value for '--format': 'html' is not one of 'table'"),
         (["compare"], "run a sweep first"),
         (["export", ".", "--capacity", "1", "--to", "x"], "the folder contains no run"),
         (["walk"], "walk"),
-        (["run", "exp.yaml", "--rounds", "0"], "rounds: 0 is not valid. Allowed: at least 1"),
+        (
+            ["run", "exp.yaml", "--rounds", "0"],
+            "Invalid value for '--rounds': Input should be greater than or equal to 1",
+        ),
+        (["run", "exp.yaml", "--rounds", "5", "--set", "rounds=2"], "--rounds, --set rounds: both are set."),
+        (["run", "exp.yaml", "--set", "clients.count=1000000"], "--set clients.count=1000000: clients.count: 1000000"),
+        (["compare", "--tracking-uri", "sqlite:///typo.db"], "typo.db: the file does not exist"),
+        (["sweep", "quickstart", "--cluster", "exp.yaml"], "--cluster: 'exp.yaml' is not valid"),
+        (["check", "quickstart.txt"], "quickstart.txt: cannot be read"),
+        (["check", "nowhere", "exp.yaml", "nothere"], "nothere: no such file"),
+        (
+            ["describe", "quickstart"],
+            "the file is a sweep. Allowed: a run's file, or --row with one of fedavg-smallest",
+        ),
+        (["explain", "training.lr.foo"], "training.lr is a value, without settings. Allowed: training.lr"),
+        (["explain", "cohort"], "a file has no setting 'cohort'. Did you mean clients.cohort?"),
         (
             ["sweep", "exp.yaml"],
             "exp.yaml: the file is a run. Allowed: a sweep's file. Hint: `rayfl run exp.yaml` runs it",

@@ -89,7 +89,10 @@ MISTAKES = {
     "not positive": ({"lr": 0}, "outer.lr: 0 is not valid. Allowed: more than 0"),
     "true for a whole number": ({"size": True}, "outer.size: True is not valid. Allowed: a whole number"),
     "true for a number": ({"lr": True}, "outer.lr: True is not valid. Allowed: a number"),
-    "false for a number or nothing": ({"rounds": False}, "outer.rounds: False is not valid. Allowed: a whole number"),
+    "false for a number or nothing": (
+        {"rounds": False},
+        "outer.rounds: False is not valid. Allowed: a whole number, or null",
+    ),
     "true in a list": ({"steps": [1, True]}, "outer.steps.1: True is not valid. Allowed: a whole number"),
     "true in a pair": ({"betas": [0, True]}, "outer.betas.1: True is not valid. Allowed: a number"),
     "true in a mapping": ({"weights": {"a": True}}, "outer.weights.a: True is not valid. Allowed: a number"),

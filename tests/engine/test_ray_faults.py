@@ -136,7 +136,7 @@ def test_who_ends_everything_gets_a_checkpoint_where_there_can_be_one(start, tmp
     for pid in descendants(command.process.pid):
         os.kill(pid, to_ray)
     code, printed = command.finish()
-    assert code == 143 and printed.splitlines()[-1].startswith("stopped. To continue: rayfl run ")
+    assert code == 143 and printed.splitlines()[-1].startswith("to continue: rayfl run ")
     record = RunFolder.open(folder)
     assert record.status == "stopped"
     saved = [path.name for path in complete(folder / "checkpoints")]

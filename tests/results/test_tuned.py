@@ -81,6 +81,15 @@ def test_a_tie_is_on_the_seeds_that_both_ran_on():
     assert best.tied == ()
 
 
+def test_a_trial_that_was_stopped_before_its_first_evaluation_was_not_tried():
+    trials = [trial(0.1, 0.5), trial(0.3, 0.75), trial(1.0, None)]
+    for status, doubts in {"stopped": 1, "running": 1, "failed": 0, "finished": 0}.items():
+        [best] = chosen([*trials[:2], {**trials[2], "status": status}]).values()
+        assert len(best.doubts()) == doubts
+    [best] = chosen([*trials[:2], {**trial(1.0, 0.25), "status": "stopped"}]).values()
+    assert not best.doubts()
+
+
 def test_parameters_from_mlflow_are_text():
     trials = [trial(lr, score) for lr, score in ((0.1, 0.5), (0.03, 0.75), (1e-05, 0.25))]
     texts = [row | {"params": {key: str(value) for key, value in row["params"].items()}} for row in trials]

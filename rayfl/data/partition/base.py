@@ -154,7 +154,7 @@ def require(samples: int, clients: int, each: int) -> None:
     if samples < clients * each:
         raise ConfigError(
             f"clients.count: {clients} is not valid. Allowed: at most {samples // each}, for {samples} training "
-            f"samples and at least {each} per client"
+            f"samples (without evaluation.holdout and data.public) and at least {each} per client"
         )
 
 

@@ -23,14 +23,14 @@ class Reader:
         an unknown server or experiment, or if it stops answering.
         """
         wanted = {"rayfl.kind": kind} | ({} if sweep is None else {"rayfl.sweep": sweep}) | dict(tags or {})
-        database = self.store.database
-        if database is not None and not database.exists():
-            raise ConfigError(f"{database}: the file does not exist. Hint: run a sweep first")
+        self.store.require()
         text = " AND ".join(f"tags.`{name}` = '{value}'" for name, value in wanted.items())
         return self.store.patiently(lambda: self._read(text))
 
     def _read(self, wanted: str) -> list[dict[str, Any]]:
         exceptions = imported().exceptions
+        from sqlalchemy.exc import SQLAlchemyError
+
         try:
             names = {e.experiment_id: e.name for e in self.store.experiments()}
             if self.experiment is not None and self.experiment not in names.values():
@@ -39,7 +39,7 @@ class Reader:
             where = [id for id, name in names.items() if self.experiment in (None, name)]
             found = self.store.search(where, wanted)
             return [_record(run, names[run.info.experiment_id]) for run in found if FACTS in run.data.tags]
-        except exceptions.MlflowException as error:
+        except (exceptions.MlflowException, SQLAlchemyError) as error:
             raise ConfigError(f"{self.store}: MLflow cannot be read: {first_line(error)}") from None
 
 

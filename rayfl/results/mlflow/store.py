@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -33,8 +34,11 @@ T = TypeVar("T")
 
 def default_uri(output: str | Path) -> str:
     """Return the URI of an output folder's embedded store; its artifacts are in `artifacts/` next to it."""
-    path = str(Path(output).resolve() / "mlflow.db")
-    return f"sqlite:///{path.replace('%', quote('%')).replace('?', quote('?'))}"
+    return _sqlite(Path(output).resolve() / "mlflow.db")
+
+
+def _sqlite(file: Path) -> str:
+    return f"sqlite:///{str(file).replace('%', quote('%')).replace('?', quote('?'))}"
 
 
 def imported() -> Any:
@@ -70,17 +74,17 @@ class Store:
         path, _, _ = self.uri.removeprefix("sqlite:///").partition("?")
         return Path(unquote(path)) if self.uri.startswith("sqlite:") else None
 
+    def require(self) -> None:
+        """Raise ConfigError for an sqlite store without a file."""
+        if self.database is not None and not self.database.exists():
+            raise ConfigError(f"{self.database}: the file does not exist. Hint: run a sweep first")
+
     @cached_property
     def client(self) -> Any:
         """MLflow's client; it raises the errors of mlflow."""
-        client = imported().MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-        if self.database is not None:
-            # MLflow also creates a folder of the quoted path
-            quoted = Path(self.uri.removeprefix("sqlite:///")).parent
-            if quoted != self.database.parent:
-                with suppress(OSError):
-                    os.removedirs(quoted)
-        return client
+        if self.database is not None and not self.database.exists():
+            _create(self.database)
+        return _connected(self.uri, self.database)
 
     def call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         found = getattr(self.client, verb)(*arguments, **options)
@@ -131,6 +135,28 @@ class Store:
             answers = self.answers
             thread.join(self.SILENT_SECONDS)
         return not thread.is_alive()
+
+
+def _create(database: Path) -> None:
+    """Create a database elsewhere and move it, because MLflow never completes one whose creation was interrupted."""
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".mlflow-", dir=database.parent) as folder:
+        made = Path(folder, "new.db")
+        _connected(_sqlite(made), made)
+        # another process may have been faster
+        if not database.exists():
+            made.rename(database)
+
+
+def _connected(uri: str, database: Path | None) -> Any:
+    client = imported().MlflowClient(tracking_uri=uri, registry_uri=uri)
+    if database is not None:
+        # MLflow also creates a folder of the quoted path
+        quoted = Path(uri.removeprefix("sqlite:///")).parent
+        if quoted != database.parent:
+            with suppress(OSError):
+                os.removedirs(quoted)
+    return client
 
 
 def first_line(error: Exception) -> str:
