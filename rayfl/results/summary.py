@@ -59,7 +59,7 @@ class Facts(Config):
 
     def about(self, metric: str) -> tuple[str, str] | None:
         """Return score and split of an evaluation metric in a line or result; None for other metrics."""
-        ends = (*self.capacities, *ENDS)
+        metric, ends = metric.removesuffix(AT_BEST_SERVER), (*self.capacities, *ENDS)
         for score in self.scores:
             for split in SPLITS:
                 if any(metric == f"{kind}{named(score, end, split)}" for kind in KINDS for end in ends):

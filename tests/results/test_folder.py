@@ -471,6 +471,7 @@ def test_the_better_direction_of_a_metric():
     assert [facts.better(metric) for metric in small + large] == ["min"] * 9 + ["max"] * 5
     assert facts.about("validation_accuracy_mean") == ("accuracy", "validation")
     assert facts.about("accuracy_0.5") is None
+    assert facts.about("local_accuracy_samples_at_best_server") == ("accuracy", "clients")
 
 
 def test_the_local_score_in_the_best_round_of_the_server():
