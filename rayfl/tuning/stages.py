@@ -67,7 +67,8 @@ def run_sweep(
     stages = _Stages(sweep, run, ray.put(arrays), recorder, storage)
     search, first = sweep.search, sweep.search.seeds[0]
     if search.is_fair:
-        recorder.progress.phase(f"searching on seed {first}")
+        is_search = any(len(points) > 1 for points in sweep.points.values())
+        recorder.progress.phase(f"searching on seed {first}" if is_search else "training")
         stages.fair("search")
     else:
         for row in sweep.rows:
@@ -123,11 +124,11 @@ def _searched(
     return list(points.values()), points[best[0]["path"]] if best else None
 
 
-def _by_turns(sweep: Sweep) -> list[dict[str, Any]]:
-    """Return the search trials of all rows: the first of every row, the second of every row, ..."""
+def _by_turns(sweep: Sweep, seed: int) -> list[dict[str, Any]]:
+    """Return the search trials of all rows on a seed: the first of every row, the second of every row, ..."""
     tried = zip_longest(*(sweep.points[row] for row in sweep.rows))
     return [
-        trial_config(row, sweep.search.seeds[0], point)
+        trial_config(row, seed, point)
         for points in tried
         for row, point in zip(sweep.rows, points, strict=True)
         if point is not None
@@ -153,19 +154,20 @@ class _Stages:
 
     def fair(self, name: str) -> None:
         """Run the search of all rows; wider grids and confirming trials of each row that has finished its search."""
-        sweep = self.sweep
-        if len(sweep.search.seeds) == 1 and not sweep.search.widen:
-            self.listed(name, _by_turns(sweep))
+        sweep, seeds = self.sweep, self.sweep.search.seeds
+        counts = {row: len(sweep.points[row]) for row in sweep.rows}
+        if not sweep.search.widen and (len(seeds) == 1 or max(counts.values()) == 1):
+            # no trial depends on the result of another
+            self.listed(name, [trial for seed in seeds for trial in _by_turns(sweep, seed)])
             return
         known = sweep.described(), self.run.path, self.run.id
-        counts = {row: len(sweep.points[row]) for row in sweep.rows}
         trials = Following(
             counts,
             partial(have_ended, self.run.path, self.run.id),
             partial(widened_trials, *known),
             partial(confirming_trials, *known),
         )
-        self._run(name, {"trial": tune.grid_search(_by_turns(sweep))}, search_alg=trials)
+        self._run(name, {"trial": tune.grid_search(_by_turns(sweep, seeds[0]))}, search_alg=trials)
 
     def listed(self, name: str, trials: list[dict[str, Any]]) -> None:
         """Run these trials, each to its end."""

@@ -524,3 +524,21 @@ def test_a_sweep_whose_trials_do_not_start_says_what_they_need(tmp_path, monkeyp
 def test_trials_that_do_not_fit(ray_cluster, tmp_path):
     with pytest.raises(ConfigError, match="run: 9 client actors of 1 CPUs and 0 GPUs do not fit"):
         check_room(load_sweep(write(tmp_path, experiment={"run": {"actors": 9}})), None)
+
+
+@pytest.mark.slow
+def test_a_sweep_without_a_search_runs_all_seeds_at_once(swept, tmp_path, monkeypatch):
+    """A trial of seed 1 starts while those of seed 0 run, where there is room, or after a failure of its row."""
+    monkeypatch.setattr("rayfl.tuning.stages.Following", lambda *_: pytest.fail("seed 1 waits for seed 0"))
+    rows = {
+        "fails": {"method": {"name": f"{__name__}:Failing", "fails": "at work", "until": str(tmp_path / "mended")}},
+        "well": {"method": "heterofl"},
+    }
+    path = write(tmp_path, rows, {"rounds": 3}, space={"training.lr": {"grid": [0.1]}}, seeds=[0, 1], max_failures=0)
+    with pytest.raises(RuntimeError, match="^2 of 4 trials failed"):
+        swept(path)
+    (tmp_path / "mended").touch()
+    plan, best, trials, progress = swept(path)
+    assert "training" in progress.printed and "searching" not in progress.printed
+    assert sorted((record["label"], record["seed"]) for record in best) == [(r, s) for r in rows for s in (0, 1)]
+    assert len(trials) == 4 and all(t.status == "finished" and is_serial(plan, t, tmp_path) for t in trials)
