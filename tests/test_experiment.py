@@ -279,7 +279,8 @@ def test_a_data_folder_that_does_not_exist(tmp_path):
 def test_more_clients_than_data():
     experiment = tiny(clients={"count": 200})
     assert message(experiment.federate, experiment.data.load()) == (
-        "clients.count: 200 is not valid. Allowed: at most 72, for 72 training samples and at least 1 per client"
+        "clients.count: 200 is not valid. Allowed: at most 72, for 72 training samples "
+        "left by evaluation.holdout and data.public, at least 1 per client"
     )
 
 

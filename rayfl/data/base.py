@@ -80,6 +80,11 @@ class DataSet(Named, ABC):
         return ()
 
     @property
+    def overlap(self) -> str:
+        """Why samples contain parts of each other, so that none can be held out; "" if they do not."""
+        return ""
+
+    @property
     def input_columns(self) -> Mapping[str, tuple[str, ...]]:
         """Names of a table's input columns, each with its categories in the order of their numbers: () for numbers.
         Default: inputs have no names."""

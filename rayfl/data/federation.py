@@ -46,11 +46,16 @@ def federate(
 ) -> Federation:
     """Hold out the server's validation rows (fraction `holdout` of every class), then the public rows, and partition
     the rest over the clients. Each client then holds out the fraction `local_holdout` of its training rows."""
+    share = None if data.public is None else data.public.share
+    fractions = {"evaluation.holdout": holdout, "evaluation.local_holdout": local_holdout, "data.public.share": share}
+    for setting, fraction in fractions.items():
+        if fraction and data.overlap:
+            raise ConfigError(f"{setting}: {fraction:g} is not valid. Allowed: 0, because {data.overlap}")
     y, y_test = data.goal.labels(arrays.train), data.goal.labels(arrays.test)
     kept, validation = hold_out(y, holdout, numpy_generator(seed, "hold_out"))
     kept, public = _hold_out_public(data.public, arrays, y, kept, seed)
     users = None if arrays.users is None else arrays.users[kept]
-    labels = Labels(y[kept], y_test, users, data.goal.kinds, arrays.test_users)
+    labels = Labels(y[kept], y_test, users, data.goal.kinds, arrays.test_users, arrays.users)
     train, test = partition(spec, labels, clients, seed)
     source = spec.tested_on(labels)
     if source == "train":

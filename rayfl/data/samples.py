@@ -1,6 +1,7 @@
 """Samples of one client as named tensors, and their batches."""
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -96,11 +97,15 @@ class ClientData:
 
     def batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Yield `steps` training batches, each `repeats` times, in the order of `prepare`. The last batch of an epoch
-        may be smaller."""
+        may be smaller. A part of an epoch in stored order starts at a random batch."""
         while steps:
             # select the samples of an epoch at once, in their small stored format
             order = self.prepare.arrange(self.samples, batch_size, generator)
-            order = torch.arange(len(self)) if order is None else order
+            if order is None:
+                order = torch.arange(len(self))
+                if steps * batch_size < len(self):
+                    start = torch.randint(math.ceil(len(self) / batch_size), (), generator=generator)
+                    order = order.roll(-batch_size * int(start))
             order = order[: steps * batch_size].to(self.device)
             shuffled = self.prepare.whole(_picked(self.samples, order))
             for start in range(0, len(order), batch_size):

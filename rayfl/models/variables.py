@@ -135,6 +135,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.units = units.length
         self.inputs, self.states = linear(cin, gates), linear(units, gates, bias=False)
+        for weights in self.parameters():
+            nn.init.uniform_(weights, -(units.length**-0.5), units.length**-0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inputs = self.inputs(x.transpose(1, 2))

@@ -26,7 +26,8 @@ class Training(Config):
     epochs: int = Field(default=1, ge=0)
     """Passes over the client's data per round. 0 without `steps`: no training."""
     steps: int | None = Field(default=None, ge=1)
-    """Steps per round, in place of `epochs`; the data are reshuffled after each pass. Default: use `epochs`."""
+    """Steps per round, in place of `epochs`; the data are reshuffled after each pass, or, with `data.order: stored`, a
+    part of a pass starts at a random batch. Default: use `epochs`."""
     batch_size: int = Field(default=20, ge=1, le=10**6)
     """Samples per step; the last batch of an epoch can be smaller."""
     lr: float = Field(default=0.05, gt=0)

@@ -1,6 +1,7 @@
 """Partitions: exact sizes, no sample twice, and test splits that follow the training splits."""
 
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -84,7 +85,8 @@ def test_the_seed_alone_decides(spec):
 @each_spec
 def test_more_clients_than_samples_is_refused(spec):
     assert refused(spec, clients=10, y=Y[:7], users=USERS[:7]) == (
-        "clients.count: 10 is not valid. Allowed: at most 7, for 7 training samples and at least 1 per client"
+        "clients.count: 10 is not valid. Allowed: at most 7, for 7 training samples "
+        "left by evaluation.holdout and data.public, at least 1 per client"
     )
 
 
@@ -252,7 +254,8 @@ def test_equal_clients_may_have_fewer_samples():
     # the labels of the test split are drawn in the same proportions
     assert np.corrcoef(skewed.ravel(), proportions(test, Y_TEST).ravel())[0, 1] > 0.7
     assert refused(Dirichlet(balance="equal", samples=301), clients=20) == (
-        "clients.count: 20 is not valid. Allowed: at most 19, for 6000 training samples and at least 301 per client"
+        "clients.count: 20 is not valid. Allowed: at most 19, for 6000 training samples "
+        "left by evaluation.holdout and data.public, at least 301 per client (partition.samples)"
     )
     with pytest.raises(
         ConfigError, match="partition: samples: not supported with balance: none. Allowed: balance: equal"
@@ -320,7 +323,8 @@ def test_dirichlet_fails_after_the_maximum_of_draws():
 def test_min_samples_that_cannot_be_met_is_refused_at_once():
     for spec in (Dirichlet(min_samples=121), Quantity(min_samples=121)):
         assert refused(spec) == (
-            "clients.count: 50 is not valid. Allowed: at most 49, for 6000 training samples and at least 121 per client"
+            "clients.count: 50 is not valid. Allowed: at most 49, for 6000 training samples "
+            "left by evaluation.holdout and data.public, at least 121 per client (partition.min_samples)"
         )
 
 
@@ -446,13 +450,41 @@ def test_users_are_tested_on_their_own_part_of_the_test_set():
     assert Users().tested_on(labels) == "test"
 
 
+class First(Partition):
+    """Two samples per client, in stored order."""
+
+    name: Literal["first"] = "first"
+
+    def owners(self, labels, clients, generator):
+        owner = np.arange(len(labels.train)) // 2
+        return np.where(owner < clients, owner, NOBODY), np.full(len(labels.test), NOBODY)
+
+
 def test_a_class_that_no_client_has_is_refused():
-    y, users = np.array([0, 0, 0, 0, 1, 2]), np.array([1, 1, 2, 2, 3, 3])
-    assert refused(Users(), clients=2, y=y, users=users) == (
-        "partition: users assigns no training samples of 2 of the 10 classes (first: class 1). Allowed: all classes. "
+    y = np.array([0, 0, 0, 0, 1, 2])
+    assert refused(First(), clients=2, y=y) == (
+        "partition: first assigns no training samples of 2 of the 10 classes (first: class 1). Allowed: all classes. "
         "Hint: use more clients than 2, another seed or another partition"
     )
-    assert split(Users(), clients=3, y=y, users=users)[0].sizes.tolist() == [2, 2, 2]
+    assert split(First(), clients=3, y=y)[0].sizes.tolist() == [2, 2, 2]
+    # some of the users may not have a class
+    users = np.array([1, 1, 2, 2, 3, 3])
+    assert split(Users(), clients=2, y=y, users=users)[0].sizes.tolist() == [2, 2]
+
+
+def test_samples_that_the_server_holds_out_count_for_who_is_a_client():
+    """User 7 has most samples, of which one is left."""
+    everyone = np.repeat([7, 8, 9, 5], [5, 4, 3, 1])
+    kept = np.array([0, *range(5, 12)])
+    labels = Labels(np.zeros(8, np.int64), np.zeros(2, np.int64), everyone[kept], 1, None, everyone)
+    train, _ = partition(Users(test_fraction=0), labels, 2, 0)
+    assert [kept[train[c]].tolist() for c in range(2)] == [[0], [5, 6, 7, 8]]
+
+
+def test_cap_with_a_class_without_samples():
+    """No client has room when its turn comes."""
+    train, _ = split(Dirichlet(balance="cap", alpha=1.0), clients=1, y=np.zeros(20, np.int64))
+    assert train.sizes.tolist() == [20]
 
 
 def test_users_may_have_names():

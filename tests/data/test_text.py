@@ -6,15 +6,17 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from helpers import message
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from rayfl.config import ConfigError
-from rayfl.data import DATASETS_KIND
+from rayfl.config import ConfigError, parse
+from rayfl.data import DATASETS_KIND, federate
 from rayfl.data.goal import Classes, MaskedTokens, NextToken
+from rayfl.data.partition.iid import IID
 from rayfl.data.text import base, cache
 from rayfl.data.text.base import chunked, padded
 from rayfl.data.text.encoders import Tokens, characters, frequent_words, words_and_marks
-from rayfl.data.text.shakespeare import windows
+from rayfl.data.text.shakespeare import Shakespeare, windows
 from rayfl.data.tokens import PAD
 from rayfl.testing.data import DataContract
 from rayfl.testing.tiny import raised
@@ -92,7 +94,10 @@ def test_frequent_words_are_numbered_as_tff_does():
 def test_a_text_and_its_second_part():
     encoder = frequent_words(["a b"], str.split, 2, ends=False)
     found, cut = encoder.encode(["a a a", "a"], ["b", "b b"], 4)
-    assert found.ids.tolist() == [1, 1, 1, 5, 1, 5, 2, 2] and found.lengths.tolist() == [4, 4] and cut == 1
+    # the longer one is shortened first
+    assert found.ids.tolist() == [1, 1, 5, 2, 1, 5, 2, 2] and found.lengths.tolist() == [4, 4] and cut == 1
+    found, cut = encoder.encode(["a a a", "a"], ["b b b b", "b b b b"], 5)
+    assert found.ids.tolist() == [1, 1, 5, 2, 2, 1, 5, 2, 2, 2] and cut == 2
 
 
 def test_characters_are_sorted_and_others_unknown():
@@ -233,6 +238,27 @@ def test_leaf_samples_are_windows_and_the_character_that_follows(folder):
     assert arrays.train["y"][:4].tolist() == first[3:]
     # of 21, 6, 4 and 3 characters
     assert np.bincount(arrays.users).tolist() == [18, 0, 3] and arrays.test_users.tolist() == [0]
+
+
+def test_overlapping_samples_cannot_be_held_out(folder):
+    """Their labels are inputs of other samples."""
+    plays(folder)
+    data = read("shakespeare", units="characters", length=3, stride=3)
+    for fractions in ((0.1, 0.0), (0.0, 0.1)):
+        name = "evaluation.local_holdout" if fractions[1] else "evaluation.holdout"
+        assert message(federate, data, data.arrays(), IID(), 2, fractions[0], 0, fractions[1]) == (
+            f"{name}: 0.1 is not valid. Allowed: 0, because samples at a distance (data.stride) of 3 tokens overlap, "
+            "with 4 tokens each"
+        )
+    assert len(federate(data, data.arrays(), IID(), 2, 0.0, 0).train) == 2
+    apart = read("shakespeare", units="characters", length=3, stride=4)
+    assert len(federate(apart, apart.arrays(), IID(), 1, 0.4, 0).validation)
+
+
+@pytest.mark.parametrize("given", [{"task": "masked_lm"}, {"padding": "token"}, {"mask_rate": 0.5}])
+def test_samples_of_one_class_have_no_other_task(given):
+    said = message(parse, Shakespeare, {"stride": 1, **given}, "data")
+    assert f"data: {next(iter(given))}: " in said and "is not supported with stride" in said
 
 
 # labelled texts
@@ -381,6 +407,9 @@ def test_leafs_files(folder):
         1,
     ]
     assert arrays.users.tolist() == [0, 0, 1] and arrays.test_users.tolist() == [1]
+    spaces = write(folder / "spaces.json", leaf({"u": {"x": ["ab", "ba"], "y": ["a", " "]}}))
+    arrays = read("text", train=spaces, test=spaces, units="characters", max_length=3).arrays()
+    assert sorted(arrays.train["y"].tolist()) == [0, 1]
     lists = write(folder / "lists.json", leaf({"u": {"x": [["7", "good"], ["8", "bad"]], "y": [1, 0]}}))
     arrays = read("text", train=lists, test=lists, text="1").arrays()
     assert arrays.train["x"][:, 0].tolist() == [1, 2] and arrays.train["y"].tolist() == [1, 0]

@@ -78,6 +78,17 @@ def test_an_epoch_has_every_sequence_once(order):
     assert (sum(batches, []) == list(range(11))) == (order == "stored")
 
 
+def test_a_part_of_an_epoch_in_stored_order_starts_anywhere():
+    """Otherwise a client that makes few steps would never see its other samples."""
+    data, seen = client(Sequences("stored"), Classes(11), **of_lengths(LENGTHS)), set()
+    for seed in range(30):
+        found = [y.tolist() for _, y in data.batches(2, 3, torch_generator(seed, "test:epoch"))]
+        start = found[0][0]
+        assert found == [[(start + i) % 11 for i in range(3)], [(start + i) % 11 for i in range(3, 6)]]
+        seen.add(start)
+    assert seen == {0, 3, 6, 9}
+
+
 def test_batches_by_length_are_of_neighbours_in_random_order():
     data = client(Sequences(), Classes(12), **of_lengths(range(1, 13)))
     seen = set()

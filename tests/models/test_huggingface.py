@@ -368,6 +368,25 @@ def test_sizes_and_weights_are_the_folders(weights):
     torch.testing.assert_close(network(net, net.initial())(x), module(x).logits)
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "other"),
+    [
+        ("distilbert", {"dropout": 0.1, "seq_classif_dropout": 0.2}, "seq_classif_dropout"),
+        ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.3}, "embd_pdrop"),
+    ],
+)
+def test_a_second_dropout_is_the_folders(tmp_path, name, said, other):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name} | said))
+    first = next(iter(said))
+    for fields, expected in (({}, said), ({"dropout": 0.4}, {first: 0.4, other: said[other]})):
+        model = MODELS[name](weights=str(tmp_path), task="classes", ids=60, classes=4, length=20, **fields)
+        configuration = model.configuration(Net(model))
+        assert {field: getattr(configuration, field) for field in said} == expected
+    model = made(name, dropout=0.4)
+    configuration = model.configuration(Net(model))
+    assert {getattr(configuration, field) for field in said} == {0.4}
+
+
 def test_a_head_for_another_task_is_new_and_a_narrow_network_starts_with_a_prefix(weights):
     folder, module = weights
     net, state = Net(started(folder)), module.state_dict()

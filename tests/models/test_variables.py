@@ -31,6 +31,13 @@ def test_an_lstm_is_torchs():
     torch.testing.assert_close(module(x), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_an_lstm_starts_as_torchs():
+    """Uniformly up to the inverse root of the units, for all weights."""
+    module = Net(LSTM(series=(1, 9), classes=2, hidden=(64,))).build()
+    for weights in module.get_submodule("lstm1").parameters():
+        assert 0.11 < weights.abs().max() <= 1 / 8
+
+
 @pytest.mark.parametrize(
     ("model", "kept"),
     [

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_left_out_with_a_reason(two_cpus):
     small, large, wide, many = plan.notes
     assert small.startswith("left out: clients 6, cohort 50") and "a cohort of at most count = 6 clients" in small
     assert large.endswith("needs 26.8 GB of memory. Allowed: the 4.0 GB available")
-    assert "clients 1,797, cohort 4" in many and "training samples and at least 1 per client" in many
+    assert "clients 1,797, cohort 4" in many and "training samples left by" in many
     assert wide.endswith("3 nodes are more than 2 actors. Allowed: at most one node per actor")
 
 

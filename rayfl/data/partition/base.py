@@ -7,7 +7,7 @@ the share of its training split. `Shards` stores the result in two flat arrays.
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,8 @@ class Labels:
     """Labels are 0 ... classes - 1."""
     test_users: np.ndarray | None = None
     """Natural user of each test sample [N_test], if users have their own test samples."""
+    all_users: np.ndarray | None = None
+    """Natural users [n] of the training samples and of those that the server holds out. Default: `users`."""
 
 
 Owners = tuple[np.ndarray, np.ndarray]
@@ -84,6 +86,9 @@ Owners = tuple[np.ndarray, np.ndarray]
 
 class Partition(Named, ABC):
     """The `partition:` section. A subclass adds its fields and implements `owners`."""
+
+    covers_classes: ClassVar[bool] = True
+    """True if it is an error that no client has a class of the training set."""
 
     def tested_on(self, labels: Labels) -> Literal["test", "train"]:
         """Return the set that contains the clients' test splits."""
@@ -114,7 +119,7 @@ def partition(spec: Partition, labels: Labels, clients: int, seed: int) -> tuple
             f"{len(labels.train)} samples"
         )
     missing = np.setdiff1d(labels.train, labels.train[train.idx])
-    if len(missing):
+    if len(missing) and spec.covers_classes:
         raise ConfigError(
             f"partition: {spec.name} assigns no training samples of {len(missing)} of the {labels.classes} classes "
             f"(first: class {missing[0]}). Allowed: all classes. Hint: use more clients than {clients}, another seed "
@@ -149,12 +154,13 @@ def hold_out(
     return np.sort(pool[~held_out]), np.sort(pool[held_out])
 
 
-def require(samples: int, clients: int, each: int) -> None:
-    """Raise ConfigError unless there are `each` samples per client."""
+def require(samples: int, clients: int, each: int, setting: str = "") -> None:
+    """Raise ConfigError unless there are `each` samples per client. `setting`: the one that asks for them."""
     if samples < clients * each:
         raise ConfigError(
             f"clients.count: {clients} is not valid. Allowed: at most {samples // each}, for {samples} training "
-            f"samples (without evaluation.holdout and data.public) and at least {each} per client"
+            f"samples left by evaluation.holdout and data.public, at least {each} per client"
+            + (f" (partition.{setting})" if setting else "")
         )
 
 

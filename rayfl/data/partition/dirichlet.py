@@ -52,7 +52,8 @@ class Dirichlet(Partition):
         return self
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
-        require(len(labels.train), clients, self.samples or self.min_samples)
+        each = "min_samples" if self.samples is None else "samples"
+        require(len(labels.train), clients, getattr(self, each), each)
         if self.balance == "equal":
             prior = self._priors(clients, labels.classes, generator)
             size = self.samples or len(labels.train) // clients
@@ -103,8 +104,8 @@ def _cap(shares: np.ndarray, totals: np.ndarray) -> None:
     limit = totals.sum() / shares.shape[1]
     sizes = np.zeros(shares.shape[1], np.int64)
     for share, total in zip(shares, totals, strict=True):
-        share[sizes >= limit] = 0
         if total:
+            share[sizes >= limit] = 0
             sizes += apportion(share, total)
 
 

@@ -21,7 +21,7 @@ class Quantity(Partition):
     """Minimum number of training samples per client."""
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
-        require(len(labels.train), clients, self.min_samples)
+        require(len(labels.train), clients, self.min_samples, "min_samples")
         shares = generator.lognormal(0.0, self.sigma, clients)
         free = len(labels.train) - clients * self.min_samples
         sizes = self.min_samples + apportion(shares, free)

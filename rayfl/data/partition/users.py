@@ -1,6 +1,6 @@
 """One client per natural user."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,10 +10,11 @@ from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, rank
 
 
 class Users(Partition):
-    """One client per natural user of the data set: the users with most samples, in order of user id.
+    """One client per natural user of the data set: the users with most samples, in order of user id. Samples that the
+    server holds out count, so that the users are the same for all seeds.
 
     A user's test split are its samples in the test set. If the test set is by other users, the last samples of each
-    user's training split, in stored order, are its test split. Nothing is random.
+    user's training split, in stored order, are its test split.
     """
 
     name: Literal["users"] = "users"
@@ -22,6 +23,8 @@ class Users(Partition):
     samples of the users."""
     min_samples: int = Field(default=2, ge=1)
     """Minimum number of samples per user. Other users are not used."""
+
+    covers_classes: ClassVar = False
 
     def tested_on(self, labels: Labels) -> Literal["test", "train"]:
         return "train" if labels.test_users is None else "test"
@@ -34,13 +37,15 @@ class Users(Partition):
                 "with `users`. Hint: choose another partition"
             )
         names, user, counts = np.unique(labels.users, return_inverse=True, return_counts=True)
-        able = np.flatnonzero(counts >= self.min_samples)
+        whole = labels.users if labels.all_users is None else labels.all_users
+        sizes = np.bincount(np.searchsorted(names, whole[np.isin(whole, names)]), minlength=len(names))
+        able = np.flatnonzero(sizes >= self.min_samples)
         if clients > len(able):
             raise ConfigError(
                 f"clients.count: {clients} is not valid. Allowed: at most {len(able)}, the number of users with at "
                 f"least {self.min_samples} samples. Hint: lower clients.count or partition.min_samples"
             )
-        most = able[np.argsort(-counts[able], kind="stable")[:clients]]
+        most = able[np.argsort(-sizes[able], kind="stable")[:clients]]
         client = np.full(len(counts), NOBODY)
         client[np.sort(most)] = np.arange(clients)
         if labels.test_users is not None:

@@ -92,18 +92,29 @@ class Lookup(Encoder):
 
         def ids() -> Iterator[int]:
             for i, text in enumerate(texts):
-                found = [*self.before, *self._ids(text)]
-                if pairs is not None:
-                    found += [*self.between, *self._ids(pairs[i])]
-                found += self.after
-                cut.append(longest is not None and len(found) > longest)
-                lengths.append(min(len(found), longest or len(found)))
-                yield from found[:longest]
+                first, second = [*self._ids(text)], [] if pairs is None else [*self._ids(pairs[i])]
+                between = () if pairs is None else self.between
+                marks = len(self.before) + len(between) + len(self.after)
+                cut.append(longest is not None and len(first) + len(second) + marks > longest)
+                if longest is not None and cut[-1]:
+                    first, second = _shortened(first, second, max(0, longest - marks))
+                found = [*self.before, *first, *between, *second, *self.after][:longest]
+                lengths.append(len(found))
+                yield from found
 
         return Tokens.of(ids(), lengths), sum(cut)
 
     def _ids(self, text: str) -> Iterator[int]:
         return (self.index.get(word, self.unknown) for word in self.split(text))
+
+
+def _shortened(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
+    """Return the starts of two texts that fit into `room` tokens; the longer text is shortened first, as by
+    tokenizers."""
+    shorter = min(len(first), len(second), room // 2)
+    if len(first) <= len(second):
+        return first[:shorter], second[: room - shorter]
+    return first[: room - shorter], second[:shorter]
 
 
 def words_and_marks(text: str) -> list[str]:

@@ -24,6 +24,7 @@ class OwnText(LabelledText, LanguageText):
 
     Texts are classified, or divided into chunks of `max_length` tokens for the prediction of next or hidden tokens.
     LEAF's files have the columns text, label and user; samples that are lists have the columns 0, 1, ... for text.
+    LEAF's Shakespeare has samples that overlap: `evaluation.holdout: 0`, and a file `test`.
     """
 
     name: Literal["text"] = "text"

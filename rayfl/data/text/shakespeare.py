@@ -5,11 +5,12 @@ import lzma
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays, Split
 from rayfl.data.files import InFolder
 from rayfl.data.text.base import LanguageText, Part, Texts, chunked
@@ -45,10 +46,30 @@ class Shakespeare(InFolder, LanguageText):
     """Tokens per network input (FedRolex: 20 words, LEAF: 80 characters)."""
     stride: int | None = Field(default=None, ge=1)
     """Distance of the starts of samples, which are `length` tokens with the next token as class (LEAF: 1, which gives 4
-    million samples of characters and 1.4 GB). Default: none; samples are chunks."""
+    million samples of characters and 1.4 GB). Samples that overlap cannot be held out: `evaluation.holdout: 0`.
+    Default: none; samples are chunks."""
     min_speeches: int = Field(default=2, ge=1)
     """Minimum number of speeches per role. A role with one speech has no test split."""
     not_in_tokens: ClassVar = ("task", "length", "stride")
+
+    @model_validator(mode="after")
+    def _only_of_chunks(self) -> Self:
+        fields = ("task", "padding", "mask_rate", "mask_rule", "loss_on")
+        given = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
+        if self.stride is not None and given:
+            raise ConfigError(
+                f"{given[0]}: {getattr(self, given[0])!r} is not supported with stride, whose samples have one class. "
+                "Allowed: no value"
+            )
+        return self
+
+    @property
+    def overlap(self) -> str:
+        if self.stride is None or self.stride > self.length:
+            return ""
+        return (
+            f"samples at a distance (data.stride) of {self.stride} tokens overlap, with {self.length + 1} tokens each"
+        )
 
     def sources(self) -> Sequence[Path]:
         found = [self.folder / file for file in FILES if (self.folder / file).is_file()]

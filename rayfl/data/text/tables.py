@@ -39,8 +39,8 @@ def column(table: Table, name: str, field: str, path: Path) -> Sequence[str]:
 
 
 def not_empty(texts: Sequence[str], field: str, path: Path) -> Sequence[str]:
-    """Return the cells of a column. Raise ConfigError if there are none or some are empty."""
-    empty = [i for i, text in enumerate(texts, 1) if not text or text.isspace()]
+    """Return the cells of a column. Raise ConfigError if there are none or some are empty. A class may be a space."""
+    empty = [i for i, text in enumerate(texts, 1) if not text or field != "label" and text.isspace()]
     if empty or not texts:
         given = f"empty cells (first: row {empty[0]}; {len(empty)} in all)" if empty else "no rows"
         raise ConfigError(f"data.{field}: {path} has {given}. Allowed: rows without empty cells")

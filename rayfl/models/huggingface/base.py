@@ -170,9 +170,10 @@ class HuggingFace(TokenModel, ABC):
         from transformers import CONFIG_MAPPING
 
         sizes = self.sizes(net) | {"layers": len(self.kept(net))}
-        named = {name: sizes[field] for field, names in self.fields.items() for name in names}
         labels = {"num_labels": self.classes} if self.task == "classes" else {}
         cls, own = CONFIG_MAPPING[self.kind], {**self.defaults, **settings.plain(self.config)}
+        named = {names[0]: sizes[field] for field, names in self.fields.items()}
+        named |= {name: sizes[field] for field, (_, *more) in self.fields.items() for name in more if name not in own}
         self._check_names(cls)
         # a vocabulary smaller than the published one lacks its special tokens
         special = ("bos_token_id", "eos_token_id")
@@ -183,7 +184,7 @@ class HuggingFace(TokenModel, ABC):
     def _check_names(self, cls: Any) -> None:
         """Raise a ConfigError if `config` has names that transformers does not know or that other fields set."""
         known = cls(**self.defaults).to_dict().keys()
-        of = OTHERS | {name: field for field, names in self.fields.items() for name in names}
+        of = OTHERS | {names[0]: field for field, names in self.fields.items()}
         free = sorted(known - of.keys() - folder.NO_MATTER - {"vocab_size"})
         for given in settings.plain(self.config):
             name = cls.attribute_map.get(given, given)

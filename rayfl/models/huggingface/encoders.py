@@ -167,7 +167,8 @@ class Roberta(Encoder):
         if self.room < 1:
             raise ValueError(
                 f"model.pad: {self.padding} is not valid. Allowed: less than {self.positions - 1}, because the "
-                "positions of a sequence start after it, or a larger model.positions"
+                "positions of a sequence start after it, or a larger model.positions. Default: the padding token of "
+                "the data's tokenizer; without one, the number after their last token"
             )
         super().check(net)
 

@@ -51,7 +51,13 @@ def filled(
             raise ConfigError(f"{field}: {given[field]!r} is not valid. Allowed: {value!r}, as in {file}, or no value")
     named = {name for names in fields.values() for name in names} | NO_MATTER
     more = {name: value for name, value in there.to_dict().items() if name in usual and value != usual[name]}
-    config = {name: value for name, value in more.items() if name not in named} | plain(frozen(given.get("config", {})))
+    config = {name: value for name, value in more.items() if name not in named}
+    # DistilBERT's classifier has a dropout of its own, as GPT-2's embeddings have
+    further = {name: names[0] for names in fields.values() for name in names[1:]}
+    config |= {
+        name: value for name, first in further.items() if (value := getattr(there, name)) != getattr(there, first)
+    }
+    config |= plain(frozen(given.get("config", {})))
     # the size of the vocabulary is kept even if it is the default
     return {**ours, **given, "config": config | {"vocab_size": there.vocab_size}}
 
