@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from rayfl.config import Config
 from rayfl.config.plain import shown
 from rayfl.core.seeds import numpy_generator
+from rayfl.metrics import label
 
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 """HeteroFL's letters (section 4): fraction of the widest network's channels."""
@@ -51,8 +52,8 @@ class Population(Config):
         for share in shares:
             if not 0 < share <= 1:
                 raise ValueError(f"fractions in (0, 1]; {share} is not")
-        if len(set(shares)) < len(shares):
-            raise ValueError("each capacity once; use weights for the numbers of clients")
+        if len(set(map(label, shares))) < len(shares):
+            raise ValueError("each capacity once, to 6 digits; use weights for the numbers of clients")
         return value
 
     @model_validator(mode="after")

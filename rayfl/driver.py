@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
 from rayfl.engine.files import check_place
@@ -226,14 +226,15 @@ def start(experiment: Given, address: str | None = None, *, arrays: Arrays | Non
 
 class Session:
     """A run in progress: iterate over its rounds, as many at a time as you like. Outside a `with` block the run ends
-    with the loop."""
+    with the loop. The experiment's listeners are told and may end it."""
 
     def __init__(self, experiment: Experiment, address: str | None = None, arrays: Arrays | None = None):
         self.experiment, self.address, self.arrays = experiment, address, arrays
         self.lines: list[Line] = []
         """The metrics of each round so far."""
+        self.listeners = experiment.all_listeners()
         self._open: ExitStack | None = None
-        self._has_ended = False
+        self._has_ended = self._is_over = False
 
     def __enter__(self) -> Self:
         if self._has_ended:
@@ -243,6 +244,8 @@ class Session:
             folder = stack.enter_context(Temporary())
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
             self._open = stack.pop_all()
+        for listener in self.listeners:
+            listener.on_start(self.experiment.plain(), None, 0)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -250,11 +253,17 @@ class Session:
         stack, self._open = self._open, None
         if stack is not None:
             stack.__exit__(*error)
+        is_done = self._is_over or len(self.lines) == self.experiment.rounds
+        for listener in self.listeners:
+            listener.on_end("failed" if isinstance(error[1], Exception) else "finished" if is_done else "stopped")
 
     def __iter__(self) -> Iterator[Line]:
         with nullcontext() if self._open else self:
-            while (made := self.simulation.step(0.0)) is not None:
+            ended = False
+            while not self._is_over and (made := self.simulation.step(0.0)) is not None:
                 self.lines += made
+                ended |= tell(self.listeners, made)
+                self._is_over = ended and bool(made) and EVALUATED in made[-1]
                 yield from made
 
     @property
@@ -269,7 +278,7 @@ class Session:
 
         if self._open is None:
             raise RuntimeError("the run has ended. Hint: `with rayfl.start(...) as session` keeps it open")
-        check_device(self.experiment, capacity, client)
+        capacity = check_device(self.experiment, capacity, client)
         return as_module(self.simulation.deployment(capacity, client))
 
 
@@ -279,6 +288,11 @@ class Session:
 def as_experiment(given: Given) -> Experiment:
     if isinstance(given, str | Path):
         return load_experiment(given)
+    if not isinstance(given, Experiment | Mapping):
+        raise ConfigError(
+            f"experiment: {shown(given)} is not valid. Allowed: an Experiment, a mapping of its sections, or a YAML "
+            "file's path"
+        )
     return given if isinstance(given, Experiment) else read_experiment(given, "experiment")
 
 

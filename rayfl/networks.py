@@ -15,6 +15,7 @@ from rayfl.engine.locks import Temporary
 from rayfl.engine.simulation import Simulation, load_data
 from rayfl.experiment import Experiment, read_experiment
 from rayfl.methods.base import Deployment
+from rayfl.metrics import label
 from rayfl.results.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def at_checkpoint(
 ) -> tuple[int, Deployment]:
     """Return the round of the newest valid checkpoint in a folder, and the network of a capacity or client. Load the
     data only if norms need statistics from it."""
-    check_device(experiment, capacity, client)
+    capacity = check_device(experiment, capacity, client)
     found = latest(place, experiment.result_config(), notify)
     assert found is not None
     personal = None if client is None else found.client_states.personal(client)
@@ -132,12 +133,16 @@ def _restored(
         yield round, simulation
 
 
-def check_device(experiment: Experiment, capacity: float, client: int | None) -> None:
-    """Raise a ConfigError for an unknown capacity or client."""
-    levels, clients = experiment.clients.all_capacities, experiment.clients.count
-    if capacity not in levels:
-        raise ConfigError(
-            f"capacity: {capacity:g} is not valid. Allowed: {', '.join(f'{level:g}' for level in levels)}"
-        )
+def check_device(experiment: Experiment, capacity: float, client: int | None) -> float:
+    """Return the experiment's capacity of this name (`metrics.label`). Raise a ConfigError for an unknown capacity or
+    client."""
+    levels, clients = {label(c): c for c in experiment.clients.all_capacities}, experiment.clients.count
+    if label(capacity) not in levels:
+        raise ConfigError(f"capacity: {label(capacity)} is not valid. Allowed: {', '.join(levels)}")
     if client is not None and not 0 <= client < clients:
         raise ConfigError(f"client: {client} is not valid. Allowed: 0 to {clients - 1}")
+    if client is not None and experiment.clients.assignment == "fixed":
+        own = label(experiment.clients.capacity(client, experiment.seed, 0))
+        if own != label(capacity):
+            raise ConfigError(f"capacity: {label(capacity)} is not valid with client {client}. Allowed: {own}, its own")
+    return levels[label(capacity)]

@@ -161,7 +161,7 @@ ERRORS = {
     "none": ({"capacities": []}, "exp.yaml: clients.capacities: [] is not valid. Allowed: at least one capacity"),
     "twice": (
         {"capacities": "a1-b1-b2"},
-        "exp.yaml: clients.capacities: 'a1-b1-b2' is not valid. Allowed: each capacity once; "
+        "exp.yaml: clients.capacities: 'a1-b1-b2' is not valid. Allowed: each capacity once, to 6 digits; "
         "use weights for the numbers of clients",
     ),
     "unknown letter": (

@@ -6,10 +6,12 @@ import math
 import os
 import pkgutil
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pandas as pd
@@ -22,6 +24,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import rayfl
+from rayfl.core.net import cached_module
 from rayfl.engine.checkpoints import Best, complete, read
 from rayfl.engine.locks import locked
 from rayfl.listeners import EarlyStopping, Listener
@@ -365,8 +368,63 @@ def test_round_by_round():
         assert [line["round"] for line in session] == [3]
         assert session.metrics.drop(columns="seconds").equals(without_seconds(whole))
         assert message(session.submodel, 7) == "capacity: 7 is not valid. Allowed: 0.3, 0.2, 0.1"
+        # as it is printed
+        assert all(map(torch.equal, *(session.submodel(c).state_dict().values() for c in (0.3, 0.30000001))))
     assert losses == list(whole.metrics["train_loss"])[:2]
     assert any(not torch.equal(networks[0][name], networks[1][name]) for name in networks[0])
+
+
+def test_a_session_tells_listeners_which_may_end_it():
+    """As a run does: patience is a listener too."""
+    told = Told(until=3).remember()
+    experiment = tiny(rounds=6, evaluation={"every": 2}, listeners=[told])
+    assert [line["round"] for line in rayfl.start(experiment)] == [1, 2, 3, 4]
+    assert told.told == [("start", 6, 0), *[("round", r) for r in (1, 2, 3, 4)], ("end", "finished")]
+    told = told.remember()
+    with rayfl.start(experiment) as session:
+        next(iter(session))
+    assert told.told == [("start", 6, 0), ("round", 1), ("end", "stopped")]
+
+
+def test_runs_in_threads_do_not_see_each_other():
+    """They would share the modules in which clients train, and torch's generators."""
+    experiments = [tiny(seed=seed, training={"steps": 8}, method="fjord") for seed in range(3)]
+    alone = [without_seconds(rayfl.run(experiment)) for experiment in experiments]
+    with ThreadPoolExecutor(3) as pool:
+        together = [without_seconds(result) for result in pool.map(rayfl.run, experiments)]
+    assert all(one.equals(other) for one, other in zip(alone, together, strict=True))
+
+
+def test_a_run_leaves_the_users_generator_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    cached_module.cache_clear()
+    result = rayfl.run(tiny(rounds=1))
+    result.submodel(0.1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_result_whose_folder_is_gone_says_so(tmp_path):
+    result = rayfl.run(tiny(rounds=1), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    for look in (lambda: result.lines, lambda: result.summary, lambda: result.metrics):
+        assert message(look) == f"{tmp_path}/run: the run's folder is gone. Hint: `rayfl.run(..., folder=...)` keeps it"
+
+
+def test_what_is_no_experiment_is_refused():
+    for given in (None, 5, ["fedavg"], b"file.yaml"):
+        assert message(rayfl.run, given).startswith(f"experiment: {given!r} is not valid. Allowed: an Experiment, a ")
+
+
+def test_arrays_in_memory_are_the_data_sets_own():
+    """A change by the caller would not be in its digest."""
+    digits = load_digits()
+    x, y = digits.images[:, None].astype("float32") / 16, digits.target.astype("int64")
+    data = rayfl.InMemory(x[:1500], y[:1500], x[1500:], y[1500:])
+    before = {name: array.copy() for name, array in data.arrays().train.items()}
+    x[:] = 0
+    y[:] = 0
+    assert all((data.arrays().train[name] == array).all() for name, array in before.items())
 
 
 def test_a_session_without_a_block_ends_with_its_loop():

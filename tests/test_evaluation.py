@@ -371,6 +371,18 @@ def test_a_user_s_scores_stand_in_every_line(tmp_path):
     assert (found["local_margin_mean"].better, found["local_margin_mean"].split) == ("max", "clients")
 
 
+class Single(Margin):
+    """Returns a number of another library."""
+
+    def value(self, sums):
+        return np.float32(super().value(sums))
+
+
+def test_a_score_may_be_a_number_of_numpy(tmp_path):
+    simulation = simulate(tiny(evaluation={"scores": [f"{__name__}:Single"]}), tmp_path)
+    assert {type(value) for name, value in run(simulation)[-1].items() if "margin" in name} == {float}
+
+
 def test_every_metric_of_an_evaluation_is_known_before_the_run(tmp_path):
     spec = tiny(**NESTED["depthfl"] | {"method": "depthfl", "rounds": 1, "evaluation": {"local_holdout": 0.2}})
     simulation = simulate(spec, tmp_path)

@@ -181,6 +181,16 @@ MISTAKES = {
         "exact_match, label_accuracy, label_f1, loss, macro_f1, mae, matthews, mse, perplexity, "
         "perplexity_heterofl, r2, top_k",
     ),
+    "a score twice": (
+        {"evaluation": {"scores": ["macro_f1", "macro_f1"]}},
+        "test: evaluation.scores: two scores have the name 'macro_f1' in metrics. Allowed: names once, and other than "
+        "the data set's own accuracy, loss",
+    ),
+    "capacities with one name": (
+        {"clients": {"capacities": [1, 0.5, 0.50000001]}},
+        "test: clients.capacities: [1, 0.5, 0.50000001] is not valid. Allowed: each capacity once, to 6 digits; use "
+        "weights for the numbers of clients",
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from rayfl.core import norms, operations
 from rayfl.core.axes import Axis, Layout, axes_of, layout_of, size_at
 from rayfl.core.joined import parameters_of
 from rayfl.core.operations import Convention
+from rayfl.core.seeds import torch_scope
 from rayfl.core.tensors import Params, as_vector, end_to_end
 
 Answer = Literal["last", "mean"]
@@ -202,7 +203,9 @@ def _operations(net: Net) -> operations.Counts:
 def cached_module(net: Net, device: torch.device) -> nn.Module:
     """Return the module of this network that clients of this process share, one after another. Its parameters and
     statistics are undefined: always `load` before use."""
-    module = net.build().to(device)
+    # initial values are not used, and the user's generator is left as it is
+    with torch_scope(0):
+        module = net.build().to(device)
     as_vector(list(module.parameters()))
     return module
 

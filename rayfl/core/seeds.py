@@ -7,6 +7,7 @@ order of execution or a resume. Arguments are hashed, not added: seed 0 round 1 
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -41,13 +42,17 @@ def torch_generator(seed: int, purpose: str, *address: int | str) -> torch.Gener
     return torch.Generator().manual_seed(stream(seed, purpose, *address))
 
 
+PROCESS = threading.RLock()
+"""Held while state of the whole process is changed or used: torch's generators and threads, cached modules."""
+
+
 @contextlib.contextmanager
 def torch_scope(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch's global generators inside the block, and restore their state afterwards. Used for functions without
-    a generator argument: initialisation of layers, dropout."""
+    a generator argument: initialisation of layers, dropout. Other threads wait for the block's end."""
     device = torch.device(device)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with PROCESS, torch.random.fork_rng(devices=devices):
         # torch.manual_seed would also seed GPUs whose state is not restored
         torch.default_generator.manual_seed(seed)
         for gpu in devices:

@@ -1,6 +1,8 @@
 """Data set of arrays in the memory of a Python program."""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -59,6 +61,7 @@ class InMemory(Targeted, OwnImages):
         blank = {"digest": "", "shape": (1,), "classes": 1, "samples": 0, "test_samples": 0, "stored": "float32"}
         super().__init__(**blank | fields)
         arrays, classes = self._checked(x, y, x_test, y_test, users, fields.get("classes"))
+        arrays = _copied(arrays, (x, y, x_test, y_test, users))
         described = {
             "digest": _digest(arrays),
             "shape": arrays.train["x"].shape[1:],
@@ -115,6 +118,16 @@ class InMemory(Targeted, OwnImages):
         copy = self.model_copy(update={"public": public})
         copy._arrays = given.load()
         return copy
+
+
+def _copied(arrays: Arrays, given: Sequence[Any]) -> Arrays:
+    """Return the arrays with copies of those that the caller could still change."""
+
+    def own(array: np.ndarray) -> np.ndarray:
+        return array.copy() if not array.flags.owndata or any(array is one for one in given) else array
+
+    train, test = ({name: own(array) for name, array in part.items()} for part in (arrays.train, arrays.test))
+    return replace(arrays, train=train, test=test, users=None if arrays.users is None else own(arrays.users))
 
 
 def _digest(arrays: Arrays) -> str:

@@ -236,7 +236,7 @@ class Evaluator:
         server, line = known.get(self.method.task.server_capacity), {}
         for score in self.scores if known else ():
             name = score.label
-            values = {capacity: score.value(sums.scores[name]) for capacity, sums in known.items()}
+            values = {capacity: float(score.value(sums.scores[name])) for capacity, sums in known.items()}
             line |= {named(name, capacity, split): value for capacity, value in values.items()}
             if server is not None:
                 line[named(name, "server", split)] = values[self.method.task.server_capacity]
@@ -245,7 +245,7 @@ class Evaluator:
         if server is not None:
             first = self.scores[0]
             for i, sums in server.exits.items():
-                line[named(first.label, f"exit{i + 1}", split)] = first.value(sums)
+                line[named(first.label, f"exit{i + 1}", split)] = float(first.value(sums))
         return line
 
     def _clients(self, split: str, found: ByClient, all: np.ndarray, deployed: Mapping[float, Deployment]) -> Line:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from rayfl.core.seeds import PROCESS
 from rayfl.engine.jobs import Executor, Job, Verb
 from rayfl.engine.worker import Worker
 
@@ -19,11 +20,13 @@ class Serial(Executor):
         for job in jobs:
             if message is None or job.key != key:
                 key, message = job.key, shared(job.key)
-            before = torch.get_num_threads()
-            torch.set_num_threads(self.threads)
-            try:
-                answer = run(message, job.make())
-            finally:
-                torch.set_num_threads(before)
+            # another thread may simulate too
+            with PROCESS:
+                before = torch.get_num_threads()
+                torch.set_num_threads(self.threads)
+                try:
+                    answer = run(message, job.make())
+                finally:
+                    torch.set_num_threads(before)
             yield answer
             del answer  # frees it before the next job runs

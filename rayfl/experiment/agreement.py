@@ -48,6 +48,12 @@ def check(experiment: "Experiment") -> None:
                 f"evaluation.local: 'server' is not supported by method {method.name}, which does not train a whole "
                 "server network. Allowed: 'deployed'"
             )
+        labels = [score.label for score in experiment.scores]
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(
+                f"evaluation.scores: two scores have the name {twice[0]!r} in metrics. Allowed: names once, and other "
+                f"than the data set's own {', '.join(score.label for score in goal.scores)}"
+            )
         for score in experiment.scores:
             if score.part not in goal.parts:
                 raise ValueError(

@@ -16,7 +16,7 @@ from torch import nn
 from rayfl.core import norms
 from rayfl.core.net import Answer, Net, load
 from rayfl.core.permissions import as_new
-from rayfl.core.seeds import torch_generator
+from rayfl.core.seeds import torch_generator, torch_scope
 from rayfl.exporting.dead_channels import filters, shrunk
 from rayfl.methods.base import Deployment
 from rayfl.training.settings import answered
@@ -85,7 +85,9 @@ def export_submodel(
 
 
 def _network(deployed: Deployment) -> nn.Module:
-    module = deployed.net.build()
+    # initial values are not used, and the user's generator is left as it is
+    with torch_scope(0):
+        module = deployed.net.build()
     load(module, deployed.params)
     norms.load(module, deployed.statistics or {})
     return module.eval()

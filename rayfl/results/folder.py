@@ -150,6 +150,7 @@ class RunFolder(Config):
     @property
     def result(self) -> dict[str, Any]:
         """`summary` of an ended run with its label as `method` and its seed; {} before the end and for sweeps."""
+        self._require()
         file = self.path / "result.json"
         result = files.read_json(file)
         if result:
@@ -172,6 +173,7 @@ class RunFolder(Config):
 
     def rounds(self) -> list[Line]:
         """Return all lines in order, without an incomplete last line."""
+        self._require()
         return files.read_lines(self.path / "metrics.jsonl") + self.pending
 
     def whole_rounds(self) -> tuple[int, str]:
@@ -248,6 +250,11 @@ class RunFolder(Config):
     @property
     def seed(self) -> int:
         return int(self.tags.get("seed", 0))
+
+    def _require(self) -> None:
+        """Raise ConfigError if the folder was removed."""
+        if not self.exists(self.path):
+            raise ConfigError(f"{self.path}: the run's folder is gone. Hint: `rayfl.run(..., folder=...)` keeps it")
 
     def _summary(self) -> dict[str, Any]:
         return {"method": self.label, "seed": self.seed} | summary(self.rounds(), self.facts, self.costs)
