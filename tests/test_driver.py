@@ -482,6 +482,7 @@ def test_a_clients_own_network():
     with torch.no_grad():
         heads = [result.submodel(0.3, client)(x) for client in (0, 1)]
     assert not torch.equal(*heads)
+    assert message(result.submodel, 0.1, client=0) == "capacity: 0.1 is not valid with client 0. Allowed: 0.3, its own"
 
 
 def test_export_of_arrays_in_memory(tmp_path, capsys):

@@ -77,7 +77,7 @@ def main() -> None:
         warn(f"error: {text.replace('Value error, ', '')}", style="red")
         sys.exit(2)
     except Exception as error:
-        of_file = isinstance(error, OSError) and error.filename is not None
-        warn(f"failed: {f'{error.filename}: {error.strerror}' if of_file else error}", style="red")
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        warn(f"failed: {reason}", style="red")
         sys.exit(1)
     sys.exit(code)

@@ -82,7 +82,7 @@ def found_in(folder: Path, judge: str | None = None) -> Findings:
     return findings(folder, best, trials, judge)
 
 
-def _side_by_side(folder: Path) -> list[Record]:
+def _side_by_side(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of the runs below a folder. Labels and titles of runs that differ in more than the seed begin
     with their folders. Raise ConfigError for a sweep, whose best points are selected by its own metric."""
     below = list(runs(folder))
