@@ -75,7 +75,9 @@ def run(
     experiment = as_experiment(experiment)
     temporary = Temporary() if folder is None else None
     # a server actor may have another working folder
-    path = temporary.path / "run" if temporary else Path(str(folder)).resolve()
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise ConfigError(f"folder: {shown(folder)} is not valid. Allowed: a path")
+    path = temporary.path / "run" if temporary else Path(str(folder)).expanduser().resolve()
     listeners = experiment.all_listeners(listeners)
     with claimed(path, experiment.plain(), resume):
         if arrays is None:

@@ -416,6 +416,18 @@ def test_what_is_no_experiment_is_refused():
         assert message(rayfl.run, given).startswith(f"experiment: {given!r} is not valid. Allowed: an Experiment, a ")
 
 
+def test_what_is_no_folder_or_listener_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in (5, "", ["run"]):
+        assert message(rayfl.run, tiny(), folder) == f"folder: {folder!r} is not valid. Allowed: a path"
+    for listener in ("early_stopping", print, EarlyStopping):
+        said = message(lambda one=listener: rayfl.run(tiny(), "~/run", listeners=[one]))
+        assert said.startswith("listeners.0: ") and said.endswith("is not valid. Allowed: an object of rayfl.Listener")
+    assert not [*tmp_path.iterdir()]
+    rayfl.run(tiny(rounds=1), "~/run")
+    assert RunFolder.exists(tmp_path / "run")
+
+
 def test_arrays_in_memory_are_the_data_sets_own():
     """A change by the caller would not be in its digest."""
     digits = load_digits()

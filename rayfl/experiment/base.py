@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from rayfl.clients import Population
-from rayfl.config import Config, ConfigError, Kind, explain, kinds_of, parse, unknown
+from rayfl.config import Config, ConfigError, Kind, explain, kinds_of, parse, shown, unknown
 from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import Arrays, DataSet
@@ -217,6 +217,9 @@ class Experiment(Config):
         patience = [EarlyStopping(patience=self.run.patience)] if self.run.patience else []
         if not (found := [*self.listeners, *patience, *more]):
             return ()
+        for i, one in enumerate(found):
+            if not isinstance(one, Listener):
+                raise ConfigError(f"listeners.{i}: {shown(one)} is not valid. Allowed: an object of rayfl.Listener")
         better = {name: metric.better for name, metric in self.metrics().items()}
         return tuple(one.fitted(better, self.chosen_by, f"listeners.{i}") for i, one in enumerate(found))
 
