@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
+from pydantic import PrivateAttr
 
 from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
@@ -78,7 +79,8 @@ def run(
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise ConfigError(f"folder: {shown(folder)} is not valid. Allowed: a path")
     path = temporary.path / "run" if temporary else Path(str(folder)).expanduser().resolve()
-    listeners = experiment.all_listeners(listeners)
+    heard = _Heard()
+    listeners = experiment.all_listeners([*listeners, heard])
     with claimed(path, experiment.plain(), resume):
         if arrays is None:
             _in_phase(listeners, LOADING)
@@ -114,7 +116,20 @@ def run(
                     note(listeners, _stopped_at(record))
                 for listener in listeners:
                     listener.on_end(status)
-    return Result(experiment, record, temporary)
+    return Result(experiment, record, tuple(heard.notes), temporary)
+
+
+class _Heard(Listener):
+    """Keeps the notes of a run."""
+
+    _notes: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        return self._notes
+
+    def on_note(self, text: str) -> None:
+        self._notes.append(text)
 
 
 def _in_phase(listeners: Sequence[Listener], phase: str) -> None:
@@ -170,15 +185,17 @@ class Result:
 
     experiment: Experiment
     folder: RunFolder
+    notes: tuple[str, ...] = ()
+    """Messages for the user: warnings on the experiment, refused updates, why a listener ended the run."""
     _temporary: Temporary | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         judge = self.folder.facts.judge
         value = self.summary.get(judge)
-        score = "" if value is None else f", {judge}={value:.4f}"
-        return (
-            f"Result({self.experiment.method.name}, {len(self.lines)} rounds{score}, folder={str(self.folder.path)!r})"
-        )
+        parts = [self.experiment.method.name, f"{len(self.lines)} rounds"]
+        parts += [] if value is None else [f"{judge}={value:.4f}"]
+        parts += [f"notes={list(self.notes)}"] if self.notes else []
+        return f"Result({', '.join(parts)}, folder={str(self.folder.path)!r})"
 
     @property
     def lines(self) -> list[Line]:

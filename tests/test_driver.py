@@ -470,9 +470,11 @@ class NotANumber(Dense):
 
 def test_a_run_whose_model_never_changed_says_so():
     told = Told().remember()
-    rayfl.run(tiny(method=NotANumber(), rounds=2), listeners=[told])
+    result = rayfl.run(tiny(method=NotANumber(), rounds=2), listeners=[told])
     notes = [text for kind, text, *_ in told.told if kind == "note"]
     assert notes[-1] == "rounds in which all updates were refused, and the model did not change: 2"
+    # who has no listener sees them in the result
+    assert list(result.notes) == notes and repr(notes[-1]) in repr(result)
 
 
 def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(tmp_path):
