@@ -287,7 +287,7 @@ def ray_that(monkeypatch, tmp_path, body: str) -> Path:
     program = tmp_path / "ray.py"
     program.write_text(f"import os, sys, subprocess, time\nport = int(sys.argv[4])\n{body}")
     monkeypatch.setattr(tunnel, "RAY", (sys.executable, str(program)))
-    (file := tmp_path / "cluster.yaml").touch()
+    (file := tmp_path / "cluster.yaml").write_text("provider: {type: local}\n")
     return file
 
 

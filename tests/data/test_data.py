@@ -129,8 +129,8 @@ def test_a_synthetic_set_that_is_too_large_is_refused_with_its_bytes(given, aske
 @pytest.mark.parametrize(
     ("cls", "given", "message"),
     [
-        (Digits, {"size": 10**6}, "exp.yaml: data.size: 1000000 is not valid. Allowed: at most 4096"),
-        (Digits, {"size": 0}, "exp.yaml: data.size: 0 is not valid. Allowed: at least 1"),
+        (Digits, {"size": 10**6}, "exp.yaml: data.size: 1000000 is not valid. Allowed: at most 4096, or null"),
+        (Digits, {"size": 0}, "exp.yaml: data.size: 0 is not valid. Allowed: at least 1, or null"),
         (Synthetic, {"classes": 10**9}, "exp.yaml: data.classes: 1000000000 is not valid. Allowed: at most 1000000"),
         (Synthetic, {"shape": [1, 0, 8]}, "exp.yaml: data.shape.1: 0 is not valid. Allowed: at least 1"),
     ],

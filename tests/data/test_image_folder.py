@@ -134,6 +134,6 @@ def test_folders_that_do_not_fit(flowers, tmp_path_factory):
 
 def test_bounds_of_a_folder():
     assert message(read_data, name="folder", root="x", size=10**6) == (
-        "exp.yaml: data.size: 1000000 is not valid. Allowed: at most 4096"
+        "exp.yaml: data.size: 1000000 is not valid. Allowed: at most 4096, or null"
     )
     assert message(read_data, name="folder") == "exp.yaml: data.root: a value is required"

@@ -249,7 +249,7 @@ def test_a_file_of_series(tmp_path):
             "data.channels: 2 is not valid for 3 columns with 0 of categories. Allowed: a divisor of the number of "
             "columns, all numbers",
         ),
-        ({"x": []}, "exp.yaml: data.x: [] is not valid. Allowed: a length of at least 1"),
+        ({"x": []}, "exp.yaml: data.x: [] is not valid. Allowed: a length of at least 1, or null"),
         ({"y": []}, "exp.yaml: data.y: [] is not valid. Allowed: text, or a length of at least 1"),
         ({"train": "nowhere.csv"}, "data.train: the file 'nowhere.csv' does not exist. Allowed: an existing file"),
     ],

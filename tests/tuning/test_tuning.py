@@ -99,14 +99,14 @@ def test_a_number_of_400_digits(tmp_path):
     [
         (
             {"space": {"training.lr": {"grid": [0.1, -1]}}},
-            "rows.heterofl: training.lr: -1 is not valid. Allowed: more than 0",
+            "search.space: training.lr: -1 is not valid. Allowed: more than 0",
         ),
         (
             {"space": {"training.lr": {"grid": [True, 0.1]}}},
-            "rows.heterofl: training.lr: True is not valid. Allowed: a number",
+            "search.space: training.lr: True is not valid. Allowed: a number",
         ),
-        ({"space": {"training.lr": {"uniform": [-1, 1]}}}, "rows.heterofl: training.lr: -0.66"),
-        ({"space": {"training.rate": {"grid": [0.1]}}}, "rows.heterofl: training.rate: unknown key 'rate'"),
+        ({"space": {"training.lr": {"uniform": [-1, 1]}}}, "search.space: training.lr: -0.66"),
+        ({"space": {"training.rate": {"grid": [0.1]}}}, "search.space: training.rate: unknown key 'rate'"),
         ({"space": {"seed": {"grid": [1, 2]}}}, "search.space: {'seed': {'grid': [1, 2]}} is not valid"),
         ({"seeds": []}, "search.seeds: [] is not valid. Allowed: a length of at least 1"),
         ({"seeds": [1, 1]}, "search.seeds: [1, 1] is not valid. Allowed: every seed once"),
@@ -204,7 +204,7 @@ def test_a_row_with_domains_of_its_own(tmp_path):
     ("spaces", "said"),
     [
         ({"fedprix": LR}, "search.spaces: no row is called 'fedprix'"),
-        ({"fedprox": {"method.nu": {"grid": [1, 2]}}}, "rows.fedprox"),
+        ({"fedprox": {"method.nu": {"grid": [1, 2]}}}, "search.spaces.fedprox: method.nu: unknown key"),
         ({"fedprox": {"seed": {"grid": [1, 2]}}}, "search.spaces: "),
         ({"fedprox": {"method.mu": {"grid": list(range(6000))}}}, "search: space: the grids and `trials` give 12000"),
         ({"fedprox": {"method": {"choice": ["fedavg"]}}}, "rows.fedprox.method: 'fedprox' is in search.space too"),
