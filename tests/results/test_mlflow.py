@@ -26,7 +26,7 @@ from rayfl.results.drawing import styles_of
 from rayfl.results.files import write_json
 from rayfl.results.folder import RunFolder
 from rayfl.results.made import Made
-from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, models, sent, system, unsent
+from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, models, sent, store, system, unsent
 from rayfl.results.mlflow.sent import destine
 from rayfl.results.mlflow.store import first_line
 from rayfl.testing.tiny import TINY
@@ -400,6 +400,22 @@ def test_a_damaged_run_does_not_block_others(mlflow, tmp_path):
     assert len(said) == 1 and f"does not receive a damaged file: {bad.path}/metrics.jsonl: line 1: '?'" in said[0]
     found = {run.data.tags["rayfl.run_id"]: run for run in stored(mlflow)}
     assert len(history(mlflow, found[good.id])) == 1
+
+
+def test_a_database_whose_creation_is_interrupted_is_made_again(tmp_path, monkeypatch):
+    """MLflow never completes one that it finds half made."""
+
+    def interrupted(uri, database):
+        database.write_bytes(b"half")
+        raise OSError("stopped")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "_connected", interrupted)
+        with pytest.raises(OSError, match="stopped"):
+            _ = Store(default_uri(tmp_path)).client
+    assert not [*tmp_path.iterdir()]
+    assert Store(default_uri(tmp_path)).experiments()
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
 def test_a_store_in_a_folder_of_any_name(tmp_path):
