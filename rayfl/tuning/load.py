@@ -73,11 +73,13 @@ def _rows(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_sections(given: Mapping[str, Any], where: str) -> None:
-    if "experiment" not in given and set(given) & set(Experiment.model_fields):
+    if not is_sweep(given) and set(given) & set(Experiment.model_fields):
         raise ConfigError(f"{where}: the file is a run. Allowed: a sweep's file. Hint: `rayfl run {where}` runs it")
     for key in given:
         if key not in SECTIONS:
-            raise ConfigError(f"{where}: unknown key {shown(key)}. {nearest(key, SECTIONS)}")
+            inside = f"Did you mean 'experiment.{key}'? Allowed: {', '.join(SECTIONS)}"
+            hint = inside if key in Experiment.model_fields else nearest(key, SECTIONS)
+            raise ConfigError(f"{where}: unknown key {shown(key)}. {hint}")
     if not isinstance(given.get("experiment"), Mapping):
         raise ConfigError(f"{where}: experiment: missing; a sweep file holds {', '.join(SECTIONS)}")
     _check_text(given, "question", where)

@@ -99,6 +99,13 @@ def test_a_misspelt_section_of_a_sweep(rayfl, tmp_path):
         assert code == 2 and "typo.yaml: unknown key 'experimnt'. Did you mean 'experiment'?" in err
 
 
+def test_a_file_between_a_run_and_a_sweep(rayfl, config):
+    config(rows={"a": {}})
+    for command in (["check"], ["sweep"], ["run", "--row", "a"]):
+        code, _, err = rayfl(command[0], "exp.yaml", *command[1:])
+        assert code == 2 and re.search("exp.yaml: unknown key '(\\w+)'. Did you mean 'experiment.\\1'?", err)
+
+
 def test_a_check_of_several_files_says_all(rayfl, config):
     config("valid.yaml")
     config("wrong.yaml", rounds=0)
