@@ -564,7 +564,8 @@ def test_a_comparison_of_objects(ray_cluster, tmp_path):
     assert all(isinstance(plot, Figure) for plot in found.plots.values())
     assert found.folder.status == "finished" and (tmp_path / "sweep" / "results.md").exists()
     assert message(rayfl.sweep, plan, tmp_path / "sweep").endswith(
-        "the folder holds a run. Allowed: a new folder, or --resume to continue the run. Hint: resume=True in Python"
+        "the folder holds a sweep. Allowed: a new folder, or --resume to continue the sweep. Hint: "
+        "resume=True in Python"
     )
 
 
