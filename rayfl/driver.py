@@ -116,17 +116,13 @@ def run(
                     note(listeners, _stopped_at(record))
                 for listener in listeners:
                     listener.on_end(status)
-    return Result(experiment, record, tuple(heard.notes), temporary)
+    return Result(experiment, record, tuple(heard._notes), temporary)
 
 
 class _Heard(Listener):
     """Keeps the notes of a run."""
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-
-    @property
-    def notes(self) -> list[str]:
-        return self._notes
 
     def on_note(self, text: str) -> None:
         self._notes.append(text)
@@ -253,7 +249,7 @@ class Session:
         """The metrics of each round so far."""
         self.listeners = experiment.all_listeners()
         self._open: ExitStack | None = None
-        self._has_ended = self._is_over = False
+        self._has_ended = self._is_stopped = self._is_over = False
 
     def __enter__(self) -> Self:
         if self._has_ended:
@@ -262,9 +258,9 @@ class Session:
         with ExitStack() as stack:
             folder = stack.enter_context(Temporary())
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
+            for listener in self.listeners:
+                listener.on_start(self.experiment.plain(), None, 0)
             self._open = stack.pop_all()
-        for listener in self.listeners:
-            listener.on_start(self.experiment.plain(), None, 0)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -278,11 +274,10 @@ class Session:
 
     def __iter__(self) -> Iterator[Line]:
         with nullcontext() if self._open else self:
-            ended = False
             while not self._is_over and (made := self.simulation.step(0.0)) is not None:
                 self.lines += made
-                ended |= tell(self.listeners, made)
-                self._is_over = ended and bool(made) and EVALUATED in made[-1]
+                self._is_stopped |= tell(self.listeners, made)
+                self._is_over = self._is_stopped and bool(made) and EVALUATED in made[-1]
                 yield from made
 
     @property

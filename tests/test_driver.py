@@ -382,6 +382,13 @@ def test_a_session_tells_listeners_which_may_end_it():
     assert told.told == [("start", 6, 0), *[("round", r) for r in (1, 2, 3, 4)], ("end", "finished")]
     told = told.remember()
     with rayfl.start(experiment) as session:
+        for line in session:
+            if line["round"] == 3:
+                break
+        # it was ended before the loop was left
+        assert [line["round"] for line in session] == [4]
+    told = told.remember()
+    with rayfl.start(experiment) as session:
         next(iter(session))
     assert told.told == [("start", 6, 0), ("round", 1), ("end", "stopped")]
 

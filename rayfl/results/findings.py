@@ -11,6 +11,9 @@ from rayfl.results.folder import RunFolder, records, runs
 from rayfl.results.rows import Record, best_trials, judge_of, judged, numbers_of, point_of
 from rayfl.results.tuned import Best, tuned
 
+UNFINISHED = {"running": "has not ended", "stopped": "was stopped", "failed": "has failed"}
+"""Status -> words for it."""
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -100,10 +103,6 @@ def _side_by_side(folder: Path) -> list[dict[str, Any]]:
             before = f"{Path(alike[point_of(row)]['path']).relative_to(folder)}/"
             row |= {"label": before + row["label"], "title": before + row["title"]}
     return rows
-
-
-UNFINISHED = {"running": "has not ended", "stopped": "was stopped", "failed": "has failed"}
-"""Status -> words for it."""
 
 
 def unfinished(records: Iterable[Record]) -> list[str]:
