@@ -91,7 +91,7 @@ def test_a_package_of_every_kind_runs_on_ray(outside):
     assert COMMANDS
     said = [outside.run(*command.split()) for command in COMMANDS[1].splitlines()]
     assert re.search(r"my_pkg.methods:FedPer +FedPer \(Arivazhagan et al., arXiv 1912.00818\)", said[0])
-    assert re.search(r"my_pkg.gated:Gated +A perceptron with gates\s+hidden=64", said[0])
+    assert re.search(r"my_pkg.gated:Gated +A perceptron with gates\s+hidden: 64", said[0])
     assert said[1] == "my_experiment.yaml: valid run of my_pkg.methods:FedPer\n"
     assert "my_pkg.methods:FedPer" in said[2]
     ran = outside.folder / "runs" / "my_experiment"
