@@ -79,7 +79,7 @@ class Transformer(TokenModel, ABC):
         if self.length > self.positions:
             raise ValueError(
                 f"model {self.name}: sequences have up to {self.length} tokens. Allowed: {self.positions}, its "
-                "positions; set model.positions, or shorter sequences in the data section"
+                "positions; set its `positions`, or shorter sequences in the data section"
             )
         has_head = net.exits in (0, self.exit_count)
         places = {f"exit{i}": path for i, path in enumerate(self.exits[: net.exits], start=1)}

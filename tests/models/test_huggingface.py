@@ -455,7 +455,7 @@ def test_data_that_do_not_fit():
     assert "sequences have up to 12 tokens. Allowed: 8, for which it has positions" in message(
         tiny, **given | {"model": model | {"positions": 10, "pad": 1}}
     )
-    assert "model.vocabulary: 40 is not valid. Allowed: at least 50" in message(
+    assert ": a vocabulary of 40 is not valid. Allowed: at least 50" in message(
         tiny, **given | {"model": model | {"vocabulary": 40}}
     )
     assert "model roberta: task next_token is not valid. Allowed: classes, masked_lm" in message(
@@ -516,9 +516,9 @@ def test_a_row_for_padding():
     assert (spare.rows, spare.padding, chosen.rows, chosen.padding) == (30, 20, 20, 3)
     again = MODELS_KIND.read(spare.model_dump(mode="json"), "model")
     assert again.fitted("text", TokenTask("classes", 20, 12, 4).offers, "model") == spare
-    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: less than 20, the rows of the voc"):
+    with pytest.raises(ValueError, match=r"pad 20 is not valid. Allowed: less than 20, the rows of the voc"):
         Net(without_padding("gpt2", vocabulary=20)).blank()
-    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: less than 19, because the positions"):
+    with pytest.raises(ValueError, match=r"pad 20 is not valid. Allowed: less than 19, because the positions"):
         Net(without_padding("roberta", positions=20)).blank()
 
 
@@ -526,7 +526,7 @@ def test_weights_without_a_padding_token(tmp_path):
     sizes = dict(vocab_size=20, n_embd=8, n_head=2, n_layer=1, n_inner=6, n_positions=20)
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
     offers = TokenTask("classes", 20, 12, 4).offers
-    with pytest.raises(ValueError, match=r"model.pad: 20 is not valid. Allowed: .*such as the end of a text"):
+    with pytest.raises(ValueError, match=r"pad 20 is not valid. Allowed: .*such as the end of a text"):
         Net(MODELS["gpt2"](weights=str(tmp_path)).fitted("text", offers, "model")).blank()
     model = MODELS["gpt2"](weights=str(tmp_path), pad=19).fitted("text", offers, "model")
     assert (model.rows, model.padding) == (20, 19) and model.initial(Net(model))["transformer.wte.weight"].any()

@@ -246,7 +246,7 @@ def test_text_longer_than_the_positions_is_refused():
     said = message(tiny, data={"name": "synthetic_text", "task": "masked_lm", "length": 21}, **given)
     assert said == (
         "test: model heterofl_transformer: sequences have up to 21 tokens. Allowed: 20, its positions; "
-        "set model.positions, or shorter sequences in the data section"
+        "set its `positions`, or shorter sequences in the data section"
     )
 
 

@@ -254,18 +254,18 @@ class HuggingFace(TokenModel, ABC):
         if self.length > self.room:
             raise ValueError(
                 f"model {self.name}: sequences have up to {self.length} tokens. Allowed: {self.room}, for which it "
-                "has positions; set model.positions, or shorter sequences in the data section"
+                "has positions; set its `positions`, or shorter sequences in the data section"
             )
         self._check_tokenizer()
         if self.ids > self.rows:
             raise ValueError(
-                f"model.vocabulary: {self.rows} is not valid. Allowed: at least {self.ids}, the tokens that the data "
-                "have"
+                f"model {self.name}: a vocabulary of {self.rows} is not valid. Allowed: at least {self.ids}, the tokens "
+                "that the data have"
             )
         if self.padding >= self.rows:
             raise ValueError(
-                f"model.pad: {self.padding} is not valid. Allowed: less than {self.rows}, the rows of the vocabulary; "
-                "a token that is in no sequence, such as the end of a text, or a larger model.vocabulary"
+                f"model {self.name}: pad {self.padding} is not valid. Allowed: less than {self.rows}, the rows of the "
+                "vocabulary; a token that is in no sequence, such as the end of a text, or a larger `vocabulary`"
             )
 
     def _declare(self, module: nn.Module, net: Net) -> None:
