@@ -259,8 +259,8 @@ class HuggingFace(TokenModel, ABC):
         self._check_tokenizer()
         if self.ids > self.rows:
             raise ValueError(
-                f"model {self.name}: a vocabulary of {self.rows} is not valid. Allowed: at least {self.ids}, the tokens "
-                "that the data have"
+                f"model {self.name}: a vocabulary of {self.rows} is not valid. Allowed: at least {self.ids}, the "
+                "tokens that the data have"
             )
         if self.padding >= self.rows:
             raise ValueError(

@@ -91,7 +91,8 @@ class Encoder(HuggingFace, ABC):
         super().check(net)
         if self.exits and self.task != "classes":
             raise ValueError(
-                f"model {self.name}: task {self.task} has no early exits. Allowed: no `exits`, or a data set with classes"
+                f"model {self.name}: task {self.task} has no early exits. Allowed: no `exits`, or a data set with "
+                "classes"
             )
 
     def exported(self, net: Net, params: Params) -> "PreTrainedModel":
@@ -166,8 +167,8 @@ class Roberta(Encoder):
     def check(self, net: Net) -> None:
         if self.room < 1:
             raise ValueError(
-                f"model {self.name}: pad {self.padding} is not valid. Allowed: less than {self.positions - 1}, because the "
-                "positions of a sequence start after it, or larger `positions`. Default: the padding token of "
+                f"model {self.name}: pad {self.padding} is not valid. Allowed: less than {self.positions - 1}, because "
+                "the positions of a sequence start after it, or larger `positions`. Default: the padding token of "
                 "the data's tokenizer; without one, the number after their last token"
             )
         super().check(net)
