@@ -1,8 +1,8 @@
 """Traffic and operations of a visit at each capacity, counted by the engine before the run.
 
-One round is run with one training step per client and as little other work as possible. The clients of the next round
+Two rounds are run with one training step per client and as little other work as possible. The clients of the next round
 then train for 1, 2 and 8 steps, with all other work of the method. Traffic is that of a run, except where it depends on
-what is learned (codes of masks). Operations are a fixed number per visit plus a number per training sample:
+what is learned (codes of masks) or alternates between rounds (RoLoRA, LoRA-A2: that of the third round). Operations are a fixed number per visit plus a number per training sample:
 
 - proportional to the samples, also with several inner steps per batch: exact, nothing is fixed;
 - random widths and learned masks: proportional, the mean of the first step;
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rayfl.engine.simulation import Simulation
 
 LARGEST_COHORT = 10
-"""Clients per round in `work`, at most."""
+"""Clients per round in `work`, at most, except for methods whose traffic can grow with the cohort."""
 
 LARGEST_RATE = 0.1
 
@@ -54,11 +54,10 @@ Make = Callable[[Experiment, Arrays, Path], "Simulation"]
 def work(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, Work]:
     """Return capacity -> work of a visit, on average over the clients of a small cohort."""
     clients, training = experiment.clients, experiment.training
-    small = experiment.model_copy(
-        update={"clients": clients.model_copy(update={"cohort": min(clients.cohort, LARGEST_COHORT)})}
-    )
+    cohort = clients.cohort if experiment.method.sends_products else min(clients.cohort, LARGEST_COHORT)
+    small = experiment.model_copy(update={"clients": clients.model_copy(update={"cohort": cohort})})
     with Temporary() as folder:
-        simulation = _after_a_round(small, arrays, make, folder)
+        simulation = _after_two_rounds(small, arrays, make, folder)
         visited = [_visits(simulation, _executor(small, simulation, arrays, n), clients.cohort) for n in LENGTHS]
     moments = 2 if training.optimizer != "sgd" else int(training.momentum > 0)
     nets = experiment.bound().task.nets
@@ -86,19 +85,22 @@ def split(visits: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, dict[str, float]]:
-    """Return capacity -> mean metrics of a visit over the clients of round 2's cohort, which take one step. Capacities
+    """Return capacity -> mean metrics of a visit over the clients of round 3's cohort, which take one step. Capacities
     without a client in that cohort get the metrics of its first client, on a second visit."""
     with Temporary() as folder:
-        simulation = _after_a_round(experiment, arrays, make, folder)
+        simulation = _after_two_rounds(experiment, arrays, make, folder)
         return _visits(simulation, simulation.executor, experiment.clients.cohort)
 
 
-def _after_a_round(experiment: Experiment, arrays: Arrays, make: Make, folder: Path) -> "Simulation":
-    """Return a simulation after one round with as few steps as possible."""
+def _after_two_rounds(experiment: Experiment, arrays: Arrays, make: Make, folder: Path) -> "Simulation":
+    """Return a simulation after two rounds with as few steps as possible, when no method sends anything for the first
+    time."""
     evaluation = experiment.evaluation.model_copy(update={"every": 10**9})
-    short = {"rounds": 3, "evaluation": evaluation, "training": _training(experiment, 1), "system": None}
-    simulation = make(experiment.model_copy(update=short | {"method": _short(experiment.method)}), arrays, folder)
-    simulation.run_round()
+    short = {"rounds": 4, "evaluation": evaluation, "training": _training(experiment, 1), "system": None}
+    method = _warmed_up(_short(experiment.method))
+    simulation = make(experiment.model_copy(update=short | {"method": method}), arrays, folder)
+    for _ in range(2):
+        simulation.run_round()
     return simulation
 
 
@@ -132,7 +134,7 @@ def _visits(simulation: "Simulation", executor: Executor, group: int) -> dict[fl
     for client in clients:
         visit(client, simulation.client_states.get(client.id))
     for capacity in [capacity for capacity, some in found.items() if not some]:
-        absent = Client(0, capacity, 1, partial(simulation.label_set, 0))
+        absent = Client(0, capacity, 2, partial(simulation.label_set, 0))
         client_state = visit(absent, None)
         if client_state:
             found[capacity].clear()
@@ -156,7 +158,7 @@ def _training(experiment: Experiment, steps: int) -> Training:
 
 def _warmed_up(config: Any) -> Any:
     """Return a section without the numbers of a warm-up, which is not part of every visit."""
-    names = [name for name in type(config).model_fields if "warmup_" in name]
+    names = [name for name in type(config).model_fields if "warmup" in name]
     return config.model_copy(update={name: 0 for name in names if type(getattr(config, name)) is int})
 
 

@@ -119,13 +119,13 @@ def _record(method: Method, state: State, capacity: float, convention: Conventio
 
 
 def sent(experiment: Experiment, notify: Callable[[str], None]) -> dict[float, dict[str, int]]:
-    """Return `bytes_down` and `bytes_up` of each capacity: the mean per client of round 2's cohort, as a run counts it.
+    """Return `bytes_down` and `bytes_up` of each capacity: the mean per client of round 3's cohort, as a run counts it.
     The run has its data and cohorts, but clients take one step (`rayfl.engine.traffic`)."""
     experiment, arrays, about = _with_data(experiment)
     found = traffic.visits(experiment, arrays, Simulation)
     population = experiment.clients
     notify(
-        f"Bytes: mean per client of round 2, {population.cohort} of {population.count} clients, estimated with one "
+        f"Bytes: mean per client of round 3, {population.cohort} of {population.count} clients, estimated with one "
         f"training step per client{about}"
     )
     return {c: {name: round(one[name]) for name in ("bytes_down", "bytes_up")} for c, one in found.items()}

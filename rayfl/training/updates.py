@@ -36,11 +36,15 @@ class Updates(Config):
 
     def unfit(self, update: Update, before: float) -> str | None:
         """Return the reason to exclude one client's update, or None. `before`: norm of the client's starting point; 0
-        if the client initialised it, which disables the limit."""
+        if the client initialised it, which disables the limit. Groups in `update.as_is`, such as counts of labels, only
+        have to be finite."""
         products = {name: factors.tensors for name, factors in update.products.items()}
-        answered = norm([*update.sums.values(), *update.whole.values(), products]) / (update.weight or 1.0)
+        groups = [*update.sums.items(), *update.whole.items()]
+        counted = [params for group, params in groups if group in update.as_is]
+        trained = [params for group, params in groups if group not in update.as_is]
+        answered = norm([*trained, products]) / (update.weight or 1.0)
         norms = [answered, *(norm([client_state]) for client_state in update.client_states.values())]
-        if not all(map(math.isfinite, [*norms, norm(update.derived.values())])):
+        if not all(map(math.isfinite, [*norms, norm([*counted, *update.derived.values()])])):
             return "not finite"
         after, limit = max(norms), self.growth * (1 + before)
         return f"norm {after:.3g} over the limit {limit:.3g}" if before and after > limit else None

@@ -18,15 +18,16 @@ ESTIMATED = {"feddistill": 0.3, "fedkd": 0.2, "florist": 0.2, "fiarse": 1e-3, "p
 
 
 def of_a_run(experiment, folder):
-    """Return the numbers of round 2 and its clients by capacity."""
+    """Return the numbers of round 3 and its clients by capacity."""
     simulation = Simulation(experiment, experiment.data.arrays(), folder)
-    simulation.run_round()
+    for _ in range(2):
+        simulation.run_round()
     cohort = Counter(client.capacity for _, clients in simulation.cohort().values() for client in clients)
     return simulation.run_round(), cohort
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_are_those_of_round_2(method, tmp_path):
+def test_bytes_are_those_of_round_3(method, tmp_path):
     experiment = read_experiment(FIRST[method], "test")
     experiment = experiment.with_(evaluation={"every": 9}, rounds=9)
     line, cohort = of_a_run(experiment, tmp_path)
@@ -60,6 +61,6 @@ def test_a_data_set_that_is_not_there_is_made_up(tmp_path, monkeypatch):
     up = 4 * 1000 * 10
     assert [(record["bytes_down"], record["bytes_up"]) for record in records] == [(up + 2 * 4 * 1000, up)] * 2
     assert notes == [
-        "Bytes: mean per client of round 2, 2 of 50 clients, estimated with one training step per client, on 10,000 "
+        "Bytes: mean per client of round 3, 2 of 50 clients, estimated with one training step per client, on 10,000 "
         "made-up samples, because the data set is not available"
     ]

@@ -86,3 +86,30 @@ def test_a_warm_up_is_not_counted(tmp_path):
         for name, given in (("fedavg", {}), ("fedl2g", {"warmup_rounds": 2}))
     )
     assert later.flops == pytest.approx(plain.flops, rel=1e-9) and later.fixed_flops > 0
+
+
+VIT = {"name": "vit_b_16", "layers": 2, "heads": 2, "head_width": 8, "patch": 4}
+
+
+@pytest.mark.parametrize(
+    ("method", "cohort"),
+    [
+        # A and B are sent once, in round 2
+        ("fedsb", 4),
+        # a client receives the products of the whole cohort
+        ("flora", 12),
+    ],
+)
+def test_traffic_is_that_of_the_later_rounds(tmp_path, method, cohort):
+    lora = {"name": "lora", "rank": 2, "alpha": 4, "base": VIT}
+    fleet, simulation = fleet_of(tmp_path, method, model=lora, clients={"count": 12, "cohort": cohort, "capacities": [1]})
+    line, work = run(simulation)[-1], fleet.work[1.0]
+    assert (line["bytes_down"], line["bytes_up"]) == (cohort * work.bytes_down, cohort * work.bytes_up)
+
+
+def test_the_traffic_of_a_warm_up_is_not_counted(tmp_path):
+    """LG-FedAvg sends the whole network in its first rounds, later the head."""
+    plain, later = (
+        fleet_of(tmp_path / str(warmup), {"name": "lg_fedavg", "warmup": warmup})[0].work[1.0] for warmup in (0, 2)
+    )
+    assert later == plain

@@ -323,3 +323,12 @@ def test_the_limit_of_an_update_by_hand():
     assert updates.unfit(heavy, 1.9) == "norm 6 over the limit 5.8"
     kept = Update({"params": {"w": w}}, 1.0, client_states={7: {"own": {"w": 2 * w}}})
     assert updates.unfit(kept, 2.5) == "norm 12 over the limit 7" and updates.unfit(kept, 0.0) is None
+
+
+def test_counts_are_no_part_of_the_norm_that_is_limited():
+    """A client with 4,000 samples of each of two classes."""
+    counts = {"labels": {"counts": torch.tensor([4000.0, 4000.0])}}
+    update = Update({"params": {"w": torch.ones(4)}}, 1.0, counts, as_is=frozenset({"labels"}))
+    assert Updates().unfit(update, 1.8) is None
+    update.whole["labels"]["counts"][0] = math.nan
+    assert Updates().unfit(update, 1.8) == "not finite"
