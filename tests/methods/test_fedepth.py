@@ -225,3 +225,18 @@ def test_a_peer_of_weight_0_changes_nothing():
     assert_same(one.sums, two.sums)
     assert one.client_states == {} and {*two.client_states[0]} == {"peer"}
     assert two.metrics["train_flops"] == 2 * costs.training_flops(alone.task.server, 3)
+
+
+def test_a_client_that_leaves_blocks_out_has_no_peer(tmp_path):
+    """Also with a single group, and if its capacity changes."""
+    sections = {"data": {"shape": [1, 8, 8]}, "model": {"name": "resnet18", "channels": 8}, "rounds": 4}
+    clients = {"count": 6, "cohort": 6, "capacities": [1.0, 0.3], "metric": "params"}
+    few = tiny(method={"name": "fedepth", "distill": 1.0}, clients=clients | {"weights": [0, 1]}, **sections)
+    [group] = groups_of(few.bound().task.server, 0.3, "params")
+    assert group.net.without
+    simulation = simulate(few, tmp_path / "few")
+    run(simulation)
+    assert all(not simulation.client_states.get(id) for id in range(6))
+    mixed = tiny(method={"name": "fedepth", "distill": 1.0}, clients=clients | {"assignment": "dynamic"}, **sections)
+    lines = run(simulation := simulate(mixed, tmp_path / "mixed"))
+    assert len(lines) == 4 and any(simulation.client_states.get(id) for id in range(6))

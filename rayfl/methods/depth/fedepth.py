@@ -14,7 +14,7 @@ Symbols: b_1 .. b_L the residual blocks, c a client's capacity, x the global par
                    before it are constant (`alter_flag`)
     partial        a block that costs more than c alone is in no group, and the client leaves it out (`insufficient`);
                    if all do, it trains the network without blocks
-    mutual         a client with m = 1 also trains a network z of its own, which never leaves it: y on
+    mutual         a client that trains the whole network at once also trains a network z of its own, which never leaves it: y on
                    CE(y) + l KL(z, y), z on CE(z) + l KL(y, z), KL(a, b) = KL(softmax a || softmax b), each with the
                    other held constant, l = `distill` (`sufficient`)
     x  <-  sum_k n_k y_k / sum_k n_k over the clients that have the block
@@ -89,7 +89,7 @@ class FeDepth(Dense):
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         groups = groups_of(self.task.server, visit.client.capacity, self.task.metric)
-        if self.distill and len(groups) == 1:
+        if self.distill and groups[0].net == self.task.server:
             return self._beside_a_peer(payload, visit)
         if not self.sequential or len(groups) == 1:
             return self.trained(payload, visit)

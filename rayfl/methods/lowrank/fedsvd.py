@@ -17,6 +17,8 @@ Departures:
    the best approximation of rank r.
 2. If B A has fewer than R directions, as at the start with B = 0, the other rows of A are unchanged.
 3. Noise of differential privacy is not included; see `updates.transforms`.
+4. `server:` optimizers step on B. Their moments stay in the basis of the A that they come from, and are of little use
+   in the next one.
 """
 
 from typing import ClassVar, Literal
