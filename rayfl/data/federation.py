@@ -61,6 +61,8 @@ def federate(
     if source == "train":
         test = test.within(kept)
     train, local_validation = _hold_out_locally(train.within(kept), local_holdout, seed)
+    _require_some(validation, "evaluation.holdout", holdout, "the largest class")
+    _require_some(local_validation.idx, "evaluation.local_holdout", local_holdout, "the largest client")
     public_source = "train" if data.public is None or data.public.share else "public"
     prepare, goal = _fitted(data, arrays, train)
     return Federation(train, test, source, validation, local_validation, prepare, goal, public, public_source)
@@ -96,6 +98,15 @@ def _hold_out_public(
             "fraction that selects at least one sample and leaves at least one for clients"
         )
     return kept[left], kept[public[spec.first(len(public))]]
+
+
+def _require_some(rows: np.ndarray, setting: str, fraction: float, largest: str) -> None:
+    """Raise a ConfigError if a fraction holds out no sample."""
+    if fraction and not len(rows):
+        raise ConfigError(
+            f"{setting}: {fraction:g} holds out no sample. Allowed: 0, or a fraction that is at least one sample of "
+            f"{largest}"
+        )
 
 
 def _hold_out_locally(train: Shards, fraction: float, seed: int) -> tuple[Shards, Shards]:

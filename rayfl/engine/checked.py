@@ -35,6 +35,10 @@ class RunFailed(RuntimeError):
     """A run cannot continue. The first line of the message says why; a traceback may follow."""
 
 
+class Diverged(RunFailed):
+    """The model is not finite any more, and would not be if the run was repeated."""
+
+
 class MethodFailed(RunFailed):
     """A method's code raised an error, or returned what its contract does not allow."""
 
@@ -131,14 +135,14 @@ class Checked:
 
 
 def check_finite(state: State, before: State, round: int, hint: str) -> None:
-    """Raise a RunFailed if a tensor of `state` that is not in `before` has an element that is not finite."""
+    """Raise Diverged if a tensor of `state` that is not in `before` has an element that is not finite."""
     old = {id(t) for group in before.values() for t in group.values()}
     fresh = {path: t for path, t in leaves(state) if id(t) not in old and t.is_floating_point()}
     if math.isfinite(norm([fresh])):
         return
     for path, t in fresh.items():
         if not torch.isfinite(t).all():
-            raise RunFailed(
+            raise Diverged(
                 f"round {round + 1}: the server's state is not finite after the step, in {path}. Hint: {hint}"
             )
 

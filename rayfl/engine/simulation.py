@@ -25,7 +25,7 @@ from rayfl.core.tensors import as_tensor
 from rayfl.data.base import Arrays
 from rayfl.data.federation import Federation
 from rayfl.engine import checkpoints, traffic
-from rayfl.engine.checked import Checked, RunFailed, check_finite
+from rayfl.engine.checked import Checked, Diverged, check_finite
 from rayfl.engine.client_states import ClientStates
 from rayfl.engine.cohort import Chunk, Cohort, Division
 from rayfl.engine.evaluator import Clients, Evaluator
@@ -51,7 +51,7 @@ DEFAULT_STATISTICS = Evaluation.model_fields["statistics"].default
 MakeExecutor = Callable[[Recipe], Executor]
 
 
-class RefusedUpdate(RunFailed):
+class RefusedUpdate(Diverged):
     """Raised for an update that is not finite or too large, if the policy is to stop."""
 
 
@@ -249,7 +249,7 @@ class Simulation:
         line = self.partial_round
         for name, found in results.items():
             if not math.isfinite(norm(found.groups.values())):
-                raise RunFailed(
+                raise Diverged(
                     f"round {self.round + 1}: the result of the server task {name!r} is not finite. Hint: lower its "
                     "learning rate, in the section method"
                 )

@@ -2,7 +2,8 @@
 
 Two rounds are run with one training step per client and as little other work as possible. The clients of the next round
 then train for 1, 2 and 8 steps, with all other work of the method. Traffic is that of a run, except where it depends on
-what is learned (codes of masks) or alternates between rounds (RoLoRA, LoRA-A2: that of the third round). Operations are a fixed number per visit plus a number per training sample:
+what is learned (codes of masks) or alternates between rounds (RoLoRA, LoRA-A2: that of the third round). Operations
+are a fixed number per visit plus a number per training sample:
 
 - proportional to the samples, also with several inner steps per batch: exact, nothing is fixed;
 - random widths and learned masks: proportional, the mean of the first step;

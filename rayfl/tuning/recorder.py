@@ -17,7 +17,7 @@ from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import called, folder_name, trial_id_of, trial_of
 from rayfl.tuning.space import text_of
 from rayfl.tuning.sweep import Sweep
-from rayfl.tuning.trial import ENDED
+from rayfl.tuning.trial import DIVERGED, ENDED
 
 
 class RayDied(BaseException):
@@ -28,7 +28,8 @@ class Recorder(tune.Callback):
     """Writes trials' folders, updates `progress`, and calls `follow` with every trial's folder.
 
     A ConfigError of a trial ends the sweep and is kept in `refusal`, because other trials probably have it too. Other
-    errors are written to the trial's run.json, and the sweep continues.
+    errors are written to the trial's run.json, and the sweep continues; after it, they are errors of the sweep, except
+    for trials that diverged, whose points have been tried.
     """
 
     current: "Recorder | None" = None
@@ -53,13 +54,13 @@ class Recorder(tune.Callback):
     def recall(self) -> None:
         """Show the trials that finished before this process started, and pass them to `follow`."""
         for record in runs(self.run.path):
-            if record.sweep == self.run.id and record.status == "finished":
+            if record.sweep == self.run.id and (record.status == "finished" or has_diverged(record)):
                 if (title := self.sweep.titles.get(record.label, "")) != record.title:
                     record.title = title
                     record.save()
                 trial_id = trial_id_of(record.path)
                 self._show(trial_id, record)
-                self.progress.done(trial_id, "finished")
+                self.progress.done(trial_id, record.status)
                 # its end may not have reached MLflow
                 self.follow(record.path)
             elif record.sweep == self.run.id and record.status == "running":
@@ -88,6 +89,7 @@ class Recorder(tune.Callback):
     def on_trial_result(self, iteration: int, trials: list, trial, result: dict, **info) -> None:
         record, lines = self.trials[trial.trial_id], result.pop("lines")
         scores, ended = result.pop("client_scores", None), result.pop(ENDED, None)
+        diverged = result.pop(DIVERGED, None)
         before = lines[0]["round"] - 1 if lines else result["round"]
         if before != len(record.rounds()):
             try:
@@ -95,7 +97,9 @@ class Recorder(tune.Callback):
             except ConfigError as error:
                 self.refusal = error
                 raise
-        if not lines:
+        if diverged:
+            record.tags[DIVERGED] = diverged
+        elif not lines:
             # a searcher needs the metric in the last result
             result |= {key: value for key, value in record.rounds()[-1].items() if isinstance(value, int | float)}
         record.append(lines)
@@ -111,6 +115,10 @@ class Recorder(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list, trial, **info) -> None:
         record = self.trials[trial.trial_id]
+        if diverged := record.tags.get(DIVERGED):
+            self.progress.note(f"{self._what(trial)} diverged: {diverged}")
+            self._end(trial, "failed", diverged)
+            return
         if trial.checkpoint is not None:
             with trial.checkpoint.as_directory() as folder:
                 checkpoints.copy(Path(folder), record.path / checkpoints.CHECKPOINTS)
@@ -143,7 +151,8 @@ class Recorder(tune.Callback):
         if RunFolder.exists(path):
             # one of this process may have lines that are not written yet
             record = self.trials.get(trial.trial_id) or RunFolder.open(path)
-            record.tags.pop(ENDED, None)
+            for tag in (ENDED, DIVERGED):
+                record.tags.pop(tag, None)
             record.title = self.sweep.titles.get(row, "")
             record.resume()
         else:
@@ -198,6 +207,10 @@ class Recorder(tune.Callback):
             self._opened(trial).finish("failed", _text(trial))
             self.refusal = ConfigError(f"{self._what(trial)}: {error}")
             raise self.refusal
+
+
+def has_diverged(record: RunFolder) -> bool:
+    return record.status == "failed" and DIVERGED in record.tags
 
 
 def _cause(trial) -> BaseException | None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from rayfl.results.folder import RunFolder, records, runs
 from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import snapshots, trust
 from rayfl.tuning.following import Following
-from rayfl.tuning.recorder import RayDied, Recorder
+from rayfl.tuning.recorder import RayDied, Recorder, has_diverged
 from rayfl.tuning.search import folder_name, scheduler_of, space_of, trial_config, trial_id_of, trial_of
 from rayfl.tuning.space import Point, text_of
 from rayfl.tuning.sweep import Sweep
@@ -58,7 +59,8 @@ def run_sweep(
 
     `run` is the sweep's own folder. `storage`: a place that all nodes see, for what trials leave for each other.
     Default: `run`. Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a ConfigError if a
-    trial raises one, and a RuntimeError that names the trials that failed.
+    trial raises one, and a RuntimeError that names the trials that failed, or if no trial has the search metric. A
+    trial that diverges has failed, but counts as tried; a note names the rows that lose seeds or all points by it.
     """
     recorder.recall()
     for row in sweep.rows:
@@ -74,11 +76,26 @@ def run_sweep(
         for row in sweep.rows:
             recorder.progress.phase(f"searching for {row} on seed {first}")
             stages.of_row(f"search-{row}", row)
-    done = {(record["label"], record["seed"]) for record in _finished(run.path, run.id)}
+    ended = [record for record in runs(run.path) if record.status == "finished" or has_diverged(record)]
+    done = {(record.label, record.seed) for record in ended if record.sweep == run.id}
     confirm = [trial for row in sweep.rows for trial in confirming_trials(sweep, run.path, run.id, row)]
     if missing := [trial for trial in confirm if (trial["row"], trial["seed"]) not in done]:
         stages.listed("confirm", missing)
-    return best_trials(_finished(run.path, run.id), search.metric, sweep.mode)
+    best = best_trials(_finished(run.path, run.id), search.metric, sweep.mode)
+    seeds = Counter(record["label"] for record in best)
+    if not seeds:
+        raise RuntimeError(
+            f"no trial has a finite {search.metric}, so that no row can be ranked. See {run.path / 'trials'}"
+        )
+    for row in sweep.rows:
+        if not seeds[row]:
+            recorder.progress.note(f"{row}: not ranked, because no trial has a finite {search.metric}")
+        elif seeds[row] < len(search.seeds):
+            recorder.progress.note(
+                f"{row}: {search.metric} is finite on {seeds[row]} of {len(search.seeds)} seeds only, which are its "
+                "results"
+            )
+    return best
 
 
 def have_ended(folder: Path, id: str, trials: Set[str]) -> bool:

@@ -2,6 +2,7 @@
 # (ray.remote adds methods to a class, and with_parameters adds arguments, which the type checker does not see)
 """One federated run as a trial of Ray Tune, on the trial's node."""
 
+import math
 import os
 import pickle
 import time
@@ -17,6 +18,7 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rayfl.engine.checked import Diverged
 from rayfl.engine.checkpoints import (
     BEST,
     CHECKPOINTS,
@@ -44,6 +46,8 @@ from rayfl.tuning.sweep import Sweep
 
 ENDED = "ended"
 """Key in the result of a trial that a listener ended: the round."""
+DIVERGED = "diverged"
+"""Key in the result of a trial that diverged: why."""
 LINES = "metrics.jsonl"
 """File in a checkpoint: the lines of all rounds before."""
 
@@ -71,8 +75,9 @@ class FederatedTrial(tune.Trainable):
     """One federated run as a trial. The next trial reuses its processes.
 
     The first step loads the run, so that a failure is an error of the trial; an error in `setup` would appear as the
-    death of a process. A listener that ends the run ends the trial, which counts as finished. Checkpoints contain the
-    lines of all rounds before, for the listeners of a trial that continues.
+    death of a process. A listener that ends the run ends the trial, which counts as finished. A trial that diverges
+    ends too, because it would do so again. Checkpoints contain the lines of all rounds before, for the listeners of a
+    trial that continues.
     """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:
@@ -135,7 +140,11 @@ class FederatedTrial(tune.Trainable):
         lines: list[Line] = []
         # schedulers and searchers need their metric in every result
         while not lines or not self.sweep.search.is_fair and EVALUATED not in lines[-1]:
-            if (more := ray.get(self.server.step.remote())) is None:
+            try:
+                more = ray.get(self.server.step.remote())
+            except Diverged as error:
+                return self._diverged(error, lines)
+            if more is None:
                 return self._finished_before(experiment)
             lines += more
         self.round = lines[-1]["round"]
@@ -160,6 +169,15 @@ class FederatedTrial(tune.Trainable):
         self._leave("finished")
         ended = {ENDED: self.round} if self.round < experiment.rounds else {}
         return {"lines": [], "round": self.round, "done": True} | ended
+
+    def _diverged(self, error: Diverged, lines: list[Line]) -> dict[str, Any]:
+        """Return the last result of a trial that diverged, with the worst score for schedulers and searchers."""
+        self._leave("failed")
+        self.round = lines[-1]["round"] if lines else self.round
+        worst = -math.inf if self.sweep.mode == "max" else math.inf
+        # Ray raises the error of another process with its cause
+        reason = str(getattr(error, "cause", error))
+        return {"lines": lines, "round": self.round, "done": True, DIVERGED: reason, self.sweep.search.metric: worst}
 
     def _keep_if_best(self, experiment: Experiment, line: Line) -> None:
         """Keep the best checkpoint in the trial's own folder, which is copied with its checkpoints."""

@@ -305,7 +305,7 @@ def test_an_exported_network_says_how_inputs_are_prepared(table, tmp_path):
     run = {"executor": "serial"}
     clients = {"count": 3, "cohort": 2, "capacities": [1, 0.25]}
     given = {"rounds": 1, "data": data, "model": "mlp", "method": "heterofl", "clients": clients, "run": run}
-    rayfl.run(given, tmp_path / "run")
+    rayfl.run(given | {"evaluation": {"holdout": 0}}, tmp_path / "run")
     export(tmp_path / "run", 0.25, tmp_path / "small", notify=lambda note: None)
     samples = json.loads((tmp_path / "small" / "config.json").read_text())["samples"]
     assert samples["categories"] == [[1, 2]] and len(samples["fill"]) == 2 and samples["target_std"][0] > 1

@@ -102,7 +102,9 @@ VIT = {"name": "vit_b_16", "layers": 2, "heads": 2, "head_width": 8, "patch": 4}
 )
 def test_traffic_is_that_of_the_later_rounds(tmp_path, method, cohort):
     lora = {"name": "lora", "rank": 2, "alpha": 4, "base": VIT}
-    fleet, simulation = fleet_of(tmp_path, method, model=lora, clients={"count": 12, "cohort": cohort, "capacities": [1]})
+    fleet, simulation = fleet_of(
+        tmp_path, method, model=lora, clients={"count": 12, "cohort": cohort, "capacities": [1]}
+    )
     line, work = run(simulation)[-1], fleet.work[1.0]
     assert (line["bytes_down"], line["bytes_up"]) == (cohort * work.bytes_down, cohort * work.bytes_up)
 

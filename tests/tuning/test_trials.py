@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -344,6 +345,35 @@ def test_a_trial_that_fails_is_said_in_one_sentence_and_tried_again(swept, tmp_p
     plan, best, trials, _ = swept(path)
     assert {trial.id for trial in trials} == {bad.id, good.id} and len(best) == 2
     assert all(trial.status == "finished" and is_serial(plan, trial, tmp_path) for trial in trials)
+
+
+@pytest.mark.slow
+def test_a_point_that_diverges_counts_as_tried(swept, tmp_path):
+    """It is not started again, and the row goes on with its other points. A row whose points all diverge is named."""
+    rows = {"some": {"method": "heterofl"}, "all": {"method": "heterofl"}}
+    experiment = {"rounds": 2, "server": {"optimizer": "yogi"}}
+    search = {"space": {"server.lr": {"grid": [0.01, 1e39]}}, "seeds": [0, 1]}
+    search["spaces"] = {"all": {"server.lr": {"grid": [1e39, 2e39]}}}
+    plan, best, trials, progress = swept(write(tmp_path, rows, experiment, **search))
+    assert [(row["label"], row["seed"], row["params"]["server.lr"]) for row in best] == [
+        ("some", 0, 0.01),
+        ("some", 1, 0.01),
+    ]
+    assert Counter((trial.label, trial.status) for trial in trials) == {
+        ("some", "finished"): 2,
+        ("some", "failed"): 1,
+        ("all", "failed"): 2,
+    }
+    failed = next(trial for trial in trials if trial.label == "some" and trial.status == "failed")
+    assert (failed.error or "").startswith("round 1: the server's state is not finite after the step, in params/")
+    assert "Restarting" not in progress.printed
+    assert f"some (server.lr=1e+39, seed 0) diverged: {failed.error}" in progress.printed
+    assert f"all: not ranked, because no trial has a finite {plan.search.metric}" in progress.printed
+    # all stages are done
+    _, again, same, _ = swept(write(tmp_path, rows, experiment, **search))
+    assert len(again) == 2 and {trial.id for trial in same} == {trial.id for trial in trials}
+    with pytest.raises(RuntimeError, match=r"no trial has a finite .*, so that no row can be ranked"):
+        swept(write(tmp_path, {"all": rows["all"]}, experiment, **search), place="none")
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ Symbols: b_1 .. b_L the residual blocks, c a client's capacity, x the global par
                    before it are constant (`alter_flag`)
     partial        a block that costs more than c alone is in no group, and the client leaves it out (`insufficient`);
                    if all do, it trains the network without blocks
-    mutual         a client that trains the whole network at once also trains a network z of its own, which never leaves it: y on
-                   CE(y) + l KL(z, y), z on CE(z) + l KL(y, z), KL(a, b) = KL(softmax a || softmax b), each with the
-                   other held constant, l = `distill` (`sufficient`)
+    mutual         a client that trains the whole network at once also trains a network z of its own, which never
+                   leaves it: y on CE(y) + l KL(z, y), z on CE(z) + l KL(y, z), KL(a, b) = KL(softmax a || softmax b),
+                   each with the other held constant, l = `distill` (`sufficient`)
     x  <-  sum_k n_k y_k / sum_k n_k over the clients that have the block
 
 Down and up: the client's blocks and all layers outside blocks. Devices run the whole network.
