@@ -74,11 +74,10 @@ def run(
     Raises a ConfigError for invalid input before anything is started or written.
     """
     experiment = as_experiment(experiment)
+    if resume and folder is None:
+        raise ConfigError("resume: True is not valid without a folder. Allowed: the folder of the run")
     temporary = Temporary() if folder is None else None
-    # a server actor may have another working folder
-    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
-        raise ConfigError(f"folder: {shown(folder)} is not valid. Allowed: a path")
-    path = temporary.path / "run" if temporary else Path(str(folder)).expanduser().resolve()
+    path = temporary.path / "run" if temporary else absolute(folder)
     heard = _Heard()
     listeners = experiment.all_listeners([*listeners, heard])
     with claimed(path, experiment.plain(), resume):
@@ -297,6 +296,13 @@ class Session:
 
 
 # shared
+
+
+def absolute(folder: Any) -> Path:
+    """Return the absolute path of a run's or a sweep's folder: a server actor may have another working folder."""
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise ConfigError(f"folder: {shown(folder)} is not valid. Allowed: a path")
+    return Path(folder).expanduser().resolve()
 
 
 def as_experiment(given: Given) -> Experiment:

@@ -425,8 +425,14 @@ def test_what_is_no_experiment_is_refused():
 
 def test_what_is_no_folder_or_listener_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    comparison = {"experiment": tiny(run={"executor": "ray"}), "rows": {"a": {}}}
     for folder in (5, "", ["run"]):
-        assert message(rayfl.run, tiny(), folder) == f"folder: {folder!r} is not valid. Allowed: a path"
+        for function, given in ((rayfl.run, tiny()), (rayfl.sweep, comparison)):
+            assert message(function, given, folder) == f"folder: {folder!r} is not valid. Allowed: a path"
+    assert message(rayfl.run, tiny(), resume=True).startswith("resume: True is not valid without a folder")
+    for plan in (3, tiny()):
+        said = message(rayfl.sweep, plan, "~/run")
+        assert said.startswith("sweep: ") and said.endswith("Allowed: a mapping of sections, or a YAML file's path")
     for listener in ("early_stopping", print, EarlyStopping):
         said = message(lambda one=listener: rayfl.run(tiny(), "~/run", listeners=[one]))
         assert said.startswith("listeners.0: ") and said.endswith("is not valid. Allowed: an object of rayfl.Listener")

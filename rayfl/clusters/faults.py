@@ -35,7 +35,7 @@ ASSIGNED = re.compile(
     r"\b(\w*(?:PASSWORD|PASSWD|TOKEN|SECRET|API_KEY|ACCESS_KEY|SECRET_KEY))=(?!['\"]?[$~/'\"]|\s|$)", re.I
 )
 IN_ADDRESS = re.compile(r"://[^/\s:@$]+:[^/\s@$]+@")
-RAY_VERSION = re.compile(r"(?<![\w-])ray(?:\[[\w,]*\])?\s*==\s*([\w.]+)|rayproject/ray:([\w.]+)|[-:]ray(\d[\w.]*)")
+RAY_VERSION = re.compile(r"(?<![\w-])ray(?:\[[\w,]*\])?\s*==\s*([\w.]+)|rayproject/ray:([\w.]+)|[-:]ray(\d+\.[\w.]+)")
 
 
 def leaves(given: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[list[Any], Any]]:

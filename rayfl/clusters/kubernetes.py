@@ -138,7 +138,8 @@ def _seen_by_all(pod: Mapping[str, Any], output: str, claims: Mapping[str, Any])
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     mounts = (pod.get("containers") or [{}])[0].get("volumeMounts", [])
     over = [mount for mount in mounts if Path(output).is_relative_to(mount["mountPath"])]
-    volume = volumes.get(over[0]["name"], {}) if over else {}
+    innermost = max(over, key=lambda mount: len(Path(mount["mountPath"]).parts), default=None)
+    volume = volumes.get(innermost["name"], {}) if innermost else {}
     if not volume or "emptyDir" in volume or "hostPath" in volume:
         yield (
             f"containers.0.volumeMounts: no shared volume at {output}, the output folder. Allowed: one that all "

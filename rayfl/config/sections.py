@@ -279,10 +279,10 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     return given
 
 
-def set_path(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Return a copy of `given` with `value` at a dotted path: "training.lr" or "method.submodels.0.width".
-    Missing sections are created; list entries must exist."""
-    parts = path.split(".")
+def set_path(given: dict[str, Any], path: str | list[str], value: Any) -> dict[str, Any]:
+    """Return a copy of `given` with `value` at a dotted path: "training.lr" or "method.submodels.0.width"; in parts, if
+    one has dots itself. Missing sections are created; list entries must exist."""
+    parts = path.split(".") if isinstance(path, str) else path
     if len(parts) > DEEPEST:
         raise ConfigError(f"{shown(path)}: the path has {len(parts)} parts. Allowed: at most {DEEPEST}")
     return _set(given, parts, 0, value)

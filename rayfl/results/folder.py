@@ -15,11 +15,12 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from rayfl.config import Config, ConfigError, parse
 from rayfl.config.plain import shown
@@ -67,6 +68,8 @@ class RunFolder(Config):
     """Lines not written yet because the disk was full."""
     counted: float | None = Field(default=None, exclude=True, repr=False)
     """Time up to which `seconds` counts (`time.monotonic`); None outside of the process that makes the run."""
+    _scores: np.ndarray | None = PrivateAttr(default=None)
+    """Scores of clients not written yet because the disk was full."""
 
     @field_validator("tags")
     @classmethod
@@ -217,9 +220,11 @@ class RunFolder(Config):
             self.save()
 
     def finish(self, status: Status, error: str | None = None) -> None:
-        """Write pending lines, the result of a run, and the final status, in this order."""
+        """Write pending lines and scores, the result of a run, and the final status, in this order."""
         if self.pending:
             self.append([])
+        if self._scores is not None:
+            files.write_array(self.path / "clients.npy", self._scores)
         if self.kind == "run":
             files.write_json(self.path / "result.json", self._summary())
         self.count_time()
@@ -227,8 +232,12 @@ class RunFolder(Config):
         self.save()
 
     def save_clients(self, scores: np.ndarray) -> None:
-        """Write clients.npy: every client's first score on its own test split at the last evaluation."""
-        files.write_array(self.path / "clients.npy", scores)
+        """Write clients.npy: every client's first score on its own test split at the last evaluation. If writing fails,
+        they are kept until the next call or the run's end."""
+        self._scores = scores
+        with suppress(OSError):
+            files.write_array(self.path / "clients.npy", scores)
+            self._scores = None
 
     def record(self) -> dict[str, Any]:
         """Return the run as a row of plain values: id, label, title, point, status, error, sweep, seed, path, params

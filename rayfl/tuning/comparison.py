@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import LOADING, WRITING, claimed
+from rayfl.driver import LOADING, WRITING, absolute, claimed
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
 from rayfl.engine.private import check_groups
@@ -75,7 +75,7 @@ def sweep(
     """
     if not isinstance(plan, Sweep):
         plan = load_sweep(plan) if isinstance(plan, str | Path) else read_sweep(plan)
-    folder, storage = Path(folder).resolve(), storage and checked(storage)
+    folder, storage = absolute(folder), None if storage is None else checked(storage)
     with claimed(folder, plan.plain(), resume, "sweep"):
         progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
         if arrays is None:

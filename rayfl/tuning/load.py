@@ -23,7 +23,7 @@ from rayfl.config.plain import shown
 from rayfl.experiment import Experiment, lay_over, with_settings
 from rayfl.results.published import Published
 from rayfl.tuning.check import check
-from rayfl.tuning.space import Search
+from rayfl.tuning.space import Domain, Search
 from rayfl.tuning.sweep import Sweep
 
 SECTIONS = ("question", "experiment", "rows", "search", "published")
@@ -49,6 +49,10 @@ def read_sweep(
 ) -> Sweep:
     """Return the checked sweep of a mapping, in which sections can be objects and the experiment an `Experiment`, whose
     seed is ignored. `where`: its name in errors. Otherwise as `load_sweep`."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where}: {shown(given)} is not valid. Allowed: a mapping of sections, or a YAML file's path"
+        )
     given = {section: _as_mappings(value) for section, value in given.items()}
     _check_sections(given, where)
     chosen = list(_rows(given)) if rows is None else rows.split(",")
@@ -136,11 +140,19 @@ def _sweep(where: str, given: Mapping[str, Any], chosen: list[str], published: P
     )
 
 
+def _searched(path: str) -> list[str]:
+    """Return the parts of a path into the search; a setting is one part: "search.space.training.lr.grid"."""
+    parts = path.split(".")
+    setting = {"space": 2, "spaces": 3}.get(parts[1], len(parts))
+    end = len(parts) - (len(parts) > setting + 1 and parts[-1] in Domain.model_fields)
+    return [*parts[:setting], *([".".join(parts[setting:end])] if parts[setting:] else []), *parts[end:]]
+
+
 def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[str, Any]:
     """Return the file with one setting applied to the search, or to the experiment and the rows that change its
     section."""
     if path.startswith("search."):
-        return set_path(given, path, value)
+        return set_path(given, _searched(path), value)
     path = path.removeprefix("experiment.")
     if path == "seed":
         raise ConfigError(
@@ -148,11 +160,14 @@ def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[
             f"search.seeds=[{shown(value)}]"
         )
     search = given.get("search")
-    if isinstance(search, Mapping) and path in (search.get("space") or {}):
-        raise ConfigError(
-            f"{where}: --set {path}: the setting is in search.space, which decides it. Hint: --set search.space={{}} "
-            "searches nothing"
-        )
+    if isinstance(search, Mapping):
+        spaces = {f"search.spaces.{row}": space for row, space in (search.get("spaces") or {}).items()}
+        for place, space in ({"search.space": search.get("space")} | spaces).items():
+            if path in (space or {}):
+                raise ConfigError(
+                    f"{where}: --set {path}: the setting is in {place}, which decides it. Hint: --set {place}={{}} "
+                    "searches nothing"
+                )
     section = path.partition(".")[0]
     rows = {
         row: lay_over(dict(changes), path, value) if changes and section in changes else changes

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.config import ConfigError
-from rayfl.driver import claimed, start
+from rayfl.driver import absolute, claimed, start
 from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
 from rayfl.engine.on_ray.cluster import cluster, is_own, require_room, room
@@ -86,7 +86,7 @@ def scale(
     every axis. `follow` is called with the folder when it is complete. Raise ConfigError for invalid input before
     anything is started or written."""
     _check(experiment, axes, rounds, address)
-    folder = Path(folder).resolve()
+    folder = absolute(folder)
     progress = progress or ScaleProgress()
     config = experiment.plain() | {"scale": {"rounds": rounds} | {axis: list(values) for axis, values in axes.items()}}
     with claimed(folder, config, False, "scale"), nullcontext() if is_own(address) else cluster(address):

@@ -230,7 +230,9 @@ class Search(Config):
             raise ConfigError(f"widen: {self.widen}, but space has no grid of at least two numbers. Allowed: 0")
         for space in ({}, *self.spaces.values()):
             domains = (self.space | space).values()
-            count = self.trials * math.prod(len(domain.values) for domain in domains if domain.kind == "grid")
+            grids = [len(domain.values) for domain in domains if domain.kind == "grid"]
+            # `trials` are draws, of which grids have none
+            count = math.prod(grids) * (self.trials if len(grids) < len(domains) else 1)
             if count > MOST_POINTS:
                 raise ConfigError(
                     f"space: the grids and `trials` give {count} points per row. Allowed: at most {MOST_POINTS}"

@@ -384,6 +384,12 @@ def test_an_output_folder_that_a_command_mounts(given, tmp_path, command):
     assert check_cluster(path)
 
 
+def test_a_name_is_no_version_of_ray(given, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump(given | {"cluster_name": "my-ray2"}))
+    assert check_cluster(path)
+
+
 def test_a_ray_that_rayfl_is_not_made_for(given, wrong):
     place = f"setup_commands.{len(given['setup_commands'])}"
     given["setup_commands"].append("pip install 'ray[default,tune]==2.50.0'")

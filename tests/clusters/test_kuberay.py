@@ -291,6 +291,21 @@ def test_an_output_folder_that_a_pod_has_for_itself(given, wrong):
     assert wrong(given) == [f"{place.removesuffix('volumes')}containers.0.volumeMounts: {UNSHARED}"]
 
 
+def test_the_volume_of_an_output_folder_is_the_innermost(given, wrong, tmp_path):
+    """A pod's own disk at /mnt, with the shared one below, and the other way round."""
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "rayfl"}}, {"name": "own", "emptyDir": {}}]
+    given.change("RayCluster", f"{GROUP}.template.spec.volumes", volumes)
+    for inner, outer in (("shared", "own"), ("own", "shared")):
+        mounts = [{"name": outer, "mountPath": "/mnt"}, {"name": inner, "mountPath": "/mnt/rayfl"}]
+        place = given.change("RayCluster", f"{GROUP}.template.spec.containers.0.volumeMounts", mounts)
+        if inner == "own":
+            assert wrong(given) == [f"{place}: {UNSHARED}"]
+        else:
+            path = tmp_path / "right.yaml"
+            path.write_text(yaml.safe_dump_all(given))
+            assert check_cluster(path)
+
+
 def test_no_output_folder(given, wrong):
     given.head["containers"][0]["env"].pop(0)
     assert wrong(given) == [

@@ -235,6 +235,17 @@ def test_client_scores_are_saved(run):
     assert (run.path / "clients.npy").stat().st_size < 12 * 10**5 + 300
 
 
+def test_client_scores_wait_for_a_full_disk(run, monkeypatch):
+    old, new = client_scores({0: 0.5}), client_scores({0: 0.75})
+    run.save_clients(old)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        run.save_clients(new)
+    assert RunFolder.open(run.path).client_scores.tobytes() == old.tobytes()
+    run.finish("finished")
+    assert RunFolder.open(run.path).client_scores.tobytes() == new.tobytes()
+
+
 def test_runs_of_a_sweep_are_found_below_it(tmp_path):
     sweep = folder(tmp_path / "sweep", "digits", kind="sweep")
     for name in ("b", "a"):

@@ -113,9 +113,13 @@ def test_a_number_of_400_digits(tmp_path):
         ({"trails": 3}, "search.trails: unknown key 'trails'. Did you mean 'trials'?"),
         ({"trials": 0}, "search.trials: 0 is not valid. Allowed: at least 1"),
         ({"trials": 10**9}, "search.trials: 1000000000 is not valid. Allowed: at most 10000"),
+        (
+            {"space": {"training.lr": {"grid": [rate / 1000 for rate in range(1, 10002)]}}, "trials": 2},
+            "search: space: the grids and `trials` give 10001 points per row. Allowed: at most 10000",
+        ),
         ({"trials": True}, "search.trials: True is not valid. Allowed: a whole number"),
         (
-            {"space": LR, "trials": 6000},
+            {"space": LR | {"training.momentum": {"uniform": [0, 1]}}, "trials": 6000},
             "search: space: the grids and `trials` give 12000 points per row. Allowed: at most 10000",
         ),
         (
@@ -198,6 +202,12 @@ def test_a_row_with_domains_of_its_own(tmp_path):
         assert sweep.point(row, sweep.experiment(row, point, 0).plain()) == point
     assert load_sweep(path, rows="fedavg").facts()["tuned"] == ["training.lr"]
     assert load_sweep(path, ["search.spaces={}"]).points["fedprox"] == sweep.points["fedavg"]
+    fewer = load_sweep(path, ["search.space.training.lr.grid=[0.7]", "search.spaces.fedprox.method.mu.grid=[2]"])
+    assert fewer.points == {"fedavg": [{"training.lr": 0.7}], "fedprox": [{"training.lr": 0.3, "method.mu": 2}]}
+    said = refused(path, ["method.mu=5"])
+    assert said.startswith(
+        "--set method.mu: the setting is in search.spaces.fedprox, which decides it. Hint: --set search.sp"
+    )
 
 
 @pytest.mark.parametrize(
