@@ -81,7 +81,9 @@ SMALLEST_GROUP = "smallest_group"
 
 IF_ANY = ("bytes_public", "server_flops")
 """Totals that tables show only if a row has them."""
-SIMULATED = ("sim_seconds", "wasted_flops", "wasted_bytes")
+WASTED = ("wasted_bytes", "wasted_flops")
+"""Totals of visits whose update was discarded."""
+SIMULATED = ("sim_seconds", *WASTED)
 """Totals of runs with a `system:` section."""
 TOTALS = tuple(metric.name for metric in ROUND if metric.total and metric.name not in SIMULATED)
 _MEANS = tuple(metric.name for metric in ROUND if metric.adds == "mean")

@@ -8,6 +8,7 @@ outside of training is measured in rounds without training. The bytes are those 
 actors' node.
 """
 
+import argparse
 import json
 import statistics
 from typing import Any
@@ -59,6 +60,7 @@ def came_to(node: str) -> int:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     model = experiment(1).model
     size = nbytes(frozen.tensors_of(model))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})

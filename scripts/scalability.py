@@ -5,5 +5,5 @@ import sys
 from rayfl.cli import main
 
 if __name__ == "__main__":
-    sys.argv.insert(1, "scale")
+    sys.argv[:1] = ["rayfl", "scale"]
     main()

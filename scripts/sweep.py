@@ -5,5 +5,5 @@ import sys
 from rayfl.cli import main
 
 if __name__ == "__main__":
-    sys.argv.insert(1, "sweep")
+    sys.argv[:1] = ["rayfl", "sweep"]
     main()

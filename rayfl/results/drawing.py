@@ -32,6 +32,8 @@ Style = Mapping[str, Any]
 # Okabe and Ito's palette with grey for black, which is invisible on dark pages, and three of Paul Tol's muted colours
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676", "#882255", "#7A6BD0", "#999933")
 LINES = ("-", "--", "-.", ":")
+HATCHES = dict(zip(LINES, ("", "//", "xx", ".."), strict=True))
+"""Line style -> hatch of bars."""
 MARKERS = "osD^vPX<>p"
 
 SALT = 1477

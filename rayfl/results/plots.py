@@ -21,7 +21,18 @@ from rayfl.config.plain import short
 from rayfl.metrics import UPDATES, Line, label, named
 from rayfl.results.budgets import COSTS, Cost, with_spent
 from rayfl.results.cells import percent, plain
-from rayfl.results.drawing import Plot, Style, axis_name, legend, line_of, new_figure, panels, styles_of, title_axis
+from rayfl.results.drawing import (
+    HATCHES,
+    Plot,
+    Style,
+    axis_name,
+    legend,
+    line_of,
+    new_figure,
+    panels,
+    styles_of,
+    title_axis,
+)
 from rayfl.results.folder import RunFolder
 from rayfl.results.rows import Record, by_label, capacities, facts_of, judge_of, titles_of, values_of
 from rayfl.results.spread import deviation
@@ -160,7 +171,8 @@ def round_times(curves: Curves, styles: Mapping[str, Style]) -> Plot | None:
     rows: list[list[Any]] = []
     for name, found in times.items():
         shares = np.arange(1, len(found) + 1) / len(found)
-        axes.step(found, shares, where="post", label=name, color=styles[name]["color"], linewidth=1.8)
+        look = {key: styles[name][key] for key in ("color", "linestyle")}
+        axes.step(found, shares, where="post", label=name, linewidth=1.8, **look)
         rows += [[name, seconds, share] for seconds, share in zip(found, shares.tolist(), strict=True)]
     if max(map(max, times.values())) > 10 * min(map(min, times.values())) > 0:
         axes.set_xscale("log")
@@ -188,7 +200,8 @@ def participation(curves: Curves, styles: Mapping[str, Style]) -> Plot | None:
     for i, (name, found) in enumerate(counts.items()):
         shares = [found.get(kind, 0) / sum(found.values()) for kind in kinds]
         places = np.arange(len(kinds)) + (i + 0.5) * width - 0.4
-        axes.bar(places, shares, 0.9 * width, label=name, color=styles[name]["color"])
+        hatch = HATCHES[styles[name]["linestyle"]]
+        axes.bar(places, shares, 0.9 * width, label=name, color=styles[name]["color"], hatch=hatch, edgecolor="white")
         rows += [[name, kind, share] for kind, share in zip(kinds, shares, strict=True)]
     axes.set_xticks(range(len(kinds)), kinds)
     title_axis(axes.yaxis, "share of updates")
@@ -233,7 +246,8 @@ def tuning_plots(
     trials: Sequence[Record], paths: Sequence[str], metric: str, mode: Better | Literal["auto"] = "auto"
 ) -> dict[str, Plot]:
     """Return name -> plot of the search metric over each tuned setting, one line per row: the best of all points with
-    this value, on the seeds common to all points. Failed points are gaps. Settings with one value have no plot."""
+    this value, on the seeds common to all points. Failed points are gaps. Settings with one value have no plot, and
+    rows without a setting no line."""
     titles, styles, plots = titles_of(trials), named_styles(trials), {}
     for path, setting in names_of(paths).items():
         found = {titles[of]: heights for of, heights in responses(trials, path, metric, mode).items()}
@@ -281,11 +295,12 @@ def trained(records: Iterable[Record]) -> set[float]:
 def client_histogram(scores: Mapping[str, Sequence[np.ndarray]], axis: str, styles: Mapping[str, Style]) -> Plot:
     """Plot histograms of client scores, one panel per row (FIARSE, arXiv 2407.19389, figure 2). `scores`: name ->
     scores [clients] of each run; counts are means over runs, dashed lines means of all scores. `axis`: title of the
-    score axis, which spans 0 to 1 and all scores."""
+    score axis, which spans 0 to 1 and all finite scores; others are left out."""
+    scores = {name: [values[np.isfinite(values)] for values in runs] for name, runs in scores.items()}
     all = {name: np.concatenate(runs) for name, runs in scores.items()}
-    ends = [0.0, 1.0, *(end for values in all.values() for end in (values.min(), values.max()))]
-    edges, rows = np.linspace(min(ends), max(ends), 21), []
-    means = {name: values.mean() for name, values in all.items()}
+    ends = np.concatenate([[0.0, 1.0], *all.values()])
+    edges, rows = np.linspace(ends.min(), ends.max(), 21), []
+    means = {name: values.mean() if len(values) else math.nan for name, values in all.items()}
     shown = percent if axis.endswith("%") else plain
     titles = [f"{name}: mean {shown([mean])}" for name, mean in means.items()]
     what = "clients, mean over seeds" if any(len(runs) > 1 for runs in scores.values()) else "clients"
@@ -312,8 +327,8 @@ def label_distribution(counts: np.ndarray) -> Plot:
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
     axes.set_xlabel("client")
     axes.set_ylabel("class")
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
     figure.colorbar(image, ax=axes, label="samples of the class", pad=0.01)
     return Plot(figure, ["client", *map(str, range(classes))], [[id, *row] for id, row in enumerate(counts.tolist())])
 

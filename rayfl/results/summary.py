@@ -8,7 +8,19 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rayfl.config import Config
-from rayfl.metrics import ENDS, EPSILONS, ROUND, SIMULATED, SMALLEST_GROUP, SPLITS, TOTALS, Line, evaluated, named
+from rayfl.metrics import (
+    ENDS,
+    EPSILONS,
+    ROUND,
+    SIMULATED,
+    SMALLEST_GROUP,
+    SPLITS,
+    TOTALS,
+    WASTED,
+    Line,
+    evaluated,
+    named,
+)
 
 Better = Literal["max", "min"]
 
@@ -156,14 +168,16 @@ def amounts(record: Mapping[str, Any]) -> dict[str, float]:
     a run without rounds.
 
     gbit: traffic to and from all clients in 10^9 bits. client_macs: multiply-adds of forward and backward passes, as a
-    mean over all clients, including those never selected. kbit_up_per_point: 10^3 bits sent by all clients per
-    percentage point of the judge metric, if that is a fraction of which more is better.
+    mean over all clients, including those never selected. Both include visits whose update was discarded.
+    kbit_up_per_point: 10^3 bits sent by all clients per percentage point of the judge metric, if that is a fraction of
+    which more is better.
     """
     if not record.get("rounds"):
         return {}
     facts = record["facts"]
-    gbit = 8 * (record["bytes_down"] + record["bytes_up"]) / 1e9
-    found = {"gbit": gbit, "client_macs": record["train_flops"] / 2 / facts["clients"]}
+    wasted_bytes, wasted_flops = (record.get(name, 0) for name in WASTED)
+    gbit = 8 * (record["bytes_down"] + record["bytes_up"] + wasted_bytes) / 1e9
+    found = {"gbit": gbit, "client_macs": (record["train_flops"] + wasted_flops) / 2 / facts["clients"]}
     score = record.get(facts["judge"], 0.0)
     if score > 0 and Facts(**facts).better(facts["judge"]) == "max":
         found["kbit_up_per_point"] = 8 * record["bytes_up"] / 1e3 / (100 * score)

@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rayfl.metrics import EPSILONS, IF_ANY, SIMULATED, SMALLEST_GROUP, label, named
+from rayfl.metrics import EPSILONS, IF_ANY, SIMULATED, SMALLEST_GROUP, WASTED, label, named
 from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, human_flops, mean, percent, plain, spread, tex
 from rayfl.results.rows import Record, by_label, capacities, facts_of, finite_mean, judged, titles_of, values_of
 from rayfl.results.spread import like_the_best
@@ -191,9 +191,11 @@ def columns_of(records: Sequence[Record], metric: str = "accuracy_mean") -> tupl
         Column("bytes_public", "public data", "bytes"),
         Column("train_flops", "FLOPs", "flops"),
         Column("server_flops", "server FLOPs", "flops"),
+        Column("wasted_bytes", "wasted", "bytes"),
+        Column("wasted_flops", "wasted FLOPs", "flops"),
         Column("seconds", "time", "time"),
     ]
-    seldom = (*IF_ANY, *EPSILONS, SMALLEST_GROUP)
+    seldom = (*IF_ANY, *WASTED, *EPSILONS, SMALLEST_GROUP)
     costs = [column for column in costs if column.name not in seldom or any(values_of(records, column.name))]
     if values_of(records, "sim_seconds"):
         shown = "{:.4g} %" if columns.is_share else "{:.4g}"

@@ -116,7 +116,7 @@ def responses(
     trials: Iterable[Record], path: str, metric: str, mode: Better | Literal["auto"] = "auto"
 ) -> dict[str, dict[Value, float]]:
     """Return label -> value of a setting -> best mean of the metric over points with this value, on the seeds common to
-    all points of the label. Values ascend if all are numbers."""
+    all points of the label. Values ascend if all are numbers. Labels without the setting are missing."""
     labels: dict[str, list[Record]] = {}
     for trial in trials:
         labels.setdefault(trial["label"], []).append(trial)
@@ -127,8 +127,9 @@ def responses(
         best = max if (facts_of(rows[0]).better(metric) if mode == "auto" else mode) == "max" else min
         heights: dict[Value, float] = {}
         for some in points.values():
-            if shared := [row for row in some if row["seed"] in seeds]:
-                value, height = value_of(some[0], path), mean_of(shared, metric)
+            value, shared = value_of(some[0], path), [row for row in some if row["seed"] in seeds]
+            if shared and value != MISSING:
+                height = mean_of(shared, metric)
                 heights[value] = best(heights.get(value, height), height)
         ordered = not any(isinstance(value, str) for value in heights)
         found[label] = dict(sorted(heights.items()) if ordered else heights.items())

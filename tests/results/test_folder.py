@@ -523,6 +523,9 @@ def test_amounts_are_spafl_s():
     row["train_flops"] = 3 * 2 * 2_293_000 * 5 * 600 * 5000
     assert amounts(row) == {"gbit": pytest.approx(0.1856), "client_macs": pytest.approx(10.3185e11)}
     assert amounts(row | {"rounds": 0}) == {}
+    # late and lost updates have costs too
+    wasted = row | {"wasted_bytes": 2 * sent, "wasted_flops": row["train_flops"]}
+    assert amounts(wasted) == {"gbit": pytest.approx(2 * 0.1856), "client_macs": pytest.approx(2 * 10.3185e11)}
     # 8 bits per byte, at 80 %
     found = amounts(row | {FACTS["judge"]: 0.8})["kbit_up_per_point"]
     assert found == pytest.approx(8 * sent / 1000 / 80)

@@ -17,7 +17,7 @@ from rayfl.results import published
 from rayfl.results.findings import findings, found_in
 from rayfl.results.folder import RunFolder, records
 from rayfl.results.page import page, write_page
-from rayfl.results.page.contents import parsed
+from rayfl.results.page.contents import contents_of, parsed
 from rayfl.results.page.series import COARSE
 from rayfl.results.rows import best_trials
 from rayfl.results.tables import table, write_tables
@@ -125,6 +125,22 @@ def test_its_numbers_are_those_of_the_tables(study):
     assert beside[1][:4] == ["FedAvg, smallest", "60.00", "60.50 ± 0.71", "+0.50"]
     [runs] = [cells for caption, cells in read.items() if caption.startswith("Every run")]
     assert len(runs) == 1 + 8 and [row[1] for row in runs[1:]].count("–") == 8
+
+
+def test_it_names_the_setup_of_every_row(study):
+    """Here of two that differ in data, partition and cohort."""
+    found = found_in(study)
+    alike, other = found.best[0], found.best[-1]
+    params = {"data.name": "digits", "partition.name": "iid", "clients.cohort": 3, "model.name": "digits_cnn"}
+    alike["params"] |= params
+    other["params"] |= params | {"partition.name": "dirichlet", "clients.cohort": 1000}
+    for record in found.best[1:-1]:
+        record["params"] |= params
+    other["facts"] |= {"clients": 2000, "trained": [0.5]}
+    about = dict(contents_of(found)["about"])
+    assert (about["data"], about["model"], about["partition"]) == ("digits", "digits_cnn", "iid; dirichlet")
+    assert about["per round"] == "3 clients; 1,000 clients"
+    assert about["clients"].endswith("; 2,000") and about["capacities"].endswith("; 0.5")
 
 
 def test_its_curves_are_those_of_the_runs(study):

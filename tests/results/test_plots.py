@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import statistics
 
 import numpy as np
@@ -248,6 +249,9 @@ def test_histograms_of_client_scores():
     ]
     wide = client_histogram(arrays({"a": [[30.0, 50.0]]}), "perplexity", styles)
     assert (wide.header[1], wide.header[-1]) == ("0.00", "47.50")
+    broken = client_histogram(arrays({"a": [[0.5, math.inf, math.nan]], "b": [[math.nan]]}), "accuracy %", styles)
+    assert [axes.get_title() for axes in broken.figure.axes] == ["a: mean 50.00", "b: mean nan"]
+    assert [sum(map(int, row[1:])) for row in table_of(broken)[1:]] == [1, 0]
 
 
 def test_labels_per_client(tmp_path):

@@ -125,3 +125,4 @@ def test_the_metric_over_a_setting_is_of_the_best_of_its_points():
     trials += [trial(0.3, 0.0, seed=1, **{"training.decay": 1}), trial(1.0, None), trial(0.1, 0.4, label="b")]
     assert responses(trials, LR, "accuracy_mean") == {"a": {0.1: 0.5, 0.3: 0.75}, "b": {0.1: 0.4}}
     assert responses(trials, LR, "accuracy_mean", "min")["a"] == {0.1: 0.25, 0.3: 0.125}
+    assert responses(trials, "training.decay", "accuracy_mean").keys() == {"a"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rayfl.config.plain import short
 from rayfl.metrics import SPLITS, label, named
 from rayfl.results.drawing import MARKERS, Style
 from rayfl.results.findings import Findings
@@ -187,7 +188,7 @@ def _settings(found: Findings) -> Iterator[Chart]:
         wide = len(numbers) == len(values) and min(numbers) > 0 and max(numbers) >= 8 * min(numbers)
         axis: dict[str, Any] = {"title": names[path], "type": "log" if wide else "-"}
         if len(values) <= 10:
-            axis |= {"tickvals": values, "ticktext": [str(value) for value in values]}
+            axis |= {"tickvals": values, "ticktext": [short(value) for value in values]}
         traces = [
             _trace(titles[of], styles[titles[of]], list(some), [factor * height for height in some.values()])
             for of, some in heights.items()

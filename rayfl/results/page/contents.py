@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from rayfl.results.cells import human_flops, human_time, percent, plain
 from rayfl.results.findings import Findings
 from rayfl.results.folder import RunFolder
 from rayfl.results.made import Made
-from rayfl.results.rows import by_label, facts_of, mean_of, titles_of, values_of
+from rayfl.results.rows import Record, by_label, facts_of, mean_of, titles_of, values_of
 from rayfl.results.tables import Table, best_table, table
 
 Pairs = list[tuple[str, str]]
@@ -45,17 +45,24 @@ def contents_of(found: Findings) -> dict[str, Any]:
 
 def _about(found: Findings) -> Pairs:
     """Return name and text of the facts at the top of the page."""
-    facts, params = facts_of(found.best[0]), found.best[0]["params"]
+
+    def each(of: Callable[[Record], str]) -> str:
+        """Return the different texts of the rows."""
+        return "; ".join(dict.fromkeys(filter(None, map(of, found.best))))
+
+    def param(path: str, form: str = "{}") -> str:
+        return each(lambda row: form.format(row["params"][path]) if row["params"].get(path) else "")
+
     seeds = sorted({record["seed"] for record in found.best})
     started = min(RunFolder.open(record["path"]).started for record in found.best)
     about = {
-        "data": str(params.get("data.name", "")),
-        "partition": str(params.get("partition.name", "")),
-        "model": ", ".join(dict.fromkeys(str(record["params"].get("model.name", "")) for record in found.best)),
-        "clients": f"{facts.clients:,}",
-        "per round": f"{params['clients.cohort']:,} clients" if params.get("clients.cohort") else "",
-        "rounds": f"{facts.rounds:,}",
-        "capacities": ", ".join(map(label, facts.trained)),
+        "data": param("data.name"),
+        "partition": param("partition.name"),
+        "model": param("model.name"),
+        "clients": each(lambda row: f"{facts_of(row).clients:,}"),
+        "per round": param("clients.cohort", "{:,} clients"),
+        "rounds": each(lambda row: f"{facts_of(row).rounds:,}"),
+        "capacities": each(lambda row: ", ".join(map(label, facts_of(row).trained))),
         "seeds": ", ".join(map(str, seeds)),
         "runs": f"{len(found.trials):,}",
         "compared by": found.judge.replace("_", " "),
