@@ -173,7 +173,8 @@ class Search(Config):
     """Row -> domains of this row, in addition to `space` or in place of its domains: of settings that other rows lack,
     such as the learning rate of a server. More draws are not more points; more grids are."""
     trials: int = Field(default=1, ge=1, le=MOST_POINTS)
-    """Draws of the domains that are not grids, per combination of the grids."""
+    """Draws of the domains that are not grids, per combination of the grids. With a searcher of Ray Tune: all points of
+    a row; it draws from grids too."""
     widen: int = Field(default=0, ge=0, exclude_if=lambda steps: steps == 0)
     """Values that a row may try beyond each end of a grid of numbers, one after another, as long as its best value is
     the outermost: 0.1, 0.3, then 0.9. Values that the setting does not allow, or outside the budget, are not tried.
