@@ -1,7 +1,7 @@
 """Reading of sweeps from YAML files or mappings, with changes by the command line."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,19 +140,23 @@ def _sweep(where: str, given: Mapping[str, Any], chosen: list[str], published: P
     )
 
 
-def _searched(path: str) -> list[str]:
-    """Return the parts of a path into the search; a setting is one part: "search.space.training.lr.grid"."""
-    parts = path.split(".")
-    setting = {"space": 2, "spaces": 3}.get(parts[1], len(parts))
-    end = len(parts) - (len(parts) > setting + 1 and parts[-1] in Domain.model_fields)
-    return [*parts[:setting], *([".".join(parts[setting:end])] if parts[setting:] else []), *parts[end:]]
+def _searched(path: str, rows: Iterable[str]) -> list[str]:
+    """Return the parts of a path into the search; a setting is one part, and so is a row's name:
+    "search.spaces.fedavg.mean.training.lr.grid" of the row fedavg.mean."""
+    places = ["search.space", *(f"search.spaces.{row}" for row in rows)]
+    place = max((place for place in places if f"{path}.".startswith(f"{place}.")), key=len, default=None)
+    if place is None:
+        return path.split(".")
+    setting, dot, kind = path[len(place) + 1 :].rpartition(".")
+    rest = [setting, kind] if dot and kind in Domain.model_fields else [path[len(place) + 1 :]]
+    return [*place.split(".", 2), *filter(None, rest)]
 
 
 def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[str, Any]:
     """Return the file with one setting applied to the search, or to the experiment and the rows that change its
     section."""
     if path.startswith("search."):
-        return set_path(given, _searched(path), value)
+        return set_path(given, _searched(path, given.get("rows") or ()), value)
     path = path.removeprefix("experiment.")
     if path == "seed":
         raise ConfigError(

@@ -204,6 +204,12 @@ def test_a_row_with_domains_of_its_own(tmp_path):
     assert load_sweep(path, ["search.spaces={}"]).points["fedprox"] == sweep.points["fedavg"]
     fewer = load_sweep(path, ["search.space.training.lr.grid=[0.7]", "search.spaces.fedprox.method.mu.grid=[2]"])
     assert fewer.points == {"fedavg": [{"training.lr": 0.7}], "fedprox": [{"training.lr": 0.3, "method.mu": 2}]}
+    dotted = {"heterofl.mean": {"method": "heterofl"}, "heterofl": {"method": "heterofl"}}
+    path_of_dots = write(tmp_path, dotted, space=LR, spaces={"heterofl.mean": {"training.lr": {"grid": [0.3]}}})
+    for setting in ("search.spaces.heterofl.mean.training.lr.grid=[2]", "search.spaces.heterofl.mean={}"):
+        points = load_sweep(path_of_dots, [setting]).points
+        assert points["heterofl.mean"] == (points["heterofl"] if "{}" in setting else [{"training.lr": 2}])
+    path = write(tmp_path, ("fedavg", "fedprox"), space=LR, spaces={"fedprox": prox}, seeds=[0, 1])
     said = refused(path, ["method.mu=5"])
     assert said.startswith(
         "--set method.mu: the setting is in search.spaces.fedprox, which decides it. Hint: --set search.sp"
