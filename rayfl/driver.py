@@ -18,7 +18,7 @@ from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
 from rayfl.engine.termination import deferred
 from rayfl.experiment import Experiment, load_experiment, read_experiment
-from rayfl.listeners import Listener, note, tell, tell_past
+from rayfl.listeners import Listener, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
 from rayfl.metrics import EVALUATED, Line
 from rayfl.networks import at_checkpoint, check_device, place_of
@@ -113,8 +113,7 @@ def run(
                 record.finish(status, error)
                 if status == "stopped":
                     note(listeners, _stopped_at(record))
-                for listener in listeners:
-                    listener.on_end(status)
+                end(listeners, status)
     return Result(experiment, record, tuple(heard._notes), temporary)
 
 
@@ -268,8 +267,7 @@ class Session:
         if stack is not None:
             stack.__exit__(*error)
         is_done = self._is_over or len(self.lines) == self.experiment.rounds
-        for listener in self.listeners:
-            listener.on_end("failed" if isinstance(error[1], Exception) else "finished" if is_done else "stopped")
+        end(self.listeners, "failed" if isinstance(error[1], Exception) else "finished" if is_done else "stopped")
 
     def __iter__(self) -> Iterator[Line]:
         with nullcontext() if self._open else self:

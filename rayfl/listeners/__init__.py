@@ -5,6 +5,7 @@ A listener of another package is set in the `listeners:` section as "package.mod
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 from rayfl.config import Kind
 from rayfl.listeners.base import Listener as Listener
@@ -40,6 +41,13 @@ def tell_past(listeners: Sequence[Listener], lines: Sequence[Line]) -> bool:
     ends = [listener.on_past(lines) for listener in listeners]
     note(listeners, *(reason for reason in ends if isinstance(reason, str)))
     return any(ends)
+
+
+def end(listeners: Sequence[Listener], status: str) -> None:
+    """Tell all listeners that the run ends, in their order; if some raise an error, the others are told too."""
+    with ExitStack() as stack:
+        for listener in reversed(listeners):
+            stack.callback(listener.on_end, status)
 
 
 def note(listeners: Sequence[Listener], *notes: str) -> None:

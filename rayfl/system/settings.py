@@ -82,8 +82,9 @@ class System(Config):
     time_to: tuple[float, ...] = ()
     """Target values of the main score, e.g. 0.8: tables show the simulated time until an evaluation reached them."""
     capacities: Literal["given", "memory", "time"] = "given"
-    """Capacity of a client. given: by `clients`. memory: the largest one of `clients` that its device can train within
-    its memory. time: the largest one with a visit of at most `capacity_s`. The smallest, if none fits."""
+    """Capacity of a client. given: by `clients`. memory: the largest one of `clients` whose network its device can
+    train within its memory, all blocks at once and without a second network beside it. time: the largest one with a
+    visit of at most `capacity_s`. The smallest, if none fits."""
     capacity_s: float | None = Field(default=None, gt=0)
     """Only for capacities: time. Maximum seconds of a visit at the device's mean speeds."""
 

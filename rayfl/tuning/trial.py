@@ -37,7 +37,7 @@ from rayfl.engine.on_ray.shared import require_seen
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import install
 from rayfl.experiment import Experiment, Resources
-from rayfl.listeners import tell, tell_past
+from rayfl.listeners import end, tell, tell_past
 from rayfl.metrics import EVALUATED, Line
 from rayfl.results import files
 from rayfl.results.folder import Status
@@ -221,8 +221,7 @@ class FederatedTrial(tune.Trainable):
     def _leave(self, status: Status) -> None:
         """Tell the listeners of a trial that has started that it ends."""
         if self.experiment is not None and self.started:
-            for listener in self.listeners:
-                listener.on_end(status)
+            end(self.listeners, status)
         self.listeners = ()
 
     def cleanup(self) -> None:

@@ -1,0 +1,23 @@
+"""Events for all listeners."""
+
+import pytest
+
+from rayfl.listeners import Listener, end
+
+TOLD = []
+
+
+class Recording(Listener):
+    label: str
+
+    def on_end(self, status):
+        TOLD.append((self.label, status))
+        if self.label == "broken":
+            raise OSError("disk full")
+
+
+def test_all_listeners_learn_of_the_end_although_one_raises():
+    TOLD.clear()
+    with pytest.raises(OSError, match="disk full"):
+        end([Recording(label="first"), Recording(label="broken"), Recording(label="last")], "finished")
+    assert TOLD == [("first", "finished"), ("broken", "finished"), ("last", "finished")]
