@@ -79,11 +79,12 @@ def run(
     temporary = Temporary() if folder is None else None
     path = temporary.path / "run" if temporary else absolute(folder)
     heard = _Heard()
+    if not isinstance(listeners, Sequence):
+        raise ConfigError(f"listeners: {shown(listeners)} is not valid. Allowed: a list of objects of rayfl.Listener")
     listeners = experiment.all_listeners([*listeners, heard])
     with claimed(path, experiment.plain(), resume):
-        if arrays is None:
-            _in_phase(listeners, LOADING)
-            arrays = load_data(experiment)
+        _in_phase(listeners, LOADING)
+        arrays = _loaded(experiment, arrays)
         notes = _with_metrics(path) if resume else []
         _in_phase(listeners, STARTING[experiment.run.executor])
         # the run's folder is made after Ray has accepted the run
@@ -115,6 +116,17 @@ def run(
                     note(listeners, _stopped_at(record))
                 end(listeners, status)
     return Result(experiment, record, tuple(heard._notes), temporary)
+
+
+def _loaded(experiment: Experiment, given: Arrays | None) -> Arrays:
+    if given is None:
+        return load_data(experiment)
+    if not isinstance(given, Arrays):
+        raise ConfigError(
+            f"arrays: {shown(given)} is not valid. Allowed: an object of rayfl.Arrays, such as the answer of "
+            "`data.arrays()` of an experiment; data of your own are a section: data: rayfl.InMemory(x, y)"
+        )
+    return given
 
 
 class _Heard(Listener):
@@ -252,7 +264,7 @@ class Session:
     def __enter__(self) -> Self:
         if self._has_ended:
             raise RuntimeError("the run has ended. Hint: `rayfl.start` starts another one")
-        arrays = load_data(self.experiment) if self.arrays is None else self.arrays
+        arrays = _loaded(self.experiment, self.arrays)
         with ExitStack() as stack:
             folder = stack.enter_context(Temporary())
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))

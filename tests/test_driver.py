@@ -423,7 +423,7 @@ def test_what_is_no_experiment_is_refused():
         assert message(rayfl.run, given).startswith(f"experiment: {given!r} is not valid. Allowed: an Experiment, a ")
 
 
-def test_what_is_no_folder_or_listener_is_refused(tmp_path, monkeypatch):
+def test_what_is_no_folder_no_listener_or_no_data_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     comparison = {"experiment": tiny(run={"executor": "ray"}), "rows": {"a": {}}}
     for folder in (5, "", ["run"]):
@@ -436,6 +436,13 @@ def test_what_is_no_folder_or_listener_is_refused(tmp_path, monkeypatch):
     for listener in ("early_stopping", print, EarlyStopping):
         said = message(lambda one=listener: rayfl.run(tiny(), "~/run", listeners=[one]))
         assert said.startswith("listeners.0: ") and said.endswith("is not valid. Allowed: an object of rayfl.Listener")
+    said = message(lambda: rayfl.run(tiny(), "~/run", listeners=EarlyStopping()))
+    assert said.startswith("listeners: ") and said.endswith("Allowed: a list of objects of rayfl.Listener")
+    for function in (
+        lambda: rayfl.run(tiny(), "~/run", arrays=[1, 2]),
+        lambda: list(rayfl.start(tiny(), arrays=[1, 2])),
+    ):
+        assert message(function).startswith("arrays: [1, 2] is not valid. Allowed: an object of rayfl.Arrays, such as")
     assert not [*tmp_path.iterdir()]
     rayfl.run(tiny(rounds=1), "~/run")
     assert RunFolder.exists(tmp_path / "run")
