@@ -67,7 +67,7 @@ class Population(Config):
         weights = [weight for _, weight in self.levels]
         if min(weights) < 0 or sum(weights) == 0:
             raise ValueError("weights of at least 0, not all 0")
-        if self.weights and self.assignment == "tiers":
+        if self.assignment == "tiers" and (self.weights or len(set(weights)) > 1):
             raise ValueError("no weights with tiers, which are equal blocks of clients")
         if self.assignment == "fixed" and sum(weights) > self.count:
             raise ValueError(f"fixed weights that sum to at most count = {self.count}; they sum to {sum(weights)}")

@@ -209,6 +209,11 @@ ERRORS = {
         "exp.yaml: clients: {'count': 5, 'cohort': 6} is not valid. Allowed: a cohort of at most count = 5 "
         "clients; cohort is 6",
     ),
+    "weights with tiers": (
+        {"capacities": "a1-b2", "assignment": "tiers"},
+        "exp.yaml: clients: {'capacities': 'a1-b2', 'assignment': 'tiers'} is not valid. Allowed: no weights with "
+        "tiers, which are equal blocks of clients",
+    ),
     "weights twice": (
         {"capacities": "a1", "weights": [1]},
         "exp.yaml: clients: {'capacities': 'a1', 'weights': [1]} is not valid. Allowed: weights inside the "

@@ -99,8 +99,8 @@ class Simulation:
             size = int(sizes[id])
             return training.samples_of(size), training.batches_of(size)
 
-        fleet = Fleet(system, self.clients, self.seed, traffic.work(self.experiment, self._arrays, Simulation), samples)
-        return Timed(fleet)
+        work = traffic.work(self.experiment, self._arrays, Simulation)
+        return Timed(Fleet(system, self.clients, self.seed, work, samples, lambda id: int(sizes[id])))
 
     @property
     def method_state(self) -> State:

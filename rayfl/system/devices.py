@@ -230,15 +230,19 @@ class Table(Devices):
     cells: the default of `classes`."""
 
     def check(self, clients: int) -> None:
-        if (rows := len(_table(self.file))) < clients:
+        if (rows := len(self._devices)) < clients:
             raise ValueError(f"{self.file} has {rows} devices. Allowed: at least one for each of the {clients} clients")
 
     def device(self, client: int, seed: int) -> Device:
-        return _table(self.file)[client]
+        return self._devices[client]
+
+    @property
+    def _devices(self) -> list[Device]:
+        return _table(self.file, changed(self.file))
 
 
 @lru_cache(maxsize=4)
-def _table(path: str) -> list[Device]:
+def _table(path: str, changed: int) -> list[Device]:
     columns = ("name", "gflops", "down_mbps", "up_mbps", "sigma", "memory_mb")
     found = []
     for line, row in enumerate(rows_of(path, columns[:2], columns), 2):
@@ -247,6 +251,14 @@ def _table(path: str) -> list[Device]:
         except ValueError as error:
             raise ConfigError(f"{path}: line {line} is not valid: {' '.join(str(error).split()[:40])}") from None
     return found
+
+
+def changed(path: str) -> int:
+    """Return the time of a file's last change; 0 if it cannot be read, of which `rows_of` tells."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def rows_of(path: str, needed: Sequence[str], known: Sequence[str]) -> list[dict[str, str]]:

@@ -80,6 +80,8 @@ class Fleet:
     """Capacity -> work of a visit."""
     samples: Callable[[int], tuple[int, int]]
     """Function of a client that returns its training samples and steps per visit."""
+    size: Callable[[int], int]
+    """Function of a client: its number of training samples."""
 
     def device(self, client: int) -> Device:
         return self.system.devices.device(client, self.seed)
@@ -128,6 +130,7 @@ class Fleet:
             self.population.count,
             numpy_generator(self.seed, "asked", version, draw),
             lambda id: id not in busy and self.is_available(id, seconds),
+            self.size,
             lambda id: self.samples(id)[0],
             lambda id: sum(self.seconds(id)),
             lambda: self.profile,
@@ -142,11 +145,13 @@ class Fleet:
         """Ascending seconds of the visits of `some` clients."""
         return np.sort([sum(self.seconds(id)) for id in self.some])
 
-    @property
-    def some(self) -> range:
-        """At most 1,000 clients, evenly spaced."""
+    @cached_property
+    def some(self) -> list[int]:
+        """At most 1,000 clients, evenly spaced: one of every block of ids, its place moved on from block to block, so
+        that classes in turn have their shares."""
         count = self.population.count
-        return range(0, count, -(-count // MOST_PROFILED))
+        step = -(-count // MOST_PROFILED)
+        return [id for i in range(-(-count // step)) if (id := i * step + i % step) < count]
 
     def seconds(self, client: int) -> tuple[float, float, float]:
         """Return the seconds of a client's download, training and upload at mean speeds."""

@@ -33,6 +33,8 @@ class Candidates:
     generator: np.random.Generator
     is_free: Callable[[int], bool]
     """Function of a client: True if it is available and not training."""
+    size: Callable[[int], int]
+    """Function of a client: its number of training samples."""
     samples: Callable[[int], int]
     """Function of a client: training samples per visit."""
     seconds: Callable[[int], float]
@@ -129,7 +131,7 @@ class PowerOfChoice(Sampler):
     def choose(self, wanted: int, free: Candidates, round: int, memory: Memory) -> tuple[list[int], Memory]:
         some = math.ceil(self.factor * wanted - 1e-9)
         pool = free.draw(POOL * some)
-        drawn = free.weighted(pool, [free.samples(id) for id in pool], some)
+        drawn = free.weighted(pool, [free.size(id) for id in pool], some)
         asked = sorted(drawn, key=lambda id: -memory.get(str(id), math.inf))[:wanted]
         mean = statistics.fmean(memory.values() or [math.inf])
         return sorted(asked), _tried(asked, memory, lambda id: mean)

@@ -16,6 +16,7 @@ import numpy as np
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.config.plain import shown
+from rayfl.core.seeds import stream
 from rayfl.metrics import UPDATES
 from rayfl.system.fleet import Dispatch, Fleet
 from rayfl.system.samplers import Memory, Visited
@@ -28,8 +29,8 @@ MOST_IDLE_S = 30 * 86_400.0
 """Seconds without an available client after which a run is given up."""
 WEEK, PROBE_S = 7 * 86_400, 3 * 3600
 """Seconds of the first week, in which available clients are counted before a run, and seconds between two counts."""
-MOST_DISPATCHES = 1000
-"""Dispatches per update of a buffer after which a run is given up, because none arrives."""
+MOST_WASTED = 1000
+"""Lost or too old updates per update of a buffer after which a run is given up."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Timed(Schedule):
     def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
         cohort, start = self.fleet.population.cohort, past.seconds
         new, past = self._dispatched(past, self.fleet.system.asked(cohort), round, 0, start, past.running, [])
-        arrived = sorted((one for one in new if not one.is_lost), key=_order)
+        arrived = sorted((one for one in new if not one.is_lost), key=self._order)
         end = max((one.finish for one in new), default=start + IDLE_S)
         if mode.deadline_s is not None:
             end = min(end, start + mode.deadline_s)
@@ -171,7 +172,7 @@ class Timed(Schedule):
 
     def _buffered(self, mode: Buffered, past: Past, round: int) -> Plan:
         now, kept = past.seconds, []
-        running = [(_order(one), one) for one in past.running]
+        running = [(self._order(one), one) for one in past.running]
         heapq.heapify(running)
         new, wasted, draw = [], [], 0
         while True:
@@ -180,10 +181,10 @@ class Timed(Schedule):
             draw += 1
             new += started
             for one in started:
-                heapq.heappush(running, (_order(one), one))
-            if len(new) > MOST_DISPATCHES * mode.buffer:
+                heapq.heappush(running, (self._order(one), one))
+            if len(wasted) > MOST_WASTED * mode.buffer:
                 raise ConfigError(
-                    f"system: no update arrived from {len(new)} clients. Allowed: clients that stay available until "
+                    f"system: no update arrived from {len(wasted)} clients. Allowed: clients that stay available until "
                     "they have finished"
                 )
             if not running and now > past.seconds + MOST_IDLE_S:
@@ -256,7 +257,7 @@ class Timed(Schedule):
         visits, durations = sorted(one.visit for one in kept), {one.client: one.finish - one.start for one in kept}
         return Plan(visits, replace(past, seconds=end, running=tuple(running)), metrics, staleness, durations)
 
-
-def _order(one: Dispatch) -> tuple[float, int]:
-    # a client is never dispatched twice at a time
-    return one.finish, one.client
+    def _order(self, one: Dispatch) -> tuple[float, int]:
+        """Return the key of the order in which updates arrive. Of those that arrive at the same time, none is preferred
+        over the rounds."""
+        return one.finish, stream(self.fleet.seed, "visit", one.version, one.client, "order")

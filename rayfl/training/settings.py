@@ -59,11 +59,15 @@ class Training(Config):
     """Rounds of cosine decay: the learning rate falls to 0 step by step, after the warm-up. 0: no cosine decay."""
 
     @model_validator(mode="after")
-    def _of_its_optimizer(self) -> Self:
+    def _consistent(self) -> Self:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum only with optimizer: sgd; {self.optimizer} has betas")
         if self.optimizer == "sgd" and self.betas != (0.9, 0.999):
             raise ValueError("betas only with optimizer: adam or adamw")
+        if self.floor > self.lr:
+            raise ValueError(f"a floor of at most lr = {self.lr:g}; floor is {self.floor:g}")
+        if self.floor and self.cosine_rounds:
+            raise ValueError("floor without cosine_rounds, whose learning rate falls to 0")
         return self
 
     @property

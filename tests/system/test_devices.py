@@ -1,6 +1,7 @@
 """Devices and availability: published speeds, shares, traces, and files that are refused."""
 
 import math
+import os
 from collections import Counter
 
 import pytest
@@ -63,6 +64,17 @@ def test_a_table_has_a_device_per_client(tmp_path):
     table.check(2)
     with pytest.raises(ValueError, match="has 2 devices. Allowed: at least one for each of the 3 clients"):
         table.check(3)
+
+
+def test_files_that_change_are_read_again(tmp_path):
+    table, trace = tmp_path / "devices.csv", tmp_path / "trace.csv"
+    for turn, speed in enumerate((1, 100)):
+        table.write_text(f"name,gflops\na,{speed}\n")
+        trace.write_text(f"client,start_s,end_s\n0,0,{speed}\n")
+        for file in (table, trace):
+            os.utime(file, ns=(turn, turn))
+        assert devices({"name": "table", "file": str(table)}).device(0, 0).gflops.mean == speed
+        assert availability({"name": "trace", "file": str(trace)}).until(0, 0.0, 0) == speed
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,14 @@ def sampler(given):
     return SAMPLERS_KIND.read(given, "sampler")
 
 
-def candidates(count, draw=0, samples=None, seconds=None, busy=()):
-    """Return candidates with samples [count] and seconds [count], 1 by default."""
-    samples, seconds = samples or [1] * count, seconds or [1.0] * count
+def candidates(count, draw=0, sizes=None, samples=None, seconds=None, busy=()):
+    """Return candidates with their numbers of samples, in all and per visit, and seconds [count], 1 by default."""
+    sizes, samples, seconds = sizes or [1] * count, samples or [1] * count, seconds or [1.0] * count
     return Candidates(
         count,
         numpy_generator(0, "test:samplers", draw),
         lambda id: id not in busy,
+        sizes.__getitem__,
         samples.__getitem__,
         seconds.__getitem__,
         lambda: np.sort(seconds),
@@ -57,7 +58,7 @@ def test_power_of_choice_asks_the_largest_losses():
 
 def test_power_of_choice_draws_candidates_by_their_samples():
     rule = sampler({"name": "power_of_choice", "factor": 1})
-    chosen = Counter(rule.choose(1, candidates(4, draw, samples=[1, 2, 3, 4]), 0, {})[0][0] for draw in range(4000))
+    chosen = Counter(rule.choose(1, candidates(4, draw, sizes=[1, 2, 3, 4]), 0, {})[0][0] for draw in range(4000))
     # probabilities 0.1, 0.2, 0.3, 0.4; 5 standard deviations are at most 155
     assert all(abs(chosen[id] - 400 * (id + 1)) < 155 for id in range(4))
 
@@ -262,7 +263,9 @@ def test_a_sampler_that_asks_a_busy_client(tmp_path):
 def test_idle_clients_cost_nothing(name):
     """A permutation of a million million clients could not be allocated."""
     asked, one = [], candidates(1)
-    free = Candidates(10**12, one.generator, lambda id: not asked.append(id), lambda id: 1, lambda id: 1.0, one.profile)
+    free = Candidates(
+        10**12, one.generator, lambda id: not asked.append(id), lambda id: 1, lambda id: 1, lambda id: 1.0, one.profile
+    )
     assert len(sampler(name).choose(10, free, 0, {})[0]) == 10 and len(asked) < 300
 
 

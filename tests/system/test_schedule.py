@@ -17,7 +17,7 @@ def timed(tmp_path, mode, cohort=3, work=WORK, **settings):
     table.write_text("name,gflops\nfast,1\nmedium,0.5\nslow,0.25\n")
     system = System(devices={"name": "table", "file": str(table)}, mode=mode, **settings)
     population = Population(count=3, cohort=cohort)
-    return Timed(Fleet(system, population, 0, work, lambda id: (1, 1)))
+    return Timed(Fleet(system, population, 0, work, lambda id: (1, 1), lambda id: 1))
 
 
 def planned(schedule, rounds):
@@ -52,6 +52,35 @@ def test_over_selection_keeps_the_first(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "mode", [{"name": "sync", "select": 2}, {"name": "buffered", "concurrency": 20, "buffer": 10, "max_staleness": 0}]
+)
+def test_of_equal_devices_none_is_preferred(mode):
+    classes = [{"name": "board", "gflops": 1}]
+    system = System(devices={"name": "classes", "classes": classes}, mode=mode)
+    schedule = Timed(Fleet(system, Population(count=30, cohort=10), 0, WORK, lambda id: (1, 1), lambda id: 1))
+    ids = [id for *_, plan in planned(schedule, 300) for _, id in plan.visits]
+    # 3,000 updates of 30 clients, 100 each: 5 standard deviations are 50
+    assert all(abs(count - 100) < 50 for count in np.bincount(ids, minlength=30))
+
+
+def test_many_clients_at_a_time_fill_a_buffer_of_one():
+    system = System(devices="phones", mode={"name": "buffered", "concurrency": 1001, "buffer": 1})
+    schedule = Timed(Fleet(system, Population(count=1001, cohort=1), 0, WORK, lambda id: (1, 1), lambda id: 1))
+    assert len(schedule.plan(Past(), 0).visits) == 1
+
+
+@pytest.mark.parametrize("count", [900, 2000, 2500, 3000, 9001])
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_some_clients_have_the_shares_of_classes_in_turn(count, classes):
+    named = [{"name": str(i), "gflops": i + 1} for i in range(classes)]
+    system = System(devices={"name": "classes", "classes": named, "assignment": "turns"})
+    some = Fleet(system, Population(count=count, cohort=1), 0, WORK, lambda id: (1, 1), lambda id: 1).some
+    assert 800 <= len(set(some)) == len(some) <= 1000 and 0 <= min(some) and max(some) < count
+    found = np.bincount([id % classes for id in some], minlength=classes)
+    assert max(found) - min(found) <= 10
+
+
 def test_a_deadline_drops_the_late(tmp_path):
     found = planned(timed(tmp_path, {"name": "sync", "deadline_s": 3}), 2)
     assert [(end, visits) for end, visits, _ in found] == [(3, [(0, 0), (0, 1)]), (6, [(1, 0), (1, 1)])]
@@ -81,7 +110,7 @@ def test_a_round_with_exactly_the_minimum_counts():
 
     def visits(minimum):
         system = System(devices=devices, mode={"name": "sync", "deadline_s": 3, "minimum": minimum})
-        fleet = Fleet(system, Population(count=100, cohort=100), 0, WORK, lambda id: (1, 1))
+        fleet = Fleet(system, Population(count=100, cohort=100), 0, WORK, lambda id: (1, 1), lambda id: 1)
         return len(Timed(fleet).plan(Past(), 0).visits)
 
     assert [visits(minimum) for minimum in (0.54, 0.55, 0.551)] == [55, 55, 0]
@@ -89,22 +118,22 @@ def test_a_round_with_exactly_the_minimum_counts():
 
 def test_a_buffer_of_two(tmp_path):
     found = planned(timed(tmp_path, {"name": "buffered", "concurrency": 3, "buffer": 2}), 4)
-    # at 4, clients 1 (version 1) and 2 (version 0) arrive, and the buffer has one free place
+    # at 4, clients 1 (version 1) and 2 (version 0) arrive, and the buffer has one free place, which 2 is drawn for
     assert [(end, visits) for end, visits, _ in found] == [
         (2, [(0, 0), (0, 1)]),
-        (4, [(1, 0), (1, 1)]),
-        (5, [(0, 2), (2, 0)]),
-        (6, [(2, 1), (3, 0)]),
+        (4, [(0, 2), (1, 0)]),
+        (5, [(1, 1), (2, 0)]),
+        (7, [(3, 0), (3, 1)]),
     ]
-    assert [plan.metrics["staleness"] for *_, plan in found] == [0, 0, 1, 0.5]
+    assert [plan.metrics["staleness"] for *_, plan in found] == [0, 0.5, 0.5, 0]
 
 
 def test_old_updates_are_dropped(tmp_path):
-    mode = {"name": "buffered", "concurrency": 3, "buffer": 2, "max_staleness": 1}
+    mode = {"name": "buffered", "concurrency": 3, "buffer": 2, "max_staleness": 0}
     found = planned(timed(tmp_path, mode), 3)
-    # at 4 the update of client 2, two versions old, is dropped, and it starts again
-    assert found[2][:2] == (6, [(2, 0), (2, 1)])
-    assert found[2][2].metrics["late"] == 1
+    # at 4 the update of client 2, one version old, is dropped
+    assert found[1][:2] == (4, [(1, 0), (1, 1)])
+    assert [plan.metrics["late"] for *_, plan in found] == [0, 1, 0]
 
 
 def test_fedscales_formula(tmp_path):
@@ -112,7 +141,7 @@ def test_fedscales_formula(tmp_path):
     device = {"name": "x", "gflops": 1, "down_mbps": 1, "up_mbps": 1}
     system = System(devices={"name": "classes", "classes": [device]})
     work = {1.0: Work(flops=3 * 0.1e9, bytes_down=10e6 / 8, bytes_up=10e6 / 8)}
-    fleet = Fleet(system, Population(count=1, cohort=1), 0, work, lambda id: (100, 5))
+    fleet = Fleet(system, Population(count=1, cohort=1), 0, work, lambda id: (100, 5), lambda id: 100)
     assert fleet.dispatch(0, 0, 7.0, 1).finish == pytest.approx(57.0)
 
 
@@ -156,7 +185,7 @@ def test_capacities_that_fit_the_device(tmp_path):
     devices = {"name": "table", "file": str(table)}
 
     def capacities(**settings):
-        fleet = Fleet(System(devices=devices, **settings), population, 0, work, lambda id: (1, 1))
+        fleet = Fleet(System(devices=devices, **settings), population, 0, work, lambda id: (1, 1), lambda id: 1)
         return Timed(fleet).capacities(np.arange(3), 0).tolist()
 
     assert capacities(capacities="memory") == [1.0, 0.5, 0.25]

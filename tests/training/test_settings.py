@@ -30,6 +30,9 @@ def test_round_decay():
     training = Training(lr=0.1, round_decay=0.5, milestones=(2,), decay=0.1)
     assert [training.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.05, 0.0025, 0.00125])
     floored = training.model_copy(update={"floor": 0.002})
+    for wrong in ({"floor": 0.2}, {"floor": 0.01, "cosine_rounds": 10}):
+        with pytest.raises(ValueError, match="floor"):
+            Training(lr=0.1, **wrong)
     assert [floored.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.05, 0.0025, 0.002])
 
 
