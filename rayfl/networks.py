@@ -77,7 +77,7 @@ def deployments(
     capacity first. `arrays`: the data, if they are already loaded."""
     record = RunFolder.open(folder)
     experiment = read_experiment(record.config, str(record.path / "config.json"))
-    with _restored(experiment, record.path / CHECKPOINTS, notify, arrays) as (_, simulation):
+    with _restored(experiment, place_of(record.path, best=False), notify, arrays) as (_, simulation):
         return {capacity: simulation.deployment(capacity) for capacity in experiment.clients.all_capacities}
 
 

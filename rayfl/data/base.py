@@ -99,6 +99,12 @@ class DataSet(Named, ABC):
     def arrays(self) -> Arrays:
         """Return validated training and test sets, and public samples from outside the training set."""
         found = validate(self.load(), self.columns)
+        stored, other = (split["x"].dtype if "x" in split else None for split in (found.train, found.test))
+        if self.unit is not None and other != stored:
+            raise ConfigError(
+                f"data: x of the test set has the type {other}. Allowed: {stored} as in the training set, because "
+                "pixels of both are scaled alike"
+            )
         return found if self.public is None else replace(found, public=self.public.split(self, found))
 
     @final

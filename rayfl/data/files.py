@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 PATIENCE = 10.0
 """Seconds without an answer after which a download is aborted."""
+DAMAGED = (RuntimeError, ValueError, AssertionError, EOFError)
+"""What torchvision raises if files are missing or damaged."""
 OFFLINE = contextvars.ContextVar("OFFLINE", default=False)
 
 
@@ -71,8 +73,7 @@ class Downloaded(InFolder, ABC):
     def fetch(self, read: Callable[[str, bool], T]) -> T:
         """Return `read(root, download)`, first without and then with a download."""
         folder = self.folder
-        # torchvision raises RuntimeError if files are missing or damaged
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(*DAMAGED):
             return read(str(folder), False)
         if OFFLINE.get():
             # archives that are there are unpacked
@@ -80,7 +81,7 @@ class Downloaded(InFolder, ABC):
         try:
             with patience(PATIENCE):
                 return read(str(folder), True)
-        except (OSError, RuntimeError) as error:
+        except (OSError, *DAMAGED) as error:
             reason = f" and cannot be downloaded ({' '.join(str(error).split())})"
             raise self.missing(self.files, reason) from None
 

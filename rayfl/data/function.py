@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -94,7 +94,9 @@ def _returned(function: Callable[..., Any], of: str, options: str) -> Arrays:
     if isinstance(found, tuple) and len(found) == 4:
         x, y, x_test, y_test = found
         return Arrays({"x": x, "y": y}, {"x": x_test, "y": y_test})
-    if isinstance(found, Arrays) and all({"x", "y"} <= set(split) for split in (found.train, found.test)):
+    if isinstance(found, Arrays) and all(
+        isinstance(split, Mapping) and {"x", "y"} <= set(split) for split in (found.train, found.test)
+    ):
         return found
     raise ConfigError(
         f"data.of: {shown(of)} returned {type(found).__name__}. Allowed: (x, y, x_test, y_test), or rayfl.Arrays whose "

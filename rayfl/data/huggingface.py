@@ -26,6 +26,11 @@ from rayfl.data.tokens import PAD, TokenTask
 
 T = TypeVar("T")
 
+UNKNOWN = -1
+"""Class of samples without one, in columns of named classes."""
+MOST_IDS = 2**31
+"""Tokens are below this."""
+
 
 class Source(Config):
     """Where a data set is."""
@@ -43,7 +48,7 @@ class Source(Config):
 
     def splits(self) -> list[Any]:
         """Return the training split, and the test split if there is one."""
-        found = _loaded(self.path, self.subset, self.revision, OFFLINE.get())
+        found = _loaded(self.path, self.subset, self.revision, OFFLINE.get(), _changed(self.path))
         known = found if isinstance(found, Mapping) else {self.train: found}
         names = [self.train, *([self.test] if self.test else ["test"] if "test" in known else [])]
         if unknown := [name for name in names if name not in known]:
@@ -51,8 +56,16 @@ class Source(Config):
         return [known[name] for name in names]
 
 
+def _changed(path: str) -> tuple[tuple[str, int], ...]:
+    """Return the files of a folder with the times of their last changes; () for a name on the hub."""
+    files = (file for pattern in ("*", "*/state.json") for file in Path(path).expanduser().glob(pattern))
+    return tuple(sorted((str(file), file.lstat().st_mtime_ns) for file in files))
+
+
 @functools.lru_cache(maxsize=4)
-def _loaded(path: str, subset: str | None, revision: str | None, offline: bool) -> Any:
+def _loaded(
+    path: str, subset: str | None, revision: str | None, offline: bool, changed: tuple[tuple[str, int], ...]
+) -> Any:
     try:
         import datasets
     except ImportError:
@@ -169,7 +182,11 @@ class _Rows(Frames):
                 raise ConfigError(
                     f"data: no column is called {shown(unknown[0])}. {nearest(unknown[0], split.features)}"
                 )
-            found.append(split.select_columns(self.named).to_pandas())
+            frame = split.select_columns(self.named).to_pandas()
+            for name in self._y:
+                if getattr(split.features[name], "names", None):
+                    frame[name] = frame[name].where(frame[name] != UNKNOWN)
+            found.append(frame)
         return found[0], found[1] if len(found) > 1 else None
 
     @property
@@ -270,12 +287,18 @@ class _Tokens(_Single):
     def offers(self) -> Mapping[str, Any]:
         return self.task.offers
 
+    @property
+    def unit(self) -> None:
+        return None
+
     def samples(self, part: str) -> list[Any]:
         rows = list(super().samples(part))
-        if empty := [i for i, row in enumerate(rows, 1) if row is None or not len(row)]:
-            raise ConfigError(
-                f"data.x: row {empty[0]} of the {part} set has no tokens. Allowed: lists of one or more tokens"
-            )
+        for i, row in enumerate(rows, 1):
+            if not row or None in row or min(row) < 0 or max(row) >= MOST_IDS:
+                raise ConfigError(
+                    f"data.x: row {i} of the {part} set is {shown(row)}. Allowed: lists of one or more tokens from 0 "
+                    f"to {MOST_IDS - 1}"
+                )
         return rows
 
     def _split(self, frame: Frame, part: str) -> Split:
@@ -305,6 +328,5 @@ def _cells(split: Any) -> Mapping[str, Sequence[str]]:
     found = {}
     for n, feature in columns.items():
         names = getattr(feature, "names", None)
-        # -1 stands for an unknown class, None for a missing value
-        found[n] = ["" if v is None else names[v] if names and v >= 0 else str(v) for v in split[n]]
+        found[n] = ["" if v is None or (names and v == UNKNOWN) else names[v] if names else str(v) for v in split[n]]
     return found

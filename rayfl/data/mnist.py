@@ -1,12 +1,14 @@
 """MNIST (with writers, if QMNIST's label file exists) and Fashion-MNIST."""
 
 import gzip
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays
 from rayfl.data.files import Downloaded
 from rayfl.data.images import ImageData, Images
@@ -64,5 +66,8 @@ def _writers(path: Path) -> np.ndarray | None:
     """Return the NIST writer of each training image [60000]: column 2 of 8, after a header of 12 bytes."""
     if not path.exists():
         return None
-    table = np.frombuffer(gzip.decompress(path.read_bytes()), ">i4", offset=12)
-    return table.reshape(-1, 8)[:, 2].astype(np.int64)
+    try:
+        table = np.frombuffer(gzip.decompress(path.read_bytes()), ">i4", offset=12)
+        return table.reshape(-1, 8)[:, 2].astype(np.int64)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise ConfigError(f"data: {path} cannot be read ({error}). Allowed: QMNIST's file, whole") from None

@@ -23,7 +23,10 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 def _read_csv(file: Path, names: tuple[str, ...], sep: str = ",") -> Frame:
-    return pd.read_csv(file, sep=sep, dtype=dict.fromkeys(names, str), low_memory=False)
+    frame = pd.read_csv(file, sep=sep, dtype=dict.fromkeys(names, str), low_memory=False)
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise ValueError(f"rows have more cells than the header, which has {len(frame.columns)}")
+    return frame
 
 
 def _read_parquet(file: Path, names: tuple[str, ...]) -> Frame:
@@ -231,6 +234,8 @@ def _numbers(
     frame: Frame, name: str, part: str, hint: str = "name it in data.categories, or leave it out of data.x"
 ) -> np.ndarray:
     try:
+        if frame[name].dtype.kind in "mM":
+            raise ValueError("it has times")
         found: Any = pd.to_numeric(frame[name])
         return found.to_numpy(np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:

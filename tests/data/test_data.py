@@ -1,5 +1,6 @@
 """Published and synthetic data sets: shapes, arrays, and errors for missing files."""
 
+import gzip
 import os
 import pickle
 import socket
@@ -7,10 +8,12 @@ import subprocess
 import sys
 import urllib.error
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import message
 
 from rayfl.config import ConfigError, parse
 from rayfl.data import DATASETS, DATASETS_KIND, files
@@ -299,6 +302,27 @@ def test_mnist_and_its_writers():
     assert (len(arrays.users), len(sizes), sizes.min(), sizes.max()) == (60_000, 539, 19, 131)
     pixels = arrays.train["x"] / 255
     assert (pixels.mean(), pixels.std()) == pytest.approx((0.1307, 0.3081), abs=1e-4)
+
+
+@pytest.mark.data
+@needs_data
+def test_damaged_files_of_mnist_are_refused(tmp_path):
+    """Interrupted: unpacking, and the download of the writers."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for file in Path(os.environ["RAYFL_DATA"], "MNIST", "raw").iterdir():
+        (raw / file.name).symlink_to(file)
+    writers = tmp_path / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz"
+    writers.parent.mkdir(parents=True)
+    writers.write_bytes(gzip.compress(bytes(1000))[:-9])
+    data = MNIST(root=str(tmp_path))
+    assert message(data.arrays).startswith(f"data: {writers} cannot be read (")
+    writers.unlink()
+    images = raw / "train-images-idx3-ubyte"
+    for content in (b"", b"no pixels"):
+        images.unlink()
+        images.write_bytes(content)
+        assert f"{tmp_path}" in message(data.arrays)
 
 
 @pytest.mark.data

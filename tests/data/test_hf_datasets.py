@@ -7,11 +7,13 @@ import pytest
 from helpers import message, read_data, run, simulate, tiny
 
 from rayfl.data import Classes, Numbers
+from rayfl.data.huggingface import Source
 from rayfl.data.images import Images
 
 datasets = pytest.importorskip("datasets")
 
 COUNT = 40
+NAMED = datasets.ClassLabel(names=["a", "b"])
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,10 @@ def test_a_run_learns_from_it(read, tmp_path, x, options, model):
             "data.target: 'numbers' is not supported with a column of",
         ),
         ({"x": "floats"}, "data.x: 'floats' has lists of float32. Allowed: lists of integers"),
-        ({"x": "gaps"}, "data.x: row 3 of the training set has no tokens. Allowed: lists of one or more tokens"),
+        (
+            {"x": "gaps"},
+            "data.x: row 3 of the training set is []. Allowed: lists of one or more tokens from 0 to 2147483647",
+        ),
         ({"x": "said"}, "has empty cells (first: row 4; 1 in all). Allowed: rows without empty cells"),
         (
             {"x": "photo"},
@@ -140,6 +145,40 @@ def test_a_run_learns_from_it(read, tmp_path, x, options, model):
 )
 def test_columns_that_do_not_fit(read, given, expected):
     assert expected in message(read(**given).arrays)
+
+
+def test_unknown_classes_are_refused(tmp_path):
+    """-1 in a column of named classes."""
+    features = datasets.Features({"x": datasets.Value("string"), "n": datasets.Value("int32"), "label": NAMED})
+    columns = {"x": ["a", "b"] * 5, "n": [1, 2] * 5, "label": [0, 1] * 4 + [-1, 0]}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "unknown")
+    given = {"name": "huggingface", "path": str(tmp_path / "unknown")}
+    assert "has empty cells (first: row 9; 1 in all)" in message(lambda: read_data(x="x", **given).arrays())
+    assert "column 'label' of the training table has 1 missing values" in message(
+        lambda: read_data(x=["n"], **given).arrays()
+    )
+
+
+@pytest.mark.parametrize("token", [None, -1, 2**31])
+def test_tokens_that_are_none(tmp_path, token):
+    columns = {"x": [[1, 2]] * 9 + [[1, token, 3]], "label": [0, 1] * 5}
+    features = datasets.Features({"x": datasets.List(datasets.Value("int64")), "label": NAMED})
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "tokens")
+    data = read_data(name="huggingface", path=str(tmp_path / "tokens"), x="x")
+    assert message(data.arrays) == (
+        f"data.x: row 10 of the training set is [1, {token}, 3]. Allowed: lists of one or more tokens from 0 to "
+        "2147483647"
+    )
+
+
+def test_a_folder_that_changes_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFL_CACHE", str(tmp_path / "cache"))
+    for word in ("old", "new"):
+        columns = {"x": [f"{word} {i}" for i in range(20)], "label": [0, 1] * 10}
+        features = datasets.Features({"x": datasets.Value("string"), "label": NAMED})
+        datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "own")
+        split = Source(path=str(tmp_path / "own")).splits()[0]
+        assert split["x"][0] == f"{word} 0"
 
 
 def test_what_does_not_fit(read, tmp_path):

@@ -4,6 +4,7 @@ import json
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers import Points, message, read_data
@@ -36,6 +37,11 @@ def test_without_a_test_set_a_fifth_of_every_class_is_held_out():
     assert arrays.users is not None and np.array_equal(arrays.train["x"], X[arrays.users])
     assert len(np.unique(np.concatenate([arrays.train["x"], arrays.test["x"]]), axis=0)) == 40
     assert np.array_equal(arrays.train["x"], again.train["x"])
+
+
+def test_users_may_be_a_column_of_text():
+    arrays = InMemory(X, Y, users=pd.Series(["a", "b"] * 20, dtype=object)).arrays()
+    assert arrays.users is not None and set(arrays.users) == {"a", "b"}
 
 
 def test_users_reach_the_partition():
@@ -201,6 +207,15 @@ def test_arrays_that_do_not_fit(given, expected):
     assert message(InMemory, **({"x": X, "y": Y} | given)) == expected
 
 
+def test_pixels_of_both_sets_are_of_one_type():
+    """0 ... 255 and 0 ... 1 would be scaled alike."""
+    data = InMemory(X.astype(np.uint8), Y, x_test=np.float32(X), y_test=Y)
+    assert message(data.arrays) == (
+        "data: x of the test set has the type float32. Allowed: uint8 as in the training set, because pixels of both "
+        "are scaled alike"
+    )
+
+
 # a function
 
 
@@ -230,6 +245,9 @@ def two():
 
 def nameless():
     return Arrays({"pixels": 1, "y": 2}, {"x": 1, "y": 2})
+
+def nothing():
+    return Arrays(None, None)
 
 def wrong():
     raise KeyError("the user's own")
@@ -308,7 +326,7 @@ def test_functions_that_do_not_fit(loader):
         "data.options: {'sample': 3} is not valid (got an unexpected keyword argument 'sample'). Allowed: the "
         "arguments of mylab_loader:load(samples=6, float_pixels=False)"
     )
-    for name, returned in (("two", "tuple"), ("nameless", "Arrays")):
+    for name, returned in (("two", "tuple"), ("nameless", "Arrays"), ("nothing", "Arrays")):
         assert message(Function(of=f"mylab_loader:{name}").arrays) == (
             f"data.of: 'mylab_loader:{name}' returned {returned}. Allowed: (x, y, x_test, y_test), or rayfl.Arrays "
             "whose splits have x and y"

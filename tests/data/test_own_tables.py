@@ -273,6 +273,21 @@ def test_a_wrong_target_is_refused_before_its_classes_are_counted(table, tmp_pat
     )
 
 
+def test_rows_with_more_cells_than_the_header_are_refused(table, tmp_path):
+    """Pandas takes the first cell as the index, so that every column has the values of the next one."""
+    file = tmp_path / "commas.csv"
+    file.write_text("ill,age,beats\n" + "no,30,4,\nyes,40,5,\n" * 10)
+    assert message(table(train=str(file), x=["age"], categories=[]).arrays) == (
+        f"data.train: {file} cannot be read (rows have more cells than the header, which has 3). Allowed: a .csv file"
+    )
+
+
+def test_times_are_no_numbers(tmp_path):
+    frame = pd.DataFrame({"seen": pd.to_datetime(["2026-01-01", None] * 10), "ill": [0, 1] * 10})
+    data = read_data(name="table", train=written(frame, tmp_path / "times.parquet"), y="ill")
+    assert message(data.arrays).startswith("data: column 'seen' of the training table is no column of numbers (it has")
+
+
 def test_other_files_are_not_read(table, tmp_path):
     (tmp_path / "patients.xls").touch()
     assert "Allowed: files that end in .csv, .tsv, .parquet" in message(

@@ -440,6 +440,26 @@ def test_users_need_a_data_set_that_knows_them():
     )
 
 
+def test_users_are_tested_on_their_last_samples_if_the_test_set_is_by_others():
+    users, test_users = np.array([7, 7, 9, 9]), np.array([3, 3, 4])
+    labels = Labels(np.zeros(4, np.int64), np.zeros(3, np.int64), users, 1, test_users)
+    rule = Users(test_fraction=0.5)
+    assert rule.tested_on(labels) == "train"
+    train, test = partition(rule, labels, 2, 0)
+    assert [train[c].tolist() for c in range(2)] == [[0], [2]] and [test[c].tolist() for c in range(2)] == [[1], [3]]
+
+
+class Rounded(Users):
+    """Owners as floating-point numbers."""
+
+    def owners(self, labels, clients, generator):
+        return np.zeros(6000), np.zeros(1000)
+
+
+def test_owners_are_integers():
+    assert refused(Rounded()) == "partition: an answer of users has float64 values. Allowed: integers"
+
+
 def test_users_are_tested_on_their_own_part_of_the_test_set():
     users, test_users = np.array([7, 7, 9, 9, 9, 4]), np.array([9, 8, 7, 9, 4])
     labels = Labels(np.zeros(6, np.int64), np.zeros(5, np.int64), users, 1, test_users)

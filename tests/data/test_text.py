@@ -354,6 +354,15 @@ def test_a_tokenizer_truncates_within_its_marks_and_warns(folder):
         assert data.arrays().train["x"].tolist() == [[2, 5, 3], [2, 6, 3], [2, 5, 3], [2, 6, 3], [2, 7, 3]]
 
 
+def test_a_length_without_a_place_for_tokens_is_refused(folder):
+    train = write(folder / "a.csv", "a,b,label\n" + "good,bad,1\nbad,good,0\n" * 5)
+    pairs = {"text": "a", "text_pair": "b", "max_length": 3}
+    data = read("text", train=train, test=train, tokenizer=a_tokenizer(folder), **pairs)
+    assert message(data.arrays) == (
+        "data.max_length: 3 is not valid. Allowed: at least 4, because the tokenizer adds 3 special tokens"
+    )
+
+
 def test_own_texts_in_pairs_of_json_lines(folder):
     rows = [{"a": "good film", "b": "bad", "n": 1}, {"a": "bad", "b": "good", "n": 0}]
     train = write(folder / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rayfl.config import ConfigError, Named
 from rayfl.core.seeds import numpy_generator
+from rayfl.data.arrays import as_integers
 
 NOBODY = -1
 """Owner of samples that no client has."""
@@ -106,7 +107,8 @@ def partition(spec: Partition, labels: Labels, clients: int, seed: int) -> tuple
     Raise ConfigError if a client has no training samples.
     """
     require(len(labels.train), clients, 1)
-    owners = spec.owners(labels, clients, numpy_generator(seed, "partition", spec.name))
+    given = spec.owners(labels, clients, numpy_generator(seed, "partition", spec.name))
+    owners = [as_integers(owner, f"partition: an answer of {spec.name}") for owner in given]
     tested = labels.test if spec.tested_on(labels) == "test" else labels.train
     for what, owner, y in zip(("training", "test"), owners, (labels.train, tested), strict=True):
         _check(spec, what, owner, len(y), clients)

@@ -27,7 +27,9 @@ class Users(Partition):
     covers_classes: ClassVar = False
 
     def tested_on(self, labels: Labels) -> Literal["test", "train"]:
-        return "train" if labels.test_users is None else "test"
+        users = labels.users if labels.all_users is None else labels.all_users
+        is_shared = labels.test_users is not None and users is not None and np.isin(labels.test_users, users).any()
+        return "test" if is_shared else "train"
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         if labels.users is None:
@@ -48,7 +50,7 @@ class Users(Partition):
         most = able[np.argsort(-sizes[able], kind="stable")[:clients]]
         client = np.full(len(counts), NOBODY)
         client[np.sort(most)] = np.arange(clients)
-        if labels.test_users is not None:
+        if labels.test_users is not None and self.tested_on(labels) == "test":
             place = np.minimum(np.searchsorted(names, labels.test_users), len(names) - 1)
             return client[user], np.where(names[place] == labels.test_users, client[place], NOBODY)
         held_out = np.floor(counts * self.test_fraction + 1e-9).astype(np.int64)

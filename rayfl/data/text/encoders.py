@@ -197,6 +197,12 @@ class FromFiles(Encoder):
         if longest is None:
             self.tokenizer.no_truncation()
         else:
+            own = self.tokenizer.num_special_tokens_to_add(pairs is not None) if self.special else 0
+            if longest <= own:
+                raise ConfigError(
+                    f"data.max_length: {longest} is not valid. Allowed: at least {own + 1}, because the tokenizer adds "
+                    f"{own} special tokens"
+                )
             self.tokenizer.enable_truncation(longest)
         lengths, cut = [], []
 

@@ -51,6 +51,8 @@ def _table(path: Path, separator: str, quoting: int) -> Table:
     import pandas
 
     found = pandas.read_csv(path, sep=separator, quoting=quoting, dtype=str, na_filter=False, encoding="utf-8")
+    if not isinstance(found.index, pandas.RangeIndex):
+        raise ValueError(f"rows have more cells than the header, which has {len(found.columns)}")
     return {str(name): found[name].tolist() for name in found}
 
 
