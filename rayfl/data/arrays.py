@@ -142,9 +142,10 @@ def _numbers(array: np.ndarray, place: str, missing: bool) -> np.ndarray:
 
 
 def _users(value: Any, samples: int, place: str) -> np.ndarray:
-    found = np.asarray(value)
-    if found.dtype == object and all(isinstance(one, str) for one in found.flat):
-        value = found.astype(str)
+    if hasattr(value, "to_numpy"):  # a column of pandas
+        value = value.to_numpy()
+    if isinstance(value, np.ndarray) and value.dtype == object and all(isinstance(one, str) for one in value.flat):
+        value = value.astype(str)
     array = as_array(value, place)
     if array.shape != (samples,) or array.dtype.kind not in "iuUS":
         raise ConfigError(
