@@ -32,7 +32,7 @@ from rayfl.metrics import ROUND
 from rayfl.results.cells import HUMAN, PERCENT, PLAIN, as_csv, number
 from rayfl.results.findings import Findings, found_in
 from rayfl.results.folder import RunFolder
-from rayfl.results.published import from_config
+from rayfl.results.published import from_config, is_share
 from rayfl.results.rows import by_label, facts_of, values_of
 from rayfl.results.spread import deviation
 from rayfl.results.summary import amounts
@@ -45,8 +45,8 @@ HEAD = "# Facts of the studies whose tables README files show, and the columns s
 ENDS = ("", " std", " values", " standing", " note")
 TEXT = "text"
 UNKNOWN = "not recorded"
-PUBLISHED = {"published %": ".2f", "points": "+.2f"}
-"""Title -> form of a published number and of the difference from it."""
+PUBLISHED = {"published %": ".2f", "points": "+.2f", "published": ".4g", "difference": "+.2f"}
+"""Title -> form of a published number and of the difference from it: of fractions, then of other scores."""
 UNITS = {"bytes": "bytes", "operations": "flops", "seconds": "time"}
 """Unit of a metric -> form."""
 
@@ -174,16 +174,19 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
 
 
 def _published(found: Findings) -> dict[str, dict[str, float]]:
-    """Return row -> its published number in per cent, and the difference of ours, if one score was published."""
+    """Return row -> its published number, and the difference of ours, if one score was published. Fractions are in per
+    cent."""
     published, _ = from_config(found.config)
     if published is None or len(published.numbers) > 1:
         return {}
     [(metric, theirs)] = published.numbers.items()
     numbers = {row: values_of(runs, metric) for row, runs in by_label(found.best).items() if row in theirs}
-    means = {row: 100 * statistics.fmean(values) for row, values in numbers.items() if values}
+    share = is_share(metric, found.best)
+    means = {row: (100 if share else 1) * statistics.fmean(values) for row, values in numbers.items() if values}
     # a pair is a number and its standard deviation
     known = {row: number[0] if isinstance(number, tuple) else number for row, number in theirs.items()}
-    return {row: dict(zip(PUBLISHED, (known[row], mean - known[row]), strict=True)) for row, mean in means.items()}
+    titles = list(PUBLISHED)[:2] if share else list(PUBLISHED)[2:]
+    return {row: dict(zip(titles, (known[row], mean - known[row]), strict=True)) for row, mean in means.items()}
 
 
 def _column(records: list[dict[str, Any]], title: str, key: str) -> Column:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rayfl.config import Config, ConfigError
-from rayfl.results.cells import percent
+from rayfl.results.cells import percent, plain
 from rayfl.results.rows import Record, by_label, facts_of, titles_of
 from rayfl.results.spread import deviation
 from rayfl.results.summary import AMOUNTS, amounts
@@ -55,10 +55,11 @@ def from_config(config: Mapping[str, Any]) -> tuple[Published | None, list[str]]
 
 
 def table(published: Published, records: Sequence[Record]) -> Table:
-    """Return a table with one line per row and metric. Scores in per cent, with the difference in points and standard
-    deviations (over seeds, and published if known); amounts and losses with the difference in per cent."""
+    """Return a table with one line per row and metric: fractions in per cent, with the difference in points; amounts
+    and losses with the difference in per cent. Differences of scores also in standard deviations (over seeds, and
+    published if known)."""
     metrics, groups, titles = list(published.numbers), by_label(records), titles_of(records)
-    shares = {metric for metric in metrics if _is_share(metric, records)}
+    shares = {metric for metric in metrics if is_share(metric, records)}
     mixed = len(shares) < len(metrics)
     named = mixed or len(metrics) > 1
     header = ["method", *(["metric"] if named else [])]
@@ -75,23 +76,31 @@ def table(published: Published, records: Sequence[Record]) -> Table:
             ours = [record[metric] for record in found if metric in record]
             rounds = max(record["rounds"] for record in groups[row])
             name = [titles[row], *([f"{metric} %" if mixed and metric in shares else metric] if named else [])]
-            cells = _shares(ours, theirs, spread) if metric in shares else _amounts(ours, theirs)
+            cells = _amounts(ours, theirs) if metric in AMOUNTS else _scores(ours, theirs, spread, metric in shares)
             rows.append([*name, *cells, str(len(ours)), str(rounds)])
     return Table(header, rows, file="published.md")
 
 
-def _is_share(metric: str, records: Sequence[Record]) -> bool:
+def is_share(metric: str, records: Sequence[Record]) -> bool:
+    """Return whether a metric of these records is a fraction, of which more is better."""
     return metric not in AMOUNTS and all(facts_of(record).better(metric) == "max" for record in records)
 
 
-def _shares(ours: Sequence[float], theirs: float, spread: float) -> list[str]:
-    cells = [f"{theirs:.2f}" + (f" ± {spread:.2f}" if spread else ""), percent(ours)]
+def _scores(ours: Sequence[float], theirs: float, spread: float, is_share: bool) -> list[str]:
+    form, factor = (".2f", 100) if is_share else (".5g", 1)
+    published = format(theirs, form) + (f" ± {spread:{form}}" if spread else "")
     if not ours:
-        return [*cells, "–", "–"]
-    values = [100 * value for value in ours]
+        return [published, "–", "–", "–"]
+    values = [factor * value for value in ours]
     difference = statistics.fmean(values) - theirs
     total = math.hypot(deviation(values) if len(values) > 1 else 0.0, spread)
-    return [*cells, f"{difference:+.2f}", f"{difference / total:+.1f}" if total else "–"]
+    relative = f"{difference / theirs:+.2%}" if theirs else "–"
+    return [
+        published,
+        percent(ours) if is_share else plain(ours),
+        f"{difference:+.2f}" if is_share else relative,
+        f"{difference / total:+.1f}" if total else "–",
+    ]
 
 
 def _amounts(ours: Sequence[float], theirs: float) -> list[str]:

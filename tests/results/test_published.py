@@ -84,10 +84,11 @@ def test_published_amounts_are_in_their_own_units():
 
 def test_numbers_of_losses_are_not_in_per_cent():
     published = Published(source="Table 3", numbers={"accuracy_mean": {"a": 60}, "loss_mean": {"a": 1.25}})
-    found = table(published, [record("a", 0, loss_mean=1.5)])
-    assert [row[:5] for row in found.rows] == [
-        ["a", "accuracy_mean %", "60.00", "50.00", "-10.00"],
-        ["a", "loss_mean", "1.25", "1.5", "+20.00%"],
+    found = table(published, [record("a", seed, loss_mean=1.5 + seed) for seed in (0, 1)])
+    assert [row[:6] for row in found.rows] == [
+        ["a", "accuracy_mean %", "60.00", "50.00 ± 0.00", "-10.00", "–"],
+        # 0.75 above; the standard deviation of 1.5 and 2.5 is sqrt(0.5)
+        ["a", "loss_mean", "1.25", "2 ± 0.7071", "+60.00%", "+1.1"],
     ]
 
 

@@ -121,6 +121,15 @@ def test_published_numbers_beside_ours(tables, root, sweep):
     assert second.startswith("| Fjord | – | ") and second.endswith(" | – |")
 
 
+def test_a_published_loss_is_not_in_per_cent(tables, root, sweep):
+    published = Published(source="Table 1", numbers={"loss_mean": {"heterofl": 0.5}})
+    write_json(sweep.path / "config.json", sweep.config | {"published": in_config(published, [])})
+    assert tables.main(["add", str(sweep.path), "--columns", "method,published,difference"], root) == 0
+    ours = statistics.fmean(row["loss_mean"] for row in found_in(sweep.path).best if row["label"] == "heterofl")
+    first = tables.Results(root).markdown("mine").strip().splitlines()[-2]
+    assert first == f"| Heterofl | 0.5 | {ours - 0.5:+.2f} |"
+
+
 def test_a_title_of_the_sweeps_table_for_another_result(tables, root, sweep):
     tables.main(["add", str(sweep.path), "--columns", "method,accuracy %=best_round"], root)
     assert tables.Results(root).markdown("mine").splitlines()[2] == "| Heterofl | 3 ± 0 |"
