@@ -45,8 +45,9 @@ HEAD = "# Facts of the studies whose tables README files show, and the columns s
 ENDS = ("", " std", " values", " standing", " note")
 TEXT = "text"
 UNKNOWN = "not recorded"
-PUBLISHED = {"published %": ".2f", "points": "+.2f", "published": ".4g", "difference": "+.2f"}
-"""Title -> form of a published number and of the difference from it: of fractions, then of other scores."""
+OF_SHARES = {"published %": ".2f", "points": "+.2f"}
+OF_OTHERS = {"published": ".4g", "difference": "+.2f"}
+"""Title -> form of a published number and of the difference from it, for fractions and for other scores."""
 UNITS = {"bytes": "bytes", "operations": "flops", "seconds": "time"}
 """Unit of a metric -> form."""
 
@@ -151,7 +152,9 @@ def _numbers(found: Findings, keys: Mapping[str, str]) -> tuple[list[dict[str, A
         choose(results | (dict.fromkeys(known) if title == key else {}), key, "--columns", "column or result")
     columns |= {title: _column(best, title, key) for title, key in more.items()}
     paths, titles = names_of(found.paths), dict.fromkeys((*known, *columns))
-    forms = {title: columns[title].form if title in columns else PUBLISHED.get(title, TEXT) for title in titles}
+    forms = {
+        title: columns[title].form if title in columns else (OF_SHARES | OF_OTHERS).get(title, TEXT) for title in titles
+    }
     rows = []
     for i, (label, runs) in enumerate(by_label(best, found.judge).items()):
         cells: dict[str, Any] = dict.fromkeys(titles, "") | {"method": own.rows[i][0], "seeds": len(runs)}
@@ -185,7 +188,7 @@ def _published(found: Findings) -> dict[str, dict[str, float]]:
     means = {row: (100 if share else 1) * statistics.fmean(values) for row, values in numbers.items() if values}
     # a pair is a number and its standard deviation
     known = {row: number[0] if isinstance(number, tuple) else number for row, number in theirs.items()}
-    titles = list(PUBLISHED)[:2] if share else list(PUBLISHED)[2:]
+    titles = OF_SHARES if share else OF_OTHERS
     return {row: dict(zip(titles, (known[row], mean - known[row]), strict=True)) for row, mean in means.items()}
 
 

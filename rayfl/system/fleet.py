@@ -147,8 +147,8 @@ class Fleet:
 
     @cached_property
     def some(self) -> list[int]:
-        """At most 1,000 clients, evenly spaced: one of every block of ids, its place moved on from block to block, so
-        that classes in turn have their shares."""
+        """At most 1,000 clients, one per block of ids: the first, then the second of the next block, and so on, so that
+        classes that are assigned in turn keep their shares."""
         count = self.population.count
         step = -(-count // MOST_PROFILED)
         return [id for i in range(-(-count // step)) if (id := i * step + i % step) < count]

@@ -258,6 +258,5 @@ class Timed(Schedule):
         return Plan(visits, replace(past, seconds=end, running=tuple(running)), metrics, staleness, durations)
 
     def _order(self, one: Dispatch) -> tuple[float, int]:
-        """Return the key of the order in which updates arrive. Of those that arrive at the same time, none is preferred
-        over the rounds."""
+        """Return the key of the order in which updates arrive, which is random among those of one time."""
         return one.finish, stream(self.fleet.seed, "visit", one.version, one.client, "order")
