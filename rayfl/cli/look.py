@@ -33,7 +33,7 @@ def compare(
     from rayfl.results.findings import unfinished
     from rayfl.results.mlflow import Copy, Reader, Store
     from rayfl.results.rows import numbers_of
-    from rayfl.results.studies import differences_said, machines_said, ranking_said, side_by_side
+    from rayfl.results.studies import differences_said, machines_said, ranking_said, side_by_side, unranked_said
     from rayfl.results.tables import best_table, results_csv
     from rayfl.results.tables import table as results
 
@@ -66,8 +66,8 @@ def compare(
     if format != "latex":
         everything = [run for study in studies for run in study.runs]
         ranking = ranking_said(studies, judge, is_chosen=metric is not None)
-        open_ended = unfinished(study.sweep for study in studies)
-        for text in [*ranking, *differences_said(best, judge), *machines_said(everything, judge), *open_ended]:
+        left_open = [*unfinished(study.sweep for study in studies), *unranked_said(studies)]
+        for text in [*ranking, *differences_said(best, judge), *machines_said(everything, judge), *left_open]:
             notify(text)
 
 
@@ -79,7 +79,8 @@ def _tags(given: list[str]) -> dict[str, str]:
 
 
 def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) -> "list[Study]":
-    """Return the newest sweep of each name (default: the newest of all) on every server that has it."""
+    """Return the newest sweep of each name (default: the newest of all) on every server that has it. A name is that of
+    an experiment, otherwise a label."""
     from rayfl.results.studies import Study
 
     sweeps = [(reader, reader.read("sweep")) for reader in readers]
@@ -89,7 +90,7 @@ def _studies(readers: "list[Reader]", names: list[str], tags: dict[str, str]) ->
     found = []
     for name in names or [None]:
         newest = [
-            (reader, next((s for s in some if name in (None, s["label"], s["experiment"])), None))
+            (reader, next((s for key in ("experiment", "label") for s in some if name in (None, s[key])), None))
             for reader, some in sweeps
         ]
         if not any(sweep for _, sweep in newest):
@@ -112,12 +113,13 @@ def report(
 ) -> None:
     """Rebuild tables and plots from a folder of runs."""
     from rayfl.results.drawing import FORMATS
-    from rayfl.results.findings import unfinished
+    from rayfl.results.findings import unfinished, unranked
     from rayfl.results.report import report_on
 
     found = report_on(folder, metric, warn, tuple(FORMATS) if paper else (), html)
     show(found.best, found.judge, found.config.get("published"), found.tuned)
-    for text in unfinished([found.run.record()] if found.run else found.trials):
+    left_open = unfinished([found.run.record()] if found.run else found.trials)
+    for text in [*left_open, *unranked(found.best, found.trials, found.metric)]:
         notify(text)
     notify(f"{'report.html, ' if html else ''}results.csv, results.md, results.tex and plots in {folder}")
 

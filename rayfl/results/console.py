@@ -1,5 +1,6 @@
 """Live progress on a terminal, plain lines otherwise (pipes, CI), and events with `--json` (`rayfl.results.events`)."""
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -288,10 +289,10 @@ class SweepProgress(Progress):
 
     @property
     def best(self) -> dict[str, _Trial]:
-        """Label -> best trial so far by the metric."""
+        """Label -> best trial so far by the metric, of those with a finite value."""
         best: dict[str, _Trial] = {}
         for trial in list(self.trials.values()):
-            if trial.value is not None:
+            if trial.value is not None and math.isfinite(trial.value):
                 leader = best.get(trial.label)
                 if leader is None or self._score(trial) > self._score(leader):
                     best[trial.label] = trial

@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfl.config import ConfigError, choose
 from rayfl.results.folder import RunFolder, records, runs
-from rayfl.results.rows import Record, best_trials, judge_of, judged, numbers_of, point_of
+from rayfl.results.rows import Record, best_trials, judge_of, judged, numbers_of, point_of, titles_of
 from rayfl.results.tuned import Best, tuned
 
 UNFINISHED = {"running": "has not ended", "stopped": "was stopped", "failed": "has failed"}
@@ -67,8 +67,8 @@ def findings(folder: Path, best: Sequence[Record], trials: Sequence[Record], jud
 
 def found_in(folder: Path, judge: str | None = None) -> Findings:
     """Return the findings of a sweep, of a run, or of several runs below a folder. `judge`: ranks the rows; the best
-    point of a row is always selected by the sweep's metric. Raise ConfigError if no run was evaluated or has the
-    metric."""
+    point of a row is always selected by the sweep's metric. Raise ConfigError if no run was evaluated, has a
+    finite result, or has the metric."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder. Allowed: the folder of a sweep or a run")
     trials = records(folder) if RunFolder.exists(folder) else _side_by_side(folder)
@@ -80,6 +80,9 @@ def found_in(folder: Path, judge: str | None = None) -> Findings:
         raise ConfigError(f"{folder}: no run in the folder has been evaluated. Hint: wait for its first evaluation")
     search = RunFolder.open(folder).config.get("search", {}) if RunFolder.exists(folder) else {}
     best = best_trials(found, search.get("metric"), search.get("mode", "auto"))
+    if not best:
+        metric = search.get("metric", judge_of(found))
+        raise ConfigError(f"{folder}: no run in the folder has a finite {metric}. Hint: see metrics.jsonl of each run")
     if judge is not None:
         choose(numbers_of(best), judge, "--metric", "metric")
     return findings(folder, best, trials, judge)
@@ -111,4 +114,14 @@ def unfinished(records: Iterable[Record]) -> list[str]:
         f"{record['title']} {UNFINISHED[record['status']]}: these results are not final"
         for record in records
         if record["status"] in UNFINISHED
+    ]
+
+
+def unranked(best: Iterable[Record], trials: Iterable[Record], metric: str) -> list[str]:
+    """Return a note on each row of `trials` that is not in `best`. `metric`: selected the best points."""
+    ranked = {record["label"] for record in best}
+    return [
+        f"{title}: not ranked, because no finished trial has a finite {metric}"
+        for label, title in titles_of(trials).items()
+        if label not in ranked
     ]

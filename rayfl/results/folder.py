@@ -241,7 +241,9 @@ class RunFolder(Config):
 
     def record(self) -> dict[str, Any]:
         """Return the run as a row of plain values: id, label, title, point, status, error, sweep, seed, path, params
-        (configuration with dotted paths), facts, and its result."""
+        (configuration with dotted paths), facts, and its result. A run without a result, outside of a sweep, has the
+        summary of its lines so far."""
+        is_single = self.kind == "run" and self.sweep is None
         return {
             "id": self.id,
             "label": self.label,
@@ -254,7 +256,7 @@ class RunFolder(Config):
             "path": str(self.path),
             "params": flatten(self.config),
             "facts": self.facts.model_dump(mode="json"),
-        } | self.result
+        } | (self.result or (self._summary() if is_single else {}))
 
     @property
     def seed(self) -> int:

@@ -47,13 +47,17 @@ LABEL = 0.12
 
 
 def plots_of(records: Sequence[Record], metric: str | None = None) -> dict[str, Plot]:
-    """Return name -> plot of a comparison of runs on disk. Default metric: their judge metric."""
+    """Return name -> plot of a comparison of runs on disk. Default metric, also if no round has `metric`: their judge
+    metric."""
     metric = metric or judge_of(records)
     groups, titles, styles = by_label(records, metric), titles_of(records), named_styles(records)
     facts = facts_of(records[0])
     runs = {titles[name]: [RunFolder.open(row["path"]) for row in rows] for name, rows in groups.items()}
     curves = {name: [run.rounds() for run in some] for name, some in runs.items()}
     scores = {name: [found["score"] for run in some if len(found := run.client_scores)] for name, some in runs.items()}
+    if not any(metric in line for runs in curves.values() for line in chain(*runs)):
+        # results such as best_accuracy_mean have no curve
+        metric = judge_of(records)
     axis, of_clients = axis_of(facts, metric), named(facts.score, "mean", "clients")
     found = {
         "learning_curves": learning_curves(curves, metric, axis, styles),
@@ -89,8 +93,12 @@ def named_styles(records: Iterable[Record]) -> dict[str, Style]:
     return {titles[of]: style for of, style in styles_of(titles).items()}
 
 
-def learning_curves(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style], **look: Any) -> Plot:
-    """Plot `metric` over rounds: mean ± standard deviation over runs. `axis`: its title; `look`: e.g. yscale, ylim."""
+def learning_curves(curves: Curves, metric: str, axis: str, styles: Mapping[str, Style], **look: Any) -> Plot | None:
+    """Plot `metric` over rounds: mean ± standard deviation over runs. None without a point. `axis`: its title; `look`:
+    e.g. yscale, ylim."""
+    header, rows = _over_rounds(curves, metric)
+    if not rows:
+        return None
     figure, axes = new_figure()
     for name, runs in curves.items():
         _draw(axes, runs, metric, styles[name], name)
@@ -100,7 +108,7 @@ def learning_curves(curves: Curves, metric: str, axis: str, styles: Mapping[str,
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axes.minorticks_off()
     legend(axes)
-    return Plot(figure, *_over_rounds(curves, metric))
+    return Plot(figure, header, rows)
 
 
 def curves_by_capacity(curves: Curves, records: Sequence[Record], styles: Mapping[str, Style]) -> Plot | None:

@@ -110,8 +110,9 @@ def _amounts(ours: Sequence[float], theirs: float) -> list[str]:
 
 
 def caption(published: Published, changed: Sequence[str]) -> list[str]:
-    """Return the source of the numbers and the settings changed from the file."""
-    lines = [f"Compared with {published.source}" + (f" ({published.note})" if published.note else "")]
+    """Return the source of the numbers and the settings changed from the file, each on one line."""
+    source, note = (" ".join(text.split()) for text in (published.source, published.note))
+    lines = [f"Compared with {source}" + (f" ({note})" if note else "")]
     return lines + ([f"changed from the file: {', '.join(changed)}"] if changed else [])
 
 

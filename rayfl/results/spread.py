@@ -36,7 +36,9 @@ class Difference:
 
     @property
     def is_clear(self) -> bool | None:
-        """True if the rows differ; None if unknown."""
+        """True if the rows differ, False for equal means; None if unknown."""
+        if self.by == 0:
+            return False
         if self.p is not None:
             return self.p < LEVEL
         return None if self.spread is None else abs(self.by) > self.spread

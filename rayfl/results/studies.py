@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rayfl.results.findings import unranked
 from rayfl.results.made import Made
 from rayfl.results.rows import Record, best_trials, by_label, facts_of, judge_of, point_of, titles_of
 from rayfl.results.spread import Difference, by_seed, difference
@@ -39,8 +40,7 @@ def side_by_side(studies: Sequence[Study], metric: str | None = None) -> tuple[l
     same settings. `metric`: ranks the rows. With several studies, labels begin with the study's name."""
     best: list[Record] = []
     found: dict[str, Best] = {}
-    for name, study in zip(_names(studies), studies, strict=True):
-        before = f"{name}/" if len(studies) > 1 else ""
+    for before, study in zip(_prefixes(studies), studies, strict=True):
         rows, chosen = study.best()
         best += [{**row, "label": before + row["label"], "title": before + row["title"]} for row in rows]
         found |= {before + label: point for label, point in chosen.items()}
@@ -65,8 +65,27 @@ def ranking_said(studies: Sequence[Study], metric: str, *, is_chosen: bool = Fal
     return [f"ranked by {metric}; {'; '.join(found)}{''.join(hints[:1])}"] if found else []
 
 
+def unranked_said(studies: Sequence[Study]) -> list[str]:
+    """Return a note on each row without a ranked trial, by the name of `side_by_side`."""
+    return [
+        before + note
+        for before, study in zip(_prefixes(studies), studies, strict=True)
+        for note in unranked(study.best()[0], study.trials, study.sweep["params"]["search.metric"])
+    ]
+
+
+def _prefixes(studies: Sequence[Study]) -> list[str]:
+    """Return the beginning of each study's labels: its name if there are several studies."""
+    return [f"{name}/" if len(studies) > 1 else "" for name in _names(studies)]
+
+
 def _names(studies: Sequence[Study]) -> list[str]:
-    """Return unique names: the second "quickstart" becomes "quickstart (2)"."""
+    """Return unique names: labels, otherwise experiments. If neither are unique, the second "quickstart" becomes
+    "quickstart (2)"."""
+    for key in ("label", "experiment"):
+        found = [study.sweep[key] for study in studies]
+        if len(set(found)) == len(found):
+            return found
     names: list[str] = []
     for study in studies:
         name = study.sweep["label"]
@@ -97,14 +116,14 @@ def differences_said(best: Sequence[Record], metric: str) -> list[str]:
 def _why(apart: Difference, amount: Callable[[float], str]) -> str:
     if apart.p is not None:
         return f"{amount(abs(apart.by))} over {apart.seeds} seeds, p = {apart.p:.2g} (paired t-test)"
-    assert apart.spread is not None
+    if apart.spread is None:
+        return "results are equal"
     return f"{amount(abs(apart.by))}, against {amount(apart.spread)} between seeds"
 
 
 def _amount(rows: Sequence[Record], metric: str) -> Callable[[float], str]:
     """Return the formatter of differences: percentage points for fractions, plain numbers otherwise."""
-    facts = facts_of(rows[0])
-    is_share = facts.about(metric) is not None and facts.better(metric) == "max"
+    is_share = facts_of(rows[0]).is_share(metric)
     return (lambda value: f"{100 * value:.2f} points") if is_share else "{:.4g}".format
 
 

@@ -84,6 +84,10 @@ class Facts(Config):
             return self.scores[found[0]]
         return "min" if metric in {m.name for m in ROUND} or metric.startswith(LESS) else "max"
 
+    def is_share(self, metric: str) -> bool:
+        """Return whether a metric is shown in per cent: a score of which more is better."""
+        return self.about(metric) is not None and self.better(metric) == "max"
+
 
 class Cost(Config):
     """Cost of a dense network."""

@@ -149,6 +149,14 @@ class _Columns:
     def score(self, name: str, title: str) -> "Column":
         return Column(name, title, PERCENT if self.is_share else PLAIN, self.scale)
 
+    @property
+    def ranking(self) -> "Column":
+        """Column of the metric that ranks rows."""
+        title = self.metric.replace("_", " ")
+        if self.facts.is_share(self.metric):
+            return Column(self.metric, f"{title} %", PERCENT, 100)
+        return Column(self.metric, title, PLAIN)
+
     def cell(self, values: Sequence[float]) -> str:
         return percent(values) if self.is_share else plain(values)
 
@@ -179,7 +187,8 @@ class Column:
 
 
 def columns_of(records: Sequence[Record], metric: str = "accuracy_mean") -> tuple[list[Column], list[Column]]:
-    """Return the columns of `table` before and after the tuned settings: the leading scores; other scores and costs."""
+    """Return the columns of `table` before and after the tuned settings: `metric`, if it would have no column, and the
+    leading scores; other scores and costs."""
     columns = _Columns(records, metric)
     front, rest = columns.front, columns.capacities | columns.known({columns.worst: "worst"})
     costs = [
@@ -205,7 +214,9 @@ def columns_of(records: Sequence[Record], metric: str = "accuracy_mean") -> tupl
         ]
         costs = [*reached, Column("sim_seconds", "simulated", "time"), *costs]
     scores = [[columns.score(name, title) for name, title in titles.items()] for titles in (front, rest)]
-    return scores[0], [*scores[1], *costs]
+    known = {column.name for column in (*scores[0], *scores[1], *costs)}
+    added = [columns.ranking] if metric not in known and values_of(records, metric) else []
+    return [*added, *scores[0]], [*scores[1], *costs]
 
 
 def table(records: Sequence[Record], metric: str = "accuracy_mean", tuned: Mapping[str, Best] | None = None) -> Table:
@@ -261,17 +272,21 @@ def results_csv(
     search = [name for path in paths for name in (path, f"{path} place")] + (["doubts"] if paths else [])
     times = columns.known({time_to(target): "" for target in columns.facts.targets} | dict.fromkeys(SIMULATED, ""))
     some = [name for name in (*IF_ANY, *EPSILONS, SMALLEST_GROUP) if any(values_of(records, name))]
-    header = ["seed", *names, "bytes_down", "bytes_up", "train_flops", *some, *times, "seconds", "standing", *search]
-    return _csv(header, {name: [{**row, **more[name]} for row in rows] for name, rows in groups.items()})
+    header = [*names, "bytes_down", "bytes_up", "train_flops", *some, *times, "seconds", "standing", *search]
+    added = [name for name in columns.known({metric: ""}) if name not in header]
+    return _csv(
+        ["seed", *added, *header], {name: [{**row, **more[name]} for row in rows] for name, rows in groups.items()}
+    )
 
 
 def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Table:
-    """Return a table in the form of SpaFL's (arXiv 2406.00431), one line per label, ordered by the best `metric`: the
-    best numbers of any evaluated round; for clients' own masked networks their density in the round with the best
-    local accuracy; communication and multiply-adds per client (`amounts`). This density is a mean over layers. The
-    densities of capacities (`density_0.5`) are fractions of all parameters and not shown."""
+    """Return a table in the form of SpaFL's (arXiv 2406.00431), one line per label, ordered by the best `metric`, or by
+    `metric` if rows have no best one: the best numbers of any evaluated round; for clients' own masked networks their
+    density in the round with the best local accuracy; communication and multiply-adds per client (`amounts`). This
+    density is a mean over layers. The densities of capacities (`density_0.5`) are fractions of all parameters and not
+    shown."""
     columns, shown = _Columns(records, metric), _best(records, metric)
-    groups, titles, rows = by_label(records, f"best_{metric}"), titles_of(records), []
+    groups, titles, rows = by_label(records, _best_of(records, metric)), titles_of(records), []
     for name, runs in groups.items():
         spent = [amounts(run) for run in runs]
         shares = {key: percent if key == DENSITY_AT_BEST else columns.cell for key in shown}
@@ -286,7 +301,14 @@ def best_table(records: Sequence[Record], metric: str = "accuracy_mean") -> Tabl
 def best_csv(records: Sequence[Record], metric: str = "accuracy_mean") -> str:
     """Return plain numbers of `best_table`, one line per evaluated row."""
     spent = [{**row, **amounts(row)} for row in records]
-    return _csv(["seed", *_best(records, metric), "gbit", "client_macs"], by_label(spent, f"best_{metric}"))
+    groups = by_label(spent, _best_of(records, metric))
+    return _csv(["seed", *_best(records, metric), "gbit", "client_macs"], groups)
+
+
+def _best_of(records: Sequence[Record], metric: str) -> str:
+    """Return the name of the best `metric` of any evaluated round, or `metric` if no row has it."""
+    best = f"best_{metric}"
+    return best if values_of(records, best) else metric
 
 
 def _best(records: Sequence[Record], metric: str) -> dict[str, str]:

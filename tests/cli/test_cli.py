@@ -13,7 +13,7 @@ import pytest
 import ray
 import yaml
 from helpers import TINY, message
-from rows import folder, line
+from rows import folder, line, study
 
 from rayfl import cli
 from rayfl.cli import train
@@ -180,6 +180,12 @@ def test_describe_a_row_of_a_sweep(rayfl):
     records = json.loads(out)
     assert code == 0 and [record["capacity"] for record in records] == [1, 0.75, 0.5, 0.25]
     assert records[-1]["blocks"] == "10 10 10 10" and records[-1]["width"] == 0.671875
+
+
+@pytest.mark.parametrize("option", [("--coverage", "2"), ("--convention", "flops2")])
+def test_describe_refuses_what_times_do_not_show(rayfl, option):
+    code, _, err = rayfl("describe", CONFIGS / "time_digits.yaml", "--row", "heterofl", "--time", *option)
+    assert code == 2 and f"{option[0]}: not valid with --time" in err
 
 
 def test_describe_as_a_table(rayfl):
@@ -448,6 +454,40 @@ def test_a_comparison_without_sweeps_is_refused():
     assert message(_studies, [SimpleNamespace(read=lambda kind: [])], [], {}) == (
         "compare: MLflow has no sweep. Hint: run a sweep first, or `rayfl report FOLDER` for a run"
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [(["quickstart", "two"], ["old", "new"]), (["two"], ["new"]), (["file"], ["file"]), ([], ["new"])],
+)
+def test_a_sweep_is_named_by_its_experiment_before_its_file(names, found):
+    """The newest comes first; both are of one file."""
+    sweeps = [
+        {"id": id, "label": label, "experiment": experiment}
+        for id, label, experiment in (
+            ("new", "quickstart", "two"),
+            ("old", "quickstart", "quickstart"),
+            ("file", "file", "three"),
+        )
+    ]
+    reader = SimpleNamespace(read=lambda kind="run", **wanted: sweeps if kind == "sweep" else [])
+    assert [study.sweep["id"] for study in _studies([reader], names, {})] == found
+
+
+def test_a_report_names_rows_without_results(rayfl, tmp_path):
+    sweep = study(tmp_path / "sweep")
+    folder(sweep.path / "trials" / "nefl", "nefl", status="failed", sweep=sweep.id, title="NeFL")
+    code, out, err = rayfl("report", "sweep")
+    assert code == 0, err
+    assert "\nNeFL: not ranked, because no finished trial has a finite accuracy_mean\n" in out
+    assert out.count("not ranked") == 1
+
+
+def test_a_report_on_a_killed_run_is_of_its_lines(rayfl, tmp_path):
+    folder(tmp_path / "run", lines=[line(1, accuracy_mean=0.25), line(2, accuracy_mean=0.5)], status="running")
+    code, out, err = rayfl("report", "run")
+    assert code == 0, err
+    assert "50.00" in out and "fedavg has not ended: these results are not final" in out
 
 
 def test_a_run_of_a_sweeps_file_is_refused_unless_a_row_is_named(rayfl, tmp_path, monkeypatch):

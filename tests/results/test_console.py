@@ -1,6 +1,7 @@
 """Progress on a terminal and in plain lines."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -165,13 +166,13 @@ def test_the_last_three_ended_trials_are_shown(pipe):
     assert [row.split()[1] for row in rows] == ["lr=47", "lr=48", "lr=49"]
 
 
-def test_the_smallest_loss_is_the_best(pipe):
-    progress = SweepProgress(2, 1, "loss_mean", "min", console=pipe)
-    for i, value in enumerate((2.0, 1.5)):
+def test_the_smallest_finite_loss_is_the_best(pipe):
+    progress = SweepProgress(4, 1, "loss_mean", "min", console=pipe)
+    for i, value in enumerate((math.nan, 2.0, 1.5, -math.inf)):
         progress.start(str(i), "fedavg[1]", f"lr={i}")
         progress.update(str(i), 1, {"loss_mean": value})
         progress.done(str(i), "finished")
-    assert "best fedavg[1]: 1.5000 after round 1 (lr=1)" in picture(progress)
+    assert "best fedavg[1]: 1.5000 after round 1 (lr=2)" in picture(progress)
 
 
 def test_a_trial_that_runs_again_counts_once(pipe):

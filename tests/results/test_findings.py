@@ -1,10 +1,12 @@
 """What a report finds in a folder: a sweep, a run, or several runs side by side."""
 
+import math
+
 import pytest
 from helpers import message
 from rows import folder, line, study
 
-from rayfl.results.findings import found_in, unfinished
+from rayfl.results.findings import found_in, unfinished, unranked
 
 
 def run(path, lr=0.1, accuracy=0.5, **more):
@@ -41,6 +43,9 @@ def test_a_folder_without_results_says_what_is_missing(tmp_path):
     assert message(found_in, tmp_path).startswith(f"{tmp_path}: the folder contains no run. Allowed:")
     folder(tmp_path / "new", status="running")
     assert message(found_in, tmp_path).startswith(f"{tmp_path}: no run in the folder has been evaluated. Hint:")
+    run(tmp_path / "diverged", accuracy=math.nan)
+    why = f"{tmp_path}/diverged: no run in the folder has a finite accuracy_mean. Hint:"
+    assert message(found_in, tmp_path / "diverged").startswith(why)
     study(tmp_path / "one")
     study(tmp_path / "below" / "two")
     assert message(found_in, tmp_path) == (
@@ -48,6 +53,21 @@ def test_a_folder_without_results_says_what_is_missing(tmp_path):
         "compare` compares several"
     )
     assert {row["label"] for row in found_in(tmp_path / "one").best} == {"heterofl", "fjord"}
+
+
+def test_a_run_that_has_not_ended_has_the_results_of_its_lines(tmp_path):
+    run(tmp_path / "run", status="running")
+    [row] = found_in(tmp_path / "run").best
+    assert (row["status"], row["accuracy_mean"], row["best_round"]) == ("running", 0.5, 1)
+    # the rows of a sweep are of finished trials
+    sweep = study(tmp_path / "sweep", labels=("heterofl",))
+    run(sweep.path / "trials" / "new", accuracy=1.0, label="heterofl", status="running", sweep=sweep.id)
+    run(sweep.path / "trials" / "only", label="fjord", status="running", sweep=sweep.id)
+    found = found_in(sweep.path)
+    assert {(row["label"], row["status"]) for row in found.best} == {("heterofl", "finished")}
+    assert unranked(found.best, found.trials, found.metric) == [
+        "fjord: not ranked, because no finished trial has a finite accuracy_mean"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from rows import FACTS, study
+from rows import folder as of_rows
 from servers import answering, fail, late, trickle
 
 import rayfl
@@ -718,7 +719,8 @@ def test_an_error_of_a_model_is_reported_and_fails_nothing(mlflow, tmp_path):
 def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     study(here / "quick", rounds=1)
-    study(there / "slow", rounds=1, labels=("fedavg", "fjord"), score=lambda row, lr, seed, r: 0.5 + seed / 7)
+    slow = study(there / "slow", rounds=1, labels=("fedavg", "fjord"), score=lambda row, lr, seed, r: 0.5 + seed / 7)
+    of_rows(there / "slow" / "trials" / "nefl", "nefl", status="failed", sweep=slow.id)
     for folder, uri in ((here, mlflow.store.uri), (there, default_uri(there))):
         assert Copy(Store(uri), note=pytest.fail).sync_all(folder) == 0
     servers = ["--tracking-uri", mlflow.store.uri, "--tracking-uri", default_uri(there)]
@@ -734,9 +736,9 @@ def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, 
     [row] = csv.DictReader(capsys.readouterr().out.splitlines())
     assert (row["method"], row["seed"]) == ("fjord", "2")
     cli.app(["compare", "slow", *where], standalone_mode=False)
-    assert (
-        "No significant difference between Fedavg and Fjord: 0.00 points over 3 seeds, p = 1" in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "No significant difference between Fedavg and Fjord: 0.00 points over 3 seeds, p = 1" in printed
+    assert "nefl: not ranked, because no finished trial has a finite accuracy_mean" in printed
     # a sweep on both servers has its rows once
     assert Copy(Store(mlflow.store.uri), note=pytest.fail).sync_all(there) == 0
     cli.app(["compare", "slow", *where, "--format", "csv"], standalone_mode=False)

@@ -127,6 +127,13 @@ def test_its_numbers_are_those_of_the_tables(study):
     assert len(runs) == 1 + 8 and [row[1] for row in runs[1:]].count("–") == 8
 
 
+def test_every_run_has_each_metric_in_its_own_form(study):
+    shown = contents_of(found_in(study, "train_loss"))["trials"]
+    assert shown.header[5:7] == ["validation accuracy mean %", "train loss"]
+    [row] = [row for row in shown.rows if row[0] == "FedAvg, smallest" and row[5] == "61.00"]
+    assert row[6] == "0.01667"
+
+
 def test_it_names_the_setup_of_every_row(study):
     """Here of two that differ in data, partition and cohort."""
     found = found_in(study)

@@ -14,7 +14,7 @@ from rows import FACTS, PERSONAL, folder, line
 
 from rayfl.results import plots
 from rayfl.results.budgets import TRAFFIC
-from rayfl.results.drawing import COLORS, FORMATS, Plot, axis_name, shades_of, styles_of
+from rayfl.results.drawing import COLORS, FORMATS, axis_name, shades_of, styles_of
 from rayfl.results.folder import records
 from rayfl.results.pareto import write_pareto
 from rayfl.results.plots import (
@@ -84,6 +84,14 @@ def test_the_plots_of_a_comparison(comparison, tmp_path):
     assert [row[:3] for row in rows] == [["1.0", str(r), "0.5"] for r in (1, 2, 3)] + [
         ["0.5", str(r), str((r + 0.5) / 4)] for r in (1, 2, 3)
     ]
+
+
+@pytest.mark.parametrize("metric", ["best_accuracy_mean", "last5_accuracy_mean", "rounds"])
+def test_a_result_without_curve_leaves_the_plots_of_the_judge_metric(comparison, metric):
+    usual, found = plots_of(comparison), plots_of(comparison, metric)
+    assert {name: table_of(plot) for name, plot in found.items()} == {
+        name: table_of(plot) for name, plot in usual.items()
+    }
 
 
 def test_a_plot_is_a_figure_in_a_notebook(comparison):
@@ -261,9 +269,8 @@ def test_labels_per_client(tmp_path):
     assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == ["labels.of.csv", "labels.of.png"]
 
 
-def test_a_plot_without_lines_is_empty(tmp_path):
-    plot = learning_curves({"a": [[{"round": 1}]]}, "accuracy_mean", "accuracy", styles_of(["a"]))
-    assert isinstance(plot, Plot) and table_of(plot) == [["round", "a"]]
+def test_there_is_no_plot_without_lines():
+    assert learning_curves({"a": [[{"round": 1}]]}, "accuracy_mean", "accuracy", styles_of(["a"])) is None
 
 
 def test_how_an_axis_names_a_score():

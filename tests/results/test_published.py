@@ -105,6 +105,8 @@ def test_the_caption_of_the_table():
     changed, records = ["model_a: 1 -> 2", "rounds: 200 -> 60"], [record("a-e", 0)]
     said = ["Compared with Table 9 (shorter)", "changed from the file: model_a: 1 -> 2, rounds: 200 -> 60"]
     assert caption(BOTH, changed) == said and caption(BOTH, []) == said[:1]
+    long = BOTH.model_copy(update={"source": "Table\n9\n", "note": "\nshorter\n"})
+    assert caption(long, changed) == said
     assert markdown(BOTH, changed, records).startswith(f"{said[0]}\n\n{said[1]}\n\n| method |")
     assert latex(BOTH, changed, records).startswith(f"% {said[0]}\n% {said[1]}\n\\begin{{tabular}}")
 

@@ -45,6 +45,7 @@ def test_few_seeds_are_compared_with_their_spread():
     assert difference(one, {5: 0.4}).spread == pytest.approx(0.2)
     alone = difference({0: 0.9}, {0: 0.1})
     assert alone.spread is None and alone.is_clear is None
+    assert difference({0: 0.9}, {0: 0.9}).is_clear is False
 
 
 def test_rows_like_the_best():

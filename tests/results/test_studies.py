@@ -1,10 +1,12 @@
 """Comparison of studies: rows, significance, and other types of machines."""
 
+import math
+
 import pytest
 from rows import FACTS, PERSONAL
 
 from rayfl.results.made import here
-from rayfl.results.studies import Study, differences_said, machines_said, ranking_said, side_by_side
+from rayfl.results.studies import Study, differences_said, machines_said, ranking_said, side_by_side, unranked_said
 
 
 def row(label, value, seed=0, lr=0.1, made=(), **more):
@@ -17,11 +19,9 @@ def row(label, value, seed=0, lr=0.1, made=(), **more):
     }
 
 
-def sweep(label, *runs, facts=FACTS):
-    return Study(
-        {"label": label, "params": {"search.metric": "accuracy_mean"}, "facts": facts | {"tuned": ["training.lr"]}},
-        runs,
-    )
+def sweep(label, *runs, facts=FACTS, experiment="runs"):
+    about = {"label": label, "experiment": experiment, "params": {"search.metric": "accuracy_mean"}}
+    return Study(about | {"facts": facts | {"tuned": ["training.lr"]}}, runs)
 
 
 def test_labels_of_several_studies_begin_with_the_studys():
@@ -33,10 +33,21 @@ def test_labels_of_several_studies_begin_with_the_studys():
     ] and judge == "accuracy_mean"
     best, _, _ = side_by_side([one, sweep("one", row("a", 0.7)), sweep("two", row("a", 0.6))])
     assert [run["label"] for run in best] == ["one/a", "one/b", "one (2)/a", "two/a"]
+    # of one file, in several folders
+    best, _, _ = side_by_side([sweep("one", row("a", 0.7), experiment=name) for name in ("one", "other")])
+    assert [run["label"] for run in best] == ["one/a", "other/a"]
     assert side_by_side([one], "loss_mean")[1] == "loss_mean"
     assert str(side_by_side([one])[2]["a"].settings[0]) == "0.2 (2 of 2) ↑"
     # judged by different numbers: the first that all rows have
     assert side_by_side([sweep("x", row("a", 0.1), facts=PERSONAL), one])[1] == "accuracy_mean"
+
+
+def test_a_note_on_rows_without_a_ranked_trial():
+    failed, diverged = row("b", 0.5) | {"status": "failed"}, row("c", math.nan)
+    one, two = sweep("one", row("a", 0.8), failed, diverged), sweep("two", row("a", 0.6))
+    why = "not ranked, because no finished trial has a finite accuracy_mean"
+    assert unranked_said([one]) == [f"b: {why}", f"c: {why}"]
+    assert unranked_said([two, one]) == [f"one/b: {why}", f"one/c: {why}"]
 
 
 def test_a_note_on_studies_that_do_not_compare():
@@ -69,6 +80,9 @@ def test_notes_on_significance_are_in_points():
     ]
     [said] = differences_said([*seeds("a", 0.90), *seeds("b", 0.1)], "accuracy_mean")
     assert said.startswith("Differences between rows with one seed each cannot be tested")
+    assert differences_said([*seeds("a", 0.90), *seeds("b", 0.90)], "accuracy_mean") == [
+        "No significant difference between a and b: results are equal"
+    ]
     assert ": 0.01 over 3 seeds" in differences_said(rows, "loss_mean")[-1]
     assert differences_said([], "accuracy_mean") == []
 

@@ -169,6 +169,26 @@ def test_losses_are_shown_as_they_are():
     assert first[:6] == ["b", "b", "0", "20.125", "20.125", "0.5"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "value", "title", "cell"),
+    [
+        ("train_loss", 0.125, "train loss", "0.125"),
+        ("best_accuracy_mean", 0.8125, "best accuracy mean %", "81.25"),
+        ("loss_mean", 1.5, "loss mean", "1.5"),
+        ("rounds", 3, "rounds", "3"),
+    ],
+)
+def test_the_metric_that_ranks_rows_is_a_column(metric, value, title, cell):
+    rows = [record("a", 0, 0.5) | {metric: value}, record("b", 0, 0.75)]
+    found = table(rows, metric)
+    assert found.header[:4] == ["method", "seeds", title, "accuracy %"]
+    assert [row[2:4] for row in found.rows if row[0] == "a"] == [[cell, "50.00"]]
+    header, first, *_ = csv.reader(io.StringIO(results_csv(rows, metric)))
+    assert header.count(metric) == 1 and first[header.index(metric)] == str(value)
+    # others already are
+    assert table(rows, "bytes_up").header == table(rows).header
+
+
 def test_table_as_latex():
     rows = [record("a_b", 0, 0.5), record("a_b", 1, 0.5)]
     for row in rows:
@@ -240,6 +260,8 @@ def test_emphasis():
     assert r"ahead & 3 & \textbf{80.00 $\pm$ 5.00} & \textbf{" in lines[4]
     assert r"noisy & 3 & \underline{73.00 $\pm$ 17.52}" in lines[5] and "text" not in lines[6]
     assert "| behind | 3 | 50.00 ± 5.00 |" in found.markdown()
+    # equal on one seed
+    assert table([record("a", 0, 0.5), record("b", 0, 0.5)]).marks[1, 2] == "like the best"
     # alone, nothing does
     assert table(rows[:3]).marks == {}
 
@@ -369,6 +391,10 @@ def test_best_rounds_and_amounts_by_hand(tmp_path):
         "spafl,spafl,0,0.875,,0.5,0.00011136,4500000000.0\n"
         "fedavg,fedavg,0,0.75,0.125,,3.712e-05,1500000000.0\n"
     )
+    # by results that have no best round
+    for metric in ("best_local_accuracy_mean", "train_flops"):
+        for text in (best_table(rows[::-1], metric).markdown(), best_csv(rows[::-1], metric)):
+            assert (text.index("spafl") < text.index("fedavg")) == (metric != "train_flops")
     # nothing is masked, and one has failed
     dense = best_table([rows[1], record("x", status="failed")])
     assert dense.header == ["method", "seeds", "best local %", "best %", "Gbit", "MACs per client"]

@@ -75,19 +75,15 @@ def _about(found: Findings) -> Pairs:
 def _trials(found: Findings) -> Table:
     """Return the table of all runs, the best of each row first."""
     titles, facts = titles_of(found.trials), facts_of(found.best[0])
-    score, _ = facts.about(found.metric) or ("", "")
-    cell = percent if facts.scores.get(score) == "max" else plain
+    cells = {metric: percent if facts.is_share(metric) else plain for metric in (found.metric, found.judge)}
     best = {record["id"] for record in found.best}
     rows = []
     for name, runs in by_label(found.trials, found.metric).items():
         for record in sorted(runs, key=lambda run: (run["id"] not in best, run["point"], run["seed"])):
-            values = [cell(values_of([record], found.metric)), cell(values_of([record], found.judge))]
+            values = [cell(values_of([record], metric)) for metric, cell in cells.items()]
             place = [titles[name], record["point"] or "–", str(record["seed"]), record["status"]]
             rows.append([*place, str(record.get("rounds", 0)), *values, human_time(record.get("seconds", 0))])
-    unit = " %" if cell is percent else ""
-    metrics = [f"{metric.replace('_', ' ')}{unit}" for metric in (found.metric, found.judge)]
-    if found.metric == found.judge:
-        metrics, rows = metrics[:1], [[*row[:6], *row[7:]] for row in rows]
+    metrics = [f"{metric.replace('_', ' ')}{' %' if facts.is_share(metric) else ''}" for metric in cells]
     return Table(["method", "point", "seed", "status", "rounds", *metrics, "time"], rows)
 
 
