@@ -21,6 +21,13 @@
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
 : "${1:?CONFIG is missing. Allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]}"
+for word in "${@:2}"; do
+  case "$word" in --name | --name=* | --output | --output=* | --address | --address=* | --cluster | --cluster=*)
+    echo "slurm.sh: ${word%%=*} is set by this script. Allowed: RAYFL_OUTPUT, and a copy of CONFIG for another name" >&2
+    exit 2
+    ;;
+  esac
+done
 
 export PATH="$PWD/.venv/bin:$PATH"
 export RAY_AUTH_MODE=token RAY_ENABLE_UV_RUN_RUNTIME_ENV=0

@@ -14,6 +14,9 @@ from rayfl.metrics import label
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 """HeteroFL's letters (section 4): fraction of the widest network's channels."""
 
+FAR = 0.1
+"""Maximum difference without a warning between the share of clients with a capacity and that of its weight."""
+
 MOST_CLIENTS = 10**8
 """Maximum population; an index of its clients needs 0.8 GB."""
 
@@ -33,7 +36,8 @@ class Population(Config):
     e = 1/16, each with a weight; the first is the largest and the server's; weight 0: server only)."""
     weights: tuple[Annotated[int, Field(le=MOST_CLIENTS)], ...] = ()
     """Relative numbers of clients per capacity, in the order of `capacities`. Default: equal. Not allowed with the
-    notation, which contains weights."""
+    notation, which contains weights. With fixed capacities, blocks of count // sum(weights) clients per unit of weight;
+    the last capacity has the rest too (HeteroFL's code)."""
     assignment: Literal["fixed", "dynamic", "tiers"] = "fixed"
     """Assignment of capacities. fixed: blocks of client ids, in the order of `capacities`. dynamic: a new draw per
     client and round (HeteroFL). tiers: blocks of ids from the smallest capacity up, and a draw per client and round
@@ -90,6 +94,20 @@ class Population(Config):
         """The clients' capacities, largest first."""
         return sorted((c for c, weight in self.levels if weight), reverse=True)
 
+    @property
+    def notes(self) -> list[str]:
+        """A warning if the shares of fixed capacities are far from their weights."""
+        capacities, weights = zip(*((c, weight) for c, weight in self.levels if weight), strict=True)
+        total, numbers = sum(weights), [weight * (self.count // sum(weights)) for weight in weights]
+        numbers[-1] += self.count - sum(numbers)
+        far = max(abs(n / self.count - weight / total) for n, weight in zip(numbers, weights, strict=True))
+        if self.assignment != "fixed" or far <= FAR:
+            return []
+        held = ", ".join(f"{n} of capacity {c:g}" for n, c in zip(numbers, capacities, strict=True))
+        return [
+            f"clients.weights: of {self.count} clients, {held}. Hint: a clients.count that is a multiple of {total}"
+        ]
+
     def sample(self, seed: int, round: int, cohort: int | None = None) -> list[int]:
         """Return the ids of a round's cohort, ascending. The cost does not depend on the number of idle clients."""
         size, draw = self.cohort if cohort is None else cohort, numpy_generator(seed, "cohort", round)
@@ -109,11 +127,12 @@ class Population(Config):
         return np.array([self._drawn(id, seed, round) for id in ids.tolist()], dtype=np.float64)
 
     def _fixed(self, ids: np.ndarray) -> np.ndarray:
-        """Return capacities by blocks of count // sum(weights) ids per unit of weight; the rest has the last level."""
+        """Return capacities by blocks of count // sum(weights) ids per unit of weight; the rest has the last level with
+        clients."""
         capacities, weights = zip(*self.levels, strict=True)
         ends = np.cumsum(weights)
         level = np.searchsorted(ends, ids // (self.count // ends[-1]), side="right")
-        return np.array(capacities)[np.minimum(level, len(capacities) - 1)]
+        return np.array(capacities)[np.minimum(level, np.flatnonzero(weights)[-1])]
 
     def _drawn(self, client: int, seed: int, round: int) -> float:
         draw = numpy_generator(seed, "capacity", round, client)

@@ -12,6 +12,7 @@ from pydantic import PrivateAttr
 
 from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
+from rayfl.engine.checked import Diverged
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
 from rayfl.engine.files import check_place
 from rayfl.engine.locks import Temporary, clear_temporary, locked
@@ -168,7 +169,15 @@ def _loop(
     saved = time.monotonic()
     seconds = min(STEP_SECONDS, experiment.run.checkpoint_seconds)
     with deferred(lambda: note(listeners, "stopping after this step; a second signal stops at once")) as notice:
-        while not over and notice.given is None and (lines := simulation.step(seconds)) is not None:
+        while not over and notice.given is None:
+            try:
+                lines = simulation.step(seconds)
+            except Diverged as error:
+                record.append(error.lines)
+                tell(listeners, error.lines)
+                raise
+            if lines is None:
+                break
             record.append(lines)
             is_evaluated = bool(lines) and EVALUATED in lines[-1]
             if is_evaluated and experiment.evaluation.clients:
@@ -301,7 +310,7 @@ class Session:
 
         if self._open is None:
             raise RuntimeError("the run has ended. Hint: `with rayfl.start(...) as session` keeps it open")
-        capacity = check_device(self.experiment, capacity, client)
+        capacity = check_device(self.experiment, capacity, client, self.arrays)
         return as_module(self.simulation.deployment(capacity, client))
 
 
@@ -330,6 +339,8 @@ def as_experiment(given: Given) -> Experiment:
 def opened(experiment: Experiment, arrays: Arrays, folder: Path, address: str | None = None) -> Iterator[Running]:
     """Open the experiment's simulation in this process or on Ray. `folder` is for the states of clients."""
     if experiment.run.executor == "serial":
+        if address is not None:
+            raise ConfigError(f"address: {address} is not valid with run.executor: serial. Allowed: run.executor: ray")
         yield Simulation(experiment, arrays, folder)
         return
     from rayfl.engine.on_ray.cluster import running

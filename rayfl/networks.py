@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
@@ -112,6 +114,8 @@ def at_checkpoint(
     capacity = check_device(experiment, capacity, client)
     found = latest(place, experiment.result_config(), notify)
     assert found is not None
+    if found.partial_round:
+        notify(_inside(place, found.round))
     personal = None if client is None else found.client_states.personal(client)
     deployed = Checked(experiment.bound()).deploy(found.state, found.round, capacity, personal)
     if deployed.has_statistics or experiment.evaluation.statistics == "batch":
@@ -128,21 +132,38 @@ def _restored(
     with Temporary() as scratch:
         simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
         round, notes = simulation.restore(place)
-        for note in notes:
+        for note in [*notes, *([_inside(place, round)] if simulation.partial_round else [])]:
             notify(note)
         yield round, simulation
 
 
-def check_device(experiment: Experiment, capacity: float, client: int | None) -> float:
+def _inside(place: Path, round: int) -> str:
+    """Return a note on a checkpoint of a round whose server tasks are not done."""
+    return (
+        f"{place}: the newest checkpoint is inside round {round + 1}, whose server tasks are not done. Hint: resume "
+        "the run for the network of a whole round"
+    )
+
+
+def check_device(experiment: Experiment, capacity: float, client: int | None, arrays: Arrays | None = None) -> float:
     """Return the experiment's capacity of this name (`metrics.label`). Raise a ConfigError for an unknown capacity or
-    client."""
+    client. `arrays`: as for `deployments`."""
     levels, clients = {label(c): c for c in experiment.clients.all_capacities}, experiment.clients.count
     if label(capacity) not in levels:
         raise ConfigError(f"capacity: {label(capacity)} is not valid. Allowed: {', '.join(levels)}")
     if client is not None and not 0 <= client < clients:
         raise ConfigError(f"client: {client} is not valid. Allowed: 0 to {clients - 1}")
     if client is not None and experiment.clients.assignment == "fixed":
-        own = label(experiment.clients.capacity(client, experiment.seed, 0))
+        own = label(_capacity(experiment, client, arrays))
         if own != label(capacity):
             raise ConfigError(f"capacity: {label(capacity)} is not valid with client {client}. Allowed: {own}, its own")
     return levels[label(capacity)]
+
+
+def _capacity(experiment: Experiment, client: int, arrays: Arrays | None) -> float:
+    """Return the fixed capacity of a client: that of its block of ids, or the one that its device can train."""
+    if experiment.system is None or experiment.system.capacities == "given":
+        return experiment.clients.capacity(client, experiment.seed, 0)
+    with Temporary() as scratch:
+        simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
+        return float(simulation.schedule.capacities(np.array([client]), 0)[0])

@@ -25,6 +25,20 @@ def test_fixed_blocks_and_the_remainder_for_the_last_level():
     assert capacities(Population(count=100, capacities="a1-b1-c1"))[99] == 0.25
     given = Population(count=10, capacities=(0.25, 1.0), weights=(1, 2))
     assert capacities(given) == [0.25] * 3 + [1.0] * 7
+    # the second is the server's alone
+    assert capacities(Population(count=13, capacities=(1.0, 0.5), weights=(2, 0))) == [1.0] * 13
+
+
+def test_numbers_of_clients_that_are_far_from_their_weights_are_noted():
+    """150 // 100 is one client per unit of weight: 60, and the rest."""
+    [note] = Population(count=150, capacities=(1.0, 0.25), weights=(60, 40)).notes
+    assert note == (
+        "clients.weights: of 150 clients, 60 of capacity 1, 90 of capacity 0.25. Hint: a clients.count that is a "
+        "multiple of 100"
+    )
+    assert Population(count=10, capacities="a6-b3").notes == []
+    assert len(Population(count=10, capacities="a2-b4").notes) == 1
+    assert Population(count=150, capacities=(1.0, 0.25), weights=(60, 40), assignment="dynamic").notes == []
 
 
 def test_a_server_wider_than_every_client():

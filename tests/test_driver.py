@@ -18,19 +18,22 @@ import pandas as pd
 import pytest
 import torch
 from faults import Faulty
-from helpers import TINY, PersonalHead, assert_same, message, tiny
+from helpers import TINY, PersonalHead, assert_same, message, simulate, tiny
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
 
 import rayfl
 from rayfl.core.net import cached_module
+from rayfl.engine.checked import Diverged
 from rayfl.engine.checkpoints import Best, complete, read
 from rayfl.engine.locks import locked
+from rayfl.engine.simulation import Simulation
 from rayfl.listeners import EarlyStopping, Listener
 from rayfl.methods import Dense
 from rayfl.metrics import EVALUATED
 from rayfl.models.cnn import DigitsCNN
+from rayfl.networks import at_checkpoint
 from rayfl.results.folder import RunFolder
 
 
@@ -236,6 +239,30 @@ def test_a_run_that_fails_says_so_in_its_folder(tmp_path):
     record = RunFolder.open(tmp_path)
     assert record.status == "failed" and "lower training.lr" in str(record.error)
     assert told.told[-1] == ("end", "failed")
+
+
+def test_the_rounds_before_a_failure_are_kept(tmp_path, monkeypatch):
+    """Those that the same step has made, too: they show how the run diverged."""
+
+    def advance(self):
+        self.round += 1
+        if self.round > 3:
+            raise Diverged("round 4: nothing is finite")
+        return {"round": self.round, "train_loss": 10.0**self.round}
+
+    monkeypatch.setattr(Simulation, "advance", advance)
+    told = Told().remember()
+    with pytest.raises(Diverged, match="round 4"):
+        rayfl.run(tiny(rounds=9), tmp_path, listeners=[told])
+    assert [line["train_loss"] for line in RunFolder.open(tmp_path).rounds()] == [10.0, 100.0, 1000.0]
+    assert told.told[-4:] == [*(("round", n) for n in (1, 2, 3)), ("end", "failed")]
+
+
+def test_an_address_without_ray_is_refused(tmp_path):
+    assert message(rayfl.run, tiny(), tmp_path / "run", address="10.0.0.1:6379") == (
+        "address: 10.0.0.1:6379 is not valid with run.executor: serial. Allowed: run.executor: ray"
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_listener_ends_a_run_with_an_evaluated_round(tmp_path):
@@ -517,6 +544,46 @@ def test_a_clients_own_network():
         heads = [result.submodel(0.3, client)(x) for client in (0, 1)]
     assert not torch.equal(*heads)
     assert message(result.submodel, 0.1, client=0) == "capacity: 0.1 is not valid with client 0. Allowed: 0.3, its own"
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_clients_own_network_is_as_large_as_its_device_allows(tmp_path, is_given):
+    """By ids the first three clients would have the large one."""
+    file = tmp_path / "devices.csv"
+    file.write_text("name,gflops,memory_mb\n" + "".join(f"{i},1,{0.001 if i < 3 else 1000}\n" for i in range(6)))
+    system = {"devices": {"name": "table", "file": str(file)}, "capacities": "memory"}
+    experiment = tiny(
+        method="ditto", clients={"count": 6, "cohort": 6, "capacities": [1, 0.3]}, rounds=1, system=system
+    )
+    result = rayfl.run(experiment, tmp_path / "run")
+    with rayfl.start(experiment, arrays=experiment.data.arrays() if is_given else None) as session:
+        next(iter(session))
+        for source in (result, session):
+            for client, own, other in ((0, 0.3, 1), (5, 1, 0.3)):
+                assert parameters(source.submodel(own, client)) == parameters(session.submodel(own))
+                assert message(source.submodel, other, client) == (
+                    f"capacity: {other} is not valid with client {client}. Allowed: {own}, its own"
+                )
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_a_network_from_inside_a_round_says_so(tmp_path):
+    experiment = tiny(method={"name": "feddf", "distillation": {"steps": 2}}, data={"public": {"share": 0.2}}, rounds=2)
+    simulation = simulate(experiment, tmp_path)
+    saved, notes = tmp_path / "saved", []
+    simulation.run_round()
+    simulation.save(saved)
+    at_checkpoint(experiment, saved, 0.3, None, pytest.fail)
+    assert simulation.advance() is None
+    simulation.save(saved)
+    round, _ = at_checkpoint(experiment, saved, 0.3, None, notes.append)
+    assert round == 1 and notes == [
+        f"{saved}: the newest checkpoint is inside round 2, whose server tasks are not done. Hint: resume the run for "
+        "the network of a whole round"
+    ]
 
 
 def test_export_of_arrays_in_memory(tmp_path, capsys):

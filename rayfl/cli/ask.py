@@ -62,6 +62,9 @@ def describe(
     experiment = read_experiment(changed(given, capacities, metric, method), str(config or "describe"))
     notes: list[str] = []
     if time:
+        if coverage or convention != "macs":
+            option = "--coverage" if coverage else "--convention"
+            raise ConfigError(f"{option}: not valid with --time, which shows no submodels. Allowed: without --time")
         _print_times(experiment, as_json)
         return
     found = described(experiment, convention, coverage, notes.append)

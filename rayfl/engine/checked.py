@@ -28,6 +28,7 @@ from rayfl.methods.base import (
     ServerTaskResult,
     Visit,
 )
+from rayfl.metrics import Line
 from rayfl.training.updates import norm
 
 
@@ -37,6 +38,9 @@ class RunFailed(RuntimeError):
 
 class Diverged(RunFailed):
     """The model is not finite any more, and would not be if the run was repeated."""
+
+    lines: list[Line]
+    """Metrics of the rounds that the step had finished before."""
 
 
 class MethodFailed(RunFailed):

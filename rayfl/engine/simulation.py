@@ -148,7 +148,12 @@ class Simulation:
         lines: list[Line] = []
         until = time.monotonic() + seconds
         while not self.done:
-            if (line := self.advance()) is not None:
+            try:
+                line = self.advance()
+            except Diverged as error:
+                error.lines = lines
+                raise
+            if line is not None:
                 lines.append(line)
             if EVALUATED in (line or {}) or time.monotonic() >= until:
                 break

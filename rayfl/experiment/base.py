@@ -178,6 +178,11 @@ class Experiment(Config):
     @property
     def notes(self) -> list[str]:
         """Warnings about a valid experiment, reported before its first round."""
+        by_device = self.system is not None and self.system.capacities != "given"
+        return [*([] if by_device else self.clients.notes), *self._ignored_capacities]
+
+    @property
+    def _ignored_capacities(self) -> list[str]:
         method = self.bound()
         own, trained = self.task.nets, method.task.nets
         least, most = min(own), max(own)

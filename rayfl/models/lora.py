@@ -111,6 +111,13 @@ class Lora(Model):
                 f"is configured ({wrong[0]} is {given.get(wrong[0], 'missing')} and should be "
                 f"{wanted.get(wrong[0], 'missing')}). Allowed: adapters of rank {self.rank} at {', '.join(self.ends)}"
             )
+        own = self.scale(self.rank)
+        for path, scale in peft.scales(self.adapter, self.target_paths).items():
+            if not math.isclose(scale, own, rel_tol=1e-6):
+                raise ConfigError(
+                    f"model.alpha: {self.alpha:g} is not valid with {self.adapter!r}, whose factor of {path} is "
+                    f"{scale:g}, here {own:g}. Allowed: {self.alpha * scale / own:g}"
+                )
         return found
 
     def parts(self, net: Net) -> Mapping[str, int]:

@@ -6,7 +6,9 @@ adapter_model.safetensors      "base_model.model.<path>.lora_A.weight" [r, in], 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,30 @@ def read(folder: str) -> Params:
             "rayfl export"
         ) from None
     return {_ours(name.removeprefix(BEFORE)): t.float() for name, t in tensors.items()}
+
+
+def scales(folder: str, paths: Iterable[str]) -> dict[str, float]:
+    """Return the factor s of y = W0 x + s B A x of every layer. Raise ConfigError if the configuration cannot be
+    read."""
+    file = Path(folder).expanduser() / CONFIG
+    try:
+        config = json.loads(file.read_text())
+        ranks, alphas, is_rslora = config["r"], config["lora_alpha"], config.get("use_rslora", False)
+        found = {
+            path: (_of(path, config.get("rank_pattern"), ranks), _of(path, config.get("alpha_pattern"), alphas))
+            for path in paths
+        }
+        return {path: alpha / (math.sqrt(rank) if is_rslora else rank) for path, (rank, alpha) in found.items()}
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, re.error) as error:
+        raise ConfigError(
+            f"model.adapter: {CONFIG} in {folder!r} cannot be read ({error!r}). Allowed: a folder written by peft or "
+            "rayfl export"
+        ) from None
+
+
+def _of(path: str, pattern: Mapping[str, float] | None, default: float) -> float:
+    """Return a layer's value in peft's pattern, whose keys are the ends of paths or regular expressions of them."""
+    return next((v for key, v in (pattern or {}).items() if re.fullmatch(rf"(.*\.)?({key})", path)), default)
 
 
 def _theirs(name: str) -> str:

@@ -7,6 +7,7 @@ The next trial takes over these processes.
 """
 
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -270,6 +271,7 @@ class _Stages:
             self.arrays,
             list(range(1, len(clients) + 1)),
             run,
+            os.getcwd(),
             str(self.run.path),
             self.storage is None,
         )

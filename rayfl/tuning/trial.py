@@ -6,7 +6,7 @@ import math
 import os
 import pickle
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, chdir, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -65,6 +65,8 @@ class Shared:
     places: list[int]
     """Bundle of each client actor in a trial's placement group."""
     run: Resources
+    home: str
+    """Working folder of the driver, to which the sweep's relative paths refer."""
     study: str
     """Folder of the sweep."""
     is_shared: bool
@@ -89,7 +91,7 @@ class FederatedTrial(tune.Trainable):
         self.server = ServerActor.options(scheduling_strategy=here, name=server_name()).remote(crew)
         install(shared.packages)
         self.sweep: Sweep = pickle.loads(shared.sweep)
-        self.arrays, self.study, self.is_shared = shared.arrays, shared.study, shared.is_shared
+        self.arrays, self.home, self.study, self.is_shared = shared.arrays, shared.home, shared.study, shared.is_shared
         self.folder = Temporary()
         self.experiment, self.listeners = None, ()
         self.reset_config(config)
@@ -112,6 +114,8 @@ class FederatedTrial(tune.Trainable):
         """Return the trial's experiment; load it on the server at the first call."""
         if self.experiment is None:
             row, seed, point = trial_of(self.config)
+            with _inside(self.home):
+                experiment = self.sweep.experiment(row, point, seed)
             if self.is_shared:
                 # the node may have joined later
                 require_seen(Path(self.study, "run.json"))
@@ -119,7 +123,6 @@ class FederatedTrial(tune.Trainable):
                 folder = Path(self.study, "trials", folder_name(row, point, seed, self.trial_id))
                 folder.mkdir(parents=True, exist_ok=True)
                 os.chdir(folder)
-            experiment = self.sweep.experiment(row, point, seed)
             about = About(called(row, point, seed), self.study, self.sweep.trials)
             ray.get(self.server.load.remote(experiment, [self.arrays], str(self.folder.path), about))
             self.experiment, self.started, self.ended, self.saved = experiment, False, False, time.monotonic()
@@ -143,7 +146,7 @@ class FederatedTrial(tune.Trainable):
             try:
                 more = ray.get(self.server.step.remote())
             except Diverged as error:
-                return self._diverged(error, lines)
+                return self._diverged(error, lines + error.lines)
             if more is None:
                 return self._finished_before(experiment)
             lines += more
@@ -247,3 +250,8 @@ def _newest_first(filesystem: FileSystem, trial: str) -> list[str]:
     paths = [PurePosixPath(file.path) for file in found]
     rounds = {str(path.parent): path.name for path in sorted(paths) if path.match("checkpoint_*/round-*")}
     return sorted(rounds, key=lambda folder: rounds[folder], reverse=True)
+
+
+def _inside(folder: str) -> AbstractContextManager[Any]:
+    """Return a context with this working folder, or with the present one on a node that does not have it."""
+    return chdir(folder) if os.path.isdir(folder) else nullcontext()

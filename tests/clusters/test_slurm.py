@@ -151,6 +151,13 @@ def test_without_a_config_nothing_starts(start):
     assert "CONFIG is missing. Allowed: sbatch clusters/slurm.sh CONFIG [OPTIONS of rayfl sweep]" in job.said
 
 
+@pytest.mark.parametrize("option", ["--name", "--output=/elsewhere", "--address", "--cluster"])
+def test_an_option_that_the_script_sets_is_refused(start, option):
+    job = start("first.yaml", "--rounds", "3", option, "mine")
+    assert job.ended() == (2, [])
+    assert f"slurm.sh: {option.partition('=')[0]} is set by this script. Allowed: RAYFL_OUTPUT" in job.said
+
+
 @pytest.mark.parametrize("code", ["0", "1", "2", "130", "143"])
 def test_a_job_that_ended_by_itself_does_not_come_back(start, code):
     job = start(code=code)

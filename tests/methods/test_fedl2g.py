@@ -49,7 +49,7 @@ class Guided:
 def parts(client: Any, quiz_batches: int) -> tuple[Any, list[Any]]:
     """Return S_k and the batches of Q_k."""
     count = min(5 * quiz_batches, len(client.data) // 2)
-    rows = torch.arange(len(client.data))
+    rows = torch.randperm(len(client.data), generator=torch_generator(0, "subset", client.id))
     return client.data.picked(rows[count:]), list(client.data.picked(rows[:count]).plain(5))
 
 

@@ -291,15 +291,20 @@ def test_a_frozen_head_goes_with_its_adapters(tmp_path):
 @pytest.mark.parametrize("width", [1, 0.25])
 def test_training_starts_from_an_adapters_folder(tmp_path, width):
     params = drawn(Net(LORA))
-    peft.write(tmp_path / "adapter", params, {})
+    write_adapter(tmp_path / "adapter", params)
     model = LORA.model_copy(update={"adapter": str(tmp_path / "adapter")})
     model.prepare()
     expected = prefix(Net(LORA), Net(LORA, width)).take(params)
     assert_same(Net(model, width).initial(), expected)
 
 
+def write_adapter(folder, params, alpha=4.0, **config):
+    ranks = dict.fromkeys(LORA.target_paths, 8)
+    peft.write(folder, params, peft.config_of(ranks, dict.fromkeys(ranks, alpha), [], 0.0, "classes", "") | config)
+
+
 def test_an_adapter_of_another_rank_is_refused(tmp_path):
-    peft.write(tmp_path / "adapter", drawn(Net(LORA, 0.5)), {})
+    write_adapter(tmp_path / "adapter", drawn(Net(LORA, 0.5)))
     with pytest.raises(ConfigError) as error:
         LORA.model_copy(update={"adapter": str(tmp_path / "adapter")}).prepare()
     assert f"({PATH}.lora.A is (4, 20) and should be (8, 20)). Allowed: adapters of rank 8 at q.linear" in str(
@@ -330,3 +335,33 @@ def test_what_is_merged_answers_as_the_adapters(tmp_path):
     assert load_file(tmp_path / "small" / "adapter" / "adapter_model.safetensors").keys() == peft.written(params).keys()
     config = json.loads((tmp_path / "small" / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["modules_to_save"]) == (4, 2, ["head"])
+
+
+@pytest.mark.parametrize(
+    ("config", "allowed"),
+    [
+        ({"lora_alpha": 16}, 16),
+        ({"use_rslora": True}, 4 * 8**0.5),
+        ({"alpha_pattern": {"0.attention.attend.q.linear": 6.0}}, 6),
+        ({"alpha_pattern": {PATH: 4.0}}, None),
+        ({"lora_alpha": 2, "alpha_pattern": {".*linear": 4.0}}, None),
+    ],
+)
+def test_an_adapter_of_another_factor_is_refused(tmp_path, config, allowed):
+    """It would be another function. PATH is one of the targets."""
+    write_adapter(tmp_path / "adapter", drawn(Net(LORA)), **config)
+    model = LORA.model_copy(update={"adapter": str(tmp_path / "adapter")})
+    if allowed is None:
+        model.prepare()
+        return
+    with pytest.raises(ConfigError, match=rf"model.alpha: 4 is not valid .* Allowed: {allowed:g}$"):
+        model.prepare()
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[1]", "{}", '{"r": 0, "lora_alpha": 4}'])
+def test_a_damaged_configuration_of_an_adapter_is_refused(tmp_path, content):
+    write_adapter(tmp_path / "adapter", drawn(Net(LORA)))
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(ConfigError, match=r"model.adapter: adapter_config.json in .* cannot be read"):
+        LORA.model_copy(update={"adapter": str(tmp_path / "adapter")}).prepare()

@@ -557,6 +557,17 @@ def test_trials_that_do_not_fit(ray_cluster, tmp_path):
 
 
 @pytest.mark.slow
+def test_relative_paths_are_those_of_the_driver(swept, tmp_path, monkeypatch):
+    """Also in a process that has made another trial, in that one's folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("devices.csv").write_text("name,gflops\n" + "a,1\nb,2\n" * 3)
+    system = {"devices": {"name": "table", "file": "devices.csv"}}
+    path = write(tmp_path, experiment={"system": system, "run": {"cpus": 2}}, seeds=[0, 1])
+    plan, _, trials, _ = swept(path)
+    assert len(trials) == 2 and all(is_serial(plan, trial, tmp_path) for trial in trials)
+
+
+@pytest.mark.slow
 def test_a_sweep_without_a_search_runs_all_seeds_at_once(swept, tmp_path, monkeypatch):
     """A trial of seed 1 starts while those of seed 0 run, where there is room, or after a failure of its row."""
     monkeypatch.setattr("rayfl.tuning.stages.Following", lambda *_: pytest.fail("seed 1 waits for seed 0"))

@@ -25,7 +25,8 @@ Departures:
 1. HtFLlib compresses parameters; the authors' code and the equations here compress updates.
 2. Both codes keep rank 0, so that they send zeros, if all singular values but the last have less than the share e.
    Here the rank is the smallest with at least the share e. HtFLlib decomposes the a x b kernel of every pair of
-   channels, with one rank for all, and its energy starts at e_0 in the first round.
+   channels, with one rank for all, and its energy starts at e_0 in the first round. There R is the run's
+   number of rounds; here it is a setting, because a run may be resumed with more rounds.
 3. The authors' code matches the features and attention of several layers, without W_k. Here, as in HtFLlib, it is the
    classifier's input, with W_k, in both networks' losses.
 4. Nothing is detached in either code, nor in S (`detach: false`). `detach: true` treats the other network's outputs,
@@ -91,7 +92,7 @@ class FedKD(Mutual):
     energy: tuple[Share, Share] = (0.95, 0.98)
     """e_0 and e_1, the share of the squared singular values that is sent, before the first round and after R rounds."""
     energy_rounds: int = Field(default=100, ge=1)
-    """R, rounds in which the energy changes: the run's."""
+    """R, rounds in which the energy changes. In HtFLlib, all rounds of the run."""
 
     def check(self, rounds: int, clients: Population) -> None:
         super().check(rounds, clients)

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2410.06490 (its text was not read). The algorithm is that 
 `clientl2g_logit.py`, `clientl2g_feat.py` and `serverl2g_logit.py`.
 
 Symbols: w_k client k's network; o(x; w) its logits [C] or its features [D] (`guided`); V_j the guiding vector of class
-j, of the same size; Q_k the first `quiz_batches` batches of client k's data, S_k the others; eta the learning rate.
+j, of the same size; Q_k `quiz_batches` batches of client k's data, S_k the other samples; eta the learning rate.
 
     a client     w_k  <-  SGD on  L(x, y; w, V) = CE + mean (o(x; w) - V_y)^2  over S_k       not in `warmup_rounds`
                  w'   =   w_k - eta grad_w of L, the mean over `study_batches` batches of S_k
@@ -13,11 +13,12 @@ j, of the same size; Q_k the first `quiz_batches` batches of client k's data, S_
     the server   g_j  =   mean of g_kj over the round's clients that sent it, otherwise 0
                  V    <-  V - `server_lr` g min(1, 100 / |g|)                                  sent
 
-w' is not kept. Q_k is never trained on. Clients are evaluated on their own splits. Sent up: one vector and a count per
-class. Sent down: V. V starts with independent normal elements.
+w' is not kept. Q_k is drawn once per client, and never trained on. Clients are evaluated on their own splits. Sent up:
+one vector and a count per class. Sent down: V. V starts with independent normal elements.
 
 Departures:
-1. Q_k has at most half of the client's samples. In the code a client with fewer samples than Q_k fails.
+1. Q_k is drawn, and has at most half of the client's samples. In the code it is the first ones, and a client with
+   fewer samples than Q_k fails. Samples that are sorted by class would have no first classes to train on.
 2. Incomplete batches are used; the code drops them, and divides by the number of batches that it asks for.
 3. The step to w' is of plain SGD, whatever `training.optimizer` is, at the round's rate without warm-up and cosine.
 4. The code clips a client's gradients at norm 100. Here `training.clip` does.
@@ -103,7 +104,8 @@ class FedL2G(Keeping):
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         net, data, training = visit.net, visit.data, self.task.training
         count = min(self.quiz_batches * training.batch_size, len(data) // 2)
-        rows = torch.arange(len(data), device=data.device)
+        drawn = torch.randperm(len(data), generator=torch_generator(self.task.seed, "subset", visit.client.id))
+        rows = drawn.to(data.device)
         quiz, study = data.picked(rows[:count]), data.picked(rows[count:])
         vectors = payload[GUIDE]["vectors"].to(data.device)
         # in a warm-up round, no epochs

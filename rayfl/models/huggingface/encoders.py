@@ -199,7 +199,8 @@ class Bert(Encoder):
 
 
 class DistilBert(Encoder):
-    """DistilBERT (Sanh et al., arXiv 1910.01108): six layers."""
+    """DistilBERT (Sanh et al., arXiv 1910.01108): six layers. `dropout` is also that before the classifier, for which
+    the library transformers has 0.2 by default."""
 
     name: Literal["distilbert"] = "distilbert"
     layers: int = Field(default=6, ge=1)
