@@ -492,13 +492,11 @@ def test_networks_that_do_not_fit(networks: list[Any], weights: tuple[int, ...],
     assert str(error.value).startswith(message)
 
 
-def test_clients_left_over_have_the_last_capacity() -> None:
-    """Seven in blocks of two: the last one has the server's, though that weighs nothing."""
-    method = bound(TRUNK, HEAD, DEEP)
-    given = {"cohort": 4, "capacities": (0.5, 0.25, 1.0), "weights": (1, 2, 0)}
-    method.check(9, Population(count=6, **given))
-    with pytest.raises(ConfigError, match="clients of capacity 1 have the server's network"):
-        method.check(9, Population(count=7, **given))
+def test_a_client_left_over_does_not_have_the_server_s_capacity() -> None:
+    """Seven in blocks of two."""
+    clients = Population(count=7, cohort=4, capacities=(0.5, 0.25, 1.0), weights=(1, 2, 0))
+    bound(TRUNK, HEAD, DEEP).check(9, clients)
+    assert clients.capacity(6, 0, 0) == 0.25
 
 
 def test_capacities_are_fixed() -> None:

@@ -127,19 +127,15 @@ class FedGKT(Unequal):
     """Training of the trunk."""
 
     def check(self, rounds: int, clients: Population) -> None:
-        nets, server = self.task.nets, self.task.server_capacity
-        used = {capacity for capacity, weight in clients.levels if weight}
-        if clients.assignment == "fixed":
-            # remaining ids have the last capacity, whatever its weight
-            used.add(clients.capacity(clients.count - 1, self.task.seed, 0))
-        for capacity in sorted(used, reverse=True):
+        nets, server, used = self.task.nets, self.task.server_capacity, clients.own_capacities
+        for capacity in used:
             if nets[capacity] == nets[server]:
                 raise ConfigError(
                     f"clients: clients of capacity {label(capacity)} have the server's network. Allowed with method "
                     f"{self.name}: a largest capacity without clients, such as capacities: [1, 0.5], weights: [0, 1]"
                 )
         ours, ours_text = self._extractor(server)
-        for capacity in sorted(used, reverse=True):
+        for capacity in used:
             theirs, theirs_text = self._extractor(capacity)
             where = f"model: the extractor of {nets[capacity].model.name}, capacity {label(capacity)},"
             if theirs != ours:
