@@ -83,6 +83,8 @@ class Crew:
     threads: int
     packages: Any = b""
     """The user's own packages (`plugins.packed`), or a reference to them."""
+    home: str = ""
+    """Working folder of the driver, to which relative paths refer."""
 
     def start(self, bundle: int) -> Any:
         """Start an actor and return its handle."""

@@ -332,7 +332,7 @@ def running(experiment: Experiment, arrays: Arrays, folder: Path, address: str |
             group = stack.enter_context(_reserved([{"CPU": run.server_cpus}], address, here))
             place = PlacementGroupSchedulingStrategy(group, 0)
         group = stack.enter_context(_reserved(clients, address))
-        crew = Crew(group, range(len(clients)), run.cpus, run.gpus, run.threads, packages)
+        crew = Crew(group, range(len(clients)), run.cpus, run.gpus, run.threads, packages, os.getcwd())
         options = {"num_cpus": run.server_cpus, "scheduling_strategy": place, "name": server_name()}
         server = ServerActor.options(**options).remote(crew)  # pyright: ignore
         try:

@@ -3,7 +3,9 @@
 It starts the client actors before it imports torch (`rayfl.engine.on_ray.actors`).
 """
 
+import os
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +34,8 @@ class ServerActor:
     """A `Simulation` in its own process. `status()` answers while a step runs."""
 
     def __init__(self, crew: Crew):
+        with suppress(OSError):  # another node may not have the folder
+            os.chdir(crew.home)
         self.crew = replace(crew, packages=ray.put(crew.packages))
         self.actors = [self.crew.start(bundle) for bundle in crew.bundles]
         self.pool: RayPool | None = None
