@@ -37,7 +37,7 @@ class Population(Config):
     weights: tuple[Annotated[int, Field(le=MOST_CLIENTS)], ...] = ()
     """Relative numbers of clients per capacity, in the order of `capacities`. Default: equal. Not allowed with the
     notation, which contains weights. With fixed capacities, blocks of count // sum(weights) clients per unit of weight;
-    the last capacity has the rest too (HeteroFL's code)."""
+    the last capacity with clients has the rest too (HeteroFL's code)."""
     assignment: Literal["fixed", "dynamic", "tiers"] = "fixed"
     """Assignment of capacities. fixed: blocks of client ids, in the order of `capacities`. dynamic: a new draw per
     client and round (HeteroFL). tiers: blocks of ids from the smallest capacity up, and a draw per client and round

@@ -115,7 +115,7 @@ def at_checkpoint(
     found = latest(place, experiment.result_config(), notify)
     assert found is not None
     if found.partial_round:
-        notify(_inside(place, found.round))
+        notify(_note_inside(place, found.round))
     personal = None if client is None else found.client_states.personal(client)
     deployed = Checked(experiment.bound()).deploy(found.state, found.round, capacity, personal)
     if deployed.has_statistics or experiment.evaluation.statistics == "batch":
@@ -132,12 +132,12 @@ def _restored(
     with Temporary() as scratch:
         simulation = Simulation(experiment, load_data(experiment) if arrays is None else arrays, scratch)
         round, notes = simulation.restore(place)
-        for note in [*notes, *([_inside(place, round)] if simulation.partial_round else [])]:
+        for note in [*notes, *([_note_inside(place, round)] if simulation.partial_round else [])]:
             notify(note)
         yield round, simulation
 
 
-def _inside(place: Path, round: int) -> str:
+def _note_inside(place: Path, round: int) -> str:
     """Return a note on a checkpoint of a round whose server tasks are not done."""
     return (
         f"{place}: the newest checkpoint is inside round {round + 1}, whose server tasks are not done. Hint: resume "
