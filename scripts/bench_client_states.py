@@ -11,7 +11,7 @@ includes about a second of unused messages. Linux only.
 """
 
 # first, because Ray and torch read its settings when they are imported
-from bench_round import show  # isort: skip
+from bench_round import seconds_of, show  # isort: skip
 
 import argparse
 import json
@@ -20,7 +20,6 @@ import os
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,12 +101,6 @@ def disk_bytes(folder: Path) -> int:
 
 
 # measuring
-
-
-def seconds_of(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def measure(what: Experiment, actors: int, repeats: int, folder: Path) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _share_of_copy(selection: Selection, params: Params, repeats: int) -> float:
 # measuring
 
 
-def seconds_of(work: Callable[[], None]) -> float:
+def seconds_of(work: Callable[[], Any]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

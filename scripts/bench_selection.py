@@ -98,7 +98,7 @@ def bound(method: Masked, model: Model) -> Masked:
     return method.bind(Task(model, Training(), nets, 1.0, clients=4, metric="params"))
 
 
-def seconds_of(work: Callable[[], None]) -> float:
+def cpu_seconds_of(work: Callable[[], None]) -> float:
     """Return the CPU seconds of the work."""
     started = time.process_time()
     work()
@@ -112,7 +112,7 @@ def thresholds(params: Params, repeats: int) -> dict[str, Any]:
         def find() -> None:
             way(params)
 
-        return seconds_of(find)
+        return cpu_seconds_of(find)
 
     turns = in_turns({name: partial(seconds_by, way) for name, way in WAYS.items()}, repeats)
     return {
@@ -136,7 +136,7 @@ def round_of_a_server(method: Masked, repeats: int) -> dict[str, Any]:
             values[capacity] = nbytes(method.extract(state, selection)) / 1e6
             places[capacity] = selection.nbytes / 1e6
 
-    turns = in_turns({"select": lambda: seconds_of(select), "extract": lambda: seconds_of(extract)}, repeats)
+    turns = in_turns({"select": lambda: cpu_seconds_of(select), "extract": lambda: cpu_seconds_of(extract)}, repeats)
     return {
         "CPU seconds per round": {name: statistics.median(seconds) for name, seconds in turns.items()},
         "MB down": {label(c): values[c] + places[c] for c in values},

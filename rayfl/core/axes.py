@@ -85,11 +85,8 @@ def embedding(rows: Axis, cout: Axis) -> nn.Embedding:
     return declare(nn.Embedding(rows.length, cout.length), weight=(rows, cout))
 
 
-NORMS = ("static_bn", "group", "instance", "layer", "none")
-
-
 def norm(kind: str, channels: Axis, *, groups: int = 4) -> nn.Module:
-    """Return a norm over `channels` of a feature map [B, C, H, W], one of `NORMS`.
+    """Return a norm over `channels` of a feature map [B, C, H, W]: static_bn, group, instance, layer or none.
 
     `instance` and `layer` are GroupNorm with one group per channel and with one group (HeteroFL Table 4). `groups`:
     only for `group`, whose groups contain other channels in narrow networks than in wide ones.

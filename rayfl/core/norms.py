@@ -50,12 +50,12 @@ class StaticBatchNorm(nn.Module):
 
     running_mean: torch.Tensor | None
     running_var: torch.Tensor | None
+    eps = 1e-5
 
-    def __init__(self, channels: int, eps: float = 1e-5):
+    def __init__(self, channels: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.eps = eps
         self.register_buffer("running_mean", None)
         self.register_buffer("running_var", None)
         self.sums: torch.Tensor | None = None
@@ -159,11 +159,12 @@ def finish(sums: Params, kind: str) -> Params:
     return statistics
 
 
-def load(module: nn.Module, statistics: Params) -> None:
-    """Load statistics into a network. Without statistics, it also normalises by the batch in evaluation."""
+def load(module: nn.Module, tensors: Params) -> None:
+    """Load the statistics among `tensors` into a network. Without them, it also normalises by the batch in
+    evaluation."""
     for path, norm in static_norms(module).items():
-        mean = statistics.get(f"{path}.running_mean")
-        var = statistics.get(f"{path}.running_var")
+        mean = tensors.get(f"{path}.running_mean")
+        var = tensors.get(f"{path}.running_var")
         device = norm.weight.device
         norm.running_mean = None if mean is None else mean.to(device)
         norm.running_var = None if var is None else var.to(device)

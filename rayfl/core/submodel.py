@@ -347,6 +347,16 @@ def random_subset(
     return Slice(whole, net, positions, tied=tied)
 
 
+def largest(values: torch.Tensor, count: int) -> Positions:
+    """Return the positions of the `count` largest elements of `values` [K], ascending; ties: the first. All K are a
+    window, whose tensors are views, so that training equals FedAvg bit for bit."""
+    size = len(values)
+    if count == size:
+        return Window(0, size, size)
+    order = values.argsort(descending=True, stable=True)
+    return Picks(tuple(order[:count].sort().values.tolist()), size)
+
+
 @functools.lru_cache(maxsize=512)
 def _layout(net: Net, names: tuple[str, ...] | None, tied: bool) -> Layout:
     """Return the layout of a network's tensors, or of `names` only."""

@@ -428,10 +428,15 @@ def load_data(experiment: Experiment) -> Arrays:
     """Load the arrays and make every check that needs them, before anything else is started."""
     arrays = experiment.data.arrays()
     experiment.federate(arrays)
+    check_with(experiment, arrays)
+    return arrays
+
+
+def check_with(experiment: Experiment, arrays: Arrays) -> None:
+    """Make the checks of the model's files, of the privacy of the method's groups, and of simulated time."""
     experiment.model.prepare()
     if experiment.privacy is not None:
         check_groups(experiment)
     if experiment.system is not None and experiment.system.can_fail:
         with Temporary() as folder:
             Simulation(experiment, arrays, folder).schedule.check()
-    return arrays

@@ -119,6 +119,11 @@ class Dense(Method):
         net = self.task.nets[capacity]
         return replace(net, scale=net.width / self.task.server.width) if self.scaler else net
 
+    def nets_within(self, largest: Net) -> list[Net]:
+        """Return the distinct networks of all capacities up to the width of this one, largest first."""
+        nets = dict.fromkeys(map(self.net_at, self.task.nets))
+        return [net for net in nets if net.width <= largest.width]
+
 
 def pull(towards: Params, strength: float) -> Callable[[nn.Module], None]:
     """Return a hook for `fit` that adds strength * (parameter - towards) to gradients. `towards` is on their device."""

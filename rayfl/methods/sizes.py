@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,15 +37,14 @@ def same(task: Task, size: Size) -> Mapping[float, Net]:
     return dict.fromkeys(task.nets, task.nets[capacity])
 
 
-def random_blocks(
-    stages: Iterable[Iterable[str]], omitted: Collection[str], generator: np.random.Generator
-) -> tuple[str, ...]:
-    """Return random blocks to omit, in order: from every stage as many as it has in `omitted`."""
-    without: list[str] = []
-    for stage in map(list, stages):
-        count = sum(path in omitted for path in stage)
-        without += [stage[i] for i in sorted(generator.choice(len(stage), count, replace=False))]
-    return tuple(without)
+def random_depth(net: Net, whole: Net, generator: np.random.Generator) -> Net:
+    """Return the network with random blocks of `whole`, as many per stage as it has."""
+    without = list(whole.without)
+    for stage in net.model.blocks:
+        present = [path for path in stage if path not in whole.without]
+        count = sum(path in net.without for path in present)
+        without += [present[i] for i in sorted(generator.choice(len(present), count, replace=False))]
+    return replace(net, without=tuple(without))
 
 
 def fixed_capacities(method: str, nets: Mapping[float, Net], clients: Population, otherwise: str) -> None:

@@ -174,7 +174,6 @@ class TokenModel(Model):
     """Number of classes, or of output tokens. Default: taken from the data set."""
     length: int = 64
     """Tokens in the longest sequence. Default: taken from the data set."""
-    smallest: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def varying(self) -> tuple[int, ...]:

@@ -89,7 +89,18 @@ class Around(Model, ABC):
         return replace(net, model=self.inner)
 
 
-class Projected(Around):
+class Wrapper(Around, ABC):
+    """A model around another one, which is part of its section."""
+
+    of: SerializeAsAny[Model]
+    """The other model: any `model:` section."""
+
+    @property
+    def inner(self) -> Model:
+        return self.of
+
+
+class Projected(Wrapper):
     """Networks of another model with a linear projection of their last features directly before the classifier, so that
     classifiers of all models have one shape: logits = W (P f + p) + b, f [B, D], P [features, D], W [C, features].
 
@@ -97,8 +108,6 @@ class Projected(Around):
     linear layers. Features of the projection are never cut. Early exits are not supported.
     """
 
-    of: SerializeAsAny[Model]
-    """The other model: any `model:` section."""
     features: int = Field(ge=1)
     """Number of features of the projection."""
 
@@ -106,10 +115,6 @@ class Projected(Around):
     @classmethod
     def _read(cls, given: Any) -> Model:
         return MODELS_KIND.read(given, "of")
-
-    @property
-    def inner(self) -> Model:
-        return self.of
 
     def fitted(self, data: str, offers: Mapping[str, Any], where: str) -> Self:
         return self.model_copy(update={"of": self.of.fitted(data, offers, f"{where}.of")})

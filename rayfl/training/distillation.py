@@ -179,10 +179,10 @@ def go_on(
 
 
 @torch.no_grad()
-def predicted(module: nn.Module, net: Net, params: Params, data: ClientData) -> torch.Tensor:
+def predicted(module: nn.Module, params: Params, data: ClientData) -> torch.Tensor:
     """Return the logits [N, C] of all samples, in order. `params`: parameters and statistics to load."""
     load(module, params)
-    norms.load(module, {name: t for name, t in params.items() if name not in net.layout.shapes})
+    norms.load(module, params)
     module.eval()
     return torch.cat([answered(module(x), "last").cpu() for x, _ in data.plain(AT_ONCE)])
 
@@ -233,7 +233,7 @@ def _scored(
 @torch.no_grad()
 def score_of(module: nn.Module, params: Params, data: ClientData) -> float:
     """Return the first score of the data's goal."""
-    norms.load(module, {name: t for name, t in params.items() if norms.is_statistic(name)})
+    norms.load(module, params)
     module.eval()
     score = data.goal.scores[0]
     counts = [

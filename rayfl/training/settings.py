@@ -116,6 +116,10 @@ class Training(Config):
         """Return the steps per round of a client with `samples` samples."""
         return self.steps or self.epochs * -(-samples // self.batch_size)
 
+    def for_epochs(self, epochs: int) -> Self:
+        """Return these settings with so many epochs, in place of `steps`."""
+        return self.model_copy(update={"epochs": epochs, "steps": None})
+
     def samples_of(self, samples: Count) -> Count:
         """Return the samples that a client with `samples` samples, or each of several clients, processes per round."""
         if self.steps is None:
@@ -142,6 +146,13 @@ def answered(logits: Logits, answer: Answer) -> torch.Tensor:
 
 Loss = Callable[..., torch.Tensor]
 """(output of the network, y) -> mean loss over the batch."""
+
+
+def over_exits(loss: Loss) -> Loss:
+    """Return the sum of a loss over all exits."""
+    return lambda logits, y: torch.stack([loss(z, y) for z in every_exit(logits)]).sum()
+
+
 Fill = Literal["none", "zero", "neg_inf"]
 
 

@@ -14,8 +14,7 @@ from rayfl.data.base import Arrays
 from rayfl.driver import LOADING, WRITING, absolute, claimed
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
-from rayfl.engine.private import check_groups
-from rayfl.engine.simulation import load_data
+from rayfl.engine.simulation import check_with
 from rayfl.experiment import Experiment
 from rayfl.results.console import SweepProgress
 from rayfl.results.findings import findings
@@ -80,7 +79,7 @@ def sweep(
         progress = progress or SweepProgress(plan.trials, plan.first.rounds, plan.search.metric, plan.mode)
         if arrays is None:
             progress.phase(LOADING)
-            arrays = load_data(plan.first)
+            arrays = plan.first.data.arrays()
         splits = _splits(plan, arrays)
         # before Ray starts, and again with what a running cluster has
         check_room(plan, address)
@@ -122,19 +121,17 @@ def _open_sweep(folder: Path, plan: Sweep) -> RunFolder:
 
 
 def _splits(plan: Sweep, arrays: Arrays) -> dict[str, Experiment]:
-    """Return plot name -> experiment, one for each different split of the data in the rows. Making the splits finds
-    further errors."""
+    """Return plot name -> experiment, one for each different split of the data in the rows. Raise a ConfigError,
+    with the row, for what a row's data and files show."""
     splits: dict[str, tuple[str, Experiment]] = {}
     for row in plan.rows:
         experiment = plan.example(row)
         evaluation = experiment.evaluation
         key = repr((experiment.partition, experiment.clients.count, evaluation.holdout, evaluation.local_holdout))
         try:
-            experiment.model.prepare()
-            if experiment.privacy is not None:
-                check_groups(experiment)
             if key not in splits:
                 experiment.federate(arrays)
+            check_with(experiment, arrays)
         except ConfigError as error:
             raise ConfigError(f"{plan.place(row)}: {error}") from None
         splits.setdefault(key, (f"labels-{row}" if splits else "labels", experiment))

@@ -72,7 +72,7 @@ def run_sweep(
     if search.is_fair:
         is_search = any(len(points) > 1 for points in sweep.points.values())
         recorder.progress.phase(f"searching on seed {first}" if is_search else "training")
-        stages.fair("search")
+        stages.fair()
     else:
         for row in sweep.rows:
             recorder.progress.phase(f"searching for {row} on seed {first}")
@@ -170,13 +170,13 @@ class _Stages:
     storage: str | None = None
     """Place of Tune's snapshots and of the trials' checkpoints, s3://BUCKET/FOLDER. Default: the sweep's folder."""
 
-    def fair(self, name: str) -> None:
+    def fair(self) -> None:
         """Run the search of all rows; wider grids and confirming trials of each row that has finished its search."""
         sweep, seeds = self.sweep, self.sweep.search.seeds
         counts = {row: len(sweep.points[row]) for row in sweep.rows}
         if not sweep.search.widen and (len(seeds) == 1 or max(counts.values()) == 1):
             # no trial depends on the result of another
-            self.listed(name, [trial for seed in seeds for trial in _by_turns(sweep, seed)])
+            self.listed("search", [trial for seed in seeds for trial in _by_turns(sweep, seed)])
             return
         known = sweep.described(), self.run.path, self.run.id
         trials = Following(
@@ -185,7 +185,7 @@ class _Stages:
             partial(widened_trials, *known),
             partial(confirming_trials, *known),
         )
-        self._run(name, {"trial": tune.grid_search(_by_turns(sweep, seeds[0]))}, search_alg=trials)
+        self._run("search", {"trial": tune.grid_search(_by_turns(sweep, seeds[0]))}, search_alg=trials)
 
     def listed(self, name: str, trials: list[dict[str, Any]]) -> None:
         """Run these trials, each to its end."""

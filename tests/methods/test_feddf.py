@@ -225,7 +225,7 @@ def test_one_client_s_student_has_nothing_to_learn(tmp_path: Path) -> None:
     simulation = simulate(asked(clients=alone, model="mcmahan_cnn", partition="iid"), tmp_path)
     public, [client] = public_of(simulation), visited(simulation, 0)
     module = network(client.net, simulation.state["net 0.2"])
-    targets = distillation.predicted(client.net.build(), client.net, simulation.state["net 0.2"], public)
+    targets = distillation.predicted(client.net.build(), simulation.state["net 0.2"], public)
     [(x, _)] = public.plain(1000)
     loss = FedDF().loss_of_student(module(x), targets)
     loss.backward()

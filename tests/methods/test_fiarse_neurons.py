@@ -7,9 +7,9 @@ import torch
 from helpers import assert_same, bound, client_data, drawn_like, one_round
 
 from rayfl.core.net import Net
-from rayfl.core.submodel import Picks, Slice, Window
+from rayfl.core.submodel import Picks, Slice, Window, largest
 from rayfl.methods import METHODS, Client, Task
-from rayfl.methods.width.fiarse_neurons import importance, largest
+from rayfl.methods.width.fiarse_neurons import importance
 from rayfl.models import MODELS
 from rayfl.training.settings import Training
 

@@ -247,6 +247,16 @@ def test_a_deadline_that_nobody_meets_is_refused_before_the_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_deadline_of_a_later_row_is_checked_too(tmp_path):
+    rows = {"wait": {}, "deadline": {"system": {"mode": {"name": "sync", "deadline_s": 1e-6}}}}
+    with pytest.raises(ConfigError) as error:
+        rayfl.sweep(
+            {"experiment": tiny(system={"devices": EQUAL}, run={"executor": "ray"}), "rows": rows}, tmp_path / "s"
+        )
+    assert "rows.deadline: system.mode.deadline_s: no client can finish within 1e-06 seconds" in str(error.value)
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_cohort_of_more_clients_than_are_available_is_refused_before_the_run(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text(

@@ -55,7 +55,7 @@ from rayfl.methods.base import Deployment, Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
 from rayfl.methods.sizes import Exits, by_exits, fixed_capacities
-from rayfl.training.settings import Logits, Loss, every_exit
+from rayfl.training.settings import Logits, Loss, every_exit, over_exits
 
 
 class DepthFL(Dense):
@@ -121,7 +121,7 @@ class DepthFL(Dense):
             exits = every_exit(logits)
             if self.exits_trained == "last":
                 return plain(exits[-1], y)
-            labels = torch.stack([plain(z, y) for z in exits]).sum()
+            labels = over_exits(plain)(exits, y)
             if not self.distill or len(exits) == 1:
                 return labels
             counted = torch.stack([goal.rows(z, y)[0] for z in exits])

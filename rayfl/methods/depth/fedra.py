@@ -12,10 +12,6 @@ Symbols: L the number of blocks of the server's network, L_k that of client k's 
     y_k            SGD from S_k x on cross-entropy (`train_baseline`)
     x  <-  sum_k S_k^T y_k / sum_k S_k^T 1, uniform weights; a block that nobody drew is unchanged (`agg_range_fill`)
 
-    >>> from rayfl.core.seeds import numpy_generator
-    >>> random_blocks((("1.0", "1.1"), ("2.0", "2.1", "2.2")), {"1.1", "2.0", "2.1"}, numpy_generator(0, "subset"))
-    ('1.0', '2.0', '2.2')
-
 Down and up: S_k, without the allocation, which follows from round and client.
 
 Departures:
@@ -34,7 +30,6 @@ Departures:
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from rayfl.core.fold import State
@@ -44,7 +39,7 @@ from rayfl.core.submodel import Slice, prefix
 from rayfl.methods.base import Client, Task
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
-from rayfl.methods.sizes import nested, random_blocks
+from rayfl.methods.sizes import nested, random_depth
 
 
 class FedRA(Dense):
@@ -58,8 +53,5 @@ class FedRA(Dense):
         return nested(task, "auto", ("D",))
 
     def select(self, state: State, client: Client) -> Slice:
-        net, whole = self.net_at(client.capacity), self.task.server
         generator = numpy_generator(self.task.seed, "subset", client.round, client.id)
-        stages = [[path for path in stage if path not in whole.without] for stage in net.model.blocks]
-        without = whole.without + random_blocks(stages, {*net.without} - {*whole.without}, generator)
-        return prefix(whole, replace(net, without=without))
+        return prefix(self.task.server, random_depth(self.net_at(client.capacity), self.task.server, generator))

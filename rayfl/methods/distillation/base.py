@@ -113,7 +113,7 @@ class Unequal(Method):
 
     def asked(self, params: Params, net: Net, data: ClientData) -> tuple[torch.Tensor, float]:
         """Return a network's logits [N, C] on samples, and the FLOPs."""
-        return predicted(cached_module(net, data.device), net, params, data), costs.forward_flops(net, len(data))
+        return predicted(cached_module(net, data.device), params, data), costs.forward_flops(net, len(data))
 
     # deployment
 

@@ -95,7 +95,7 @@ class DSFL(Distilling):
         if before := payload.get(OPEN):
             targets = before[TARGETS]
             data = public.picked(opened(public, self.open, seed, int(before["round"]))).labeled(targets).still
-            training = self.task.training.model_copy(update={"epochs": self.distill_epochs, "steps": None})
+            training = self.task.training.for_epochs(self.distill_epochs)
             work = replace(visit, data=data, seed=stream(visit.seed, OPEN))
             network, metrics = self.trained(network, work, loss=self.loss_of_student, training=training)
             distilled, sent = int(metrics["train_samples"]), nbytes({TARGETS: targets}) + costs.BYTES * len(data)

@@ -253,7 +253,7 @@ class FedGKT(Unequal):
         if CLIENTS not in server_task.payload:
             [id] = server_task.clients
             flops = 2.0 * trunk_macs(net) * len(first)
-            logits = predicted(module, net, given | extractors[id], first)
+            logits = predicted(module, given | extractors[id], first)
             return ServerTaskResult({SERVER: {str(id): logits}}, {"server_flops": flops})
         samples = {
             id: data.labeled(packed(data.samples["y"], server_task.payload[CLIENTS][str(id)]))

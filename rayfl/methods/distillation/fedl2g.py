@@ -109,7 +109,7 @@ class FedL2G(Keeping):
         quiz, study = data.picked(rows[:count]), data.picked(rows[count:])
         vectors = payload[GUIDE]["vectors"].to(data.device)
         # in a warm-up round, no epochs
-        rest = training.model_copy(update={"epochs": 0, "steps": None}) if visit.round < self.warmup_rounds else None
+        rest = training.for_epochs(0) if visit.round < self.warmup_rounds else None
         network = self.own(visit.client_state, visit.client.capacity)
         with tapped(cached_module(net, data.device), classifier_path(net)) as tap:
             loss = self.guided_loss(visit, vectors, tap)

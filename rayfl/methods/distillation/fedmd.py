@@ -121,7 +121,7 @@ class FedMD(Unequal):
             ("public", public_of(visit), self.warmup_epochs),
             ("private", visit.data, self.private_warmup_epochs),
         ):
-            training = self.task.training.model_copy(update={"epochs": epochs, "steps": None})
+            training = self.task.training.for_epochs(epochs)
             work = replace(visit, data=data, seed=stream(visit.seed, "local", name))
             network, metrics = self.trained(network, work, training=training)
             flops += costs.training_flops(visit.net, int(metrics["train_samples"]))

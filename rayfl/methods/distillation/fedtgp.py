@@ -64,7 +64,6 @@ class Prototypes(nn.Module):
 
 
 class FedTGP(Taught, FedProto):
-    needs_classes: ClassVar = "prototypes are means over the samples of a class"
     contract: ClassVar = Contract(wants="features", short={"server": {"epochs": 2}})
 
     name: Literal["fedtgp"] = "fedtgp"  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -129,7 +129,7 @@ def class_means(network: Params, net: Net, data: ClientData) -> tuple[Params, Pa
     """Return the mean features [D] and the number of samples [] of every class in the data, in evaluation mode."""
     module = cached_module(net, data.device)
     load(module, network)
-    norms.load(module, {name: t for name, t in network.items() if name not in net.layout.shapes})
+    norms.load(module, network)
     module.eval()
     classes = len(data.present)
     sums = torch.zeros(classes, feature_size(net), device=data.device)

@@ -24,7 +24,7 @@ from rayfl.methods.distillation.kept import Keeping
 from rayfl.metrics import label
 from rayfl.models.base import Model
 from rayfl.models.features import classifier_path, tapped
-from rayfl.models.mix import Around
+from rayfl.models.mix import Wrapper
 from rayfl.training.settings import Loss, divergence
 
 COMMON = "common"
@@ -57,19 +57,13 @@ class Featured(Both):
             return self.common(x), mine, common.features, own.features
 
 
-class Pair(Around):
-    """Network of another model as "own", beside a common network. A subclass can add layers of its own."""
+class Pair(Wrapper):
+    """Network of another model, `of`, as "own", beside a common network. A subclass can add layers of its own."""
 
-    of: SerializeAsAny[Model]
-    """Model of the personal network."""
     common: SerializeAsAny[Model]
     """Model of the common network."""
     common_width: float = 1.0
     """Width of the common network."""
-
-    @property
-    def inner(self) -> Model:
-        return self.of
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:

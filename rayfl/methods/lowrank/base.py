@@ -23,7 +23,6 @@ from torch import nn
 
 from rayfl.clients import Population
 from rayfl.config import ConfigError
-from rayfl.core import factors as lowrank
 from rayfl.core.fold import ClientState, Factors, Fold, State, Update
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import Net, cached_module, load, params_of
@@ -46,7 +45,7 @@ class LowRank(Method):
     """Denominator of the mean: clients that hold the coordinate, or the whole cohort (missing values count as 0)."""
 
     products_sent: ClassVar[Literal["none", "whole", "segments"]] = "none"
-    """Products w_k P_k that clients send: of whole layers, or of the segments of `mean_segments`."""
+    """Products w_k P_k that clients send: of whole layers, or of their `segments`."""
     factors_sent: ClassVar[bool] = True
     """Whether clients send the parts of their adapters."""
     one_scale: ClassVar[bool] = False
@@ -169,12 +168,10 @@ class LowRank(Method):
         return state | {"params": fold.mean("params", over=self.over)}
 
     def mean_products(self, fold: Fold) -> dict[str, Factors]:
-        """Return P* of every layer with a received product, in float64."""
-        return {path: mean(total, fold.weight) for path, total in fold.products.items()}
-
-    def mean_segments(self, fold: Fold) -> dict[str, Factors]:
-        """Return P* of every layer as the sum over its segments of the mean over the segment's holders, in float64.
-        A segment without holders in the cohort keeps the server's product. {} if no products were received."""
+        """Return P* of every layer, in float64; {} if no products were received. Of segments: the sum of their means,
+        each over the segment's holders. A segment without holders in the cohort keeps the server's product."""
+        if self.products_sent != "segments":
+            return {path: mean(total, fold.weight) for path, total in fold.products.items()}
         found, holders, params = {}, fold.sum("holders"), fold.state["params"]
         for path in self.layers if fold.products else ():
             parts = []
@@ -261,27 +258,6 @@ def mean(total: Factors, weight: float) -> Factors:
 def rank_sent(product: Factors) -> torch.Tensor:
     """Return the rank [] at which a product is sent; for a dense matrix, its smaller dimension."""
     return torch.tensor(min(product.left.shape) if product.right is None else product.left.shape[1])
-
-
-def decomposed(method: LowRank, params: Params, products: Mapping[str, Factors]) -> Params:
-    """Replace the adapters by the best factors of these products, by layer: singular values on B, orthonormal A
-    (FlexLoRA)."""
-    found = dict(params)
-    for path, product in products.items():
-        a, b = f"{path}.lora.A", f"{path}.lora.B"
-        directions = lowrank.svd(product.left, product.right)
-        found[b], found[a] = lowrank.refactored(directions, params[a], method.scale(method.rank))
-    return found
-
-
-def rescaled(method: LowRank, params: Params, net: Net) -> Params:
-    """Rescale B so that the server's products keep their value in a network with another s."""
-    found = dict(params)
-    for path in method.layers:
-        factor = method.scale(method.rank) / method.scale(rank_of(net, path))
-        if factor != 1:
-            found[f"{path}.lora.B"] = params[f"{path}.lora.B"] * factor
-    return found
 
 
 # new and merged adapters

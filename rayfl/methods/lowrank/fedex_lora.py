@@ -56,7 +56,7 @@ class FedExLoRA(LowRank):
     def step(self, state: State, round: int, fold: Fold) -> State:
         params, residuals = fold.mean("params"), {}
         ranks = {path: torch.tensor(0) for path in self.layers}
-        for path, mean in self.mean_segments(fold).items():
+        for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"].double(), params[f"{path}.lora.A"].double()
             residuals[path] = mean.dense() - self.scale(self.rank) * b @ a
             ranks[path] = rank_sent(mean)

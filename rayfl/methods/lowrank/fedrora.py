@@ -25,30 +25,24 @@ from typing import ClassVar, Literal, cast
 import torch
 
 from rayfl.clients import Population
-from rayfl.core.fold import ClientState, Fold, State, Update
+from rayfl.core.fold import ClientState, State, Update
 from rayfl.core.net import Net
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params, copied
 from rayfl.methods.base import Deployment, Payload, Visit
-from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, decomposed, part_of, rank_of, rescaled
+from rayfl.methods.lowrank.base import part_of, rank_of
+from rayfl.methods.lowrank.flexlora import FlexLoRA
 from rayfl.methods.sizes import fixed_capacities
 
 
-class FedRoRA(LowRank):
+class FedRoRA(FlexLoRA):
     judged_on: ClassVar = "clients"
-    contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
-    products_sent: ClassVar = "whole"
-    factors_sent: ClassVar = False
 
-    name: Literal["fedrora"] = "fedrora"
+    name: Literal["fedrora"] = "fedrora"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def check(self, rounds: int, clients: Population) -> None:
         super().check(rounds, clients)
         fixed_capacities(self.name, self.task.nets, clients, "one capacity for all clients")
-
-    def part(self, state: State, selection: Selection) -> Params:
-        return rescaled(self, selection.take(state["params"]), selection.net)
 
     def extract(self, state: State, selection: Selection) -> Payload:
         directions = {name: t for name, t in state["params"].items() if part_of(name)}
@@ -74,9 +68,6 @@ class FedRoRA(LowRank):
             largest = torch.sort(coefficients.abs(), descending=True, stable=True).indices[:rank].sort().values
             found |= {a: v[largest], b: u[:, largest] * coefficients[largest]}
         return found
-
-    def step(self, state: State, round: int, fold: Fold) -> State:
-        return {"params": decomposed(self, fold.mean("params"), self.mean_products(fold))}
 
     def deploy(self, state: State, round: int, capacity: float, client_state: ClientState | None = None) -> Deployment:
         """Return the client's personal adapters if it has a client state, otherwise the server's."""

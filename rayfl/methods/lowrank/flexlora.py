@@ -23,11 +23,12 @@ Departures:
 
 from typing import ClassVar, Literal
 
+from rayfl.core import factors as lowrank
 from rayfl.core.fold import Fold, State
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
 from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, decomposed, rescaled
+from rayfl.methods.lowrank.base import LowRank, rank_of
 
 
 class FlexLoRA(LowRank):
@@ -38,7 +39,19 @@ class FlexLoRA(LowRank):
     name: Literal["flexlora"] = "flexlora"
 
     def part(self, state: State, selection: Selection) -> Params:
-        return rescaled(self, selection.take(state["params"]), selection.net)
+        """Return the selected parameters, with B rescaled so that products keep their value at the network's s."""
+        params = dict(selection.take(state["params"]))
+        for path in self.layers:
+            factor = self.scale(self.rank) / self.scale(rank_of(selection.net, path))
+            if factor != 1:
+                params[f"{path}.lora.B"] = params[f"{path}.lora.B"] * factor
+        return params
 
     def step(self, state: State, round: int, fold: Fold) -> State:
-        return {"params": decomposed(self, fold.mean("params"), self.mean_products(fold))}
+        """Replace the adapters by the best factors of the mean products: singular values on B, orthonormal A."""
+        params = dict(fold.mean("params"))
+        for path, product in self.mean_products(fold).items():
+            a, b = f"{path}.lora.A", f"{path}.lora.B"
+            directions = lowrank.svd(product.left, product.right)
+            params[b], params[a] = lowrank.refactored(directions, params[a], self.scale(self.rank))
+        return {"params": params}

@@ -22,11 +22,9 @@ Departures:
 
 from typing import Literal
 
-import torch
-
 from rayfl.core import factors as lowrank
 from rayfl.core.fold import State
-from rayfl.core.submodel import Picks, Positions, Slice, Window
+from rayfl.core.submodel import Positions, Slice, largest
 from rayfl.methods.lowrank.base import rank_of
 from rayfl.methods.lowrank.components import Components
 
@@ -38,11 +36,6 @@ class ImportantLoRA(Components):
         net, params = self.task.nets[capacity], state["params"]
         positions: dict[str, Positions] = {}
         for path in self.layers:
-            rank, size = rank_of(net, path), rank_of(self.task.server, path)
-            if rank == size:
-                positions[f"{path}.rank"] = Window(0, size, size)
-            else:
-                found = lowrank.importance(params[f"{path}.lora.B"], params[f"{path}.lora.A"])
-                largest = torch.sort(found, descending=True, stable=True).indices[:rank]
-                positions[f"{path}.rank"] = Picks(tuple(sorted(largest.tolist())), size)
+            found = lowrank.importance(params[f"{path}.lora.B"], params[f"{path}.lora.A"])
+            positions[f"{path}.rank"] = largest(found, rank_of(net, path))
         return Slice(self.task.server, net, positions)

@@ -52,7 +52,7 @@ class LoRAFAIR(LowRank):
 
     def step(self, state: State, round: int, fold: Fold) -> State:
         params = dict(fold.mean("params"))
-        for path, mean in self.mean_segments(fold).items():
+        for path, mean in self.mean_products(fold).items():
             b, a = params[f"{path}.lora.B"], params[f"{path}.lora.A"]
             given = mean.left / self.scale(self.rank), mean.right, b, a
             if self.by == "ridge":

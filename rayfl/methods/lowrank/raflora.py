@@ -20,22 +20,10 @@ Departures:
 
 from typing import ClassVar, Literal
 
-from rayfl.core.fold import Fold, State
-from rayfl.core.submodel import Selection
-from rayfl.core.tensors import Params
-from rayfl.methods.contract import Contract
-from rayfl.methods.lowrank.base import LowRank, decomposed, rescaled
+from rayfl.methods.lowrank.flexlora import FlexLoRA
 
 
-class RaFLoRA(LowRank):
-    contract: ClassVar = Contract(wants="adapters", over="products", fedavg=None)
+class RaFLoRA(FlexLoRA):
     products_sent: ClassVar = "segments"
-    factors_sent: ClassVar = False
 
-    name: Literal["raflora"] = "raflora"
-
-    def part(self, state: State, selection: Selection) -> Params:
-        return rescaled(self, selection.take(state["params"]), selection.net)
-
-    def step(self, state: State, round: int, fold: Fold) -> State:
-        return {"params": decomposed(self, fold.mean("params"), self.mean_segments(fold))}
+    name: Literal["raflora"] = "raflora"  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -101,7 +101,7 @@ class PersonalLayers(Partial):
 
     def tune(self, module: nn.Module, visit: Visit, names: Collection[str], epochs: int) -> float:
         """Train only these parameters, for `epochs` passes over the client's data, and return the FLOPs."""
-        training = self.task.training.model_copy(update={"steps": None, "epochs": epochs})
+        training = self.task.training.for_epochs(epochs)
         own = replace(visit, seed=stream(visit.seed, "personal"))
         with at_rest(parameter for name, parameter in parameters_of(module).items() if name not in names):
             metrics = self.fit(module, own, training=training)

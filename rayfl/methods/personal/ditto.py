@@ -54,8 +54,8 @@ class Ditto(Personal):
         received = payload["params"]
         own = cast(Params, visit.client_state["own"]) if visit.client_state else received
         module = self.module(visit, own)
-        work = {} if self.personal_epochs is None else {"steps": None, "epochs": self.personal_epochs}
-        training = self.task.training.model_copy(update=work)
+        epochs = self.personal_epochs
+        training = None if epochs is None else self.task.training.for_epochs(epochs)
         center = {name: t.to(visit.data.device) for name, t in received.items()}
         personal = self.fit(module, visit, training=training, adjust=pull(center, self.lam))
         samples = int(update.metrics["train_samples"] + personal["train_samples"])

@@ -15,9 +15,7 @@ Departures:
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
-
-from pydantic import ValidationInfo, field_validator
+from typing import ClassVar, Literal, cast
 
 from rayfl.clients import Population
 from rayfl.core.fold import ClientState, State, Update
@@ -41,14 +39,6 @@ class Standalone(Dense):
     """Not used: nothing is averaged."""
     size: Size = "own"
     """own: every client has the network of its capacity. largest, smallest: one network for all."""
-
-    @field_validator("weight", "label_rows", mode="before")
-    @classmethod
-    def _means_nothing(cls, value: Any, info: ValidationInfo) -> Any:
-        only = cls.model_fields[info.field_name or ""].default
-        if value != only:
-            raise ValueError(f"{only!r}, because nothing is averaged")
-        return value
 
     def sizes(self, task: Task) -> Mapping[float, Net]:
         return same(task, self.size)

@@ -36,7 +36,7 @@ import torch
 
 from rayfl.core.axes import Layout
 from rayfl.core.fold import Fold, State
-from rayfl.core.submodel import Picks, Positions, Slice, Window
+from rayfl.core.submodel import Slice, largest
 from rayfl.core.tensors import Params
 from rayfl.methods.dense import Dense
 
@@ -75,13 +75,3 @@ def importance(layout: Layout, params: Params, weights: Iterable[str]) -> Params
                 elements = magnitudes.sum(1 - d).view(axis.groups, axis.size, axis.copies)
                 found[axis.name] += elements.sum((0, 2))
     return {name: total.float() for name, total in found.items()}
-
-
-def largest(values: torch.Tensor, count: int) -> Positions:
-    """Return the positions of the `count` largest elements of `values` [K], ascending; ties: the first. All K are a
-    window, whose tensors are views, so that training equals FedAvg bit for bit."""
-    size = len(values)
-    if count == size:
-        return Window(0, size, size)
-    order = values.argsort(descending=True, stable=True)
-    return Picks(tuple(order[:count].sort().values.tolist()), size)

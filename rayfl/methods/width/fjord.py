@@ -87,7 +87,7 @@ class FjORD(Dense):
 
     def init(self) -> State:
         params = self.task.initial()
-        own = {self.own(net): self._start(net, params) for net in self._widths(self.task.server)}
+        own = {self.own(net): self._start(net, params) for net in self.nets_within(self.task.server)}
         return {"params": params} | {group: tensors for group, tensors in own.items() if tensors}
 
     def own(self, net: Net) -> str:
@@ -96,7 +96,7 @@ class FjORD(Dense):
     def select(self, state: State, client: Client) -> Selection:
         if self.sample == "step":
             return self.prefix(client.capacity)
-        nets = self._widths(self.net_at(client.capacity))
+        nets = self.nets_within(self.net_at(client.capacity))
         drawn = int(numpy_generator(self.task.seed, "width", client.round, client.id).integers(len(nets)))
         return prefix(self.task.server, nets[drawn])
 
@@ -143,14 +143,9 @@ class FjORD(Dense):
 
         return distilling if self.distill else plain
 
-    def _widths(self, largest: Net) -> list[Net]:
-        """Return the networks of P up to this one, largest first."""
-        nets = dict.fromkeys(map(self.net_at, self.task.nets))
-        return [net for net in nets if net.width <= largest.width]
-
     def _trained(self, net: Net) -> list[Net]:
         """Return the networks, largest first, that the steps of a client with this network choose from."""
-        return self._widths(net) if self.sample == "step" else [net]
+        return self.nets_within(net) if self.sample == "step" else [net]
 
     def _start(self, net: Net, params: Params) -> Params:
         """Return the initial tensors of a width: statistics of its norms, and their parameters if per_width_affine."""

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 from torch import nn
 
 from rayfl.config import ConfigError
@@ -49,9 +49,8 @@ from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
-from rayfl.models.base import Model
 from rayfl.models.layers import sequential
-from rayfl.models.mix import Around
+from rayfl.models.mix import Wrapper
 
 
 class FLANC(Dense):
@@ -115,20 +114,14 @@ def is_basis(name: str) -> bool:
     return name.endswith(".basis.weight")
 
 
-class Composed(Around):
+class Composed(Wrapper):
     """Networks of another model whose layers are composed: the layer at a path such as "conv2" becomes "conv2.basis",
     of one shape at all widths, and "conv2.coefficients", with the layer's bias."""
 
-    of: SerializeAsAny[Model]
-    """The other model."""
     basis: float
     """Filters of a basis, as a fraction of the outputs at width 1."""
     inputs: float
     """Inputs of a filter, as a fraction of the inputs at width 1."""
-
-    @property
-    def inner(self) -> Model:
-        return self.of
 
     @property
     def composed(self) -> list[str]:

@@ -42,7 +42,7 @@ from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
-from rayfl.training.settings import Logits, Loss, every_exit
+from rayfl.training.settings import Logits, Loss, over_exits
 
 
 class SHeteroFL(Dense):
@@ -54,21 +54,11 @@ class SHeteroFL(Dense):
     slimmable: bool = True
     """Train all widths up to the client's own in every step. False: only its own."""
 
-    def widths(self, largest: Net) -> list[Net]:
-        """Return the trained networks of a client, largest first."""
-        nets = dict.fromkeys(map(self.net_at, self.task.nets)) if self.slimmable else [largest]
-        return [net for net in nets if net.width <= largest.width]
-
     def loss(self, visit: Visit) -> Loss:
-        plain = super().loss(visit)
-
-        def of_all_widths(logits: Logits, y: torch.Tensor) -> torch.Tensor:
-            return torch.stack([plain(z, y) for z in every_exit(logits)]).sum()
-
-        return of_all_widths
+        return over_exits(super().loss(visit))
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
-        nets = self.widths(visit.net)
+        nets = self.nets_within(visit.net) if self.slimmable else [visit.net]
         if len(nets) == 1:
             return self.trained(payload, visit)
         whole = self.module(visit, payload["params"])

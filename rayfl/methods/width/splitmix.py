@@ -41,7 +41,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 from torch import nn
 
 from rayfl.core.fold import State
@@ -52,10 +52,9 @@ from rayfl.core.tensors import Params
 from rayfl.methods.base import Client, Task, Visit
 from rayfl.methods.contract import Contract
 from rayfl.methods.dense import Dense
-from rayfl.methods.sizes import random_blocks
-from rayfl.models.base import Model
-from rayfl.models.mix import Around
-from rayfl.training.settings import Logits, Loss, every_exit
+from rayfl.methods.sizes import random_depth
+from rayfl.models.mix import Wrapper
+from rayfl.training.settings import Loss, over_exits
 
 
 class SplitMix(Dense):
@@ -77,33 +76,19 @@ class SplitMix(Dense):
         return self.task.nets[capacity]
 
     def select(self, state: State, client: Client) -> Slice:
-        net, whole = self.net_at(client.capacity), self.task.server
         generator = numpy_generator(self.task.seed, "subset", client.round, client.id)
-        present = [path for path in net.model.blocks[0] if path not in whole.without]
-        without = whole.without + random_blocks([present], {*net.without} - {*whole.without}, generator)
-        return prefix(whole, replace(net, without=without))
+        return prefix(self.task.server, random_depth(self.net_at(client.capacity), self.task.server, generator))
 
     def loss(self, visit: Visit) -> Loss:
-        plain = super().loss(visit)
-
-        def of_all_bases(logits: Logits, y: torch.Tensor) -> torch.Tensor:
-            return torch.stack([plain(z, y) for z in every_exit(logits)]).sum()
-
-        return of_all_bases
+        return over_exits(super().loss(visit))
 
 
-class Bases(Around):
+class Bases(Wrapper):
     """Networks of another model side by side, at "base1", "base2", ..., each `bases` times as narrow. `Net.without`
     omits some of them, as blocks."""
 
-    of: SerializeAsAny[Model]
-    """Model of the base networks."""
     bases: int
     """Number of base networks."""
-
-    @property
-    def inner(self) -> Model:
-        return self.of
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:

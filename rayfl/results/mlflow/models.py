@@ -13,7 +13,7 @@ import torch
 
 from rayfl.exporting.submodels import as_module
 from rayfl.methods.base import Deployment
-from rayfl.metrics import label as named
+from rayfl.metrics import label as text_of
 from rayfl.results.folder import RunFolder, flatten
 from rayfl.results.mlflow.copy import PARAM_LENGTH, Copy, history
 from rayfl.results.mlflow.sent import Sent, experiment_of
@@ -45,7 +45,7 @@ def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deplo
                 if name in sent.models or deployed.is_start:
                     continue
                 with TemporaryDirectory() as folder:
-                    about = {"label": label, "capacity": named(capacity), "rayfl.run_id": run["id"]}
+                    about = {"label": label, "capacity": text_of(capacity), "rayfl.run_id": run["id"]}
                     _log(copy, RunFolder.open(run["path"]), name, deployed, about, Path(folder) / "model")
                 count += 1
                 sent.models.append(name)
@@ -57,7 +57,7 @@ def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deplo
 
 
 def _names(label: str, found: Deployments) -> dict[str, tuple[float, Deployment]]:
-    return {re.sub(r"[/:.%\"']", "_", f"{label}-{named(c)}"): (c, deployed) for c, deployed in found.items()}
+    return {re.sub(r"[/:.%\"']", "_", f"{label}-{text_of(c)}"): (c, deployed) for c, deployed in found.items()}
 
 
 def _log(copy: Copy, run: RunFolder, name: str, deployed: Deployment, about: Mapping[str, str], folder: Path) -> None:
