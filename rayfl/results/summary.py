@@ -1,6 +1,7 @@
 """Facts of a run, known at its start (`Facts`), and its result at the end (`summary`)."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count, takewhile
 from typing import Any, Literal
@@ -72,6 +73,7 @@ class Facts(Config):
     def about(self, metric: str) -> tuple[str, str] | None:
         """Return score and split of an evaluation metric in a line or result; None for other metrics."""
         metric, ends = metric.removesuffix(AT_BEST_SERVER), (*self.capacities, *ENDS)
+        metric = re.sub(r"_exit\d+$", "_server", metric)
         for score in self.scores:
             for split in SPLITS:
                 if any(metric == f"{kind}{named(score, end, split)}" for kind in KINDS for end in ends):

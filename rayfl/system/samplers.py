@@ -52,9 +52,8 @@ class Candidates:
                 return first
         found: set[int] = set()
         seen: set[int] = set()
-        for id in self._stream(16 * wanted):
-            if len(found) == wanted:
-                break
+        stream = self._stream(16 * wanted)
+        while len(found) < wanted and (id := next(stream, None)) is not None:
             if id not in seen:
                 seen.add(id)
                 if accept(id) and self.is_free(id):

@@ -26,7 +26,7 @@ HOLDOUTS = [setting for _, setting in OF_TEST.values()]
 
 
 def check(sweep: Sweep) -> None:
-    """Raise ConfigError if a row is invalid at a value or an end of the search space, or if the search is. Only the
+    """Raise ConfigError if a row is invalid at a value or an extreme of the search space, or if the search is. Only the
     first `CHECKED` experiments of each row are made; a later invalid one fails when its trial starts."""
     for row, changes in sweep.rows.items():
         for key, value in flatten(changes).items():
@@ -47,10 +47,10 @@ def check(sweep: Sweep) -> None:
 
 
 def _examples(sweep: Sweep, row: str) -> Iterator[Point]:
-    """Yield points to check: the first, the first with each value and end of the space in turn, then the others."""
+    """Yield points to check: the first, the first with each value and extreme of the space in turn, then the others."""
     first, *others = sweep.points[row]
     space = sweep.search.of(row).space.items()
-    alone = (first | {path: value} for path, domain in space for value in domain.values)
+    alone = (first | {path: value} for path, domain in space for value in domain.extremes)
     seen: list[Point] = []
     for point in islice(chain([first], alone, others), CHECKED):
         if point not in seen:

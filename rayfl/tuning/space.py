@@ -139,6 +139,14 @@ class Domain(Config):
         return getattr(self, self.kind)
 
     @property
+    def extremes(self) -> tuple[Any, ...]:
+        """Values, or the smallest and the largest number of the range."""
+        if self.kind in ("grid", "choice"):
+            return self.values
+        low, high = self.values
+        return low, high - 1 if self.kind == "randint" else math.nextafter(high, low)
+
+    @property
     def is_numeric_grid(self) -> bool:
         """True for a grid of at least two numbers."""
         numbers = [value for value in self.grid if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -154,7 +162,7 @@ class Domain(Config):
             return [float(low + share * (high - low)) for share in shares]
         if self.kind == "loguniform":
             return [float(low * (high / low) ** share) for share in shares]
-        return [int(low + share * (high - low)) for share in shares]
+        return [math.floor(low + share * (high - low)) for share in shares]
 
 
 def _identity(value: Any) -> Any:

@@ -477,9 +477,9 @@ def test_own_scores_are_summarised_by_their_better_direction():
 def test_the_better_direction_of_a_metric():
     facts = Facts(**FACTS)
     small = ["loss_mean", "validation_loss_0.125", "local_loss_samples", "best_loss_mean", "train_loss", "seconds"]
-    small += ["time_to_0.8", "macs_0.5", "parameters_1"]
+    small += ["time_to_0.8", "macs_0.5", "parameters_1", "loss_exit1", "validation_loss_exit12"]
     large = ["accuracy_1", "local_accuracy_worst", "last5_accuracy_mean", "local_density_at_best", "accuracy_exit1"]
-    assert [facts.better(metric) for metric in small + large] == ["min"] * 9 + ["max"] * 5
+    assert [facts.better(metric) for metric in small + large] == ["min"] * 11 + ["max"] * 5
     assert facts.about("validation_accuracy_mean") == ("accuracy", "validation")
     assert facts.about("accuracy_0.5") is None
     assert facts.about("local_accuracy_samples_at_best_server") == ("accuracy", "clients")

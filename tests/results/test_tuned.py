@@ -52,6 +52,13 @@ def test_a_point_drawn_twice_on_a_seed_has_one_run():
     assert chosen(trials)["a"].tied == ("lr 0.3",)
 
 
+def test_points_tie_in_the_metric_of_the_search():
+    equal_loss = [trial(0.1, 0.5) | {"loss_mean": 1.0}, trial(0.3, 0.75) | {"loss_mean": 1.0}]
+    assert chosen(equal_loss, metric="loss_mean")["a"].tied == ("lr 0.3",) and chosen(equal_loss)["a"].tied == ()
+    equal_score = [trial(0.1, 0.5) | {"loss_mean": 1.0}, trial(0.3, 0.5) | {"loss_mean": 2.0}]
+    assert chosen(equal_score, metric="loss_mean")["a"].tied == () and chosen(equal_score)["a"].tied == ("lr 0.3",)
+
+
 def test_unordered_values_have_no_edges():
     trials = [trial(0.1, score, **{"method.mean": mean}) for mean, score in (("samples", 0.5), ("clients", 0.75))]
     [best] = chosen(trials, ["method.mean"]).values()

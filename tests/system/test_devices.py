@@ -116,6 +116,17 @@ def test_onoff_has_the_share_of_its_means():
     assert rule.until(id, (times[id] + end) / 2, 0) == end
 
 
+def test_onoff_has_less_by_day_and_starts_days_at_its_share():
+    rule = availability({"name": "onoff", "day_amplitude": 0.9})
+
+    def share(hour):
+        return sum(rule.until(id, DAY * 3 + hour * 3600, 0) > DAY * 3 + hour * 3600 for id in range(2000)) / 2000
+
+    # 5 standard deviations are at most 0.056
+    assert abs(share(0.01) - 0.25) < 0.048
+    assert share(9) + 0.1 < share(21)
+
+
 def test_a_trace_repeats(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text("client,start_s,end_s\n0,0,10\n0,30,40\n1,20,50\n")

@@ -45,6 +45,8 @@ def test_uniform_draws_are_uniform_and_free():
     # 2000 draws of 3 of 9: 5 standard deviations are 105
     assert set(counts) == set(range(10)) - {3} and all(abs(count - 667) < 105 for count in counts.values())
     assert candidates(10, busy={3}).draw(20) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    # few of many, which random draws miss
+    assert candidates(10_000, busy=set(range(10_000)) - {5, 77, 9_000}).draw(3) == [5, 77, 9_000]
 
 
 def test_power_of_choice_asks_the_largest_losses():
@@ -128,7 +130,10 @@ def test_oorts_pacer():
     assert percentile(1, 1, 1, 1, 1, 1) == 35
     assert percentile(1, 1, 0.5, 0.45) == 35
     assert percentile(1, 1, 0.9, 0.9) == 30
-    assert percentile(1, 1, 6, 6) == 25
+    assert percentile(1, 1, 2.9, 2.9) == 30
+    assert percentile(1, 1, 3, 3) == 25
+    # never below one step
+    assert percentile(*(6 ** (round // 2) for round in range(20))) == 5
 
 
 def test_oort_remembers_visits():
@@ -168,8 +173,11 @@ def test_tifls_probabilities():
     fresh = rule.choose(1, free, 20, memory | {"losses": [1.0, None, 2.0]})[1]
     assert fresh["probabilities"] == pytest.approx([1 / 6, 3 / 6, 2 / 6])
     assert start["losses"].count(0.0) == 1
-    learned = rule.learned(memory, 20, [Visited(3, 1, 2.0, 1.0), Visited(6, 3, 1.0, 1.0)])
-    assert learned["losses"] == [1.25, 3.0, 2.0]
+    visits = [Visited(3, 1, 2.0, 1.0), Visited(6, 3, 1.0, 1.0)]
+    learned = rule.learned(memory, 20, visits)
+    assert learned["losses"] == [1.25, 3.0, 2.0] and learned["before"] == memory["before"]
+    # the first loss of a tier is what later ones are compared with
+    assert rule.learned(memory | {"before": [None, 1.0, 1.0]}, 20, visits)["before"] == [1.25, 1.0, 1.0]
 
 
 def test_equally_fast_clients_are_one_tier():
@@ -259,14 +267,19 @@ def test_a_sampler_that_asks_a_busy_client(tmp_path):
     )
 
 
+@pytest.mark.parametrize("wanted", [1, 10])
+@pytest.mark.parametrize("known", [0, 50])
 @pytest.mark.parametrize("name", ["uniform", "power_of_choice", "oort"])
-def test_idle_clients_cost_nothing(name):
+def test_idle_clients_cost_nothing(name, known, wanted):
     """A permutation of a million million clients could not be allocated."""
+    memory = sampler(name).learned({}, 0, [Visited(id, 1, 1.0, 1.0) for id in range(known)]) if known else {}
     asked, one = [], candidates(1)
     free = Candidates(
         10**12, one.generator, lambda id: not asked.append(id), lambda id: 1, lambda id: 1, lambda id: 1.0, one.profile
     )
-    assert len(sampler(name).choose(10, free, 0, {})[0]) == 10 and len(asked) < 300
+    for round in (0, 5):
+        assert len(sampler(name).choose(wanted, free, round, memory)[0]) == wanted
+    assert len(asked) < 600
 
 
 @pytest.mark.parametrize(

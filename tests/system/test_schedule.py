@@ -155,9 +155,10 @@ def test_fixed_operations_take_time_and_are_wasted(tmp_path):
     assert (plan.visits, plan.durations, plan.metrics["wasted_flops"]) == ([(0, 0)], {0: 3}, 6e9)
 
 
-def test_the_servers_bandwidth_is_shared(tmp_path):
-    work = {1.0: Work(flops=0, bytes_down=1e6, bytes_up=0)}
-    schedule = timed(tmp_path, "sync", work=work, server_down_mbps=2.0)
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_the_servers_bandwidth_is_shared(tmp_path, way):
+    work = {1.0: Work(**{"flops": 0, "bytes_down": 0, "bytes_up": 0, f"bytes_{way}": 1e6})}
+    schedule = timed(tmp_path, "sync", work=work, **{f"server_{way}_mbps": 2.0})
     assert schedule.plan(Past(), 0).past.seconds == pytest.approx(8 / (2 / 3))
 
 
@@ -175,6 +176,17 @@ def test_clients_that_have_finished_leave_the_bandwidth_to_others(tmp_path, mode
     work = {1.0: Work(flops=1e9, bytes_down=0.1e6 / 8, bytes_up=0)}
     schedule = timed(tmp_path, mode, cohort=2, work=work, server_down_mbps=1.0)
     assert [end for end, *_ in planned(schedule, len(ends))] == pytest.approx(ends)
+
+
+def test_a_visit_has_the_capacity_of_its_round(tmp_path):
+    work = {1.0: Work(1e9, 0, 0), 0.5: Work(0.25e9, 0, 0)}
+    population = Population(count=3, cohort=3, capacities=[1, 0.5], assignment="dynamic")
+    fleet = replace(timed(tmp_path, "sync", work=work).fleet, population=population)
+    visits = [(id, version, fleet.dispatch(id, version, 0.0, 1)) for id in range(3) for version in range(8)]
+    drawn = {(id, version): population.capacity(id, 0, version) for id, version, _ in visits}
+    assert len({drawn[0, version] for version in range(8)}) == 2
+    assert all(visit.flops == work[drawn[id, version]].flops for id, version, visit in visits)
+    assert all(visit.finish == visit.flops / 1e9 * 2**id for id, _, visit in visits)
 
 
 def test_capacities_that_fit_the_device(tmp_path):

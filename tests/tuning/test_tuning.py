@@ -48,6 +48,7 @@ def test_draws_are_stratified_and_the_same_for_every_row():
         "u": {"uniform": [1.0, 3.0]},
         "l": {"loguniform": [0.01, 100]},
         "i": {"randint": [10, 18]},
+        "n": {"randint": [-4, 4]},
         "c": {"choice": ["x", "y"]},
     }
     search = {"space": space, "trials": 8}
@@ -56,6 +57,7 @@ def test_draws_are_stratified_and_the_same_for_every_row():
     assert sorted(int((p["u"] - 1) * 4) for p in drawn) == list(range(8))
     assert sorted(int((2 + math.log10(p["l"])) * 2) for p in drawn) == list(range(8))
     assert sorted(p["i"] for p in drawn) == list(range(10, 18))
+    assert sorted(p["n"] for p in drawn) == list(range(-4, 4))
     assert sorted(p["c"] for p in drawn) == ["x"] * 4 + ["y"] * 4
 
 
@@ -150,6 +152,13 @@ def test_a_number_of_400_digits(tmp_path):
 )
 def test_a_search_that_is_wrong(tmp_path, search, said):
     assert refused(write(tmp_path, **search)).startswith(said)
+
+
+def test_the_upper_end_of_a_range_is_not_drawn(tmp_path):
+    """There are 6 clients."""
+    spaces = {"clients.cohort": {"randint": [1, 7]}, "training.momentum": {"uniform": [0, 1]}}
+    assert load_sweep(write(tmp_path, space=spaces)).points
+    assert "a cohort of at most count = 6" in refused(write(tmp_path, space={"clients.cohort": {"randint": [1, 8]}}))
 
 
 def test_every_known_scheduler_and_searcher_can_be_made(tmp_path):
