@@ -1,6 +1,7 @@
 """Running an experiment: the command line, notebooks and scripts all call `run` or, round by round, `start`."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_a
 from rayfl.engine.files import check_place
 from rayfl.engine.locks import Temporary, clear_temporary, locked
 from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
-from rayfl.engine.termination import deferred
+from rayfl.engine.termination import deferred, reason
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.listeners import Listener, end, note, tell, tell_past
 from rayfl.methods.base import Deployment
@@ -106,10 +107,12 @@ def run(
                 past = record.rounds()
                 _loop(simulation, record, experiment, listeners, bool(past) and tell_past(listeners, past))
                 status = "finished"
-                if stuck := sum("refusals" in line and not line.get("clients") for line in record.rounds()):
-                    note(listeners, f"rounds in which all updates were refused, and the model did not change: {stuck}")
+                stuck = Counter("refusals" in line for line in record.rounds() if not line.get("clients"))
+                for refused, why in ((True, "all updates were refused"), (False, "no update arrived")):
+                    if stuck[refused]:
+                        note(listeners, f"rounds in which {why}, and the model did not change: {stuck[refused]}")
             except Exception as failure:
-                status, error = "failed", str(failure)
+                status, error = "failed", reason(failure)
                 raise
             finally:
                 record.finish(status, error)

@@ -68,6 +68,12 @@ ROUND = (
 )
 """Metrics of every round. Other metrics of methods are summed over clients."""
 
+OF_METHODS = frozenset(
+    "full_clients steps train_samples train_loss bytes_down bytes_up bytes_public bytes_delta train_flops server_flops "
+    "server_steps resets".split()
+)
+"""Metrics of `ROUND` that methods return. The others are rayfl's own."""
+
 UPDATES = "updates_"
 """Prefix of the number of aggregated updates from a class of devices."""
 

@@ -35,6 +35,7 @@ from rayfl.metrics import EVALUATED
 from rayfl.models.cnn import DigitsCNN
 from rayfl.networks import at_checkpoint
 from rayfl.results.folder import RunFolder
+from rayfl.system import Sampler
 
 
 class Told(Listener):
@@ -522,6 +523,30 @@ def test_a_run_whose_model_never_changed_says_so():
     assert notes[-1] == "rounds in which all updates were refused, and the model did not change: 2"
     # who has no listener sees them in the result
     assert list(result.notes) == notes and repr(notes[-1]) in repr(result)
+
+
+class Nobody(Sampler):
+    """Asks no client."""
+
+    def choose(self, wanted, free, round, memory):
+        return [], memory
+
+
+def test_a_run_that_nobody_took_part_in_says_so():
+    result = rayfl.run(tiny(system={"devices": "phones", "sampler": Nobody()}, rounds=2))
+    assert result.notes[-1] == "rounds in which no update arrived, and the model did not change: 2"
+
+
+class Misspelt(Listener):
+    def on_round(self, line):
+        return line["acuracy_mean"] > 1
+
+
+def test_an_error_in_a_users_code_is_said_with_its_type_and_place(tmp_path):
+    with pytest.raises(KeyError):
+        rayfl.run(tiny(rounds=1), tmp_path, listeners=[Misspelt()])
+    error = str(RunFolder.open(tmp_path).error)
+    assert error.startswith("KeyError: 'acuracy_mean'\nTraceback") and 'return line["acuracy_mean"] > 1' in error
 
 
 def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(tmp_path):

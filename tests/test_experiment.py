@@ -230,6 +230,22 @@ class SevenClasses(ImageModel):
         return nn.Sequential(nn.Flatten(), linear(Axis.fixed("x", 64), Axis.fixed("y", 7)))
 
 
+class Columns(ImageModel):
+    def build(self, net):
+        flat = [nn.Flatten(), linear(Axis.fixed("x", 64), self.labels)]
+        return nn.Sequential(*flat, nn.Unflatten(1, (1, -1)))
+
+
+class Doubles(ImageModel):
+    def build(self, net):
+        return nn.Sequential(nn.Flatten(), linear(Axis.fixed("x", 64), self.labels), Double())
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
 class Tracked(ImageModel):
     """Its norm keeps running statistics."""
 
@@ -258,6 +274,16 @@ class Tracked(ImageModel):
             SevenClasses,
             "test: model: test_experiment:SevenClasses returns 7 numbers at capacity 1. Allowed: 10, one per class "
             "(`self.labels`)",
+        ),
+        (
+            Columns,
+            "test: model: test_experiment:Columns returns torch.float32 of shape [1, 1, 10] for one sample. Allowed: "
+            "torch.float32 of shape [1, 10]",
+        ),
+        (
+            Doubles,
+            "test: model: test_experiment:Doubles returns torch.float64 of shape [1, 10] for one sample. Allowed: "
+            "torch.float32 of shape [1, 10]",
         ),
         (
             Undeclared,

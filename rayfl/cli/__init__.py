@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 from rayfl.cli import ask, learn, look, train
 from rayfl.cli.shared import warn
 from rayfl.config import ConfigError
-from rayfl.engine.termination import leave
+from rayfl.engine.termination import leave, reason
 
 EXAMPLES = {
     train.sweep: "rayfl sweep quickstart --rows heterofl,fjord --rounds 10",
@@ -77,7 +77,6 @@ def main() -> None:
         warn(f"error: {text.replace('Value error, ', '')}", style="red")
         sys.exit(2)
     except Exception as error:
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
-        warn(f"failed: {reason}", style="red")
+        warn(f"failed: {reason(error)}", style="red")
         sys.exit(1)
     sys.exit(code)

@@ -10,6 +10,7 @@ import typer
 from rayfl.cli.files import configs, find_config, rows
 from rayfl.cli.shared import given_of, located, notify, print_table
 from rayfl.config import ConfigError, load_yaml
+from rayfl.engine.termination import reason
 from rayfl.results.cells import human_time
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ def check(
             notify(valid(file))
         except ConfigError as error:
             wrong.append(str(error))
+        except Exception as error:
+            wrong.append(f"{file}: {reason(error)}")
     if wrong:
         raise ConfigError("\nerror: ".join(wrong))
 

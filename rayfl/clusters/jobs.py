@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rayfl.clusters import archive
 from rayfl.clusters.tunnel import is_url
 from rayfl.config import ConfigError
+from rayfl.engine.checked import RunFailed
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -174,18 +175,18 @@ class Jobs:
         return {int(match[1]): job for job, match in matches if match}
 
     def follow(self, id: str, show: Callable[[str], None]) -> None:
-        """Show a job's output until it ends. Raise RuntimeError if it fails or the connection is lost."""
+        """Show a job's output until it ends. Raise a RunFailed if it fails or the connection is lost."""
         try:
             asyncio.run(self._tail(id, show))
             job = self._ended(id, END_SECONDS)
         except Exception as error:
-            raise RuntimeError(
+            raise RunFailed(
                 f"the connection to {self.cluster} was lost ({str(error) or type(error).__name__}). {id} keeps "
                 "running; run the same command to attach again"
             ) from error
         if job.status != "SUCCEEDED":
             why = (job.message or "").partition(", last available logs")[0].strip().rstrip(".")
-            raise RuntimeError(f"the job {id} {job.status.lower()}: {why}. Run the same command to resume it")
+            raise RunFailed(f"the job {id} {job.status.lower()}: {why}. Run the same command to resume it")
 
     async def _tail(self, id: str, show: Callable[[str], None]) -> None:
         begun, rest = False, ""
@@ -208,12 +209,12 @@ class Jobs:
         return job
 
     def fetch(self, work: Work, id: str, folder: Path) -> None:
-        """Copy a job's results, without checkpoints, into a local folder. Raise RuntimeError with their place if that
+        """Copy a job's results, without checkpoints, into a local folder. Raise a RunFailed with their place if that
         fails."""
         try:
             archive.unpack(self._archive(work), folder, id)
         except Exception as error:
-            raise RuntimeError(
+            raise RunFailed(
                 f"{id} is done, but its results could not be copied ({str(error) or type(error).__name__}). They are "
                 f"in {work.name} below the cluster's RAYFL_OUTPUT; run the same command to copy them"
             ) from error

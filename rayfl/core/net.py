@@ -144,10 +144,10 @@ class Net:
         return _operations(self).activations
 
     @property
-    def outputs(self) -> int:
-        """Numbers that the network, or its last exit, returns per sample or token."""
+    def output(self) -> torch.Tensor:
+        """What the network, or its last exit, returns for one sample, on the meta device."""
         output = _operations(self).output
-        return (output if isinstance(output, torch.Tensor) else output[-1]).shape[-1]
+        return output if isinstance(output, torch.Tensor) else output[-1]
 
     def operations(self, convention: Convention) -> int:
         """Return the operations of the forward pass of one sample, by a convention of `rayfl.core.operations`."""
@@ -229,17 +229,23 @@ def params_of(module: nn.Module) -> Params:
 
 
 def check_axes(net: Net, narrow: float = 0.5) -> None:
-    """Check that `net` has the same parameters on the same axes at another width, and that only cuttable axes change
-    their size. A ValueError names the parameter. No memory is allocated."""
+    """Check that `net` has the same parameters on the same axes at another width, that only cuttable axes change
+    their size, and that an axis has one size. A ValueError names the parameter. No memory is allocated."""
     wide, thin = axes_of(net.blank()), axes_of(replace(net, width=narrow).blank())
     if wide.keys() != thin.keys():
         raise ValueError(f"parameters differ between widths: {sorted(wide.keys() ^ thin.keys())}")
+    first: dict[str, tuple[str, int]] = {}
     for name, dims in wide.items():
         for a, b in zip(dims, thin[name], strict=True):
             if a is None or b is None:
                 if a is not b:
                     raise ValueError(f"{name}: a dimension is an axis at one width only")
                 continue
+            other, size = first.setdefault(a.name, (name, a.size))
+            if size != a.size:
+                raise ValueError(
+                    f"{name}: the axis {a.name!r} has {a.size} positions, but {size} in {other}. Hint: another name"
+                )
             if a.is_fixed and a != b:
                 raise ValueError(f"{name}: the size of the fixed axis {a.name!r} changes from {a.size} to {b.size}")
             if replace(a, size=0) != replace(b, size=0):

@@ -28,8 +28,11 @@ from rayfl.methods.base import (
     ServerTaskResult,
     Visit,
 )
-from rayfl.metrics import Line
+from rayfl.metrics import EVALUATED, NOTE, OF_METHODS, ROUND, Line
 from rayfl.training.updates import norm
+
+RESERVED = {metric.name for metric in ROUND} - OF_METHODS | {"round", "refusals", EVALUATED, NOTE}
+"""Names of metrics that methods cannot use."""
 
 
 class RunFailed(RuntimeError):
@@ -74,7 +77,10 @@ class Checked:
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         def run() -> Update:
+            before = [(path, t, t._version) for path, t in leaves(payload)]
             update = self.method.local_update(payload, visit)
+            if changed := [path for path, t, version in before if t._version != version]:
+                raise Problem(f"{changed[0]} of the payload is changed. Allowed: a copy. Hint: rayfl.core.copied")
             _update(update, payload, visit, self.method.sends_products)
             _own_tensors(update, cached_module(visit.net, visit.data.device))
             return update
@@ -217,6 +223,8 @@ def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -
     for name, value in update.metrics.items():
         if not isinstance(value, int | float):
             raise Problem(f"the metric {name} is {_named(value)}. Allowed: a number")
+        if name in RESERVED:
+            raise Problem(f"the metric {name} is rayfl's own. Allowed: another name")
     if "train_samples" not in update.metrics:
         raise Problem("metrics lack 'train_samples'. Allowed: the metrics that `fit` returns, perhaps with others")
     for id, client_state in update.client_states.items():

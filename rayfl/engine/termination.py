@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: a run finishes its step, writes a checkpoint and ends.
+"""Ends of a run: after SIGTERM and Ctrl-C it finishes its step and writes a checkpoint; after an error it says why.
 
 Batch systems, containers and clouds send SIGTERM before they take a machine away. The exit code is then 143, after
 Ctrl-C 130.
@@ -7,6 +7,7 @@ Ctrl-C 130.
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,21 @@ from typing import Any
 
 GRACE_SECONDS = 20.0
 """Seconds that a step may take after a SIGTERM: clouds and schedulers kill after 30 seconds or more."""
+
+
+LAST_CALLS = 5
+"""Calls of a traceback in the reason of a failure."""
+
+
+def reason(error: Exception) -> str:
+    """Return why a run failed: rayfl's own sentence, or that of the operating system; of other errors, such as those of
+    a user's package, the type, the message and the last calls."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) or type(error).__module__.startswith("rayfl."):
+        return str(error)
+    lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-LAST_CALLS)
+    return "\n".join([f"{type(error).__name__}: {error}".removesuffix(": "), "".join(lines).rstrip()])
 
 
 class Terminated(SystemExit):

@@ -3,6 +3,8 @@
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.net import Net, check_axes
@@ -159,10 +161,18 @@ def _check_secure(experiment: "Experiment", method: Method) -> None:
 def _check_forward(net: Net, capacity: float) -> None:
     """Run a network without data. Raise a ValueError if it fails, or does not return one number per class."""
     assert net.layout and net.macs
-    if isinstance(net.model, ImageModel | TokenModel) and net.outputs != net.model.labels.length:
+    if not isinstance(net.model, ImageModel | TokenModel):
+        return
+    output, classes = net.output, net.model.labels.length
+    if output.shape[-1] != classes:
         raise ValueError(
-            f"model: {net.model.name} returns {net.outputs} numbers at capacity {capacity:g}. Allowed: "
-            f"{net.model.labels.length}, one per class (`self.labels`)"
+            f"model: {net.model.name} returns {output.shape[-1]} numbers at capacity {capacity:g}. Allowed: {classes}, "
+            "one per class (`self.labels`)"
+        )
+    if output.dtype != torch.float32 or (isinstance(net.model, ImageModel) and output.dim() != 2):
+        raise ValueError(
+            f"model: {net.model.name} returns {output.dtype} of shape {list(output.shape)} for one sample. Allowed: "
+            f"torch.float32 of shape [1, {classes}]"
         )
 
 

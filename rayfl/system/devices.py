@@ -24,6 +24,13 @@ class Speed:
     deviation: float = 0.0
     """Standard deviation, in the unit of the mean."""
 
+    def __post_init__(self) -> None:
+        if not (self.mean > 0 and 0 <= self.deviation < math.inf):
+            raise ValueError(
+                f"a speed of mean {self.mean} and deviation {self.deviation} is not valid. Allowed: a mean above 0, "
+                "and a deviation of at least 0"
+            )
+
     def draw(self, generator: np.random.Generator) -> float:
         while self.deviation:
             drawn = self.mean + self.deviation * float(generator.standard_normal())
@@ -46,6 +53,10 @@ class Device:
     """Mbit/s from the client."""
     memory_mb: float = math.inf
     """Memory for training, in MB of 2^20 bytes."""
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(speed, Speed) for speed in (self.gflops, self.down, self.up)):
+            raise ValueError(f"the device {self.kind} has speeds that are numbers. Allowed: Speed(mean, deviation)")
 
 
 class Devices(Named, ABC):

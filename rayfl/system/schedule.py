@@ -219,7 +219,8 @@ class Timed(Schedule):
         free = self.fleet.candidates(round, draw, start, {one.client for one in busy})
         ids, memory = sampler.choose(wanted, free, round, past.memory)
         ids = [int(id) for id in ids]
-        if not len(set(ids)) == len(ids) <= wanted or not all(map(free.is_free, ids)):
+        are_known = all(0 <= id < free.count for id in ids)
+        if not (are_known and len(set(ids)) == len(ids) <= wanted and all(map(free.is_free, ids))):
             raise ConfigError(
                 f"system.sampler: {sampler.name} chose the clients {shown(ids)}. Allowed: at most {wanted} different "
                 "clients of those that are free"

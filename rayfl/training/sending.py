@@ -51,6 +51,7 @@ def transformed(
             memory = Memory(update, selection, residual or {})
             d = wanted = {key: t + memory.part[key] * rows.get(key, 1.0) for key, t in d.items()}
         changed = transform.change(d, generator)
+        _check(transform, changed, d)
         wire, d = transform.wire(d, changed, wire), changed
     if memory is not None:
         left = {
@@ -73,6 +74,19 @@ def transformed(
         found = start[key] + change[key]
         params[name] = (found.clamp_min(0.0) if name.endswith(VARIANCE) else found) * weight[key]
     return size, residual
+
+
+def _check(transform: Transform, changed: Params, d: Params) -> None:
+    """Raise a ValueError if a transform's answer has other names, shapes or types than the change."""
+    given, allowed = (
+        {key: f"a tensor {list(t.shape)} of {t.dtype}" for key, t in tensors.items()} for tensors in (changed or {}, d)
+    )
+    for key in sorted(given.keys() | allowed.keys()):
+        if given.get(key) != allowed.get(key):
+            raise ValueError(
+                f"updates.transforms: {transform.name} returned {given.get(key, 'nothing')} for {key}. Allowed: "
+                f"{allowed.get(key, 'nothing')}"
+            )
 
 
 class Memory:

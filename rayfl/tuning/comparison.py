@@ -15,6 +15,7 @@ from rayfl.driver import LOADING, WRITING, absolute, claimed
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
 from rayfl.engine.simulation import check_with
+from rayfl.engine.termination import reason
 from rayfl.experiment import Experiment
 from rayfl.results.console import SweepProgress
 from rayfl.results.findings import findings
@@ -103,7 +104,7 @@ def sweep(
             except Interrupted:
                 raise KeyboardInterrupt from None
             except Exception as failure:
-                status, error = "failed", str(failure)
+                status, error = "failed", reason(failure)
                 raise
             finally:
                 record.finish(status, error)

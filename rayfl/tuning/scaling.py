@@ -27,6 +27,7 @@ from rayfl.engine.memory import give_back_freed_memory
 from rayfl.engine.on_ray import nodes as ray_nodes
 from rayfl.engine.on_ray.cluster import cluster, is_own, require_room, room
 from rayfl.engine.simulation import load_data
+from rayfl.engine.termination import reason
 from rayfl.experiment import Experiment, lay_over, read_experiment
 from rayfl.results.console import ScaleProgress
 from rayfl.results.folder import RunFolder
@@ -109,7 +110,7 @@ def scale(
                         progress.update(f"{point}: {rows[point]['seconds']:.3g} s per round", rows[point])
             status = "finished"
         except Exception as failure:
-            status, error = "failed", str(failure)
+            status, error = "failed", reason(failure)
             raise
         finally:
             if record is not None:

@@ -89,6 +89,13 @@ class Domain(Config):
     randint: tuple[int, ...] = Field(default=(), min_length=2, max_length=2)
     """A whole number from low to high - 1."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_a_kind(cls, given: Any) -> Any:
+        if isinstance(given, list | tuple):
+            raise ValueError(f"{{grid: {shown(given)}}}, or choice, uniform, loguniform or randint in place of grid")
+        return given
+
     @field_validator("uniform", "loguniform", "randint", mode="before")
     @classmethod
     def _bounds(cls, bounds: Any) -> Any:

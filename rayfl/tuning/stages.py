@@ -29,6 +29,7 @@ from ray import tune
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
+from rayfl.engine.checked import RunFailed
 from rayfl.engine.on_ray import cluster
 from rayfl.engine.plugins import packed
 from rayfl.engine.termination import Terminated
@@ -60,7 +61,7 @@ def run_sweep(
 
     `run` is the sweep's own folder. `storage`: a place that all nodes see, for what trials leave for each other.
     Default: `run`. Ray is running. Raises Interrupted after a Ctrl-C, Terminated after a SIGTERM, a ConfigError if a
-    trial raises one, and a RuntimeError that names the trials that failed, or if no trial has the search metric. A
+    trial raises one, and a RunFailed that names the trials that failed, or if no trial has the search metric. A
     trial that diverges has failed, but counts as tried; a note names the rows that lose seeds or all points by it.
     """
     recorder.recall()
@@ -85,7 +86,7 @@ def run_sweep(
     best = best_trials(_finished(run.path, run.id), search.metric, sweep.mode)
     seeds = Counter(record["label"] for record in best)
     if not seeds:
-        raise RuntimeError(
+        raise RunFailed(
             f"no trial has a finite {search.metric}, so that no row can be ranked. See {run.path / 'trials'}"
         )
     for row in sweep.rows:
@@ -232,7 +233,7 @@ class _Stages:
                 waiting.start()
                 results = tuner.fit()
             except RayDied as died:
-                raise RuntimeError(str(died)) from None
+                raise RunFailed(str(died)) from None
             except Exception as error:
                 raise self.recorder.refusal or _stopped(error) from None
             finally:
@@ -244,7 +245,7 @@ class _Stages:
             if signal.SIGINT in signals:
                 raise Interrupted
         if failures := self.recorder.failures:
-            raise RuntimeError(
+            raise RunFailed(
                 f"{len(failures)} of {len(results)} trials failed. Run the same command with --resume to "
                 f"retry them. The first: {failures[0]}"
             )
@@ -345,7 +346,7 @@ def _stopped(error: Exception) -> Exception:
         first = first.__context__
     if isinstance(first, ConfigError):
         return first
-    return RuntimeError(
+    return RunFailed(
         f"Ray Tune stopped: {type(first).__name__}: {first}. Run the same command with --resume to continue\n"
         + "".join(traceback.format_exception(error)).rstrip()
     )

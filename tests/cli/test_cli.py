@@ -227,6 +227,19 @@ def test_check_names_every_wrong_file(rayfl, config, tmp_path):
     assert "one.yaml: " in first and "'one'" in first and "two.yaml: " in second and "'two'" in second
 
 
+def test_check_goes_on_after_an_error_in_a_users_code(rayfl, config, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lab_model.py").write_text(
+        "import rayfl\n\n\nclass Ints(rayfl.ImageModel):\n"
+        "    def build(self, net):\n        return rayfl.linear(64, self.labels)\n"
+    )
+    (tmp_path / "ints.yaml").write_text(yaml.safe_dump({"model": "lab_model:Ints", "data": "digits"}))
+    code, out, err = rayfl("check", "ints.yaml", config())
+    assert code == 2 and out.splitlines() == ["exp.yaml: valid run of fedavg"]
+    assert err.startswith("error: ints.yaml: AttributeError: 'int' object has no attribute 'length'")
+    assert "return rayfl.linear(64, self.labels)" in err
+
+
 BAD = {
     "unknown key": ({"training": {"lrr": 1}}, "training.lrr: unknown key 'lrr'. Did you mean 'lr'?"),
     "unknown section": ({"trainig": {}}, "unknown key 'trainig'. Did you mean 'training'?"),

@@ -273,6 +273,17 @@ def test_two_width_check_of_dimensions():
     assert str(error.value) == "weight: a dimension is an axis at one width only"
 
 
+def test_an_axis_has_one_size():
+    class Twice(ImageModel):
+        def build(self, net: Net) -> nn.Module:
+            some = Axis.fixed("some", 4)
+            return nn.Sequential(linear(some, net.axis("hidden", 8)), linear(some, net.axis("hidden", 16)))
+
+    with pytest.raises(ValueError) as error:
+        check_axes(Net(Twice()))
+    assert str(error.value) == "1.weight: the axis 'hidden' has 16 positions, but 8 in 0.weight. Hint: another name"
+
+
 def test_two_width_check_with_rounding():
     model = TwoLinears(hidden=lambda net: net.axis("hidden", 10))
     for rounding in ("up", "down"):

@@ -65,6 +65,8 @@ class Wrong(Dense):
             weight=lambda: replace(right, weight=-1.0),
             infinite=lambda: replace(right, weight=float("inf")),
             text=lambda: replace(right, metrics=right.metrics | {"mood": "good"}),
+            own=lambda: replace(right, metrics=right.metrics | {"clients": 2}),
+            sent=lambda: [t.zero_() for t in payload["params"].values()] and right,
         )
 
     def cached(self, visit):
@@ -119,6 +121,12 @@ class Wrong(Dense):
         ("local_update", "weight", "local_update, client 0: the weight is -1.0. Allowed: a finite number above 0"),
         ("local_update", "infinite", "local_update, client 0: the weight is inf. Allowed: a finite number"),
         ("local_update", "text", "local_update, client 0: the metric mood is a str. Allowed: a number"),
+        ("local_update", "own", "local_update, client 0: the metric clients is rayfl's own. Allowed: another name"),
+        (
+            "local_update",
+            "sent",
+            "local_update, client 0: params/conv1.weight of the payload is changed. Allowed: a copy",
+        ),
         ("step", "none", "step, round 1: the state is None. Allowed: a dict of group -> name -> tensor"),
         ("step", "shape", "step, round 1: params/conv1.weight has shape [3]. Allowed: [10, 1, 3, 3]"),
         ("deploy", "none", "deploy, capacity 0.3: returned None. Allowed: a Deployment"),

@@ -208,7 +208,7 @@ def test_an_exception_that_is_no_methods_keeps_its_type_and_its_traceback(pool, 
     text = f'Traceback (most recent call last):\n  File "score.py", line 7, in counts\n{type(cause).__name__}'
     error = RayTaskError("run", text, cause).as_instanceof_cause()
     with pytest.raises(JobFailed) as failed:
-        batch._retry(0, executor._raised(error), attempts=1)
+        batch._retry(0, executor.raised(error), attempts=1)
     first, *more = str(failed.value).splitlines()
     said = {"AssertionError": "AssertionError", "KeyError": "KeyError: 'colour'"}[type(cause).__name__]
     assert first == f"{said} (in all 1 attempts at: evaluate, evaluation on test)"

@@ -8,7 +8,7 @@ import pytest
 
 from rayfl.config import ConfigError
 from rayfl.core.seeds import numpy_generator
-from rayfl.system import AVAILABILITY_KIND, DEVICES_KIND, Speed
+from rayfl.system import AVAILABILITY_KIND, DEVICES_KIND, Device, Speed
 from rayfl.system.availability import DAY
 
 
@@ -93,6 +93,14 @@ def test_bad_tables(tmp_path, text, message):
     with pytest.raises(ConfigError) as error:
         devices({"name": "table", "file": str(file)}).check(1)
     assert str(error.value).startswith(f"{file}: {message}")
+
+
+@pytest.mark.parametrize("given", [(0,), (-1,), (math.nan,), (1, -1), (1, math.nan), (1, math.inf)])
+def test_speeds_that_are_none(given):
+    with pytest.raises(ValueError, match="Allowed: a mean above 0, and a deviation of at least 0"):
+        Speed(*given)
+    with pytest.raises(ValueError, match="the device a has speeds that are numbers. Allowed: Speed"):
+        Device("a", Speed(1), 2.0, Speed(math.inf))  # pyright: ignore
 
 
 def test_bernoulli():

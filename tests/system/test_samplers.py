@@ -249,21 +249,24 @@ def test_a_users_own_sampler(tmp_path):
     assert [id for _, id in simulation.schedule.plan(simulation.past, 0).visits] == list(range(cohort))
 
 
-class Busy(Sampler):
+class Same(Sampler):
     """The same client again and again."""
 
+    client: int = 3
+
     def choose(self, wanted, free, round, memory):
-        return [3], memory
+        return [self.client], memory
 
 
-def test_a_sampler_that_asks_a_busy_client(tmp_path):
-    system = {"devices": "phones", "mode": BUFFER, "sampler": f"{__name__}:Busy"}
+@pytest.mark.parametrize("client", [3, 100, -1])
+def test_a_sampler_that_asks_a_busy_or_unknown_client(tmp_path, client):
+    system = {"devices": "phones", "mode": BUFFER, "sampler": Same(client=client)}
     simulation = simulate(tiny(method="fedavg", system=system), tmp_path)
     with pytest.raises(ConfigError) as error:
         simulation.run_round()
     assert str(error.value) == (
-        "system.sampler: test_samplers:Busy chose the clients [3]. Allowed: at most 5 different clients of those that "
-        "are free"
+        f"system.sampler: test_samplers:Same chose the clients [{client}]. Allowed: at most 5 different clients of "
+        "those that are free"
     )
 
 

@@ -327,6 +327,40 @@ class Nothing(Transform):
         return {name: t.clone() for name, t in d.items()}
 
 
+class Other(Nothing):
+    """Changes what a transform keeps."""
+
+    how: str
+
+    def change(self, d, generator):
+        name = next(iter(d))
+        changed = {
+            "none": None,
+            "shape": d | {name: d[name][:1]},
+            "type": d | {name: d[name].half()},
+            "missing": {n: t for n, t in d.items() if n != name},
+            "more": d | {"params/ghost": d[name]},
+        }
+        return changed[self.how]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("none", "nothing for params/conv1.bias. Allowed: a tensor [10] of torch.float32"),
+        ("shape", "a tensor [1, 1, 3, 3] of torch.float32 for params/conv1.weight. Allowed: a tensor [10, 1, 3, 3]"),
+        ("type", "a tensor [10, 1, 3, 3] of torch.float16 for params/conv1.weight. Allowed: a tensor [10, 1, 3, 3]"),
+        ("missing", "nothing for params/conv1.weight. Allowed: a tensor [10, 1, 3, 3] of torch.float32"),
+        ("more", "a tensor [10, 1, 3, 3] of torch.float32 for params/ghost. Allowed: nothing"),
+    ],
+)
+def test_a_transform_keeps_names_shapes_and_types(how, expected, tmp_path):
+    simulation = simulate(tiny(updates={"transforms": [Other(how=how)]}), tmp_path)
+    with pytest.raises(ValueError) as error:
+        run(simulation, 1)
+    assert str(error.value).startswith(f"updates.transforms: {__name__}:Other returned {expected}")
+
+
 @pytest.mark.parametrize("method", ["heterofl", "fiarse", "ditto", "spafl", "nefl"])
 def test_a_transform_without_effect_does_not_change_a_run(method, tmp_path):
     """Up to rounding of (y - x) + x."""

@@ -82,6 +82,7 @@ def test_draws_for_each_combination_of_the_grids():
         ({"uniform": [False, 1]}, ".uniform.0: False is not valid. Allowed: a number"),
         ({"loguniform": [0, 1]}, ".loguniform: [0, 1] is not valid. Allowed: [low, high] with a low above 0"),
         ({"randint": [0, 1.5]}, ".randint.1: 1.5 is not valid. Allowed: a whole number"),
+        ([0.1, 1], ": [0.1, 1] is not valid. Allowed: {grid: [0.1, 1]}, or choice, uniform, loguniform or randint in"),
         ({}, ": {} is not valid. Allowed: exactly one of grid, choice, uniform, loguniform, randint"),
         ({"grid": [1], "choice": [1]}, ": {'grid': [1], 'choice': [1]} is not valid. Allowed: exactly one of grid"),
     ],

@@ -25,6 +25,7 @@ from rayfl.data.base import Arrays
 from rayfl.engine.checked import RunFailed
 from rayfl.engine.locks import TEMPORARY, clear, take
 from rayfl.engine.on_ray.actors import Crew
+from rayfl.engine.on_ray.pool import raised
 from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import packed
@@ -121,7 +122,7 @@ def _started() -> Any:
                 raise
             _end_half_started(error)
             reason = str(error).partition(". ")[0]
-    raise RuntimeError(
+    raise RunFailed(
         f"Ray did not start in {STARTS} attempts ({reason}): the machine is too busy. Hint: try again later; or start "
         "Ray once, with `ray start --head`, and give --address auto; a single run needs no Ray with --set "
         "run.executor=serial"
@@ -284,7 +285,7 @@ def get(ref: Any) -> Any:
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError | RunFailed):
             raise type(error.cause)(str(error.cause)) from None
-        raise
+        raise RunFailed(raised(error)) from None
     except RayError as error:
         # its actors end with it, and may be noticed first
         require_ray()

@@ -270,10 +270,10 @@ class _Batch:
         except RayTaskError as error:
             self._landed(ref)
             if index in self.sums:
-                self._work_again(self.sums.pop(index), _raised(error))
+                self._work_again(self.sums.pop(index), raised(error))
                 return
             self.raised_in[index] = slot.actor
-            self._retry(index, _raised(error), attempts=2)
+            self._retry(index, raised(error), attempts=2)
             return
         except LOST as error:
             self._lose(slot, error)
@@ -401,7 +401,7 @@ def _get(ref: ray.ObjectRef) -> Any:
         raise
 
 
-def _raised(error: RayTaskError) -> str:
+def raised(error: RayTaskError) -> str:
     """Describe an error of a job: a sentence and its traceback, which a RunFailed has in its message."""
     if isinstance(error.cause, RunFailed):
         return str(error.cause)
