@@ -37,6 +37,10 @@ class Stale:
     """Versions between."""
 
 
+OPTIONS = {"constant": (), "polynomial": ("a",), "hinge": ("a", "b"), "refl": ("beta", "c")}
+"""Weight -> its options."""
+
+
 class Staleness(Config):
     """Weight s(tau) of an update that is tau versions old: 1 for tau = 0."""
 
@@ -60,6 +64,11 @@ class Staleness(Config):
     def _normalised(self) -> Self:
         if self.compares and self.divide != "weights":
             raise ValueError("divide: weights with weight: refl")
+        for name in ("a", "b", "beta", "c"):
+            value = getattr(self, name)
+            if name not in OPTIONS[self.weight] and value != type(self).model_fields[name].default:
+                some = " or ".join(weight for weight, names in OPTIONS.items() if name in names)
+                raise ValueError(f"{name} only with weight: {some}; {name} is {value:g}")
         return self
 
     @property

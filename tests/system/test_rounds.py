@@ -217,6 +217,7 @@ def _one_step(net, params, data, lr, seed):
         ({"mode": "asynchronous"}, "Allowed: a name, one of 'sync', 'buffered'"),
         ({"mode": {"deadline_s": -1}}, "mode.deadline_s: -1 is not valid. Allowed: more than 0"),
         ({"mode": {"staleness": {"weight": "refl"}}}, "divide: weights with weight: refl"),
+        ({"mode": {"staleness": {"weight": "constant", "a": 1}}}, "a only with weight: polynomial or hinge; a is 1"),
         ({"mode": BUFFER | {"staleness": REFL}}, "mode: sync with staleness.weight: refl"),
         ({"capacities": "time"}, "capacity_s with capacities: time, and only then"),
         ({"availability": {"name": "trace", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),
