@@ -230,7 +230,7 @@ def params_of(module: nn.Module) -> Params:
 
 def check_axes(net: Net, narrow: float = 0.5) -> None:
     """Check that `net` has the same parameters on the same axes at another width, that only cuttable axes change
-    their size, and that an axis has one size. A ValueError names the parameter. No memory is allocated."""
+    their size, and that each of these has one size. A ValueError names the parameter. No memory is allocated."""
     wide, thin = axes_of(net.blank()), axes_of(replace(net, width=narrow).blank())
     if wide.keys() != thin.keys():
         raise ValueError(f"parameters differ between widths: {sorted(wide.keys() ^ thin.keys())}")
@@ -242,7 +242,7 @@ def check_axes(net: Net, narrow: float = 0.5) -> None:
                     raise ValueError(f"{name}: a dimension is an axis at one width only")
                 continue
             other, size = first.setdefault(a.name, (name, a.size))
-            if size != a.size:
+            if size != a.size and not a.is_fixed:
                 raise ValueError(
                     f"{name}: the axis {a.name!r} has {a.size} positions, but {size} in {other}. Hint: another name"
                 )

@@ -69,9 +69,7 @@ def _loaded(
     try:
         import datasets
     except ImportError:
-        raise ConfigError(
-            'data: "huggingface" needs the library datasets. Hint: pip install "rayfl[huggingface]"'
-        ) from None
+        raise ConfigError('data: "huggingface" needs the library datasets. Hint: uv sync --extra huggingface') from None
     folder = Path(path).expanduser()
     try:
         if any((folder / file).is_file() for file in ("dataset_dict.json", "state.json")):

@@ -12,7 +12,7 @@ from rayfl.metrics import Line
 
 
 class TensorBoard(Listener):
-    """Logger of all numeric metrics for TensorBoard (`pip install 'rayfl[tensorboard]'`)."""
+    """Logger of all numeric metrics for TensorBoard (extra `tensorboard`)."""
 
     name: Literal["tensorboard"] = "tensorboard"
     folder: str | None = None

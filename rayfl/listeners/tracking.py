@@ -14,7 +14,7 @@ from rayfl.metrics import Line
 def require(library: str, extra: str) -> None:
     """Raise ConfigError if a library is not installed."""
     if importlib.util.find_spec(library) is None:
-        raise ConfigError(f"the package {library} is not installed. Hint: pip install 'rayfl[{extra}]'")
+        raise ConfigError(f"the package {library} is not installed. Hint: uv sync --extra {extra}")
 
 
 def name_of(config: Mapping[str, Any], folder: Path | None) -> str:

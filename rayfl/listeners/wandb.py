@@ -13,7 +13,7 @@ from rayfl.metrics import Line
 
 
 class WeightsAndBiases(Listener):
-    """Logger of configuration and all numeric metrics for Weights & Biases (`pip install 'rayfl[wandb]'`)."""
+    """Logger of configuration and all numeric metrics for Weights & Biases (extra `wandb`)."""
 
     name: Literal["wandb"] = "wandb"
     project: str = "rayfl"

@@ -1,8 +1,9 @@
 """Comparison of rows with the variation between seeds.
 
 Two rows with at least three common seeds are compared by the two-sided paired t-test (Student 1908): a seed gives both
-rows the same data split, clients and initial network, so its effect on both cancels. With fewer common seeds, the
-difference is compared with the standard deviation of the difference of two runs. With one seed each, nothing is known.
+rows the same data split, clients and initial network, so its effect on both cancels. With fewer common seeds, they are
+compared by the t-test of two samples of equal variance. With one seed each, nothing is known. No p-value is corrected
+for the number of rows.
 """
 
 import math
@@ -15,10 +16,10 @@ Rows = Sequence[Mapping[str, Any]]
 """Rows of one label."""
 
 LEVEL = 0.05
-"""Significance level of the t-test."""
+"""Significance level of the t-tests."""
 
 PAIRED = 3
-"""Common seeds required by the t-test."""
+"""Common seeds required by the paired t-test."""
 
 
 @dataclass(frozen=True)
@@ -26,35 +27,39 @@ class Difference:
     """Difference between two rows over seeds."""
 
     by: float
-    """The first row's mean minus the second row's, in units of the metric."""
+    """The first row's mean minus the second row's on the common seeds, or without a paired test on all, in units of the
+    metric."""
+    by_all: float
+    """The same on all seeds, by which rows are ranked."""
     seeds: int
     """Number of common seeds."""
     p: float | None = None
-    """Probability from the paired t-test; None with fewer than `PAIRED` common seeds."""
-    spread: float | None = None
-    """Standard deviation of the difference of two runs, without a t-test; None if no row has two seeds."""
+    """Probability from the t-test, paired with at least `PAIRED` common seeds; None if no row has two seeds."""
 
     @property
     def is_clear(self) -> bool | None:
-        """True if the rows differ, False for equal means; None if unknown."""
-        if self.by == 0:
+        """True if the rows differ; False if not, or if the two means differ in sign; None if unknown."""
+        if self.by * self.by_all <= 0:
             return False
-        if self.p is not None:
-            return self.p < LEVEL
-        return None if self.spread is None else abs(self.by) > self.spread
+        return None if self.p is None else self.p < LEVEL
 
 
 def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Difference:
     """Return the difference of two rows (seed -> number) with at least one number each."""
+    known = [list(row.values()) for row in (one, other)]
+    by_all = statistics.fmean(known[0]) - statistics.fmean(known[1])
     common = sorted(one.keys() & other.keys())
     if len(common) >= PAIRED:
         each = [one[seed] - other[seed] for seed in common]
-        return Difference(statistics.fmean(each), len(common), p=p_value(each))
-    known = [list(row.values()) for row in (one, other)]
-    deviations = [statistics.stdev(values) for values in known if len(values) > 1]
-    # a row with one seed is assumed to vary like the other row
-    spread = math.hypot(*deviations) * math.sqrt(2 / len(deviations)) if deviations else None
-    return Difference(statistics.fmean(known[0]) - statistics.fmean(known[1]), len(common), spread=spread)
+        error = statistics.stdev(each) / math.sqrt(len(each))
+        by = statistics.fmean(each)
+        return Difference(by, by_all, len(common), p_value(by, error, len(each) - 1))
+    free = sum(map(len, known)) - 2
+    if not free:
+        return Difference(by_all, by_all, len(common))
+    squares = sum((len(values) - 1) * statistics.variance(values) for values in known if len(values) > 1)
+    error = math.sqrt(squares / free * sum(1 / len(values) for values in known))
+    return Difference(by_all, by_all, len(common), p_value(by_all, error, free))
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -63,15 +68,15 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def p_value(differences: Sequence[float]) -> float:
-    """Return the p-value of the two-sided paired t-test of two or more differences. 0 if all are equal and not 0."""
-    # scipy.stats.ttest_rel takes a second to import and warns about equal differences
+def p_value(by: float, error: float, free: int) -> float:
+    """Return the p-value of a two-sided t-test of a difference with this standard error and these degrees of freedom. 0
+    if the error is 0 and the difference is not."""
+    # scipy.stats takes a second to import and warns about equal differences
     from scipy.special import stdtr
 
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    if deviation == 0:
-        return float(mean == 0)
-    return float(2 * stdtr(len(differences) - 1, -abs(mean) / deviation * math.sqrt(len(differences))))
+    if error == 0:
+        return float(by == 0)
+    return float(2 * stdtr(free, -abs(by) / error))
 
 
 def by_seed(rows: Rows, metric: str) -> dict[int, float]:

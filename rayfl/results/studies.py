@@ -9,7 +9,7 @@ from itertools import pairwise
 from rayfl.results.findings import unranked
 from rayfl.results.made import Made
 from rayfl.results.rows import Record, best_trials, by_label, facts_of, judge_of, point_of, titles_of
-from rayfl.results.spread import Difference, by_seed, difference
+from rayfl.results.spread import PAIRED, Difference, by_seed, difference
 from rayfl.results.tuned import Best, tuned
 
 HARDWARE = ("run.", "listeners.")
@@ -114,11 +114,10 @@ def differences_said(best: Sequence[Record], metric: str) -> list[str]:
 
 
 def _why(apart: Difference, amount: Callable[[float], str]) -> str:
-    if apart.p is not None:
-        return f"{amount(abs(apart.by))} over {apart.seeds} seeds, p = {apart.p:.2g} (paired t-test)"
-    if apart.spread is None:
+    if apart.p is None:
         return "results are equal"
-    return f"{amount(abs(apart.by))}, against {amount(apart.spread)} between seeds"
+    how = f" over {apart.seeds} seeds, p = {apart.p:.2g} (paired t-test)"
+    return amount(abs(apart.by)) + (how if apart.seeds >= PAIRED else f", p = {apart.p:.2g} (t-test)")
 
 
 def _amount(rows: Sequence[Record], metric: str) -> Callable[[float], str]:

@@ -108,7 +108,7 @@ class Privacy(Config):
     def check(self, clients: Population) -> None:
         """Raise a ConfigError if the section does not fit the population, or if dp-accounting is missing."""
         if importlib.util.find_spec("dp_accounting") is None:
-            raise ConfigError("privacy: the package dp-accounting is not installed. Hint: pip install 'rayfl[privacy]'")
+            raise ConfigError("privacy: the package dp-accounting is not installed. Hint: uv sync --extra privacy")
         size, cohort = self._accounted(clients)
         if self.delta > 1 / size:
             raise ConfigError(

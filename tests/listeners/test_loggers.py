@@ -67,7 +67,7 @@ def test_a_missing_library_is_reported_before_the_run(monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda library: None)
     with pytest.raises(ConfigError) as error:
         read_experiment(TINY | {"listeners": [name]}, "exp.yaml")
-    assert f"the package {name} is not installed. Hint: pip install 'rayfl[{name}]'" in str(error.value)
+    assert f"the package {name} is not installed. Hint: uv sync --extra {name}" in str(error.value)
     assert name in LISTENERS_KIND.known()
 
 

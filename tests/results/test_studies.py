@@ -76,7 +76,7 @@ def test_notes_on_significance_are_in_points():
         "No significant difference between a and b: 1.00 points over 3 seeds, p = 0.42 (paired t-test)"
     ]
     assert differences_said([*seeds("a", 0.90, 0.94), *seeds("b", 0.91, 0.92)], "accuracy_mean") == [
-        "No significant difference between a and b: 0.50 points, against 2.92 points between seeds"
+        "No significant difference between a and b: 0.50 points, p = 0.83 (t-test)"
     ]
     [said] = differences_said([*seeds("a", 0.90), *seeds("b", 0.1)], "accuracy_mean")
     assert said.startswith("Differences between rows with one seed each cannot be tested")

@@ -1,7 +1,7 @@
 """Measurements of processors, memory and GPUs during a run, by MLflow's monitors.
 
 They are off unless MLflow's variable MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING is true. They need psutil, and nvidia-ml-py
-for GPUs: `pip install rayfl[system]`. The machine is that of the driver process, which a sweep's trials share.
+for GPUs: the extra `system`. The machine is that of the driver process, which a sweep's trials share.
 """
 
 import os
@@ -36,7 +36,7 @@ class Sampler:
         try:
             from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
         except ImportError as error:
-            note(f"{SWITCH}: system metrics are not available: {error}. Hint: pip install rayfl[system]")
+            note(f"{SWITCH}: system metrics are not available: {error}. Hint: uv sync --extra system")
             return None
         from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
