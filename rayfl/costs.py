@@ -48,7 +48,7 @@ def macs(net: Net, densities: Mapping[str, float]) -> float:
 def training_flops(net: Net, samples: int, densities: Mapping[str, float] | None = None) -> float:
     """Return the FLOPs of training on this many samples: 3 forward passes per sample (the backward pass counts as two),
     2 FLOPs per multiply-add. `densities` of masked layers, by path. The backward pass of a frozen layer counts as one,
-    because its weight has no gradient."""
+    because its weight has no gradient; also of one before the first trained layer, which has none."""
     frozen = sum(n for path, n in net.layer_macs.items() if path in _frozen(net))
     return (3 * 2 * macs(net, densities or {}) - 2 * frozen) * samples
 

@@ -10,7 +10,8 @@ after Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution 
     adam       m as adagrad;  v <- b2 v + (1 - b2) d^2;         x as adagrad
     yogi       m as adagrad;  v <- v - (1 - b2) d^2 sgn(v - d^2);  x as adagrad
 
-m starts at 0 and v at tau^2, without bias correction, as in the paper. Updates are lazy: coordinates without holders in
+m starts at 0 and v at tau^2, without bias correction, as in Algorithm 2. In the paper's experiments adagrad has no
+momentum, b1 = 0, which is its default here. Updates are lazy: coordinates without holders in
 a round keep x, m and v. Running statistics of norms always take their mean.
 """
 
@@ -43,8 +44,8 @@ class Server(Config):
     """Learning rate of the server. Published values for adagrad, adam and yogi: 0.01 to 0.1."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Momentum of sgd (FedAvgM: 0.9)."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
-    """Decay rates b1 and b2 of adagrad, adam and yogi (adagrad uses b1 only)."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = None
+    """Decay rates b1 and b2 of adagrad, adam and yogi (adagrad uses b1 only). Default: (0.9, 0.99); adagrad b1 = 0."""
     tau: float = Field(default=1e-3, gt=0)
     """Degree of adaptivity of adagrad, adam and yogi; smaller values adapt more."""
 
@@ -83,7 +84,7 @@ class Server(Config):
         return torch.where(covered, x, old), {name: torch.where(covered, t, moments[name]) for name, t in new.items()}
 
     def _adaptive(self, d: torch.Tensor, moments: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Params]:
-        (b1, b2), square = self.betas, d * d
+        (b1, b2), square = self.betas or (0.0 if self.optimizer == "adagrad" else 0.9, 0.99), d * d
         m, v = b1 * moments["m"] + (1 - b1) * d, moments["v"]
         if self.optimizer == "adagrad":
             v = v + square

@@ -169,10 +169,10 @@ def _check_forward(net: Net, capacity: float) -> None:
             f"model: {net.model.name} returns {output.shape[-1]} numbers at capacity {capacity:g}. Allowed: {classes}, "
             "one per class (`self.labels`)"
         )
-    if output.dtype != torch.float32 or (isinstance(net.model, ImageModel) and output.dim() != 2):
+    if output.dtype != torch.get_default_dtype() or (isinstance(net.model, ImageModel) and output.dim() != 2):
         raise ValueError(
             f"model: {net.model.name} returns {output.dtype} of shape {list(output.shape)} for one sample. Allowed: "
-            f"torch.float32 of shape [1, {classes}]"
+            f"{torch.get_default_dtype()} of shape [1, {classes}]"
         )
 
 

@@ -51,11 +51,17 @@ class Buffered(Config):
     concurrency: int = Field(default=100, ge=1)
     """Clients that train at the same time."""
     buffer: int = Field(default=10, ge=1)
-    """Updates per step of the server. 1: FedAsync, with `server: {optimizer: sgd, lr: ...}` as its mixing weight."""
+    """Updates per step of the server. With 1, unlike FedAsync, the client's change moves the server's model."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Largest number of versions that an update may be old; older ones are dropped. Default: no limit."""
     staleness: Staleness = Staleness()
     """Weights of stale updates."""
+
+    @model_validator(mode="after")
+    def _weighs(self) -> Self:
+        if self.buffer == 1 and self.staleness.divide == "weights" and self.staleness.weight != "constant":
+            raise ValueError("staleness.divide: count with buffer: 1, where the weight of a single update cancels")
+        return self
 
 
 class System(Config):

@@ -30,13 +30,15 @@ Epsilon is that of `dp-accounting`, for the sampling of the run (`clients.partic
 
     fixed     cohorts without replacement, neighbours differ in the data of one client. It moves the sum by up to 2 C,
               so the multiplier is z / 2 (Wang et al., AISTATS 2019, https://arxiv.org/abs/1808.00087, Theorem 27)
-    poisson   every client with probability cohort / clients, neighbours differ in one client, multiplier z
+    poisson   every client with probability cohort / clients, neighbours differ in whether one client contributes,
+              multiplier z
 
-It holds for the parameters of the server after every round. It does not hold for what a simulation reports about its
-clients: losses, numbers of clients, traffic. What determines the shape of the network counts as public and is read from
-the training data without noise: the number of classes, categories of tables, vocabularies made from training texts, the
-largest token. Other values computed from the clients' data are refused: constants that scale or replace numbers, and
-those that scale targets. The noise is pseudo-random, from the seed of the run, in float32.
+The list of clients with their capacities, from which c_j follows, is public. It holds for the parameters of the server
+after every round. It does not hold for what a simulation reports about its clients: losses, numbers of clients,
+traffic. What determines the shape of the network counts as public and is read from the training data without noise: the
+number of classes, categories of tables, vocabularies made from training texts, the largest token. Other values computed
+from the clients' data are refused: constants that scale or replace numbers, and those that scale targets. The noise is
+pseudo-random, from the seed of the run, in float32.
 """
 
 import functools
@@ -47,13 +49,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError
 from rayfl.core.fold import Fold, Over, State, Update
-from rayfl.core.seeds import torch_generator
+from rayfl.core.seeds import numpy_generator
 from rayfl.core.server_optimizers import NORM, Server
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import Params
@@ -152,7 +155,7 @@ class Privacy(Config):
         if self.quantile is None:
             return {}
         _, cohort = self._accounted(clients)
-        noise = float(torch.randn((), generator=torch_generator(seed, "noise", round, NORM), dtype=torch.float64))
+        noise = float(numpy_generator(seed, "noise", round, NORM).standard_normal())
         share = 0.5 + (within - came / 2) / clients.cohort + self._deviation(cohort) * noise / cohort
         new = norm * math.exp(-self.rate * (share - self.quantile))
         return {NORM: {"norm": torch.tensor(new, dtype=torch.float64)}}
@@ -213,8 +216,9 @@ class Released:
         return {name: self._mean(name, t, totals.get(name)) for name, t in old.items()}
 
     def _mean(self, name: str, old: torch.Tensor, total: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch_generator(self.seed, "noise", self.round, name)
-        noisy = self.deviation * torch.randn(old.shape, generator=generator)
+        # torch's generators use 32 bits of a seed, so that two of some ten thousand tensors would have the same noise
+        generator = numpy_generator(self.seed, "noise", self.round, name)
+        noisy = self.deviation * torch.as_tensor(generator.standard_normal(tuple(old.shape), np.float32))
         if total is not None:
             noisy += total
         self._measure(self.cover[name], total)
@@ -252,6 +256,8 @@ class PrivateFold(Fold):
         super().add(selection, update)
 
     def _mean(self, group: str, over: Over) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]] | None:
+        if over != "holders":
+            self._refuse(group)
         return {**self.released.mean(self.state[group], super().sum(group))} if group == "params" else None
 
     def _refuse(self, group: str) -> "Params":

@@ -43,6 +43,14 @@ def test_adaptive_steps_by_hand(optimizer, v):
     assert x.item() == pytest.approx(1 + 0.1 * 1.0 / (v**0.5 + 1))
 
 
+@pytest.mark.parametrize(("optimizer", "b1"), [("adagrad", 0.0), ("adam", 0.9), ("yogi", 0.9)])
+def test_default_decay_rates(optimizer, b1):
+    """Of Reddi et al.'s experiments: adagrad has no momentum."""
+    found = [stepped(Server(optimizer=optimizer, betas=betas), [1.0], [[3.0]])[1] for betas in (None, (b1, 0.99))]
+    assert found[0]["server m params"]["w"].item() == pytest.approx((1 - b1) * 2)
+    assert_same(*found)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_coordinates_without_holders_are_unchanged_bit_for_bit(optimizer, tmp_path):
     """Neither parameters nor moments change, despite momentum."""

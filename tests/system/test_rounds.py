@@ -218,6 +218,10 @@ def _one_step(net, params, data, lr, seed):
         ({"mode": {"deadline_s": -1}}, "mode.deadline_s: -1 is not valid. Allowed: more than 0"),
         ({"mode": {"staleness": {"weight": "refl"}}}, "divide: weights with weight: refl"),
         ({"mode": {"staleness": {"weight": "constant", "a": 1}}}, "a only with weight: polynomial or hinge; a is 1"),
+        (
+            {"mode": {"name": "buffered", "buffer": 1, "staleness": {"divide": "weights"}}},
+            "staleness.divide: count with buffer: 1, where the weight of a single update cancels",
+        ),
         ({"mode": BUFFER | {"staleness": REFL}}, "mode: sync with staleness.weight: refl"),
         ({"capacities": "time"}, "capacity_s with capacities: time, and only then"),
         ({"availability": {"name": "trace", "file": "/nowhere.csv"}}, "/nowhere.csv: cannot be read"),

@@ -12,7 +12,7 @@ from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import Update
 from rayfl.core.net import Net
-from rayfl.core.seeds import torch_generator
+from rayfl.core.seeds import numpy_generator, torch_generator
 from rayfl.core.server_optimizers import NORM, Server
 from rayfl.core.submodel import Mask, prefix, random_subset, rolling
 from rayfl.engine.checked import Checked, MethodFailed
@@ -54,12 +54,17 @@ def test_a_runs_configuration_can_be_read_again(more):
 # the step
 
 
+def noise_of(seed, round, name, shape):
+    """Return the noise on a tensor, in units of its deviation."""
+    return torch.from_numpy(numpy_generator(seed, "noise", round, name).standard_normal(tuple(shape), "float32"))
+
+
 def test_a_step_by_hand():
     """x + (G + noise) / c, with the noise of its address; the third coordinate, which nobody could hold, keeps its
     bits; nobody held the second."""
     x = {"w": torch.tensor([1.0, 2.0, 0.3])}
     released = Released({"w": torch.tensor([2.0, 0.5, 0.0])}, 0.25, seed=5, round=3, cohort=2)
-    noise = torch.randn(3, generator=torch_generator(5, "noise", 3, "w"))
+    noise = noise_of(5, 3, "w", (3,))
     mean, covered = released.mean(x, {"w": torch.tensor([0.8, 0.0, 0.0])})["w"]
     assert mean[0].item() == pytest.approx(1.0 + (0.8 + 0.25 * noise[0].item()) / 2)
     assert mean[1].item() == pytest.approx(2.0 + 0.25 * noise[1].item() / 0.5)
@@ -95,7 +100,7 @@ def expected_step(simulation):
             cover[n] += clients.cohort * share * t
     found = {}
     for n, t in x.items():
-        noise = torch.randn(t.shape, generator=torch_generator(experiment.seed, "noise", round, n))
+        noise = noise_of(experiment.seed, round, n, t.shape)
         moved = t + (total[n] + privacy.noise * clip * noise) / cover[n]
         found[n] = torch.where(cover[n] > 0, moved, t)
     return found, cover
@@ -314,7 +319,7 @@ def test_the_norm_is_adapted_by_hand():
     """Of a cohort of 40, 30 were within the norm; s = 2, as cohort / 20; the sum has more noise for it."""
     privacy = Privacy(clip=2.0, noise=1.5, delta=1e-3, quantile=0.5, rate=0.3)
     clients = Population(count=100, cohort=40)
-    noise = torch.randn((), generator=torch_generator(7, "noise", 2, NORM), dtype=torch.float64).item()
+    noise = numpy_generator(7, "noise", 2, NORM).standard_normal()
     new = privacy.adapted(2.0, 30, 40, clients, 7, 2)[NORM]["norm"].item()
     assert new == pytest.approx(2.0 * math.exp(-0.3 * ((30 + 2 * noise) / 40 - 0.5)))
     assert privacy.multiplier(clients) == pytest.approx((1 / 1.5**2 - 1 / 16) ** -0.5)
@@ -375,7 +380,7 @@ def test_an_empty_cohort_is_not_visible(tmp_path):
     assert line.get("clients", 0) == 0
     cover = cover_of(simulation)
     for n, t in simulation.state["params"].items():
-        noise = torch.randn(t.shape, generator=torch_generator(0, "noise", simulation.round, n))
+        noise = noise_of(0, simulation.round, n, t.shape)
         expected = torch.where(cover[n] > 0, before[n] + 0.8 * 0.5 * noise / cover[n], before[n])
         torch.testing.assert_close(t, expected)
 
@@ -467,6 +472,8 @@ def test_groups_outside_the_clipped_parameters_are_refused_before_the_run(method
 
 def test_a_private_fold_gives_the_noisy_mean_only():
     fold = PrivateFold({"params": {}}, Server(), Released({}, 0.0, 0, 0, 1))
+    with pytest.raises(ConfigError, match="the server's step reads more of params than its noisy mean"):
+        fold.mean("params", over="all")
     for read in (fold.sum, fold.weights, fold.mean_so_far):
         with pytest.raises(ConfigError, match="the server's step reads more of params than its noisy mean"):
             read("params")
@@ -478,7 +485,7 @@ def test_a_private_fold_gives_the_noisy_mean_only():
 def test_the_accountant_is_needed_by_private_runs_only(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     run(simulate(tiny(rounds=1), tmp_path))
-    with pytest.raises(ConfigError, match=r"dp-accounting is not installed. Hint: pip install 'rayfl\[privacy\]'"):
+    with pytest.raises(ConfigError, match=r"dp-accounting is not installed. Hint: uv sync --extra privacy"):
         private()
 
 
