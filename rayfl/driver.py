@@ -107,8 +107,10 @@ def run(
                 past = record.rounds()
                 _loop(simulation, record, experiment, listeners, bool(past) and tell_past(listeners, past))
                 status = "finished"
-                stuck = Counter("refusals" in line for line in record.rounds() if not line.get("clients"))
-                for refused, why in ((True, "all updates were refused"), (False, "no update arrived")):
+                # under privacy, the noise changes the model in every round
+                without = [] if experiment.privacy else [line for line in record.rounds() if not line.get("clients")]
+                stuck = Counter("refusals" in line for line in without)
+                for refused, why in ((True, "all updates were refused"), (False, "too few updates arrived")):
                     if stuck[refused]:
                         note(listeners, f"rounds in which {why}, and the model did not change: {stuck[refused]}")
             except Exception as failure:

@@ -534,7 +534,7 @@ class Nobody(Sampler):
 
 def test_a_run_that_nobody_took_part_in_says_so():
     result = rayfl.run(tiny(system={"devices": "phones", "sampler": Nobody()}, rounds=2))
-    assert result.notes[-1] == "rounds in which no update arrived, and the model did not change: 2"
+    assert result.notes[-1] == "rounds in which too few updates arrived, and the model did not change: 2"
 
 
 class Misspelt(Listener):

@@ -32,8 +32,8 @@ LAYERS = (
     ("cli", "testing"),
     ("__main__",),
 )
-"""Rooms: folders, and modules at the door. A module imports from its own room, and from the rooms of the layers above
-its own."""
+"""Folders, and modules of rayfl itself. A module imports from its own folder, and from those of the layers above its
+own."""
 
 OWNERS = {
     "ray": ("engine.on_ray", "tuning", "clusters"),

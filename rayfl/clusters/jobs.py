@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rayfl.clusters import archive
 from rayfl.clusters.tunnel import is_url
 from rayfl.config import ConfigError
-from rayfl.engine.checked import RunFailed
+from rayfl.engine.termination import RunFailed
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient

@@ -16,7 +16,7 @@ a round keep x, m and v. Running statistics of norms always take their mean.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -44,10 +44,16 @@ class Server(Config):
     """Learning rate of the server. Published values for adagrad, adam and yogi: 0.01 to 0.1."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Momentum of sgd (FedAvgM: 0.9)."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = None
-    """Decay rates b1 and b2 of adagrad, adam and yogi (adagrad uses b1 only). Default: (0.9, 0.99); adagrad b1 = 0."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    """Decay rates b1 and b2 of adagrad, adam and yogi (adagrad uses b1 only, by default 0)."""
     tau: float = Field(default=1e-3, gt=0)
     """Degree of adaptivity of adagrad, adam and yogi; smaller values adapt more."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_momentum(cls, given: Any) -> Any:
+        is_adagrad = isinstance(given, Mapping) and given.get("optimizer") == "adagrad"
+        return {"betas": (0.0, 0.99), **given} if is_adagrad else given
 
     @model_validator(mode="after")
     def _of_its_optimizer(self) -> Self:
@@ -84,7 +90,7 @@ class Server(Config):
         return torch.where(covered, x, old), {name: torch.where(covered, t, moments[name]) for name, t in new.items()}
 
     def _adaptive(self, d: torch.Tensor, moments: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Params]:
-        (b1, b2), square = self.betas or (0.0 if self.optimizer == "adagrad" else 0.9, 0.99), d * d
+        (b1, b2), square = self.betas, d * d
         m, v = b1 * moments["m"] + (1 - b1) * d, moments["v"]
         if self.optimizer == "adagrad":
             v = v + square

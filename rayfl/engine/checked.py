@@ -18,6 +18,7 @@ from rayfl.core.joined import parameters_of
 from rayfl.core.net import cached_module
 from rayfl.core.submodel import Selection
 from rayfl.core.tensors import leaves
+from rayfl.engine.termination import RunFailed
 from rayfl.methods.base import (
     Client,
     Deployment,
@@ -35,14 +36,10 @@ RESERVED = {metric.name for metric in ROUND} - OF_METHODS | {"round", "refusals"
 """Names of metrics that methods cannot use."""
 
 
-class RunFailed(RuntimeError):
-    """A run cannot continue. The first line of the message says why; a traceback may follow."""
-
-
 class Diverged(RunFailed):
     """The model is not finite any more, and would not be if the run was repeated."""
 
-    lines: list[Line]
+    lines: Sequence[Line] = ()
     """Metrics of the rounds that the step had finished before."""
 
 
@@ -77,7 +74,7 @@ class Checked:
 
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         def run() -> Update:
-            before = [(path, t, t._version) for path, t in leaves(payload)]
+            before = [(path, t, t._version) for path, t in leaves(payload) if not t.is_inference()]
             update = self.method.local_update(payload, visit)
             if changed := [path for path, t, version in before if t._version != version]:
                 raise Problem(f"{changed[0]} of the payload is changed. Allowed: a copy. Hint: rayfl.core.copied")
@@ -181,6 +178,15 @@ def _tensors(groups: Any, what: str) -> None:
 def _result(result: Any) -> None:
     _require(result, ServerTaskResult)
     _tensors(result.groups, "groups")
+    _metrics(result.metrics)
+
+
+def _metrics(metrics: Mapping[str, Any]) -> None:
+    for name, value in metrics.items():
+        if not isinstance(value, int | float):
+            raise Problem(f"the metric {name} is {_named(value)}. Allowed: a number")
+        if name in RESERVED:
+            raise Problem(f"the metric {name} is rayfl's own. Allowed: another name")
 
 
 def _server_tasks(tasks: Any) -> None:
@@ -220,11 +226,7 @@ def _update(update: Any, payload: Payload, visit: Visit, sends_products: bool) -
                     raise Problem(f"{group}/{name} is not a tensor of the network. {nearest(name, payload[group])}")
     if not (isinstance(update.weight, int | float) and 0 < update.weight < math.inf):
         raise Problem(f"the weight is {shown(update.weight)}. Allowed: a finite number above 0")
-    for name, value in update.metrics.items():
-        if not isinstance(value, int | float):
-            raise Problem(f"the metric {name} is {_named(value)}. Allowed: a number")
-        if name in RESERVED:
-            raise Problem(f"the metric {name} is rayfl's own. Allowed: another name")
+    _metrics(update.metrics)
     if "train_samples" not in update.metrics:
         raise Problem("metrics lack 'train_samples'. Allowed: the metrics that `fit` returns, perhaps with others")
     for id, client_state in update.client_states.items():

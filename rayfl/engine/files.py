@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 from rayfl.config import ConfigError
 from rayfl.core.permissions import as_new
 from rayfl.core.tensors import Tensors, leaves, nest
+from rayfl.engine.termination import RunFailed
 
 PARTIAL = ".partial-"
 
 
-class NotWritten(RuntimeError):
+class NotWritten(RunFailed):
     """Raised if the disk does not accept a file or folder. No part of it is left."""
 
 

@@ -159,7 +159,8 @@ def _check_secure(experiment: "Experiment", method: Method) -> None:
 
 
 def _check_forward(net: Net, capacity: float) -> None:
-    """Run a network without data. Raise a ValueError if it fails, or does not return one number per class."""
+    """Run a network without data. Raise a ValueError if it fails, or does not return one number per class, for every
+    sample or token."""
     assert net.layout and net.macs
     if not isinstance(net.model, ImageModel | TokenModel):
         return
@@ -169,10 +170,11 @@ def _check_forward(net: Net, capacity: float) -> None:
             f"model: {net.model.name} returns {output.shape[-1]} numbers at capacity {capacity:g}. Allowed: {classes}, "
             "one per class (`self.labels`)"
         )
-    if output.dtype != torch.get_default_dtype() or (isinstance(net.model, ImageModel) and output.dim() != 2):
+    of_tokens = isinstance(net.model, TokenModel) and net.model.task != "classes"
+    if output.dtype != torch.get_default_dtype() or output.dim() != 2 + of_tokens:
         raise ValueError(
             f"model: {net.model.name} returns {output.dtype} of shape {list(output.shape)} for one sample. Allowed: "
-            f"{torch.get_default_dtype()} of shape [1, {classes}]"
+            f"{torch.get_default_dtype()} of shape {'[1, tokens, ' if of_tokens else '[1, '}{classes}]"
         )
 
 

@@ -59,7 +59,8 @@ class Buffered(Config):
 
     @model_validator(mode="after")
     def _weighs(self) -> Self:
-        if self.buffer == 1 and self.staleness.divide == "weights" and self.staleness.weight != "constant":
+        cancels = self.staleness.divide == "weights" and self.staleness.weight in ("polynomial", "hinge")
+        if self.buffer == 1 and cancels:
             raise ValueError("staleness.divide: count with buffer: 1, where the weight of a single update cancels")
         return self
 

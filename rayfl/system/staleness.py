@@ -13,6 +13,7 @@ updates (`count`); FedScale's implementation by the weights.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, Self
 
 import torch
@@ -64,7 +65,7 @@ class Staleness(Config):
     def _normalised(self) -> Self:
         if self.compares and self.divide != "weights":
             raise ValueError("divide: weights with weight: refl")
-        for name in ("a", "b", "beta", "c"):
+        for name in dict.fromkeys(chain(*OPTIONS.values())):
             value = getattr(self, name)
             if name not in OPTIONS[self.weight] and value != type(self).model_fields[name].default:
                 some = " or ".join(weight for weight, names in OPTIONS.items() if name in names)

@@ -33,8 +33,8 @@ Epsilon is that of `dp-accounting`, for the sampling of the run (`clients.partic
     poisson   every client with probability cohort / clients, neighbours differ in whether one client contributes,
               multiplier z
 
-The list of clients with their capacities, from which c_j follows, is public. It holds for the parameters of the server
-after every round. It does not hold for what a simulation reports about its clients: losses, numbers of clients,
+The list of clients with their capacities, from which c_j follows, is public. Epsilon holds for the parameters of the
+server after every round. It does not hold for what a simulation reports about its clients: losses, numbers of clients,
 traffic. What determines the shape of the network counts as public and is read from the training data without noise: the
 number of classes, categories of tables, vocabularies made from training texts, the largest token. Other values computed
 from the clients' data are refused: constants that scale or replace numbers, and those that scale targets. The noise is

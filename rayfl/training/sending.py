@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 
+from rayfl.config import ConfigError
 from rayfl.core.fold import ClientState, Update
 from rayfl.core.norms import VARIANCE
 from rayfl.core.submodel import Selection
@@ -77,13 +78,14 @@ def transformed(
 
 
 def _check(transform: Transform, changed: Params, d: Params) -> None:
-    """Raise a ValueError if a transform's answer has other names, shapes or types than the change."""
+    """Raise a ConfigError if a transform's answer has other names, shapes or types than the change."""
     given, allowed = (
-        {key: f"a tensor {list(t.shape)} of {t.dtype}" for key, t in tensors.items()} for tensors in (changed or {}, d)
+        {key: f"a tensor {list(t.shape)} of {t.dtype}" for key, t in tensors.items() if isinstance(t, torch.Tensor)}
+        for tensors in (changed if isinstance(changed, Mapping) else {}, d)
     )
     for key in sorted(given.keys() | allowed.keys()):
         if given.get(key) != allowed.get(key):
-            raise ValueError(
+            raise ConfigError(
                 f"updates.transforms: {transform.name} returned {given.get(key, 'nothing')} for {key}. Allowed: "
                 f"{allowed.get(key, 'nothing')}"
             )

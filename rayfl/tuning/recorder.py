@@ -12,6 +12,7 @@ from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
 from rayfl.engine.on_ray.cluster import require_ray
 from rayfl.engine.on_ray.pool import ANSI
+from rayfl.engine.termination import reason
 from rayfl.results.console import SweepProgress
 from rayfl.results.folder import RunFolder, Status, runs
 from rayfl.tuning.search import called, folder_name, trial_id_of, trial_of
@@ -234,7 +235,7 @@ def _reason(trial) -> str:
     """Return the sentence of a trial's error."""
     if isinstance(cause := _cause(trial), ActorUnavailableError):
         return "its process or its node does not answer"
-    return str(cause).splitlines()[0] if str(cause or "").strip() else _text(trial).splitlines()[-1]
+    return reason(cause).splitlines()[0] if isinstance(cause, Exception) else _text(trial).splitlines()[-1]
 
 
 def _current_recorder() -> Recorder | None:

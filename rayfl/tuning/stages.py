@@ -29,10 +29,9 @@ from ray import tune
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.engine.checked import RunFailed
 from rayfl.engine.on_ray import cluster
 from rayfl.engine.plugins import packed
-from rayfl.engine.termination import Terminated
+from rayfl.engine.termination import RunFailed, Terminated
 from rayfl.results.folder import RunFolder, records, runs
 from rayfl.results.rows import Record, best_trials
 from rayfl.tuning import snapshots, trust

@@ -15,12 +15,15 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayTaskError
 
 from rayfl.config import ConfigError
 from rayfl.engine import cohort
-from rayfl.engine.files import checksum
+from rayfl.engine.checked import Diverged
+from rayfl.engine.files import NotWritten, checksum
 from rayfl.engine.jobs import Job
+from rayfl.engine.on_ray import cluster as cluster_module
 from rayfl.engine.on_ray import pool as executor
 from rayfl.engine.on_ray.pool import JobFailed
 from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About
+from rayfl.engine.termination import RunFailed
 from rayfl.methods import METHODS
 from rayfl.methods.distillation import DISTILLATION
 
@@ -213,6 +216,25 @@ def test_an_exception_that_is_no_methods_keeps_its_type_and_its_traceback(pool, 
     said = {"AssertionError": "AssertionError", "KeyError": "KeyError: 'colour'"}[type(cause).__name__]
     assert first == f"{said} (in all 1 attempts at: evaluate, evaluation on test)"
     assert more[1:] == ['  File "score.py", line 7, in counts', type(cause).__name__] and "\x1b" not in more[0]
+
+
+def test_errors_of_the_server_actor(monkeypatch):
+    """Those of rayfl are raised as they are, with the rounds before; others have their type and traceback."""
+
+    def answer(cause):
+        error = RayTaskError("step", "Traceback: in on_round", cause).as_instanceof_cause()
+        monkeypatch.setattr(cluster_module.ray, "wait", lambda refs, timeout: (refs, []))
+        monkeypatch.setattr(cluster_module.ray, "get", lambda ref: (_ for _ in ()).throw(error))
+        with pytest.raises((RunFailed, ConfigError)) as raised:
+            cluster_module.get(None)
+        return raised.value
+
+    diverged = Diverged("round 3: not finite")
+    diverged.lines = [{"round": 1}, {"round": 2}]
+    for cause in (diverged, ConfigError("run.gpus: no CUDA"), NotWritten("/x: cannot be written")):
+        assert answer(cause) is cause
+    said = str(answer(KeyError("colour"))).splitlines()
+    assert said[0] == "KeyError: 'colour'" and "in on_round" in said[1]
 
 
 def test_a_configuration_that_an_actor_refuses_ends_the_run_at_once(pool, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import assert_same, read_data, run, simulate, tiny
 
+import rayfl
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.fold import Update
@@ -383,6 +384,13 @@ def test_an_empty_cohort_is_not_visible(tmp_path):
         noise = noise_of(0, simulation.round, n, t.shape)
         expected = torch.where(cover[n] > 0, before[n] + 0.8 * 0.5 * noise / cover[n], before[n])
         torch.testing.assert_close(t, expected)
+
+
+def test_empty_rounds_change_the_model():
+    clients = {"count": 6, "cohort": 1, "participation": "poisson"}
+    result = rayfl.run(private(clients=clients, rounds=8))
+    assert not all(line.get("clients") for line in result.lines)
+    assert not any("did not change" in note for note in result.notes)
 
 
 # refusals

@@ -336,6 +336,7 @@ class Other(Nothing):
         name = next(iter(d))
         changed = {
             "none": None,
+            "number": d | {name: 1.0},
             "shape": d | {name: d[name][:1]},
             "type": d | {name: d[name].half()},
             "missing": {n: t for n, t in d.items() if n != name},
@@ -347,6 +348,7 @@ class Other(Nothing):
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
+        ("number", "nothing for params/conv1.weight. Allowed: a tensor [10, 1, 3, 3] of torch.float32"),
         ("none", "nothing for params/conv1.bias. Allowed: a tensor [10] of torch.float32"),
         ("shape", "a tensor [1, 1, 3, 3] of torch.float32 for params/conv1.weight. Allowed: a tensor [10, 1, 3, 3]"),
         ("type", "a tensor [10, 1, 3, 3] of torch.float16 for params/conv1.weight. Allowed: a tensor [10, 1, 3, 3]"),
@@ -356,7 +358,7 @@ class Other(Nothing):
 )
 def test_a_transform_keeps_names_shapes_and_types(how, expected, tmp_path):
     simulation = simulate(tiny(updates={"transforms": [Other(how=how)]}), tmp_path)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ConfigError) as error:
         run(simulation, 1)
     assert str(error.value).startswith(f"updates.transforms: {__name__}:Other returned {expected}")
 

@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rayfl.config import ConfigError
 from rayfl.core.tensors import unpack
 from rayfl.data.base import Arrays
-from rayfl.engine.checked import RunFailed
 from rayfl.engine.locks import TEMPORARY, clear, take
 from rayfl.engine.on_ray.actors import Crew
 from rayfl.engine.on_ray.pool import raised
@@ -30,7 +29,7 @@ from rayfl.engine.on_ray.server import ServerActor
 from rayfl.engine.on_ray.status import About, server_name
 from rayfl.engine.plugins import packed
 from rayfl.engine.simulation import STEP_SECONDS
-from rayfl.engine.termination import blocked, kept
+from rayfl.engine.termination import RunFailed, blocked, kept
 from rayfl.experiment import Experiment
 from rayfl.methods.base import Deployment
 from rayfl.metrics import Line
@@ -284,7 +283,7 @@ def get(ref: Any) -> Any:
         return ray.get(ref)
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError | RunFailed):
-            raise type(error.cause)(str(error.cause)) from None
+            raise error.cause from None
         raise RunFailed(raised(error)) from None
     except RayError as error:
         # its actors end with it, and may be noticed first
