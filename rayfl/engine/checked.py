@@ -39,8 +39,10 @@ RESERVED = {metric.name for metric in ROUND} - OF_METHODS | {"round", "refusals"
 class Diverged(RunFailed):
     """The model is not finite any more, and would not be if the run was repeated."""
 
-    lines: Sequence[Line] = ()
-    """Metrics of the rounds that the step had finished before."""
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lines: list[Line] = []
+        """Metrics of the rounds that the step had finished before."""
 
 
 class MethodFailed(RunFailed):
