@@ -32,23 +32,33 @@ class Metric:
     """Aggregation over clients: sum, or mean over samples (clients send sums over samples)."""
     total: bool = False
     """True if the result of a run contains the sum over all rounds."""
+    of_methods: bool = False
+    """True if methods can return it. The others are rayfl's own."""
 
 
 ROUND = (
     Metric("clients", "clients whose updates were aggregated"),
     Metric("refused", "clients whose updates were rejected"),
-    Metric("full_clients", "clients with the whole network (masked methods)"),
-    Metric("steps", "local steps of all clients"),
-    Metric("train_samples", "samples that clients trained on"),
-    Metric("train_loss", "loss of local training, mean over samples", adds="mean"),
-    Metric("bytes_down", "sent to clients", "bytes", total=True),
-    Metric("bytes_up", "sent by clients", "bytes", total=True),
-    Metric("bytes_public", "public samples that clients must have, at a client's first update", "bytes", total=True),
-    Metric("bytes_delta", "sent to clients for the change of thresholds (SpaFL)", "bytes"),
-    Metric("train_flops", "floating point operations of local training", "operations", total=True),
-    Metric("server_flops", "floating point operations of the server's own work", "operations", total=True),
-    Metric("server_steps", "steps of the server's own training"),
-    Metric("resets", "layers with reset thresholds (SpaFL)"),
+    Metric("full_clients", "clients with the whole network (masked methods)", of_methods=True),
+    Metric("steps", "local steps of all clients", of_methods=True),
+    Metric("train_samples", "samples that clients trained on", of_methods=True),
+    Metric("train_loss", "loss of local training, mean over samples", adds="mean", of_methods=True),
+    Metric("bytes_down", "sent to clients", "bytes", total=True, of_methods=True),
+    Metric("bytes_up", "sent by clients", "bytes", total=True, of_methods=True),
+    Metric(
+        "bytes_public",
+        "public samples that clients must have, at a client's first update",
+        "bytes",
+        total=True,
+        of_methods=True,
+    ),
+    Metric("bytes_delta", "sent to clients for the change of thresholds (SpaFL)", "bytes", of_methods=True),
+    Metric("train_flops", "floating point operations of local training", "operations", total=True, of_methods=True),
+    Metric(
+        "server_flops", "floating point operations of the server's own work", "operations", total=True, of_methods=True
+    ),
+    Metric("server_steps", "steps of the server's own training", of_methods=True),
+    Metric("resets", "layers with reset thresholds (SpaFL)", of_methods=True),
     Metric("sim_seconds", "simulated duration of the round", "seconds", total=True),
     Metric("sim_time", "simulated time since the start of the run", "seconds"),
     Metric("asked", "clients that were sent the model (system)"),
@@ -67,12 +77,6 @@ ROUND = (
     Metric("seconds", "wall-clock time of the round, including its evaluation", "seconds", total=True),
 )
 """Metrics of every round. Other metrics of methods are summed over clients."""
-
-OF_METHODS = frozenset(
-    "full_clients steps train_samples train_loss bytes_down bytes_up bytes_public bytes_delta train_flops server_flops "
-    "server_steps resets".split()
-)
-"""Metrics of `ROUND` that methods return. The others are rayfl's own."""
 
 UPDATES = "updates_"
 """Prefix of the number of aggregated updates from a class of devices."""

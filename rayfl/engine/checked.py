@@ -29,10 +29,10 @@ from rayfl.methods.base import (
     ServerTaskResult,
     Visit,
 )
-from rayfl.metrics import EVALUATED, NOTE, OF_METHODS, ROUND, Line
+from rayfl.metrics import EVALUATED, NOTE, ROUND, Line
 from rayfl.training.updates import norm
 
-RESERVED = {metric.name for metric in ROUND} - OF_METHODS | {"round", "refusals", EVALUATED, NOTE}
+RESERVED = {metric.name for metric in ROUND if not metric.of_methods} | {"round", "refusals", EVALUATED, NOTE}
 """Names of metrics that methods cannot use."""
 
 
