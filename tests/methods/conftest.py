@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayfl.core.net import cached_module
+from rayfl.core import net
 from rayfl.methods import base
 
 
@@ -27,9 +27,14 @@ def clients_answer(monkeypatch):
 
 @pytest.fixture
 def float64():
-    """Make float64 the default type of new tensors."""
-    cached_module.cache_clear()
+    """Make float64 the default type of new tensors, and let no network of one type be found by a test of the other."""
+    _forget_networks()
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-    cached_module.cache_clear()
+    _forget_networks()
+
+
+def _forget_networks() -> None:
+    net.cached_module.cache_clear()
+    net._operations.cache_clear()
