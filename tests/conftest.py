@@ -29,6 +29,23 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def float64():
+    """Make float64 the default type of new tensors; networks of the other type are forgotten."""
+    import torch
+
+    from rayfl.core import net
+
+    def default(dtype):
+        torch.set_default_dtype(dtype)
+        net.cached_module.cache_clear()
+        net._operations.cache_clear()
+
+    default(torch.float64)
+    yield
+    default(torch.float32)
+
+
 def pytest_xdist_auto_num_workers(config):
     """`pytest` alone takes a process a core, at most four; parts of the suite, named on the command line, take none."""
     return min(os.cpu_count() or 1, 4) if config.args_source == config.ArgsSource.TESTPATHS else 0

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from rayfl.core import net
 from rayfl.methods import base
 
 
@@ -23,18 +22,3 @@ def clients_answer(monkeypatch):
         monkeypatch.setattr(base, "fit", fill)
 
     return answer
-
-
-@pytest.fixture
-def float64():
-    """Make float64 the default type of new tensors, and let no network of one type be found by a test of the other."""
-    _forget_networks()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-    _forget_networks()
-
-
-def _forget_networks() -> None:
-    net.cached_module.cache_clear()
-    net._operations.cache_clear()

@@ -98,17 +98,10 @@ def test_an_abandoned_round_changes_nothing(tmp_path):
     assert simulation.state is before and (line["abandoned"], line["sim_time"]) == (1, 1e-6)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("system", [PHONES, LATE], ids=["buffered", "refl"])
 def test_rolling_windows_of_older_versions_equal_an_independent_reference(tmp_path, system):
     """Ten rounds of FedRolex in plain torch and float64: every update with the window of its version."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        _compare(tmp_path, system)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def _compare(tmp_path, system):
     lr = 0.1
     experiment = tiny(
         method="fedrolex",
