@@ -714,6 +714,13 @@ def test_an_error_of_a_model_is_reported_and_fails_nothing(mlflow, tmp_path):
 
     assert models.log_models(mlflow, sweep, broken) == 0
     assert said == [f"MLflow at {mlflow.store} receives no more models: on purpose"]
+    said.clear()
+    assert models.log_models(mlflow, sweep, lambda path: networks.place_of(path, best=False)) == 0
+    rows = models.Study.of(sweep).best_runs()
+    assert len(rows) > 1
+    assert [line.partition(": ")[0] for line in said] == [
+        f"MLflow at {mlflow.store} receives no models of {label}" for label in rows
+    ]
 
 
 def test_studies_of_several_servers_side_by_side(mlflow, tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rayfl.config import ConfigError
 from rayfl.exporting.submodels import as_module
 from rayfl.methods.base import Deployment
 from rayfl.metrics import label as text_of
@@ -31,8 +32,9 @@ def load_exporter() -> None:
 
 def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deployments]) -> int:
     """Log the network of every capacity after the best run of every row of a sweep, except those already in MLflow.
-    Return the number of models logged. `deployments` returns the networks by the run's folder. An error is reported
-    and ends the call; the next call continues. Each network is exported as a program, which takes about a second.
+    Return the number of models logged. `deployments` returns the networks by the run's folder. A run without a
+    checkpoint is reported and left out; any other error is reported and ends the call, and the next call continues.
+    Each network is exported as a program, which takes about a second.
 
     A model is an output of its run and has its parameters and latest metrics. It is named by row and capacity,
     "heterofl-0_25", because MLflow allows no dots.
@@ -40,8 +42,12 @@ def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deplo
     sent, count = Sent.of(sweep.path), 0
     try:
         for label, run in Study.of(sweep).best_runs().items():
-            missing = _names(label, deployments(Path(run["path"])))
-            for name, (capacity, deployed) in missing.items():
+            try:
+                found = deployments(Path(run["path"]))
+            except ConfigError as error:
+                copy.note(f"MLflow at {copy.store} receives no models of {label}: {first_line(error)}")
+                continue
+            for name, (capacity, deployed) in _names(label, found).items():
                 if name in sent.models or deployed.is_start:
                     continue
                 with TemporaryDirectory() as folder:
