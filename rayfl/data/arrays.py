@@ -11,6 +11,8 @@ from rayfl.config import ConfigError
 
 Split = dict[str, np.ndarray]
 """Arrays by name ("x", "y", ...). The first dimension is the sample."""
+UNKNOWN = -1
+"""User of samples of which no user is known, among integers. Among text it is ""."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +22,8 @@ class Arrays:
     train: Split
     test: Split
     users: np.ndarray | None = None
-    """Natural user (writer, device) of each training sample [N], integers or text, if known."""
+    """Natural user (writer, device) of each training sample [N], integers or text: `UNKNOWN` or "" where it is not
+    known. None: the data set has no users."""
     test_users: np.ndarray | None = None
     """The same for the test samples, if users have their own test samples."""
     public: Split | None = None
@@ -63,6 +66,11 @@ def validate(arrays: Any, columns: Mapping[str, Column], where: str = "data") ->
             (arrays.test_users, test, f"{where}: users of the test set"),
         )
     )
+    if users is not None and test_users is not None and _is_text(users) != _is_text(test_users):
+        kinds = ["text" if _is_text(one) else "integers" for one in (users, test_users)]
+        raise ConfigError(
+            f"{where}: users are {kinds[0]}, and those of the test set {kinds[1]}. Allowed: both integers or both text"
+        )
     return Arrays(train, test, users, test_users)
 
 
@@ -153,6 +161,15 @@ def _users(value: Any, samples: int, place: str) -> np.ndarray:
             f"[{samples}], one user per sample"
         )
     return np.ascontiguousarray(array)
+
+
+def known_users(users: np.ndarray) -> np.ndarray:
+    """Return which of users [n] are known, [n] bool."""
+    return users != (users.dtype.type() if _is_text(users) else UNKNOWN)
+
+
+def _is_text(users: np.ndarray) -> bool:
+    return users.dtype.kind in "US"
 
 
 def _count(split: Split) -> int:

@@ -51,7 +51,7 @@ def federate(
     for setting, fraction in fractions.items():
         if fraction and data.overlap:
             raise ConfigError(f"{setting}: {fraction:g} is not valid. Allowed: 0, because {data.overlap}")
-    y, y_test = data.goal.labels(arrays.train), data.goal.labels(arrays.test)
+    y, y_test = (data.goal.labels(split, arrays.train) for split in (arrays.train, arrays.test))
     kept, validation = hold_out(y, holdout, numpy_generator(seed, "hold_out"))
     kept, public = _hold_out_public(data.public, arrays, y, kept, seed)
     users = None if arrays.users is None else arrays.users[kept]

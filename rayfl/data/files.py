@@ -2,6 +2,8 @@
 
 import contextlib
 import contextvars
+import csv
+import lzma
 import os
 import socket
 from abc import ABC
@@ -84,6 +86,18 @@ class Downloaded(InFolder, ABC):
         except (OSError, *DAMAGED) as error:
             reason = f" and cannot be downloaded ({' '.join(str(error).split())})"
             raise self.missing(self.files, reason) from None
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise a ConfigError if a published file turns out to be damaged inside the block."""
+    try:
+        yield
+    # of csv, json, lzma, decoding, and keys that are missing
+    except (csv.Error, lzma.LZMAError, EOFError, ValueError, LookupError) as error:
+        raise ConfigError(
+            f"data: {path} cannot be read ({type(error).__name__}: {error}). Allowed: the published file"
+        ) from None
 
 
 @contextlib.contextmanager

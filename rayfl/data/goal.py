@@ -65,8 +65,9 @@ class Goal(ABC):
         """Return the mean loss over a batch: a scalar from logits [B, ..., C] and y [B, ...]."""
 
     @abstractmethod
-    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return one label per sample of a split, [N] int64 from 0 to `kinds` - 1, for partition rules."""
+    def labels(self, split: Mapping[str, np.ndarray], train: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+        """Return one label per sample of a split, [N] int64 from 0 to `kinds` - 1, for partition rules. Labels that
+        depend on other samples are those of the training split `train`, by default of the split itself."""
 
     @property
     def kinds(self) -> int:
@@ -94,7 +95,7 @@ class Classes(Goal):
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, y)
 
-    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
+    def labels(self, split: Mapping[str, np.ndarray], train: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         return split["y"]
 
     def present(self, samples: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -108,7 +109,7 @@ class Numbers(Goal):
 
     classes: int
     quantiles: int = 10
-    """Labels for partition rules: equal parts of a split, ordered by the first number."""
+    """Labels for partition rules: equal parts of the training split, ordered by the first number."""
     scores: tuple[Score, ...] = (SquaredError(), AbsoluteError(), R2())
     mean: tuple[float, ...] = (0.0,)
     """Mean of each number, or one for all."""
@@ -138,9 +139,9 @@ class Numbers(Goal):
         mean, std = (on_device(values, y.device) for values in (self.mean, self.std))
         return logits * std + mean, y
 
-    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
-        y = split["y"][:, 0].astype(np.float64)
-        edges = np.quantile(y, np.arange(1, self.quantiles) / self.quantiles)
+    def labels(self, split: Mapping[str, np.ndarray], train: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+        y, of = (one["y"][:, 0].astype(np.float64) for one in (split, train or split))
+        edges = np.quantile(of, np.arange(1, self.quantiles) / self.quantiles)
         return np.searchsorted(edges, y, side="right")
 
     @property
@@ -164,7 +165,7 @@ class LabelSets(Goal):
     def loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
 
-    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
+    def labels(self, split: Mapping[str, np.ndarray], train: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         return np.where(split["y"].any(1), split["y"].argmax(1), self.classes)
 
     @property
@@ -189,7 +190,7 @@ class NextToken(Goal):
         # a batch may consist of padding only
         return total / (y != IGNORE_INDEX).sum().clamp(min=1)
 
-    def labels(self, split: Mapping[str, np.ndarray]) -> np.ndarray:
+    def labels(self, split: Mapping[str, np.ndarray], train: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         """Return 0 for all samples, because a stream has no classes."""
         return np.zeros(len(split["x"]), np.int64)
 

@@ -139,4 +139,5 @@ def with_test(samples: Split, goal: Goal, fraction: float, users: np.ndarray | N
             "for testing. Allowed: a test set, or more samples per class"
         )
     train, test = ({name: array[rows] for name, array in samples.items()} for rows in (kept, held_out))
-    return Arrays(train, test, None if users is None else users[kept])
+    own = (None, None) if users is None else (users[kept], users[held_out])
+    return Arrays(train, test, *own)

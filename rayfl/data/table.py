@@ -2,8 +2,9 @@
 
 import functools
 import re
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -55,7 +56,8 @@ class Frames(Targeted, ABC):
 
     Inputs are the columns `x`, which are numbers, or named in `categories`. A categorical column becomes one input per
     category of the whole training table, so that the network's size does not depend on the seed; a missing or unknown
-    category is 0 in all of them. Means, medians and standard deviations are those of the clients' training rows.
+    category is 0 in all of them. Cells that pandas reads as missing are: empty ones, NA, None, null, nan and so on.
+    Means, medians and standard deviations are those of the clients' training rows.
     Categories and users are compared as text, of which 1 and 1.0 are equal, because a file may have integers as floats.
     """
 
@@ -94,6 +96,8 @@ class Frames(Targeted, ABC):
         own = [*self._y, *self._user]
         known = self._train(*own, *(self.x or ()), *self.categories).columns.tolist()
         inputs = list(self.x) if self.x is not None else [column for column in known if column not in own]
+        if not inputs:
+            raise ConfigError("data.x: the table has no column besides y and user. Allowed: at least one input")
         if wrong := [column for column in self._y if column in inputs]:
             raise ConfigError(f"data.x: {wrong[0]!r} is a target. Allowed: columns that are no targets")
         if wrong := [column for column in self.categories if column not in inputs]:
@@ -134,7 +138,8 @@ class Frames(Targeted, ABC):
         """Values of the classes, sorted: a pandas.Index."""
         if len(self._y) != 1:
             raise ConfigError("data.y: several columns are not valid with target: class. Allowed: one column")
-        return pd.Index(np.unique(_complete(self._train(*self._y), self._y[0], "training")))
+        found: Any = pd.unique(_complete(self._train(*self._y), self._y[0], "training"))
+        return pd.Index(np.sort(found))
 
     @property
     def goal(self) -> Goal:
@@ -170,6 +175,7 @@ class Frames(Targeted, ABC):
                     f"data: column {name!r} of the {part} table has {count} missing values. Allowed: none. Hint: "
                     "data.missing: median or mean replaces them"
                 )
+        _require_exact(x, inputs, part)
         y = np.stack([self._target(frame, name, part) for name in self._y], 1)
         return {"x": x.reshape(len(x), *self.shape), "y": y[:, 0] if self.target == "class" else y}
 
@@ -245,6 +251,22 @@ def _numbers(
         ) from None
 
 
+def _require_exact(x: np.ndarray, names: Sequence[str], part: str) -> None:
+    """Raise a ConfigError if float32, which networks compute in, has large steps for the numbers of a column."""
+    with np.errstate(over="ignore"), warnings.catch_warnings():
+        # of columns without values
+        warnings.simplefilter("ignore")
+        most, deviation = np.nanmax(np.abs(x), 0), np.nanstd(x, 0)
+        steps = np.spacing(most.astype(np.float32)).astype(np.float64)
+    for name, step, std in zip(names, steps, deviation, strict=True):
+        if 0 < std < 100 * step:
+            raise ConfigError(
+                f"data: column {name!r} of the {part} table has a standard deviation of {std:.3g}, and its numbers are "
+                f"so large that float32 has steps of {step:.3g}. Allowed: steps of a hundredth of the deviation. Hint: "
+                "subtract a constant from the column"
+            )
+
+
 def _complete(frame: Frame, name: str, part: str) -> np.ndarray:
     """Return the values of a column without missing values."""
     if count := int(frame[name].isna().sum()):
@@ -267,9 +289,9 @@ def _categories(column: Any) -> list[str]:
 
 
 def _users(column: Any) -> np.ndarray:
-    """Return users as text [N]; "nan" for missing ones."""
+    """Return users as text [N]; "" for missing ones."""
     codes, texts = _texts(column)
-    return np.array([*texts, "nan"])[codes]
+    return np.array([*texts, ""])[codes]
 
 
 class Embedded(Shaped, ABC):

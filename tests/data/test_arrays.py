@@ -157,6 +157,16 @@ def test_empty_splits():
     assert refused(test=split(0)) == "data: the test set is empty. Allowed: one or more samples"
 
 
+def test_users_of_two_kinds_are_refused():
+    """Nobody would be found in the test set."""
+    arrays = Arrays(split(), split(), np.arange(4), np.array(["0", "1", "2", "3"]))
+    with pytest.raises(ConfigError) as error:
+        validate(arrays, COLUMNS)
+    assert str(error.value) == (
+        "data: users are integers, and those of the test set text. Allowed: both integers or both text"
+    )
+
+
 @pytest.mark.parametrize(
     ("users", "problem"),
     [

@@ -132,7 +132,7 @@ def test_categories_and_users_do_not_depend_on_the_other_values_of_a_file(tmp_pa
     arrays = data.arrays()
     assert data.categorical == ((1, 3),) and arrays.train["x"][:, 1].tolist() == [0, 1, 2] * 2
     assert arrays.test["x"][:, 1].tolist() == [0, 1, 0, 1]
-    assert arrays.users.tolist() == ["3", "4", "20"] * 2 and arrays.test_users.tolist() == ["3", "4", "nan", "20"]
+    assert arrays.users.tolist() == ["3", "4", "20"] * 2 and arrays.test_users.tolist() == ["3", "4", "", "20"]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -160,7 +160,7 @@ def test_users_with_long_numbers_are_told_apart_if_one_is_missing(tmp_path, suff
     users = pd.array([2**53, 2**53 + 1, None] * 2, "Int64")
     file = written(KINDS.assign(user=users), tmp_path / f"a{suffix}")
     arrays = read_data(name="table", train=file, test=file, x=["age"], y="y", user="user").arrays()
-    assert arrays.users.tolist() == ["9007199254740992", "9007199254740993", "nan"] * 2
+    assert arrays.users.tolist() == ["9007199254740992", "9007199254740993", ""] * 2
 
 
 def test_a_test_table_without_users_is_refused(table, tmp_path):
@@ -174,11 +174,56 @@ def test_a_client_is_a_hospital(table):
     data = table(user="hospital", x=None, categories=["sex"])
     assert data.inputs == ["age", "sex", "beats", "days"]
     arrays = data.arrays()
-    given = federate(data, arrays, PARTITIONS_KIND.read({"name": "users", "test_fraction": 0.2}, ""), 3, 0.0, 0)
-    assert given.test.sizes.min() > 0
+    given = federate(data, arrays, PARTITIONS_KIND.read("users", ""), 3, 0.0, 0)
+    # the rows that were held out, and no further ones
+    assert (given.train.sizes.sum(), given.test_source, given.test.sizes.sum()) == (32, "test", 8)
     for client, hospital in enumerate(("north", "south", "west")):
-        for rows in (given.train[client], given.test[client]):
-            assert set(arrays.users[rows]) == {hospital}
+        assert set(arrays.users[given.train[client]]) == set(arrays.test_users[given.test[client]]) == {hospital}
+
+
+def test_rows_without_a_user_are_no_clients(table, tmp_path):
+    """Among users, they would be the largest one."""
+    file = tmp_path / "some.csv"
+    PATIENTS.assign(hospital=["north", "south", None, None] * 10).to_csv(file, index=False)
+    data = table(train=str(file), user="hospital")
+    arrays, rule = data.arrays(), PARTITIONS_KIND.read("users", "")
+    given = federate(data, arrays, rule, 2, 0.0, 0)
+    assert set(arrays.users[given.train.idx]) == set(arrays.test_users[given.test.idx]) == {"north", "south"}
+    assert "at most 2, the number of users" in message(lambda: federate(data, arrays, rule, 3, 0.0, 0))
+
+
+def test_clients_of_numbers_are_tested_on_the_numbers_that_they_train_on(table, tmp_path):
+    """Quantiles are those of the training rows, also of test rows with other ones."""
+    rows = PATIENTS.assign(days=np.arange(40) % 5)
+    files = {"train": tmp_path / "a.csv", "test": tmp_path / "b.csv"}
+    rows.to_csv(files["train"], index=False)
+    rows[rows.days > 1].to_csv(files["test"], index=False)
+    data = table(
+        y="days", target="numbers", quantiles=5, x=["age"], categories=[], **{k: str(f) for k, f in files.items()}
+    )
+    arrays = data.arrays()
+    given = federate(data, arrays, PARTITIONS_KIND.read({"name": "shards", "labels": 1}, ""), 5, 0.0, 0)
+    own = [set(arrays.train["y"][given.train[client], 0]) for client in range(5)]
+    tested = [set(arrays.test["y"][given.test[client], 0]) for client in range(5)]
+    assert sorted(map(sorted, own)) == [[0], [1], [2], [3], [4]]
+    assert tested == [found if min(found) > 1 else set() for found in own]
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_refused(table, tmp_path):
+    """Times in seconds since 1970 within an hour."""
+    file = tmp_path / "times.csv"
+    PATIENTS.assign(beats=1_700_000_000 + np.arange(40) * 90).to_csv(file, index=False)
+    assert message(table(train=str(file)).arrays) == (
+        "data: column 'beats' of the training table has a standard deviation of 1.04e+03, and its numbers are so large "
+        "that float32 has steps of 128. Allowed: steps of a hundredth of the deviation. Hint: subtract a constant from "
+        "the column"
+    )
+
+
+def test_a_table_without_inputs_is_refused(table):
+    assert message(lambda: table(x=None, y=list(PATIENTS), target="numbers", categories=[]).arrays()) == (
+        "data.x: the table has no column besides y and user. Allowed: at least one input"
+    )
 
 
 def test_clients_differ_in_the_size_of_their_numbers(table):

@@ -315,7 +315,7 @@ def test_dirichlet_fails_after_the_maximum_of_draws():
     message = refused(Dirichlet(alpha=0.01, min_samples=100))
     assert message.startswith(
         "partition.min_samples: 100 was not reached in 1000 draws of alpha = 0.01 over 50 clients and 6000 training "
-        "samples. Allowed: at most 0, the largest minimum found"
+        "samples. The largest minimum found is 0"
     )
     assert message.endswith("Hint: lower clients.count, raise alpha, or set balance to cap or equal")
 
@@ -424,8 +424,8 @@ def test_no_client_holds_two_users():
 
 def test_too_few_users_is_refused():
     assert refused(Users(), clients=61) == (
-        "clients.count: 61 is not valid. Allowed: at most 60, the number of users with at least 2 samples. Hint: "
-        "lower clients.count or partition.min_samples"
+        "clients.count: 61 is not valid. Allowed: at most 60, the number of users with at least 2 samples, not "
+        "all of them held out. Hint: lower clients.count, partition.min_samples or evaluation.holdout"
     )
     assert "at most 1, the number of users with at least 5" in refused(
         Users(min_samples=5), clients=2, y=Y[:9], users=np.array([1] * 5 + [2] * 4)
@@ -468,6 +468,43 @@ def test_users_are_tested_on_their_own_part_of_the_test_set():
     assert [train[c].tolist() for c in range(2)] == [[0, 1], [2, 3, 4]]
     assert [test[c].tolist() for c in range(2)] == [[2], [0, 3]]
     assert Users().tested_on(labels) == "test"
+
+
+@pytest.mark.parametrize("unknown", [-1, ""])
+def test_samples_of_unknown_users_are_not_used(unknown):
+    names = [unknown, 7, 9] if unknown == -1 else ["", "eve", "bob"]
+    users = np.array([names[i] for i in (0, 0, 0, 1, 1, 2, 2)])
+    y = np.zeros(7, np.int64)
+    train, _ = split(Users(test_fraction=0), clients=2, y=y, users=users)
+    assert sorted(train.idx) == [3, 4, 5, 6]
+    assert "at most 2, the number of users" in refused(Users(), clients=3, y=y, users=users)
+
+
+class Overlapping(Users):
+    """Clients are tested on a sample that they train on. Owners are small integers."""
+
+    def owners(self, labels, clients, generator):
+        train = np.zeros(len(labels.train), np.int8)
+        return train, np.where(np.arange(len(train)) < 1, train, np.int8(NOBODY))
+
+
+def test_samples_for_training_and_for_testing_are_different():
+    assert refused(Overlapping(), clients=1) == (
+        "partition: users assigns 1 samples for training and for testing. Allowed: each sample for one of them"
+    )
+
+
+class Small(Partition):
+    """Owners are small integers."""
+
+    name: Literal["small"] = "small"
+
+    def owners(self, labels, clients, generator):
+        return tuple((np.arange(len(y)) % clients).astype(np.uint8) for y in (labels.train, labels.test))
+
+
+def test_owners_of_any_integer_type():
+    assert split(Small(), clients=200)[0].sizes.tolist() == [30] * 200
 
 
 class First(Partition):

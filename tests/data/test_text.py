@@ -1,7 +1,9 @@
 """Text data sets on generated files: chunks, users, errors, and the token cache."""
 
+import importlib
 import json
 import lzma
+import sys
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +22,8 @@ from rayfl.data.text.shakespeare import Shakespeare, windows
 from rayfl.data.tokens import PAD
 from rayfl.testing.data import DataContract
 from rayfl.testing.tiny import raised
+
+pytestmark = pytest.mark.filterwarnings("ignore:data. the files of .* have")
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +155,15 @@ def test_wikitext_rows_are_users_and_evaluations_walk_all_rows_at_once(folder):
     # rows 4 3 2 0 and 1 3 3 1
     assert arrays.test["x"].tolist() == [[4, 3], [1, 3], [2, 0], [3, 1]]
     assert arrays.train["hidden"].shape == arrays.train["x"].shape
+
+
+def test_padding_of_wikitext_may_count_as_a_token(folder):
+    wikitext(folder)
+    given = {"tokenizer": a_tokenizer(folder), "rows": 1, "test_rows": 1, "length": 7}
+    plain, counted = (
+        read("wikitext2", **given, padding=padding).arrays().train["x"] for padding in ("ignored", "token")
+    )
+    assert (plain == PAD).sum() == 4 and np.array_equal(counted, np.where(plain == PAD, 0, plain))
 
 
 def test_wikitext_next_tokens(folder):
@@ -293,6 +306,35 @@ def test_a_row_of_ag_news_that_is_broken(folder):
     write(folder / "ag_news_csv/train.csv", NEWS + '"5","x","y"\n')
     write(folder / "ag_news_csv/test.csv", NEWS)
     assert "train.csv is ['5', 'x', 'y']. Allowed: a class from 1 to 4, a title" in refused("ag_news")
+
+
+@pytest.mark.filterwarnings("default:data. the files of")
+def test_a_part_of_a_published_text_is_noticed(folder):
+    write(folder / "ag_news_csv/train.csv", NEWS)
+    write(folder / "ag_news_csv/test.csv", NEWS)
+    # also when its tokens are in the cache
+    for _ in range(2):
+        with pytest.warns(UserWarning) as found:
+            read("ag_news").arrays()
+        assert {str(one.message) for one in found} == {
+            "data: the files of ag_news have 4 + 4 texts. The published ones have 120000 + 7600"
+        }
+
+
+def test_damaged_files_of_texts_are_named(folder):
+    plays(folder)
+    path = folder / "shakespeare/by_speaker.jsonl.xz"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert refused("shakespeare") == (
+        f"data: {path} cannot be read (EOFError: Compressed file ended before the end-of-stream marker was reached). "
+        "Allowed: the published file"
+    )
+    path.unlink()
+    write(folder / "shakespeare/by_speaker.jsonl", '{"user": "A"}\n')
+    assert "cannot be read (KeyError: 'speeches')" in refused("shakespeare")
+    wikitext(folder)
+    (folder / "wikitext-2/test.txt").write_bytes(b"a \xff")
+    assert "test.txt cannot be read (UnicodeDecodeError: " in refused("wikitext2", vocabulary=4)
 
 
 @pytest.mark.parametrize("header", ["label\tsentence", "sentence\tlabel", "label\tcontent"])
@@ -595,3 +637,36 @@ def test_cached_arrays_are_read_only(folder):
     corpus = read("text", train=write(folder / "a.csv", CSV)).corpus()
     with pytest.raises(ValueError, match="read-only"):
         corpus.train.tokens.ids[0] = 1
+
+
+OWN = """
+import numpy as np
+from rayfl.data.text.base import LabelledText, Texts
+from rayfl.data.text.encoders import frequent_words
+
+class Mine(LabelledText):
+    def sources(self):
+        return []
+
+    def read(self):
+        texts = Texts(["a b", "b a"], y=np.array({y}))
+        return texts, texts, {{}}
+
+    def encoder(self, train):
+        return frequent_words(train.texts, str.split, 2, ends=False)
+
+    @property
+    def token_task(self):
+        return self.labelled_task(self.encoder(self.read()[0]).vocabulary, 2)
+"""
+
+
+def test_tokens_of_changed_code_are_not_found_in_the_cache(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    for y in ([0, 1], [1, 0]):
+        write(folder / "own_texts_here.py", OWN.format(y=y))
+        monkeypatch.delitem(sys.modules, "own_texts_here", raising=False)
+        importlib.invalidate_caches()
+        data = importlib.import_module("own_texts_here").Mine(max_length=3)
+        assert data.arrays().train["y"].tolist() == y
+        monkeypatch.setattr(cache, "_recent", {})

@@ -108,10 +108,16 @@ def partition(spec: Partition, labels: Labels, clients: int, seed: int) -> tuple
     """
     require(len(labels.train), clients, 1)
     given = spec.owners(labels, clients, numpy_generator(seed, "partition", spec.name))
-    owners = [as_integers(owner, f"partition: an answer of {spec.name}") for owner in given]
-    tested = labels.test if spec.tested_on(labels) == "test" else labels.train
+    owners = [as_integers(owner, f"partition: an answer of {spec.name}").astype(np.int64) for owner in given]
+    on_train = spec.tested_on(labels) == "train"
+    tested = labels.train if on_train else labels.test
     for what, owner, y in zip(("training", "test"), owners, (labels.train, tested), strict=True):
         _check(spec, what, owner, len(y), clients)
+    if on_train and (both := int(((owners[0] != NOBODY) & (owners[1] != NOBODY)).sum())):
+        raise ConfigError(
+            f"partition: {spec.name} assigns {both} samples for training and for testing. Allowed: each sample for one "
+            "of them"
+        )
     train, test = (Shards.of(owner, clients) for owner in owners)
     empty = np.flatnonzero(train.sizes == 0)
     if len(empty):

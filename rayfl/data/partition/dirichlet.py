@@ -88,8 +88,8 @@ class Dirichlet(Partition):
             smallest = max(smallest, int(least))
         raise ConfigError(
             f"partition.min_samples: {self.min_samples} was not reached in {REDRAWS} draws of alpha = {self.alpha:g} "
-            f"over {clients} clients and {len(labels.train)} training samples. Allowed: at most {smallest}, the "
-            "largest minimum found. Hint: lower clients.count, raise alpha, or set balance to cap or equal"
+            f"over {clients} clients and {len(labels.train)} training samples. The largest minimum found is "
+            f"{smallest}. Hint: lower clients.count, raise alpha, or set balance to cap or equal"
         )
 
 

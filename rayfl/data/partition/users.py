@@ -6,12 +6,14 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.config import ConfigError
+from rayfl.data.arrays import known_users
 from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, rank
 
 
 class Users(Partition):
-    """One client per natural user of the data set: the users with most samples, in order of user id. Samples that the
-    server holds out count, so that the users are the same for all seeds.
+    """One client per natural user of the data set: the users with most samples, in order of user id. Samples without a
+    known user are not used. Samples that the
+    server holds out count, so that the users are the same for all seeds, except users without any other sample.
 
     A user's test split are its samples in the test set. If the test set is by other users, the last samples of each
     user's training split, in stored order, are its test split.
@@ -28,8 +30,9 @@ class Users(Partition):
 
     def tested_on(self, labels: Labels) -> Literal["test", "train"]:
         users = labels.users if labels.all_users is None else labels.all_users
-        is_shared = labels.test_users is not None and users is not None and np.isin(labels.test_users, users).any()
-        return "test" if is_shared else "train"
+        if labels.test_users is None or users is None:
+            return "train"
+        return "test" if np.isin(labels.test_users[known_users(labels.test_users)], users).any() else "train"
 
     def owners(self, labels: Labels, clients: int, generator: np.random.Generator) -> Owners:
         if labels.users is None:
@@ -41,11 +44,12 @@ class Users(Partition):
         names, user, counts = np.unique(labels.users, return_inverse=True, return_counts=True)
         whole = labels.users if labels.all_users is None else labels.all_users
         sizes = np.bincount(np.searchsorted(names, whole[np.isin(whole, names)]), minlength=len(names))
-        able = np.flatnonzero(sizes >= self.min_samples)
+        able = np.flatnonzero((sizes >= self.min_samples) & known_users(names))
         if clients > len(able):
             raise ConfigError(
                 f"clients.count: {clients} is not valid. Allowed: at most {len(able)}, the number of users with at "
-                f"least {self.min_samples} samples. Hint: lower clients.count or partition.min_samples"
+                f"least {self.min_samples} samples, not all of them held out. Hint: lower clients.count, "
+                "partition.min_samples or evaluation.holdout"
             )
         most = able[np.argsort(-sizes[able], kind="stable")[:clients]]
         client = np.full(len(counts), NOBODY)

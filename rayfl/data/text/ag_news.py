@@ -9,10 +9,13 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.config import ConfigError, shown
-from rayfl.data.files import InFolder
+from rayfl.data.files import InFolder, readable
 from rayfl.data.text.base import LabelledText, Texts
 from rayfl.data.text.encoders import Encoder, frequent_words, of_words, words_and_marks
 from rayfl.data.tokens import TokenTask
+
+SIZES = {"train.csv": 120_000, "train_subset.csv": 17_179}
+"""Training file -> number of texts."""
 
 
 class AGNews(InFolder, LabelledText):
@@ -32,12 +35,16 @@ class AGNews(InFolder, LabelledText):
         has_other = (self.folder / "ag_news_csv" / other).is_file()
         return self.all_of(files, f" (but {other} is; select it by data.file)" if has_other else "")
 
+    @property
+    def published(self) -> tuple[int, int]:
+        return self.rows or SIZES[self.file], 7600
+
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
         train, test = self.sources()
         return self._texts(train, self.rows), self._texts(test, None), {}
 
     def _texts(self, path: Path, rows: int | None) -> Texts:
-        with path.open(encoding="utf-8", newline="") as file:
+        with readable(path), path.open(encoding="utf-8", newline="") as file:
             found = list(csv.reader(file))
         if rows is not None and rows > len(found):
             raise ConfigError(f"data.rows: {rows} is not valid. Allowed: at most {len(found)}, the texts in {path}")

@@ -1,6 +1,8 @@
 """Base classes of text data sets: texts are tokenised once, and tokens become samples of one length."""
 
 import json
+import os
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -71,6 +73,11 @@ class TextData(TokenData, ABC):
     not_in_tokens: ClassVar[tuple[str, ...]] = ()
     """Further fields that do not affect tokens."""
 
+    @property
+    def published(self) -> tuple[int, int] | None:
+        """Numbers of training and test texts of a published data set. None: not known."""
+        return None
+
     @abstractmethod
     def sources(self) -> Sequence[Path]:
         """Return the source files. Raise ConfigError if one is missing."""
@@ -106,8 +113,17 @@ class TextData(TokenData, ABC):
             "settings": self.model_dump(mode="json", exclude=excluded),
             "files": [[path.suffix, digest(path)] for path in self.sources()],
             "tokenizer": [[path.name, digest(path)] for path in self._tokenizer()],
+            "code": _code_of(type(self)),
         }
-        return _unpacked(cached(key, lambda: _packed(self._tokenised())))
+        found = _unpacked(cached(key, lambda: _packed(self._tokenised())))
+        texts = (len(found.train.tokens.lengths), len(found.test.tokens.lengths))
+        if self.published not in (None, texts):
+            warnings.warn(
+                f"data: the files of {self.name} have {texts[0]} + {texts[1]} texts. The published ones have "
+                f"{self.published[0]} + {self.published[1]}",
+                stacklevel=2,
+            )
+        return found
 
     def _tokenised(self) -> Corpus:
         train, test, known = self.read()
@@ -211,6 +227,14 @@ class LanguageText(TextData, ABC):
     def filled(self, x: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
         """Return sequences x [N, T] with the padding selected by `padding`."""
         return np.where(x == PAD, np.int32(vocabulary.padding or 0), x) if self.padding == "token" else x
+
+
+def _code_of(kind: type) -> list[str]:
+    """Return digests of the modules of another package that define a class and its bases."""
+    own = [one for one in kind.__mro__ if issubclass(one, TextData) and one.__module__.partition(".")[0] != "rayfl"]
+    files = {one: getattr(sys.modules.get(one.__module__), "__file__", None) for one in own}
+    # a class of a notebook has no file: its tokens are not found again
+    return [digest(Path(file)) if file else f"{os.getpid()}-{id(one)}" for one, file in files.items()]
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rayfl.config import ConfigError, shown
 from rayfl.core.seeds import numpy_generator
-from rayfl.data.arrays import Arrays, Split
+from rayfl.data.arrays import UNKNOWN, Arrays, Split
 from rayfl.data.partition import hold_out
 from rayfl.data.partition.base import rank
 from rayfl.data.text.base import LabelledText, LanguageText, Part, Texts, chunked
@@ -68,6 +68,7 @@ class OwnText(LabelledText, LanguageText):
         found = self.tables()
         classes = _classes(found[0]["label"]) if self.task == "classes" else []
         users = {user: i for i, user in enumerate(dict.fromkeys(chain(*(of.get("user", ()) for of in found))))}
+        users |= {"": UNKNOWN} if "" in users else {}
         texts = [self._texts(of, classes, users) for of in found]
         train, test = texts if len(texts) == 2 else self._held_out(texts[0])
         return train, test, {"classes": classes}
@@ -99,8 +100,9 @@ class OwnText(LabelledText, LanguageText):
     def _held_out(self, texts: Texts) -> tuple[Texts, Texts]:
         count = len(texts.texts)
         if texts.users is not None:
-            totals = np.bincount(texts.users)[texts.users]
-            last = rank(texts.users) >= totals - np.rint(totals * self.test_fraction)
+            user = np.unique(texts.users, return_inverse=True)[1]
+            totals = np.bincount(user)[user]
+            last = rank(user) >= totals - np.rint(totals * self.test_fraction)
             kept, held_out = np.flatnonzero(~last), np.flatnonzero(last)
         else:
             y = np.zeros(count, np.int64) if texts.y is None else texts.y

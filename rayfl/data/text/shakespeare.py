@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays, Split
-from rayfl.data.files import InFolder
+from rayfl.data.files import InFolder, readable
 from rayfl.data.text.base import LanguageText, Part, Texts, chunked
 from rayfl.data.text.encoders import Encoder, Tokens, Vocabulary, characters, frequent_words, of_characters, of_words
 from rayfl.data.tokens import TokenTask
@@ -71,6 +71,10 @@ class Shakespeare(InFolder, LanguageText):
             f"samples at a distance (data.stride) of {self.stride} tokens overlap, with {self.length + 1} tokens each"
         )
 
+    @property
+    def published(self) -> tuple[int, int] | None:
+        return (24_860, 5_980) if self.min_speeches == 2 else None
+
     def sources(self) -> Sequence[Path]:
         found = [self.folder / file for file in FILES if (self.folder / file).is_file()]
         if not found:
@@ -80,7 +84,7 @@ class Shakespeare(InFolder, LanguageText):
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
         [path] = self.sources()
         text = lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
-        with text as lines:
+        with readable(path), text as lines:
             roles = [json.loads(line)["speeches"] for line in lines]
         # words have begin and end tokens
         mark = "" if self.units == "words" and self.tokenizer is None else "\n"

@@ -23,6 +23,10 @@ class SST2(InFolder, LabelledText):
     name: Literal["sst2"] = "sst2"
     classes: ClassVar = 2
 
+    @property
+    def published(self) -> tuple[int, int]:
+        return (67_349, 872)
+
     def sources(self) -> Sequence[Path]:
         return self.all_of(FILES)
 

@@ -21,7 +21,7 @@ def read_table(path: Path, field: str) -> Table:
         )
     try:
         return read(path)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # decoding and JSON errors are ValueErrors
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # decoding and JSON errors are ValueErrors
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"data.{field}: {str(path)!r} cannot be read ({reason}). Allowed: UTF-8 text: a table with a header line, "

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rayfl.config import ConfigError
 from rayfl.data.arrays import Arrays, Split
-from rayfl.data.files import InFolder
+from rayfl.data.files import InFolder, readable
 from rayfl.data.text.base import LanguageText, Part, Texts, chunked
 from rayfl.data.text.encoders import Encoder, Lookup, Tokens, Vocabulary
 from rayfl.data.tokens import Order, TokenTask
@@ -47,11 +47,15 @@ class WikiText2(InFolder, LanguageText):
     order: Order = "stored"
     not_in_tokens: ClassVar = ("task", "rows", "test_rows", "length")
 
+    @property
+    def published(self) -> tuple[int, int]:
+        return (36_718, 4_358)
+
     def sources(self) -> Sequence[Path]:
         return self.all_of(FILES)
 
     def read(self) -> tuple[Texts, Texts, Mapping[str, Any]]:
-        train, test = (path.read_text("utf-8").splitlines(keepends=True) for path in self.sources())
+        train, test = map(_lines, self.sources())
         return Texts(train), Texts(test), {}
 
     def encoder(self, train: Texts) -> Encoder:
@@ -99,4 +103,10 @@ class WikiText2(InFolder, LanguageText):
         return x, len(x) // rows
 
     def _split(self, x: np.ndarray, part: str) -> Split:
+        x = self.filled(x, self.vocabulary_or(self._words))
         return self.token_task.split(x, None, self.name, part)
+
+
+def _lines(path: Path) -> list[str]:
+    with readable(path):
+        return path.read_text("utf-8").splitlines(keepends=True)
