@@ -6,7 +6,7 @@ what is learned (codes of masks) or alternates between rounds (RoLoRA, LoRA-A2: 
 are a fixed number per visit plus a number per training sample:
 
 - proportional to the samples, also with several inner steps per batch: exact, nothing is fixed;
-- random widths and learned masks: proportional, the mean of the first step;
+- random widths and learned masks: proportional, the mean of the eight steps;
 - training on public samples: fixed, exact from the second round on;
 - passes over the client's own data whose number is a setting of the method: fixed, the mean of the visited clients,
   whatever the size of a client's data;
@@ -82,7 +82,9 @@ def split(visits: Sequence[tuple[float, float]]) -> tuple[float, float]:
     slope = (more_flops - flops) / (more_samples - samples)
     fixed = flops - slope * samples
     is_linear = math.isclose(most_flops, fixed + slope * most_samples, rel_tol=TOLERANCE)
-    return (slope, fixed) if is_linear and fixed > TOLERANCE * flops else (flops / samples, 0.0)
+    if not is_linear or fixed < -TOLERANCE * flops:
+        return most_flops / most_samples, 0.0
+    return (slope, fixed) if fixed > TOLERANCE * flops else (flops / samples, 0.0)
 
 
 def visits(experiment: Experiment, arrays: Arrays, make: Make) -> dict[float, dict[str, float]]:

@@ -60,8 +60,13 @@ class Dispatch:
     kind: str
     """Class of its device."""
     flops: float
+    """Operations until `finish`."""
     bytes: float
-    """Traffic in both directions."""
+    """Traffic in both directions until `finish`."""
+
+    def share(self, time: float) -> float:
+        """Return the share of the visit's time that has passed at a time after its start."""
+        return 1.0 if self.finish <= time else (time - self.start) / (self.finish - self.start)
 
     @property
     def visit(self) -> tuple[int, int]:
@@ -114,15 +119,25 @@ class Fleet:
         work = self.work[self.capacity(client, version)]
         draws = numpy_generator(self.seed, "visit", version, client, *([earlier] if earlier else []))
         gflops, down, up = (speed.draw(draws) for speed in (device.gflops, device.down, device.up))
-        down = min(down, (system.server_down_mbps or math.inf) / transfers)
-        up = min(up, (system.server_up_mbps or math.inf) / transfers)
         today = replace(device, gflops=Speed(gflops), down=Speed(down), up=Speed(up))
-        finish = start + sum(self._seconds(client, work, today))
+        finish = start + sum(self._seconds(client, work, self._shared(today, transfers)))
         leaves = system.availability.until(client, start, self.seed)
         is_lost = leaves < finish or draws.random() < system.dropout
-        flops = work.operations(self.samples(client)[0])
-        bytes = work.bytes_down + work.bytes_up
-        return Dispatch(client, version, start, min(finish, leaves), is_lost, device.kind, flops, bytes)
+        flops, bytes = work.operations(self.samples(client)[0]), work.bytes_down + work.bytes_up
+        whole = Dispatch(client, version, start, finish, is_lost, device.kind, flops, bytes)
+        if finish <= leaves:
+            return whole
+        share = whole.share(leaves)
+        return replace(whole, finish=leaves, flops=share * flops, bytes=share * bytes)
+
+    def _shared(self, device: Device, transfers: int) -> Device:
+        """Return a device with the server's bandwidth as the limit of its mean speeds. `transfers`: clients that share
+        it."""
+        down, up = (
+            min(speed.mean, (limit or math.inf) / transfers)
+            for speed, limit in ((device.down, self.system.server_down_mbps), (device.up, self.system.server_up_mbps))
+        )
+        return replace(device, down=Speed(down), up=Speed(up))
 
     def candidates(self, version: int, draw: int, seconds: float, busy: Collection[int]) -> Candidates:
         """Return the clients that can be asked now. `draw`: number of the draw for this version."""
@@ -132,7 +147,7 @@ class Fleet:
             lambda id: id not in busy and self.is_available(id, seconds),
             self.size,
             lambda id: self.samples(id)[0],
-            lambda id: sum(self.seconds(id)),
+            lambda id: sum(self.seconds(id, version)),
             lambda: self.profile,
             None if draw or busy else partial(self.population.sample, self.seed, version),
         )
@@ -153,6 +168,8 @@ class Fleet:
         step = -(-count // MOST_PROFILED)
         return [id for i in range(-(-count // step)) if (id := i * step + i % step) < count]
 
-    def seconds(self, client: int) -> tuple[float, float, float]:
-        """Return the seconds of a client's download, training and upload at mean speeds."""
-        return self._seconds(client, self.work[self.capacity(client, 0)], self.device(client))
+    def seconds(self, client: int, round: int = 0, transfers: int = 1) -> tuple[float, float, float]:
+        """Return the seconds of a client's download, training and upload at mean speeds, with its capacity in a round.
+        `transfers`: clients that share the server's bandwidth."""
+        device = self._shared(self.device(client), transfers)
+        return self._seconds(client, self.work[self.capacity(client, round)], device)

@@ -1,8 +1,8 @@
 """Client selection: the choice among available clients.
 
 A sampler is a pure function: it receives a memory of plain JSON values, which a checkpoint contains, and returns the
-next one. Its cost does not grow with idle clients: it draws from a few random candidates and from clients that have
-taken part.
+next one. Its cost does not grow with idle clients, unless fewer are available than wanted: it draws from a few random
+candidates and from clients that have taken part.
 """
 
 import math

@@ -18,17 +18,19 @@ from rayfl.config import ConfigError
 from rayfl.config.plain import shown
 from rayfl.core.seeds import stream
 from rayfl.metrics import UPDATES
+from rayfl.system.availability import Always
 from rayfl.system.fleet import Dispatch, Fleet
 from rayfl.system.samplers import Memory, Visited
 from rayfl.system.settings import Buffered, Sync
 from rayfl.system.staleness import Staleness
 
 IDLE_S = 600.0
-"""Seconds until the server asks again if no client is available."""
+"""Seconds until the server asks again if fewer clients are available than it wants."""
 MOST_IDLE_S = 30 * 86_400.0
 """Seconds without an available client after which a run is given up."""
-WEEK, PROBE_S = 7 * 86_400, 3 * 3600
-"""Seconds of the first week, in which available clients are counted before a run, and seconds between two counts."""
+WEEK, PROBE_S = 7 * 86_400, 170 * 60
+"""Seconds of the first week, in which available clients are counted before a run, and seconds between two counts, which
+come at other times every day."""
 MOST_WASTED = 1000
 """Lost or too old updates per update of a buffer after which a run is given up."""
 
@@ -46,8 +48,8 @@ class Past:
 
     @property
     def versions(self) -> set[int]:
-        """Versions of the model that clients are training on."""
-        return {one.version for one in self.running}
+        """Versions of the model from which updates can still come."""
+        return {one.version for one in self.running if not one.is_lost}
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -119,11 +121,13 @@ class Timed(Schedule):
         if not isinstance(mode, Sync):
             return
         if mode.deadline_s is not None:
-            profile = fleet.profile
-            if profile[0] > mode.deadline_s:
+            # of fewer available clients, each has more of the server's bandwidth
+            transfers = mode.asked(cohort) if isinstance(fleet.system.availability, Always) else 1
+            fastest = min(sum(fleet.seconds(id, transfers=transfers)) for id in fleet.some)
+            if fastest > mode.deadline_s:
                 raise ConfigError(
                     f"system.mode.deadline_s: no client can finish within {mode.deadline_s:g} seconds. Allowed: more "
-                    f"than {profile[0]:.3g}, the fastest visit of {len(profile)} clients"
+                    f"than {fastest:.3g}, the fastest visit of {len(fleet.some)} clients"
                 )
         most = 0
         for time in range(0, WEEK, PROBE_S):
@@ -150,8 +154,12 @@ class Timed(Schedule):
         return np.array([self.fleet.capacity(id, round) for id in ids.tolist()], dtype=np.float64)
 
     def _sync(self, mode: Sync, past: Past, round: int) -> Plan:
-        cohort, start = self.fleet.population.cohort, past.seconds
-        new, past = self._dispatched(past, self.fleet.system.asked(cohort), round, 0, start, past.running, [])
+        cohort, start, draw = self.fleet.population.cohort, past.seconds, 0
+        wanted = self.fleet.system.asked(cohort)
+        new, past = self._dispatched(past, wanted, round, draw, start, past.running, [])
+        while not new and not past.running:
+            start, draw = self._later(past, start), draw + 1
+            new, past = self._dispatched(past, wanted, round, draw, start, [], [])
         arrived = sorted((one for one in new if not one.is_lost), key=self._order)
         end = max((one.finish for one in new), default=start + IDLE_S)
         if mode.deadline_s is not None:
@@ -187,9 +195,10 @@ class Timed(Schedule):
                     f"system: no update arrived from {len(wasted)} clients. Allowed: clients that stay available until "
                     "they have finished"
                 )
-            if not running and now > past.seconds + MOST_IDLE_S:
-                raise ConfigError("system.availability: no client was available for 30 days. Allowed: some clients")
             if not running:
+                now = self._later(past, now)
+                continue
+            if len(running) < mode.concurrency and running[0][1].finish > now + IDLE_S:
                 now += IDLE_S
                 continue
             now = max(now, running[0][1].finish)
@@ -200,6 +209,12 @@ class Timed(Schedule):
             if len(kept) == mode.buffer:
                 left = [one for _, one in sorted(running)]
                 return self._plan(past, round, now, kept, left, new, wasted, mode.staleness)
+
+    def _later(self, past: Past, now: float) -> float:
+        """Return the time at which the server asks again. Raise a ConfigError if it has waited for too long."""
+        if now > past.seconds + MOST_IDLE_S:
+            raise ConfigError("system.availability: no client was available for 30 days. Allowed: some clients")
+        return now + IDLE_S
 
     def _dispatched(
         self,
@@ -241,7 +256,7 @@ class Timed(Schedule):
         wasted: Sequence[Dispatch],
         staleness: Staleness,
     ) -> Plan:
-        end += self.fleet.system.round_s
+        closed, end = end, end + self.fleet.system.round_s
         kinds = Counter(one.kind for one in kept)
         metrics = {
             "sim_seconds": end - past.seconds,
@@ -250,8 +265,8 @@ class Timed(Schedule):
             "lost": sum(one.is_lost for one in wasted),
             "late": sum(not one.is_lost for one in wasted),
             "abandoned": int(not kept),
-            "wasted_flops": sum(one.flops for one in wasted),
-            "wasted_bytes": sum(one.bytes for one in wasted),
+            "wasted_flops": sum(one.flops * one.share(closed) for one in wasted),
+            "wasted_bytes": sum(one.bytes * one.share(closed) for one in wasted),
             "staleness": sum(round - one.version for one in kept) / max(len(kept), 1),
         }
         metrics |= {f"{UPDATES}{kind}": kinds[kind] for kind in sorted(kinds)}

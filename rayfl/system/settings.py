@@ -26,9 +26,15 @@ class Sync(Config):
     minimum: float = Field(default=0.0, ge=0, le=1)
     """Fraction of the cohort below which a round is abandoned: time passes, and the model does not change."""
     late_rounds: int = Field(default=0, ge=0)
-    """Number of rounds for which a late update is still aggregated. 0: late updates are dropped."""
+    """Number of rounds for which a late update is still aggregated. 0: clients stop when the round ends."""
     staleness: Staleness = Staleness()
     """Weights of late updates."""
+
+    @model_validator(mode="after")
+    def _weighs(self) -> Self:
+        if not self.late_rounds and self.staleness != Staleness():
+            raise ValueError("staleness only with late_rounds")
+        return self
 
     def asked(self, cohort: int) -> int:
         """Return the number of clients asked per round."""

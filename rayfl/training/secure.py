@@ -7,7 +7,8 @@ its change d_k (weight 1) in fixed point, masked by random integers that cancel 
     q_k  =  trunc(d_k / step), clamped to +-(2^(bits-1) - 1);    step = limit / 2^(bits-1)
     sum of all q_k modulo 2^(bits + ceil(log2 m)), which no sum of m such integers exceeds
 
-1. The masks are not drawn, because they cancel: each client sends q_k step, and these are summed as any updates.
+1. The masks are not drawn, because they cancel: each client sends q_k step, and these are summed as any updates, in
+   float32: exactly if bits + ceil(log2 m) <= 24, otherwise rounded.
    `tests/training/test_secure.py` compares with the masked integers.
 2. Rounding is towards 0, so that no norm grows and a clipping norm still holds after it.
 3. Traffic of a client, with n elements, counted from the messages of the protocol if nobody drops out. It sends two

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rayfl.clients import Population
+from rayfl.config import ConfigError
 from rayfl.system import Fleet, Past, System, Timed, Work
 
 WORK = {1.0: Work(flops=1e9, bytes_down=0, bytes_up=0)}
@@ -48,7 +49,8 @@ def test_over_selection_keeps_the_first(tmp_path):
         "asked": 3,
         "late": 1,
         "lost": 0,
-        "wasted_flops": 1e9,
+        # client 2 stops after 2 of 4 seconds
+        "wasted_flops": 0.5e9,
     }
 
 
@@ -96,6 +98,13 @@ def test_a_late_update_counts_in_a_later_round(tmp_path):
     ]
     assert [plan.metrics["staleness"] for *_, plan in found] == [0, 1 / 3, 0]
     assert [plan.past.versions for *_, plan in found] == [{0}, set(), {2}]
+
+
+def test_devices_waste_no_more_than_they_can_do(tmp_path):
+    """Client 0 is in time. The others, of 0.5 and 0.25 GFLOP/s, work and stop in every round of 1.5 seconds."""
+    found = planned(timed(tmp_path, {"name": "sync", "deadline_s": 1.5}), 20)
+    assert found[-1][0] == 30
+    assert sum(plan.metrics["wasted_flops"] for *_, plan in found) == pytest.approx(30 * 0.75e9)
 
 
 def test_too_few_updates_abandon_a_round(tmp_path):
@@ -146,13 +155,14 @@ def test_fedscales_formula(tmp_path):
 
 
 def test_fixed_operations_take_time_and_are_wasted(tmp_path):
-    """Two samples of 1e9 operations and 1e9 per visit, three seconds at 1 GFLOP/s; the slow ones are too late."""
+    """Two samples of 1e9 operations and 1e9 per visit, three seconds at 1 GFLOP/s; the slow ones stop after four: 2e9
+    operations at 0.5 GFLOP/s, and 1e9 at 0.25."""
     work = {1.0: Work(flops=1e9, bytes_down=0, bytes_up=0, fixed_flops=1e9)}
     schedule = timed(tmp_path, {"name": "sync", "deadline_s": 4}, work=work)
     fleet = replace(schedule.fleet, samples=lambda id: (2, 1))
     assert [sum(fleet.seconds(id)) for id in range(3)] == [3, 6, 12]
     plan = replace(schedule, fleet=fleet).plan(Past(), 0)
-    assert (plan.visits, plan.durations, plan.metrics["wasted_flops"]) == ([(0, 0)], {0: 3}, 6e9)
+    assert (plan.visits, plan.durations, plan.metrics["wasted_flops"]) == ([(0, 0)], {0: 3}, 3e9)
 
 
 @pytest.mark.parametrize("way", ["down", "up"])
@@ -217,6 +227,90 @@ def test_a_client_that_leaves_loses_its_update(tmp_path):
     [(end, visits, plan)] = planned(schedule, 1)
     assert (end, visits) == (1.5, [(0, 0)])
     assert (plan.metrics["asked"], plan.metrics["lost"]) == (2, 1)
+
+
+def test_a_client_that_leaves_has_done_a_part_of_its_work(tmp_path):
+    """Client 1 leaves after 1.5 of 2 seconds."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,start_s,end_s\n0,0,100\n1,0,1.5\n2,50,100\n")
+    work = {1.0: Work(flops=1e9, bytes_down=100, bytes_up=300)}
+    availability = {"name": "trace", "file": str(trace), "period_s": 100}
+    [(*_, plan)] = planned(timed(tmp_path, "sync", work=work, availability=availability), 1)
+    assert plan.metrics["wasted_flops"] == pytest.approx(0.75e9, rel=1e-3)
+    assert plan.metrics["wasted_bytes"] == pytest.approx(300, rel=1e-3)
+
+
+LATER = "client,start_s,end_s\n0,{0},100000\n1,{1},100000\n2,{2},100000\n"
+
+
+@pytest.mark.parametrize("mode", ["sync", {"name": "sync", "deadline_s": 60}, {"name": "buffered", "buffer": 1}])
+def test_a_round_begins_when_a_client_is_available(tmp_path, mode):
+    """Nobody is available for two hours."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text(LATER.format(7200, 7200, 7200))
+    mode = mode if mode == "sync" or mode["name"] == "sync" else {**mode, "concurrency": 3}
+    availability = {"name": "trace", "file": str(trace), "period_s": 100_000}
+    (end, visits, plan), *_ = planned(timed(tmp_path, mode, availability=availability), 2)
+    assert visits[0] == (0, 0) and 7200 < end <= 7204 and plan.metrics["sim_seconds"] == end
+
+
+def test_free_places_are_filled_while_others_train(tmp_path):
+    """Client 0 trains for 10,000 seconds; the others are available after 1,000, and are asked within 600 more."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text(LATER.format(0, 1000, 1000))
+    table = tmp_path / "slow.csv"
+    table.write_text("name,gflops\nslow,0.0001\nfast,1\nfast,1\n")
+    mode = {"name": "buffered", "concurrency": 3, "buffer": 2}
+    availability = {"name": "trace", "file": str(trace), "period_s": 100_000}
+    schedule = timed(tmp_path, mode, availability=availability)
+    system = schedule.fleet.system.model_copy(
+        update={"devices": System(devices={"name": "table", "file": str(table)}).devices}
+    )
+    [(end, visits, _)] = planned(replace(schedule, fleet=replace(schedule.fleet, system=system)), 1)
+    assert ([client for _, client in visits], end) == ([1, 2], 1201)
+
+
+def test_versions_are_kept_for_updates_that_can_come(tmp_path):
+    mode = {"name": "buffered", "concurrency": 3, "buffer": 1}
+    for *_, plan in planned(timed(tmp_path, mode, dropout=0.5), 50):
+        assert plan.past.versions == {one.version for one in plan.past.running if not one.is_lost}
+
+
+def test_clients_of_short_windows_are_found_before_the_run(tmp_path):
+    """One hour a day, between the multiples of three hours."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text(LATER.format(4000, 4000, 4000).replace("100000", "7600"))
+    availability = {"name": "trace", "file": str(trace), "period_s": 86_400}
+    timed(tmp_path, "sync", availability=availability).check()
+
+
+def test_a_deadline_that_the_servers_bandwidth_cannot_meet_is_refused(tmp_path):
+    """8 Mbit for each of three clients, at 1 Mbit/s: 24 seconds."""
+    work = {1.0: Work(flops=0, bytes_down=0, bytes_up=1e6)}
+    for deadline, is_met in ((23, False), (25, True)):
+        mode = {"name": "sync", "deadline_s": deadline}
+        schedule = timed(tmp_path, mode, work=work, server_up_mbps=1.0)
+        if is_met:
+            schedule.check()
+            continue
+        with pytest.raises(ConfigError, match="no client can finish within 23 seconds. Allowed: more than 24, "):
+            schedule.check()
+
+
+def test_samplers_see_the_capacity_of_the_round(tmp_path):
+    work = {1.0: Work(1e9, 0, 0), 0.5: Work(0.25e9, 0, 0)}
+    population = Population(count=3, cohort=3, capacities=[1, 0.5], assignment="dynamic")
+    fleet = replace(timed(tmp_path, "sync", work=work).fleet, population=population)
+    for version in range(8):
+        seconds = fleet.candidates(version, 0, 0.0, set()).seconds
+        assert [seconds(id) for id in range(3)] == [
+            work[population.capacity(id, 0, version)].flops / 1e9 * 2**id for id in range(3)
+        ]
+
+
+def test_weights_of_late_updates_without_late_rounds_are_refused():
+    with pytest.raises(ValueError, match="staleness only with late_rounds"):
+        System(mode={"name": "sync", "staleness": {"weight": "hinge", "a": 3}})
 
 
 def test_dropout(tmp_path):
