@@ -253,6 +253,7 @@ class SweepProgress(Progress):
     def resumed(self) -> None:
         """Exclude the work of an earlier process from the time estimate."""
         self.before = self._made
+        self._worked = None
 
     def start(
         self, trial_id: str, label: str, point: str, rounds: int | None = None, made: Sequence[Line] = ()

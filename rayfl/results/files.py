@@ -57,6 +57,11 @@ def read_lines(path: Path) -> list[Line]:
     return [_line(data, f"{path}: line {number}") for number, data in _whole(path)]
 
 
+def count_lines(path: Path) -> int:
+    """Return the number of lines in a file, without an incomplete last one, and without parsing them."""
+    return (_read(path) or b"").count(b"\n")
+
+
 def read_whole_lines(path: Path) -> tuple[list[Line], str]:
     """Return the leading lines of rounds 1, 2, ... and the error of the next line; "" if there is none."""
     found: list[Line] = []

@@ -179,6 +179,11 @@ class RunFolder(Config):
         self._require()
         return files.read_lines(self.path / "metrics.jsonl") + self.pending
 
+    def count(self) -> int:
+        """Return the number of lines."""
+        self._require()
+        return files.count_lines(self.path / "metrics.jsonl") + len(self.pending)
+
     def whole_rounds(self) -> tuple[int, str]:
         """Return the last round up to which metrics.jsonl is complete, and the error of the next line, if any."""
         lines, wrong = files.read_whole_lines(self.path / "metrics.jsonl")

@@ -153,15 +153,30 @@ def names_of(paths: Iterable[str]) -> dict[str, str]:
 
 
 def value_of(record: Record, path: str) -> Value:
-    """Return a row's value at a dotted path; for a section, its `name`."""
+    """Return a row's value at a dotted path; for a section, its `name`; for a list of sections, the text of all."""
     params = record["params"]
-    text = str(params.get(path, params.get(f"{path}.name", MISSING)))
+    known = [params[key] for key in (path, f"{path}.name") if key in params] or [_entries(params, path)]
+    text = str(known[0])
     for number in (int, float):
         try:
             return number(text)
         except ValueError:
             continue
     return text
+
+
+def _entries(params: Mapping[str, object], path: str) -> str:
+    """Return a list of sections as text: "topk(share=0.1), sign"."""
+    entries: dict[str, dict[str, object]] = {}
+    for key, value in params.items():
+        index, dot, name = key.removeprefix(f"{path}.").partition(".")
+        if dot and index.isdecimal() and key.startswith(f"{path}."):
+            entries.setdefault(index, {})[name] = value
+    texts = []
+    for entry in entries.values():
+        others = ", ".join(f"{name}={value}" for name, value in entry.items() if name != "name")
+        texts.append(f"{entry.get('name', '')}({others})" if others else str(entry["name"]))
+    return ", ".join(texts) or MISSING
 
 
 def _was_tried(trial: Record, metric: str) -> bool:

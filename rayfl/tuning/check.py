@@ -7,6 +7,7 @@ from typing import Any
 from rayfl.config import ConfigError, choose
 from rayfl.config.plain import shown
 from rayfl.experiment import Experiment
+from rayfl.listeners.early_stopping import EarlyStopping
 from rayfl.metrics import SPLITS, named
 from rayfl.results.folder import flatten
 from rayfl.results.summary import summaries
@@ -40,6 +41,7 @@ def check(sweep: Sweep) -> None:
             experiment = sweep.experiment(row, point, sweep.search.seeds[0])
             _check_shared(sweep, row, point, _shared(experiment), shared)
         experiment = sweep.example(row)
+        _check_entries(sweep, row, experiment)
         _check_metric(sweep, row, experiment)
         _check_published(sweep, row, experiment)
         scheduler_of(sweep.search, experiment.rounds, sweep.where)
@@ -77,6 +79,18 @@ def _check_shared(sweep: Sweep, row: str, point: Point, given: dict[str, Any], f
             )
 
 
+def _check_entries(sweep: Sweep, row: str, experiment: Experiment) -> None:
+    """Raise ConfigError if an entry of a list is tuned that no table could show, because it is no section."""
+    params = flatten(experiment.plain())
+    for path in sweep.search.of(row).space:
+        whole, _, entry = path.rpartition(".")
+        if entry.isdecimal() and whole in params:
+            raise ConfigError(
+                f"{sweep.where}: search.space.{path}: {shown(params[whole])} is a list of values, which are not tuned "
+                f"one by one. Allowed: {whole} with whole lists"
+            )
+
+
 def _check_metric(sweep: Sweep, row: str, experiment: Experiment) -> None:
     """Raise ConfigError if the row does not have the metric, or if it uses test data."""
     metrics, metric, where = experiment.metrics(), sweep.search.metric, f"{sweep.where}: search.metric"
@@ -92,13 +106,20 @@ def _check_metric(sweep: Sweep, row: str, experiment: Experiment) -> None:
             f"{where}: {metric!r} does not fit rows.{row}, whose clients have personal networks. Allowed: {better} "
             "(with evaluation.local_holdout) or another of local_*"
         )
-    if split in OF_TEST and sweep.points_of(row) > 1 and not sweep.search.allow_test:
-        other, setting = OF_TEST[split]
-        raise ConfigError(
-            f"{where}: {metric!r} uses test data. Allowed for tuning: "
-            f"{SPLITS[other]}{metric.removeprefix(SPLITS[split])} (with evaluation.{setting}), or any metric with "
-            "search.allow_test: true"
-        )
+    used = [(where, metric)] + [
+        (f"{sweep.where}: early stopping with rows.{row}", listener.metric)
+        for listener in experiment.all_listeners()
+        if isinstance(listener, EarlyStopping) and listener.metric
+    ]
+    for where, metric in used:
+        split = metrics[metric].split
+        if split in OF_TEST and sweep.points_of(row) > 1 and not sweep.search.allow_test:
+            other, setting = OF_TEST[split]
+            raise ConfigError(
+                f"{where}: {metric!r} uses test data. Allowed for tuning: "
+                f"{SPLITS[other]}{metric.removeprefix(SPLITS[split])} (with evaluation.{setting}), or any metric with "
+                "search.allow_test: true"
+            )
 
 
 def _with_holdout(experiment: Experiment, setting: str) -> Experiment:

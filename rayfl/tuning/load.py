@@ -165,9 +165,11 @@ def _lay_over(given: dict[str, Any], path: str, value: Any, where: str) -> dict[
         )
     search = given.get("search")
     if isinstance(search, Mapping):
-        spaces = {f"search.spaces.{row}": space for row, space in (search.get("spaces") or {}).items()}
+        given_spaces = search.get("spaces")
+        rows_spaces = given_spaces if isinstance(given_spaces, Mapping) else {}
+        spaces = {f"search.spaces.{row}": space for row, space in rows_spaces.items()}
         for place, space in ({"search.space": search.get("space")} | spaces).items():
-            if path in (space or {}):
+            if isinstance(space, Mapping) and path in space:
                 raise ConfigError(
                     f"{where}: --set {path}: the setting is in {place}, which decides it. Hint: --set {place}={{}} "
                     "searches nothing"

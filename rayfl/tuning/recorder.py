@@ -6,7 +6,7 @@ from pathlib import Path
 
 import cloudpickle
 from ray import tune
-from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from rayfl.config import ConfigError
 from rayfl.engine import checkpoints
@@ -23,6 +23,10 @@ from rayfl.tuning.trial import DIVERGED, ENDED
 
 class RayDied(BaseException):
     """Raised when Ray died. Not an Exception: Tune would clean up and wait until Ray's core ends this process."""
+
+
+BORN_DEAD = "error raised in its creation task"
+"""What Ray says of a process that could not start, for example because an import failed; the last line is the cause."""
 
 
 class Recorder(tune.Callback):
@@ -92,7 +96,7 @@ class Recorder(tune.Callback):
         scores, ended = result.pop("client_scores", None), result.pop(ENDED, None)
         diverged = result.pop(DIVERGED, None)
         before = lines[0]["round"] - 1 if lines else result["round"]
-        if before != len(record.rounds()):
+        if before != record.count():
             try:
                 record.truncate_after(before)
             except ConfigError as error:
@@ -235,6 +239,8 @@ def _reason(trial) -> str:
     """Return the sentence of a trial's error."""
     if isinstance(cause := _cause(trial), ActorUnavailableError):
         return "its process or its node does not answer"
+    if isinstance(cause, ActorDiedError) and BORN_DEAD in str(cause):
+        return ANSI.sub("", str(cause)).strip().splitlines()[-1]
     return reason(cause).splitlines()[0] if isinstance(cause, Exception) else _text(trial).splitlines()[-1]
 
 

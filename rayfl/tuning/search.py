@@ -39,7 +39,7 @@ class Median(Config):
     """`search.options` of median: a trial stops if its best value is below the median of the other trials' means
     (Golovin et al., KDD 2017)."""
 
-    grace_period: float = Field(default=60, ge=0)
+    grace_period: float = Field(default=1, ge=0)
     """Minimum rounds of every trial."""
     min_samples_required: int = Field(default=3, ge=1)
     """Minimum number of trials for a median."""
@@ -60,9 +60,9 @@ def scheduler_of(search: Search, rounds: int, where: str) -> Any:
     if search.scheduler == "fifo":
         return None
     options = parse(OPTIONS[search.scheduler], search.options, f"{where}: search.options")
-    if isinstance(options, Asha) and options.grace_period > rounds:
+    if isinstance(options, Asha | Median) and options.grace_period > rounds:
         raise ConfigError(
-            f"{where}: search.options.grace_period: {options.grace_period} is not valid. Allowed: at most the run's "
+            f"{where}: search.options.grace_period: {options.grace_period:g} is not valid. Allowed: at most the run's "
             f"{rounds} rounds"
         )
     from ray.tune import schedulers

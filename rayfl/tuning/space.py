@@ -288,8 +288,12 @@ class Search(Config):
         yield {}
 
     def points(self, seed: int) -> list[Point]:
-        """Return the points of every row for the random searcher."""
-        return [grid | draw for grid in self.grid() for draw in islice(self.draws(seed), self.trials)]
+        """Return the different points of every row for the random searcher."""
+        drawn = [grid | draw for grid in self.grid() for draw in islice(self.draws(seed), self.trials)]
+        found: dict[Any, Point] = {}
+        for point in drawn:
+            found.setdefault(tuple(map(_identity, point.values())), point)
+        return list(found.values())
 
 
 def text_of(point: Point) -> str:

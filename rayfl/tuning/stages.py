@@ -257,7 +257,7 @@ class _Stages:
             asked, found = cluster.compared(_actors(self.sweep), run.cpus, run.gpus, run.server_cpus)
             self.recorder.progress.note(
                 f"no trial has started within {PATIENCE_SECONDS:.0f} s: each needs {asked}; the cluster has {found}. "
-                "Waiting for other jobs to end or for more nodes"
+                "Waiting for its processes to start, for other jobs to end, or for more nodes"
             )
 
     def _trainable(self) -> Any:

@@ -93,6 +93,23 @@ def test_the_time_that_is_left_is_that_of_the_rounds(pipe, monkeypatch):
     assert text(pipe).splitlines()[-1].endswith("2:10 elapsed, 1:10 left")
 
 
+def test_the_time_that_is_left_after_a_resume_is_that_of_this_process(pipe, monkeypatch):
+    """Two of four trials are there; the others take 100 s each: after half of the third, 150 s are left."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = SweepProgress(4, 10, console=pipe)
+    for trial in "ab":
+        progress.start(trial, "fedavg", "", made=[{"round": round} for round in range(1, 11)])
+        progress.done(trial, "finished")
+    progress.resumed()
+    progress.start("c", "fedavg", "")
+    for round in range(1, 6):
+        now[0] = 10.0 * round
+        progress.update("c", round, {"seconds": 10.0})
+        left = progress._times(progress._share)
+    assert left == "0:50 elapsed, 2:30 left"
+
+
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_live_area_fits_its_terminal(columns):
     console = Console(file=io.StringIO(), force_terminal=True, width=columns, height=40, color_system=None)

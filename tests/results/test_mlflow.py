@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rows import FACTS, study
+from rows import FACTS, line, study
 from rows import folder as of_rows
 from servers import answering, fail, late, trickle
 
@@ -30,6 +30,7 @@ from rayfl.results.made import Made
 from rayfl.results.mlflow import Copy, Reader, Sender, Store, copy, default_uri, models, sent, store, system, unsent
 from rayfl.results.mlflow.sent import destine
 from rayfl.results.mlflow.store import first_line
+from rayfl.results.mlflow.study import Study
 from rayfl.testing.tiny import TINY
 
 # MLflow 3.17's tables use what SQLAlchemy 2.1 deprecates
@@ -563,6 +564,17 @@ def test_the_description_of_a_sweep(mlflow, tmp_path):
     assert again.sync(sweep) and again.page(sweep.path) == page
 
 
+def test_a_seed_that_ended_earlier_keeps_its_last_value(mlflow, tmp_path):
+    """As in the table: seeds that ended after rounds 2 and 4, at 0.2 and 0.8."""
+    sweep = RunFolder.create(tmp_path / "early", "early", {"search": {}}, {}, FACTS, kind="sweep")
+    for seed, rounds in enumerate((2, 4)):
+        made = [line(r, accuracy_mean=(1 + seed) * r / 10, loss_mean=1 / r) for r in range(1, rounds + 1)]
+        of_rows(sweep.path / "trials" / str(seed), "fedavg", made, seed=seed, sweep=sweep.id)
+    found = Study.of(sweep)
+    assert dict(found.summary()["fedavg/accuracy_mean"]) == pytest.approx({1: 0.15, 2: 0.3, 3: 0.4, 4: 0.5})
+    assert found.first_runs()["fedavg"]["seed"] == 0
+
+
 def test_charts_over_simulated_time(mlflow, tmp_path):
     """All rows have a clock: it is the horizontal axis, and the sweep's own run has last values only, as bars."""
     sweep = study(tmp_path / "timed", rounds=2, clock={"heterofl": 2.0, "fjord": 3.0})
@@ -716,7 +728,7 @@ def test_an_error_of_a_model_is_reported_and_fails_nothing(mlflow, tmp_path):
     assert said == [f"MLflow at {mlflow.store} receives no more models: on purpose"]
     said.clear()
     assert models.log_models(mlflow, sweep, lambda path: networks.place_of(path, best=False)) == 0
-    rows = models.Study.of(sweep).best_runs()
+    rows = models.Study.of(sweep).first_runs()
     assert len(rows) > 1
     assert [line.partition(": ")[0] for line in said] == [
         f"MLflow at {mlflow.store} receives no models of {label}" for label in rows

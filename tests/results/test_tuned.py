@@ -45,6 +45,16 @@ def test_a_best_value_at_the_edge_has_a_hint():
     assert best.doubts() == [] and best.settings[0].place == "1 of 1"
 
 
+def test_lists_of_sections_are_shown_by_their_entries():
+    path, of = "updates.transforms", "updates.transforms"
+    trials = [
+        trial(0.1, 0.5, **{of: []}),
+        trial(0.1, 0.7, **{f"{of}.0.name": "topk", f"{of}.0.share": 0.1, f"{of}.1.name": "sign"}),
+    ]
+    [setting] = chosen(trials, [path])["a"].settings
+    assert (setting.value, setting.tried) == ("topk(share=0.1), sign", ("[]", "topk(share=0.1), sign"))
+
+
 def test_a_point_drawn_twice_on_a_seed_has_one_run():
     """Means of its two seeds are 0.5, which ties with the other point."""
     trials = [trial(0.1, 0.25), trial(0.1, 0.25), trial(0.1, 0.75, seed=1), trial(0.3, 0.5), trial(0.3, 0.5, seed=1)]

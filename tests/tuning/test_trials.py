@@ -547,7 +547,8 @@ def test_a_sweep_whose_trials_do_not_start_says_what_they_need(tmp_path, monkeyp
     assert [timer.cancelled for timer in timers] == [True]
     assert said == notes * [
         "no trial has started within 60 s: each needs 4 client actors of 1 CPUs and 0.5 GPUs and a server of 1 CPUs; "
-        "the cluster has room for 2 (6 CPUs, 1 GPUs). Waiting for other jobs to end or for more nodes"
+        "the cluster has room for 2 (6 CPUs, 1 GPUs). Waiting for its processes to start, for other jobs to "
+        "end, or for more nodes"
     ]
 
 

@@ -43,6 +43,15 @@ def test_every_combination_of_the_grids():
     assert points({}) == [{}]
 
 
+def test_a_point_is_tried_once():
+    space = {"a": {"randint": [4, 7]}, "b": {"grid": [1, True]}}
+    assert len(points({"space": space, "trials": 9})) == 6
+    assert points({"space": {"a": {"choice": [1, 1.0001]}}, "trials": 4}) in (
+        [{"a": 1}, {"a": 1.0001}],
+        [{"a": 1.0001}, {"a": 1}],
+    )
+
+
 def test_draws_are_stratified_and_the_same_for_every_row():
     space = {
         "u": {"uniform": [1.0, 3.0]},
@@ -253,6 +262,11 @@ def test_a_row_decides_nothing_that_is_searched(tmp_path):
     )
 
 
+@pytest.mark.parametrize("search", [{"space": 5}, {"spaces": [1]}, {"spaces": {"heterofl": 5}}])
+def test_a_search_that_is_no_section_is_refused_with_settings_too(tmp_path, search):
+    assert refused(write(tmp_path, **search), ["training.lr=1"]).startswith("search.space")
+
+
 def test_the_setting_of_a_seed_is_search_seeds(tmp_path):
     said = "--set seed: 3 is not valid. Allowed: search.seeds, as in --set search.seeds=[3]"
     assert refused(write(tmp_path), ["seed=3"]) == said
@@ -313,6 +327,33 @@ LOCAL = {"standalone": {"method": "standalone"}}
 )
 def test_a_metric_that_is_wrong(tmp_path, rows, search, said):
     assert refused(write(tmp_path, rows, space=LR, **search)).startswith(f"search.metric: {said}")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "search", "metric"),
+    [
+        ({"listeners": [{"name": "early_stopping", "metric": "accuracy_mean"}]}, {}, "accuracy_mean"),
+        # without validation data, patience goes by test data
+        ({"run": {"chunk": 1, "patience": 1}, "evaluation": {"every": 1, "holdout": 0}}, {"metric": "train_loss"}, ""),
+    ],
+)
+def test_test_data_do_not_end_what_is_tuned(tmp_path, experiment, search, metric):
+    given = {"experiment": experiment, "space": LR, **search}
+    assert refused(write(tmp_path, **given)).startswith(
+        f"early stopping with rows.heterofl: '{metric or 'accuracy_mean'}' uses test data. Allowed for tuning: "
+        "validation_accuracy_mean (with evaluation.holdout)"
+    )
+    load_sweep(write(tmp_path, **given, allow_test=True))
+    load_sweep(write(tmp_path, **given | {"space": {}}))
+
+
+def test_an_entry_of_a_list_of_values_is_not_tuned_alone(tmp_path):
+    """No table could show it."""
+    space = {"training.milestones.0": {"grid": [1, 2]}}
+    assert refused(write(tmp_path, experiment={"training": {"lr": 0.1, "milestones": [2]}}, space=space)) == (
+        "search.space.training.milestones.0: [1] is a list of values, which are not tuned one by one. Allowed: "
+        "training.milestones with whole lists"
+    )
 
 
 def test_what_is_tuned_by(tmp_path):

@@ -31,7 +31,7 @@ def load_exporter() -> None:
 
 
 def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deployments]) -> int:
-    """Log the network of every capacity after the best run of every row of a sweep, except those already in MLflow.
+    """Log the network of every capacity after the first run of every row's best point, except those already in MLflow.
     Return the number of models logged. `deployments` returns the networks by the run's folder. A run without a
     checkpoint is reported and left out; any other error is reported and ends the call, and the next call continues.
     Each network is exported as a program, which takes about a second.
@@ -41,7 +41,7 @@ def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deplo
     """
     sent, count = Sent.of(sweep.path), 0
     try:
-        for label, run in Study.of(sweep).best_runs().items():
+        for label, run in Study.of(sweep).first_runs().items():
             try:
                 found = deployments(Path(run["path"]))
             except ConfigError as error:

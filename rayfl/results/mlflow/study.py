@@ -69,11 +69,9 @@ class Study:
         """True if all rows have simulated time."""
         return all("sim_seconds" in row for rows in self.rows.values() for row in rows)
 
-    def best_runs(self) -> dict[str, Record]:
-        """Return label -> run of its best point with the best seed."""
-        found = {label: [row for row in rows if self.judge in row] for label, rows in self.rows.items()}
-        best = max if self.folder.facts.better(self.judge) == "max" else min
-        return {label: best(rows, key=lambda row: row[self.judge]) for label, rows in found.items() if rows}
+    def first_runs(self) -> dict[str, Record]:
+        """Return label -> run of its best point with the first seed, as `rayfl export --row`: test data choose none."""
+        return {label: rows[0] for label, rows in self.rows.items()}
 
     def summary(self) -> Curves:
         """Return the judge metric over rounds, whose last values form the ranked table: means over seeds
@@ -148,10 +146,18 @@ def _lines(rows: Sequence[Record]) -> list[list[Line]]:
 
 
 def _series(runs: Sequence[Sequence[Line]], name: str) -> list[tuple[int, list[float]]]:
-    """Return (round, values of all runs) for the rounds in which all runs have this metric."""
+    """Return (round, values of all runs) for the rounds in which all runs have this metric. A run that ended earlier
+    keeps its last value."""
     series = [{line["round"]: line[name] for line in lines if name in line} for lines in runs]
-    common = set.intersection(*map(set, series))
-    return [(round, [one[round] for one in series]) for round in sorted(common)]
+    if not all(series):
+        return []
+    last = [max(one) for one in series]
+    known = [
+        round
+        for round in sorted(set().union(*series))
+        if all(round in one or round > end for one, end in zip(series, last, strict=True))
+    ]
+    return [(round, [one.get(round, one[end]) for one, end in zip(series, last, strict=True)]) for round in known]
 
 
 def row_description(rows: Sequence[Record]) -> str:
