@@ -22,6 +22,7 @@ from test_budget import WIDTHS, searched, shares
 from rayfl.config import ConfigError
 from rayfl.engine.checkpoints import DamagedCheckpoint, complete, read
 from rayfl.engine.files import checksum
+from rayfl.engine.termination import RunFailed
 from rayfl.experiment import read_experiment
 from rayfl.listeners import Listener
 from rayfl.methods.dense import Dense
@@ -494,7 +495,7 @@ def test_what_stopped_tune_is_said_and_not_what_followed(swept, tmp_path):
 
     found = stopped_by(OSError("the disk is full"))
     first, _, rest = str(found).partition("\n")
-    assert type(found) is RuntimeError
+    assert type(found) is RunFailed
     assert first == "Ray Tune stopped: OSError: the disk is full. Run the same command with --resume to continue"
     assert rest.startswith("Traceback ") and "Tracked actor is not managed" in rest.splitlines()[-1]
     invalid = ConfigError("method: invalid")
