@@ -209,7 +209,7 @@ class Simulation:
         moments, own = self._moments, self.method_state
         known = self.versions | {self.round: own}
         self.past = self.schedule.learned(plan, self.round, losses)
-        self.versions = {version: known[version] for version in self.past.versions}
+        self.versions = {version: known[version] for version in self.schedule.needed(self.past, self.round + 1)}
         line = finished(totals) | {"refused": len(refused), **plan.metrics}
         if privacy is not None and clip is not None:
             within = totals.get("within_norm", 0.0)
@@ -398,7 +398,8 @@ class Simulation:
         if found is not None:
             self.round, self.partial_round = found.round, dict(found.partial_round)
             self.past = Past.read(found.schedule) if found.schedule else Past()
-            self.state, self.versions = _by_version(found.state, self.past.versions)
+            self.state, known = _by_version(found.state, self.past.versions)
+            self.versions = {version: known[version] for version in self.schedule.needed(self.past, self.round)}
             self.client_states.restore(found.client_states)
         return self.round, notes
 

@@ -48,8 +48,8 @@ class Past:
 
     @property
     def versions(self) -> set[int]:
-        """Versions of the model from which updates can still come."""
-        return {one.version for one in self.running if not one.is_lost}
+        """Versions of the model that clients are training on."""
+        return {one.version for one in self.running}
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,6 +83,10 @@ class Schedule(Protocol):
     def learned(self, plan: Plan, round: int, losses: Mapping[int, float]) -> Past:
         """Return the past after a round. `losses`: client -> mean training loss, of aggregated updates."""
         return plan.past
+
+    def needed(self, past: Past, round: int) -> set[int]:
+        """Return the versions of the model whose updates can be aggregated in a round or later."""
+        return past.versions
 
     def check(self) -> None:
         """Raise a ConfigError if no round could have an update."""
@@ -149,6 +153,11 @@ class Timed(Schedule):
         if not visits:
             return plan.past
         return replace(plan.past, memory=self.fleet.system.sampler.learned(plan.past.memory, round, visits))
+
+    def needed(self, past: Past, round: int) -> set[int]:
+        mode = self.fleet.system.mode
+        most = mode.max_staleness if isinstance(mode, Buffered) and mode.max_staleness is not None else round
+        return {one.version for one in past.running if not one.is_lost and round - one.version <= most}
 
     def capacities(self, ids: np.ndarray, round: int) -> np.ndarray:
         return np.array([self.fleet.capacity(id, round) for id in ids.tolist()], dtype=np.float64)

@@ -270,10 +270,17 @@ def test_free_places_are_filled_while_others_train(tmp_path):
     assert ([client for _, client in visits], end) == ([1, 2], 1201)
 
 
-def test_versions_are_kept_for_updates_that_can_come(tmp_path):
-    mode = {"name": "buffered", "concurrency": 3, "buffer": 1}
-    for *_, plan in planned(timed(tmp_path, mode, dropout=0.5), 50):
-        assert plan.past.versions == {one.version for one in plan.past.running if not one.is_lost}
+def test_versions_are_needed_for_updates_that_can_come(tmp_path):
+    """Every second update is lost, and client 2 trains for as long as client 0 four times."""
+    mode = {"name": "buffered", "concurrency": 3, "buffer": 1, "max_staleness": 1}
+    schedule = timed(tmp_path, mode, dropout=0.5)
+    plans = [plan for *_, plan in planned(schedule, 100)]
+    needed = [schedule.needed(plan.past, round + 1) for round, plan in enumerate(plans)]
+    for round, plan in enumerate(plans):
+        running = [one for one in plan.past.running if not one.is_lost]
+        assert needed[round] == {one.version for one in running if one.version in (round, round + 1)}
+        assert {version for version, _ in plan.visits} <= {round, *(needed[round - 1] if round else ())}
+    assert any(of != plan.past.versions for of, plan in zip(needed, plans, strict=True))
 
 
 def test_clients_of_short_windows_are_found_before_the_run(tmp_path):
