@@ -175,8 +175,9 @@ class Frames(Targeted, ABC):
                     f"data: column {name!r} of the {part} table has {count} missing values. Allowed: none. Hint: "
                     "data.missing: median or mean replaces them"
                 )
-        _require_exact(x, inputs, part)
         y = np.stack([self._target(frame, name, part) for name in self._y], 1)
+        for numbers, names in ((x, inputs), *([(y, self._y)] if self.target == "numbers" else [])):
+            _require_exact(numbers, names, part)
         return {"x": x.reshape(len(x), *self.shape), "y": y[:, 0] if self.target == "class" else y}
 
     def _codes(self, frame: Frame) -> Frame:
