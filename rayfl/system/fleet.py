@@ -155,6 +155,10 @@ class Fleet:
     def is_available(self, client: int, seconds: float) -> bool:
         return self.system.availability.until(client, seconds, self.seed) > seconds
 
+    def has_available(self, seconds: float) -> bool:
+        """Return whether any client is available."""
+        return any(self.is_available(id, seconds) for id in range(self.population.count))
+
     @cached_property
     def profile(self) -> np.ndarray:
         """Ascending seconds of the visits of `some` clients."""

@@ -166,7 +166,7 @@ class Timed(Schedule):
         cohort, start, draw = self.fleet.population.cohort, past.seconds, 0
         wanted = self.fleet.system.asked(cohort)
         new, past = self._dispatched(past, wanted, round, draw, start, past.running, [])
-        while not new and not past.running:
+        while not new and not past.running and not self.fleet.has_available(start):
             start, draw = self._later(past, start), draw + 1
             new, past = self._dispatched(past, wanted, round, draw, start, [], [])
         arrived = sorted((one for one in new if not one.is_lost), key=self._order)
