@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rayfl.methods.dense import Dense as Dense
     from rayfl.models.base import ImageModel as ImageModel
     from rayfl.models.base import Model as Model
+    from rayfl.models.layers import scaler as scaler
     from rayfl.networks import export as export
     from rayfl.system import Availability as Availability
     from rayfl.system import Device as Device
@@ -69,6 +70,7 @@ _PUBLIC = {
     "methods.base": ("Client", "Deployment", "Method", "Task", "Visit"),
     "methods.dense": ("Dense",),
     "models.base": ("ImageModel", "Model"),
+    "models.layers": ("scaler",),
     "networks": ("export",),
     "system": ("Availability", "Device", "Devices", "Sampler", "Speed"),
     "training": ("Transform",),

@@ -15,9 +15,9 @@ from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
 from rayfl.engine.checked import Diverged
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, Best, complete, forget_after, round_of, same_config
-from rayfl.engine.files import check_place
+from rayfl.engine.files import absolute, check_place, remove
 from rayfl.engine.locks import Temporary, clear_temporary, locked
-from rayfl.engine.simulation import STEP_SECONDS, Simulation, load_data
+from rayfl.engine.simulation import STEP_SECONDS, Simulation, check_with, load_data
 from rayfl.engine.termination import deferred, reason
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.listeners import Listener, end, note, tell, tell_past
@@ -91,10 +91,12 @@ def run(
         _in_phase(listeners, STARTING[experiment.run.executor])
         # the run's folder is made after Ray has accepted the run
         with opened(experiment, arrays, path, address) as simulation:
+            round, more = simulation.restore(path / CHECKPOINTS) if resume else (0, [])
             record = _open_folder(path, experiment)
             status, error = "stopped", None
             try:
-                round, more = simulation.restore(path / CHECKPOINTS)
+                if not round and (made := record.count()):
+                    more.append(f"{path / CHECKPOINTS}: there is no checkpoint; rounds 1 to {made} are repeated")
                 record.truncate_after(round)
                 for listener in listeners:
                     listener.on_start(experiment.plain(), path, round)
@@ -132,6 +134,8 @@ def _loaded(experiment: Experiment, given: Arrays | None) -> Arrays:
             f"arrays: {shown(given)} is not valid. Allowed: an object of rayfl.Arrays, such as the answer of "
             "`data.arrays()` of an experiment; data of your own are a section: data: rayfl.InMemory(x, y)"
         )
+    experiment.federate(given)
+    check_with(experiment, given)
     return given
 
 
@@ -165,11 +169,14 @@ def _loop(
     """Run rounds to the end or to a signal, with regular checkpoints and one at the end. `ended`: a listener ends the
     run with the next evaluated round, which may be the last one made."""
     folder, past = record.path / CHECKPOINTS, record.rounds()
-    best = (
-        Best(folder, experiment.chosen_by, experiment.scores[0].better) if experiment.run.checkpoint == BEST else None
-    )
-    if best is not None and past and EVALUATED in past[-1]:
-        best.resume(past[-1])
+    best = None
+    if experiment.run.checkpoint == BEST:
+        best = Best(folder, experiment.chosen_by, experiment.scores[0].better, past)
+        if past and EVALUATED in past[-1]:
+            best.resume(past[-1])
+    elif complete(folder / BEST):
+        note(listeners, f"{folder / BEST}: removed, because run.checkpoint is {experiment.run.checkpoint} now")
+        remove(folder / BEST)
     over = ended and EVALUATED in past[-1]
     saved = time.monotonic()
     seconds = min(STEP_SECONDS, experiment.run.checkpoint_seconds)
@@ -197,6 +204,8 @@ def _loop(
                 simulation.save(folder)
                 saved = time.monotonic()
         simulation.save(folder)
+    if best is not None and not complete(folder / BEST):
+        note(listeners, f"no best checkpoint: no evaluation has a better {experiment.chosen_by} than earlier ones")
 
 
 @dataclass(frozen=True)
@@ -284,6 +293,7 @@ class Session:
             self.simulation = stack.enter_context(opened(self.experiment, arrays, folder, self.address))
             for listener in self.listeners:
                 listener.on_start(self.experiment.plain(), None, 0)
+            note(self.listeners, *self.experiment.notes)
             self._open = stack.pop_all()
         return self
 
@@ -320,13 +330,6 @@ class Session:
 
 
 # shared
-
-
-def absolute(folder: Any) -> Path:
-    """Return the absolute path of a run's or a sweep's folder: a server actor may have another working folder."""
-    if not isinstance(folder, str | Path) or not str(folder):
-        raise ConfigError(f"folder: {shown(folder)} is not valid. Allowed: a path")
-    return Path(folder).expanduser().resolve()
 
 
 def as_experiment(given: Given) -> Experiment:
@@ -370,14 +373,22 @@ def check_folder(path: Path, config: Mapping[str, Any], resume: bool, kind: Kind
     if not resume:
         check_place(path)
         RunFolder.require_new(path, kind)
+        if complete(path / CHECKPOINTS):
+            raise ConfigError(f"{path}: the folder has checkpoints of another run. Allowed: a new folder")
         return
     record = RunFolder.open(path)
     if record.kind != kind:
         raise ConfigError(f"{path}: the folder is of `rayfl {record.kind}`. Allowed: a folder of `rayfl {kind}`")
-    old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (record.config, config))
+    old, new = ({k: v for k, v in c.items() if k not in FREE} | _threads(c) for c in (record.config, config))
     same_config(path / "config.json", old, new)
     if record.kind == "run" and config["rounds"] < (done := record.whole_rounds()[0]):
         raise ConfigError(f"{path}: rounds: {config['rounds']} is not valid. Allowed: at least the {done} rounds done")
+
+
+def _threads(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one setting of a run's section `run` that changes the last bits of results."""
+    run = config.get("run") or {}
+    return {"run": {"threads": run["threads"]}} if "threads" in run else {}
 
 
 def _with_metrics(path: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, StrictBool, field_validator
 from torch import nn
 
 from rayfl.config import Config
@@ -36,7 +36,7 @@ class Evaluation(Config):
     local_holdout: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of each client's training data held out for validation (local_validation_*). Used to tune personalised
     methods. 0: none."""
-    clients: bool | Annotated[int, Field(ge=1)] = True
+    clients: StrictBool | Annotated[int, Field(ge=1)] = True
     """Evaluate clients on their own test splits: all, or this many, drawn once by the seed (equal in all rounds and
     rows of a sweep)."""
     local: Literal["deployed", "server"] = "deployed"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rayfl.config import ConfigError
+from rayfl.config import ConfigError, shown
 from rayfl.data.base import Arrays
 from rayfl.data.memory import InMemory
 from rayfl.engine.checked import Checked
 from rayfl.engine.checkpoints import BEST, CHECKPOINTS, complete, latest
-from rayfl.engine.files import check_place
+from rayfl.engine.files import absolute, check_place
 from rayfl.engine.locks import Temporary
 from rayfl.engine.simulation import Simulation, load_data
 from rayfl.experiment import Experiment, read_experiment
@@ -43,7 +43,7 @@ def export(
     """
     from rayfl.exporting.submodels import export_submodel
 
-    folder, to = Path(folder), Path(to)
+    folder, to = (absolute(given, place) for given, place in ((folder, "folder"), (to, "to")))
     record = RunFolder.open(folder)
     if record.kind == "sweep" or row is not None:
         record = _best_trial(record, row)
@@ -149,6 +149,10 @@ def check_device(experiment: Experiment, capacity: float, client: int | None, ar
     """Return the experiment's capacity of this name (`metrics.label`). Raise a ConfigError for an unknown capacity or
     client. `arrays`: as for `deployments`."""
     levels, clients = {label(c): c for c in experiment.clients.all_capacities}, experiment.clients.count
+    if isinstance(capacity, bool) or not isinstance(capacity, int | float):
+        raise ConfigError(f"capacity: {shown(capacity)} is not valid. Allowed: {', '.join(levels)}")
+    if client is not None and (isinstance(client, bool) or not isinstance(client, int)):
+        raise ConfigError(f"client: {shown(client)} is not valid. Allowed: 0 to {clients - 1}")
     if label(capacity) not in levels:
         raise ConfigError(f"capacity: {label(capacity)} is not valid. Allowed: {', '.join(levels)}")
     if client is not None and not 0 <= client < clients:

@@ -77,7 +77,7 @@ def test_every_public_name_is_there():
             __import__(module.name)
     assert [name for name in rayfl.__all__ if isinstance(getattr(rayfl, name), type(rayfl))] == []
     with pytest.raises(
-        AttributeError, match="module 'rayfl' has no attribute 'ruun'. Public names: .*run, start, sweep"
+        AttributeError, match="module 'rayfl' has no attribute 'ruun'. Public names: .*run, scaler, start, sweep"
     ):
         rayfl.ruun  # noqa: B018
 
@@ -407,7 +407,9 @@ def test_a_session_tells_listeners_which_may_end_it():
     told = Told(until=3).remember()
     experiment = tiny(rounds=6, evaluation={"every": 2}, listeners=[told])
     assert [line["round"] for line in rayfl.start(experiment)] == [1, 2, 3, 4]
-    assert told.told == [("start", 6, 0), *[("round", r) for r in (1, 2, 3, 4)], ("end", "finished")]
+    first, (what, text), *others = told.told
+    assert first == ("start", 6, 0) and what == "note" and text.startswith("method fedavg ignores capacities: ")
+    assert others == [*[("round", r) for r in (1, 2, 3, 4)], ("end", "finished")]
     told = told.remember()
     with rayfl.start(experiment) as session:
         for line in session:
@@ -418,7 +420,7 @@ def test_a_session_tells_listeners_which_may_end_it():
     told = told.remember()
     with rayfl.start(experiment) as session:
         next(iter(session))
-    assert told.told == [("start", 6, 0), ("round", 1), ("end", "stopped")]
+    assert [one[0] for one in told.told] == ["start", "note", "round", "end"] and told.told[-1] == ("end", "stopped")
 
 
 def test_runs_in_threads_do_not_see_each_other():
@@ -540,6 +542,81 @@ def test_a_run_that_nobody_took_part_in_says_so():
 class Misspelt(Listener):
     def on_round(self, line):
         return line["acuracy_mean"] > 1
+
+
+def test_what_is_refused_leaves_a_finished_run_as_it_is(tmp_path):
+    """Another number of threads changes bits."""
+    rayfl.run(tiny(rounds=2, run={"executor": "serial"}), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    other = tiny(rounds=3, run={"executor": "serial", "threads": 2})
+    assert "threads" in message(rayfl.run, other, tmp_path / "run", resume=True)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_rounds_without_a_checkpoint_are_repeated_with_a_note(tmp_path):
+    first = rayfl.run(tiny(rounds=2), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    again = rayfl.run(tiny(rounds=2), tmp_path / "run", resume=True)
+    assert f"{tmp_path / 'run' / 'checkpoints'}: there is no checkpoint; rounds 1 to 2 are repeated" in again.notes
+    assert without_seconds(again).equals(without_seconds(first))
+    (tmp_path / "run" / "run.json").unlink()
+    assert message(rayfl.run, tiny(rounds=2), tmp_path / "run") == (
+        f"{tmp_path / 'run'}: the folder has checkpoints of another run. Allowed: a new folder"
+    )
+
+
+def test_the_best_checkpoint_is_that_of_the_metrics(tmp_path):
+    """A run that begins to keep its best round, and one that ends to."""
+    ways = {kind: {"executor": "serial", "checkpoint": kind} for kind in ("last", "best")}
+    experiment = {"evaluation": {"every": 1}, "method": "heterofl"}
+    for first, then in (("last", "best"), ("best", "last")):
+        folder = tmp_path / first
+        rayfl.run(tiny(rounds=4, run=ways[first], **experiment), folder)
+        result = rayfl.run(tiny(rounds=6, run=ways[then], **experiment), folder, resume=True)
+        values = result.metrics["validation_accuracy_mean"]
+        if then == "last":
+            assert any("best: removed, because run.checkpoint is last now" in one for one in result.notes)
+        if then == "best" and values.idxmax() >= 4:
+            assert json.loads((folder / "checkpoints/best/best.json").read_text())["round"] == values.idxmax()
+        else:
+            assert not (folder / "checkpoints/best").exists()
+            assert "no best checkpoint" in message(result.submodel, 0.3, best=True)
+
+
+def test_a_metric_that_no_evaluation_has_is_said():
+    sections = {"method": "standalone", "evaluation": {"every": 1, "clients": False}}
+    result = rayfl.run(tiny(rounds=2, run={"executor": "serial", "checkpoint": "best"}, **sections))
+    assert result.notes[-1].startswith("no best checkpoint: no evaluation has a better ")
+
+
+def test_data_that_are_given_are_checked_too(tmp_path):
+    experiment = tiny(rounds=1, system={"devices": "phones", "mode": {"name": "sync", "deadline_s": 1e-9}})
+    said = message(rayfl.run, experiment, tmp_path / "run", arrays=experiment.data.arrays())
+    assert said.startswith("system.mode.deadline_s: no client can finish within 1e-09 seconds")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({3: 4}, "experiment: the key 3 is not valid. Allowed: names of sections"),
+        ({None: 4}, "experiment: the key None is not valid. Allowed: names of sections"),
+        ({"training": {None: 3}}, "experiment: training: a key is not valid. Allowed: text"),
+        ({"evaluation": {"clients": 0}}, "experiment: evaluation.clients: 0 is not valid. Allowed: true or false, or "),
+    ],
+)
+def test_keys_and_values_of_odd_types_are_refused(given, said):
+    assert message(rayfl.run, TINY | given).startswith(said)
+
+
+def test_capacities_and_clients_of_odd_types_are_refused(tmp_path):
+    result = rayfl.run(tiny(rounds=1), tmp_path / "run")
+    for capacity in ("0.3", None, True):
+        assert "Allowed: 0.3, 0.2, 0.1" in message(result.submodel, capacity)
+    for client in ("1", 1.5):
+        assert "Allowed: 0 to 5" in message(result.submodel, 0.3, client)
+    for folder in (None, "a\0b"):
+        assert message(rayfl.export, folder, 0.3, tmp_path / "to").startswith("folder: ")
+        assert message(rayfl.export, tmp_path / "run", 0.3, folder).startswith("to: ")
 
 
 def test_an_error_in_a_users_code_is_said_with_its_type_and_place(tmp_path):

@@ -1,21 +1,24 @@
 """Experiments and their whole error messages."""
 
 import pickle
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from helpers import Pruned, message, tiny
+import torch
+from helpers import Pruned, message, simulate, tiny
 from torch import nn
 
 import rayfl
-from rayfl.config import differences
+from rayfl.config import ConfigError, differences
 from rayfl.core.axes import Axis, conv, declare, linear
-from rayfl.data import DATASETS
+from rayfl.data import DATASETS, InMemory
 from rayfl.experiment import Experiment, load_experiment, read_experiment
 from rayfl.methods import METHODS
 from rayfl.methods.width.heterofl import HeteroFL
 from rayfl.models import MODELS
-from rayfl.models.base import ImageModel
+from rayfl.models.base import ImageModel, Model
 from rayfl.models.cnn import DigitsCNN
 from rayfl.reference.describe import describe
 from rayfl.training.settings import Training
@@ -246,6 +249,36 @@ class Double(nn.Module):
         return x.double()
 
 
+class Free(ImageModel):
+    """The axis of its classes has another name."""
+
+    def build(self, net):
+        return nn.Sequential(nn.Flatten(), linear(Axis.fixed("x", 64), Axis.fixed("out", self.classes)))
+
+
+class Functional(ImageModel):
+    """Its weight is of no layer."""
+
+    def build(self, net):
+        return nn.Sequential(nn.Flatten(), Product(self.labels))
+
+
+class Product(nn.Module):
+    def __init__(self, labels):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(labels.length, 64))
+        declare(self, w=(labels, None))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.w)
+
+
+class Reading(ImageModel):
+    def build(self, net):
+        rates = [rate.item() for rate in torch.linspace(0, 1, 2)]
+        return nn.Sequential(nn.Dropout(rates[0]), nn.Flatten(), linear(Axis.fixed("x", 64), self.labels))
+
+
 class Tracked(ImageModel):
     """Its norm keeps running statistics."""
 
@@ -284,6 +317,22 @@ class Tracked(ImageModel):
             Doubles,
             "test: model: test_experiment:Doubles returns torch.float64 of shape [1, 10] for one sample. Allowed: "
             "torch.float32 of shape [1, 10]",
+        ),
+        (
+            Free,
+            "test: model: no parameter of test_experiment:Free has the axis of the classes. Allowed: `self.labels` as "
+            "the axis of the last layer",
+        ),
+        (
+            Functional,
+            "test: model: test_experiment:Functional has no layer whose operations are counted. Allowed: layers of "
+            "torch, or modules with `multiply_adds(output)` (PLUGINS.md)",
+        ),
+        (
+            Reading,
+            "test: model: test_experiment:Reading reads values of tensors in `build` (Tensor.item() cannot be called "
+            "on meta tensors). Allowed: a `build` that only makes tensors, because networks are also built on torch's "
+            "meta device",
         ),
         (
             Undeclared,
@@ -427,3 +476,78 @@ def test_blocks_behind_the_last_exit_are_left_out():
     full, part = describe(resnet(model=model, method="depthfl"), "macs")
     assert (full["exits"], full["blocks"]) == (2, "8/8")
     assert (part["exits"], part["blocks"]) == (1, "11 00 00 00")
+
+
+class Moving(ImageModel):
+    """A buffer counts the batches."""
+
+    def build(self, net):
+        return nn.Sequential(nn.Flatten(), Counting(), linear(Axis.fixed("x", 64), self.labels))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.count += 1
+        return x + self.count
+
+
+def test_a_buffer_that_training_changes_is_refused(tmp_path):
+    """The next client of the process would go on from it."""
+    assert message(simulate(tiny(model=Moving()), tmp_path).run_round) == (
+        "model: test_experiment:Moving: the buffer 1.count changes in training, and its value would go from client to "
+        "client. Allowed: parameters, and buffers that stay as they are"
+    )
+
+
+class Recurrent(ImageModel):
+    """Its operations are not counted, and it has no Scaler."""
+
+    def build(self, net):
+        hidden = net.axis("hidden", 8)
+        gru = nn.GRU(8, hidden.length, batch_first=True)
+        names = [name for name, _ in gru.named_parameters()]
+        gates = replace(hidden, groups=3)
+        declare(gru, **{n: (gates, hidden if "hh" in n else None)[: 1 + ("weight" in n)] for n in names})
+        return nn.Sequential(nn.Flatten(1, 2), gru, Last(), linear(hidden, self.labels))
+
+
+class Last(nn.Module):
+    def forward(self, x):
+        return x[0][:, -1]
+
+
+def test_what_a_users_model_lacks_is_noted():
+    notes = tiny(model=Recurrent(), method="heterofl").notes
+    assert notes == [
+        "model: the operations of 1 (GRU) are not counted, and methods that mask layers leave it whole. Hint: a "
+        "subclass with `multiply_adds(output)`",
+        "method.scaler: test_experiment:Recurrent has no Scaler. Hint: rayfl.scaler(net.scale) after the layers, or "
+        "method.scaler: false",
+    ]
+    assert tiny(model="digits_cnn", method="heterofl").notes == []
+
+
+class OneNumber(Model):
+    """Numbers without their own dimension."""
+
+    takes: ClassVar = "variables"
+    variables: int = 3
+    classes: int = 1
+
+    def example(self, batch, device):
+        return torch.zeros(batch, self.variables, device=device)
+
+    def build(self, net):
+        return nn.Sequential(linear(Axis.fixed("x", self.variables), Axis.fixed("y", 1)), nn.Flatten(0))
+
+
+def test_outputs_of_tables_are_checked_too():
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40.0)
+    data = InMemory(x, y, target="numbers")
+    with pytest.raises(ConfigError, match=r"OneNumber returns torch.float32 of shape \[1\] for one sample. Allowed: "):
+        Experiment(data=data, model=OneNumber(), partition="iid", clients={"count": 2, "cohort": 2}, rounds=1)

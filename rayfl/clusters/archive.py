@@ -20,7 +20,7 @@ MARK = "rayfl-archive"
 """Start of the line, followed by the archive's SHA-256 and the archive."""
 COPIED = "copied.json"
 """File that marks a copy and names its job."""
-STAYS = {"checkpoints", "tune", "mlflow.json", "lock"}
+STAYS = {"checkpoints", "client_states", "tune", "mlflow.json", "lock"}
 """Files and folders that are not copied."""
 
 

@@ -355,6 +355,8 @@ def _line(cls: type[BaseModel], given: Any, where: str, error: Any) -> tuple[str
     """Return the start of an error's line, and alternatives of allowed values."""
     path = _path(given, error)
     place = _join(where, path)
+    if error["type"] == "invalid_key" and not path:
+        return f"{place}: a key is not valid. Allowed: text", [""]
     if error["type"] in ("extra_forbidden", "invalid_key"):
         return unknown(place, path[-1], _owner(cls, path[:-1])), [""]
     if error["type"] == "missing":

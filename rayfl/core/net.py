@@ -88,7 +88,15 @@ class Net:
     def blank(self) -> nn.Module:
         """Return the network on the meta device, without memory."""
         with torch.device("meta"):
-            return self.build()
+            try:
+                return self.build()
+            except RuntimeError as error:
+                if "meta tensors" not in str(error):
+                    raise
+                raise ValueError(
+                    f"model: {self.model.name} reads values of tensors in `build` ({error}). Allowed: a `build` that "
+                    "only makes tensors, because networks are also built on torch's meta device"
+                ) from error
 
     def initial(self) -> Params:
         """Return the initial parameters; random ones are drawn from torch's global generator."""

@@ -25,8 +25,11 @@ from rayfl.core.norms import StaticBatchNorm
 
 Convention = Literal["heterofl_official", "macs", "flops2"]
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
-LAYERS = (*CONVOLUTIONS, nn.Linear)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAYERS = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
+UNCOUNTED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Bilinear)
+"""Layers of torch that are not counted, unless a subclass has `multiply_adds`."""
 NORMS = (StaticBatchNorm, nn.GroupNorm, nn.LayerNorm)
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh)
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
@@ -35,6 +38,15 @@ POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.Adap
 def is_layer(module: nn.Module) -> bool:
     """Return whether a module is one of `LAYERS`, or a linear layer of another library with `is_linear`."""
     return isinstance(module, LAYERS) or getattr(module, "is_linear", False)
+
+
+def uncounted(network: nn.Module) -> list[str]:
+    """Return the paths of modules whose operations are not counted, and whose weights are in no layer."""
+    return [
+        f"{path} ({type(part).__name__})"
+        for path, part in network.named_modules()
+        if isinstance(part, UNCOUNTED) and not hasattr(part, "multiply_adds")
+    ]
 
 
 class Counts(NamedTuple):
@@ -78,6 +90,8 @@ def count(module: nn.Module, x: torch.Tensor) -> Counts:
 def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
     if isinstance(module, CONVOLUTIONS):
         return module.weight.numel() * y[0, 0].numel()
+    if isinstance(module, TRANSPOSED):
+        return module.weight.numel() * x[0, 0].numel()
     if is_layer(module):
         return cast(torch.Tensor, module.weight).numel() * (y.numel() // y.shape[-1])
     # layers of other libraries define their own count
@@ -87,7 +101,7 @@ def _macs(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
 
 def _heterofl_official(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
     once = _macs(module, x, y)
-    if isinstance(module, CONVOLUTIONS) and module.bias is not None:
+    if isinstance(module, CONVOLUTIONS + TRANSPOSED) and module.bias is not None:
         once += y.numel()
     if isinstance(module, NORMS) or _is_rms_norm(module):
         once += 2 * x.numel()

@@ -31,15 +31,26 @@ def leaves(tensors: Tensors, prefix: str = "") -> Iterator[tuple[str, torch.Tens
             yield from leaves(value, prefix + name + SEPARATOR)
 
 
-def nest(flat: Mapping[str, torch.Tensor]) -> dict:
-    """Return nested dicts; the inverse of `leaves`."""
+def places(tensors: Tensors, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all tensors, in the order of the dicts, and "group/" for a dict without entries."""
+    for name, value in tensors.items():
+        if isinstance(value, torch.Tensor):
+            yield prefix + name
+        else:
+            path = prefix + name + SEPARATOR
+            yield from places(value, path) if value else [path]
+
+
+def nest(flat: Mapping[str, torch.Tensor | None]) -> dict:
+    """Return nested dicts from tensors by `places`; the inverse of `leaves`."""
     nested: dict = {}
     for path, tensor in flat.items():
         *parents, name = path.split(SEPARATOR)
         level = nested
         for parent in parents:
             level = level.setdefault(parent, {})
-        level[name] = tensor
+        if name:
+            level[name] = tensor
     return nested
 
 

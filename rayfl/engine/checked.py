@@ -17,7 +17,7 @@ from rayfl.core.fold import ClientState, Fold, State, Update
 from rayfl.core.joined import parameters_of
 from rayfl.core.net import cached_module
 from rayfl.core.submodel import Selection
-from rayfl.core.tensors import leaves
+from rayfl.core.tensors import SEPARATOR, leaves
 from rayfl.engine.termination import RunFailed
 from rayfl.methods.base import (
     Client,
@@ -77,11 +77,18 @@ class Checked:
     def local_update(self, payload: Payload, visit: Visit) -> Update:
         def run() -> Update:
             before = [(path, t, t._version) for path, t in leaves(payload) if not t.is_inference()]
+            module = cached_module(visit.net, visit.data.device)
+            buffers = [(name, t, t._version) for name, t in module.named_buffers() if not t.is_inference()]
             update = self.method.local_update(payload, visit)
             if changed := [path for path, t, version in before if t._version != version]:
                 raise Problem(f"{changed[0]} of the payload is changed. Allowed: a copy. Hint: rayfl.core.copied")
+            if changed := [name for name, t, version in buffers if t._version != version]:
+                raise ConfigError(
+                    f"model: {visit.net.model.name}: the buffer {changed[0]} changes in training, and its value would "
+                    "go from client to client. Allowed: parameters, and buffers that stay as they are"
+                )
             _update(update, payload, visit, self.method.sends_products)
-            _own_tensors(update, cached_module(visit.net, visit.data.device))
+            _own_tensors(update, module)
             return update
 
         client = visit.client
@@ -175,6 +182,8 @@ def _tensors(groups: Any, what: str) -> None:
         for name, t in params.items():
             if not isinstance(t, torch.Tensor):
                 raise Problem(f"{what}: {group}/{name} is {_named(t)}. Allowed: a tensor")
+        if wrong := [name for name in (group, *params) if SEPARATOR in name]:
+            raise Problem(f"{what}: the name {wrong[0]!r} has a {SEPARATOR!r}, which separates names in checkpoints")
 
 
 def _result(result: Any) -> None:

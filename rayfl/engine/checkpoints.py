@@ -18,7 +18,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -257,21 +257,26 @@ def require_whole_best(folder: Path) -> None:
 
 
 class Best:
-    """Best evaluated round so far (the first of equal ones), its checkpoint and its value in `best/` below `folder`."""
+    """Best evaluated round so far (the first of equal ones), its checkpoint and its value in `best/` below `folder`.
+    `past`: rounds made before, whose best one has no checkpoint if the run kept none then."""
 
-    def __init__(self, folder: Path, metric: str, better: Literal["max", "min"]):
+    def __init__(self, folder: Path, metric: str, better: Literal["max", "min"], past: Sequence[Line] = ()):
         self.folder, self.metric, self.better = folder / BEST, metric, better
+        known = [line[metric] for line in past[:-1] if not math.isnan(line.get(metric, math.nan))]
+        self.before = (max if better == "max" else min)(known, default=math.nan)
 
     @property
     def value(self) -> float:
-        """Metric of the best round; NaN if there is none."""
+        """Metric of the best round, of those before if it is not known; NaN if there is none."""
         try:
             return float(json.loads((self.folder / VALUE).read_text())["value"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return math.nan
+            return self.before
 
     def is_better(self, line: Line) -> bool:
-        """Return whether an evaluated round is better than all before."""
+        """Return whether an evaluated round is better than all before. One without the metric is not."""
+        if self.metric not in line:
+            return False
         value, before = line[self.metric], self.value
         return math.isnan(before) or (value > before if self.better == "max" else value < before)
 

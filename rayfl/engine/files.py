@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rayfl.config import ConfigError
+from rayfl.config.plain import shown
 from rayfl.core.permissions import as_new
-from rayfl.core.tensors import Tensors, leaves, nest
+from rayfl.core.tensors import SEPARATOR, Tensors, leaves, nest, places
 from rayfl.engine.termination import RunFailed
 
 PARTIAL = ".partial-"
@@ -26,18 +28,31 @@ class NotWritten(RunFailed):
     """Raised if the disk does not accept a file or folder. No part of it is left."""
 
 
+def absolute(given: Any, field: str = "folder") -> Path:
+    """Return the absolute path of a run's or a sweep's folder: a server actor may have another working folder."""
+    if not isinstance(given, str | Path) or not str(given) or "\0" in str(given):
+        raise ConfigError(f"{field}: {shown(given)} is not valid. Allowed: a path")
+    return Path(given).expanduser().resolve()
+
+
 def save_tensors(path: Path, tensors: Tensors) -> None:
     """Write nested tensors as safetensors, names joined with "/". The format sorts names, so the order is stored too:
-    sums over a resumed state then have the same order."""
-    flat = {name: t.contiguous().cpu() for name, t in leaves(tensors)}
-    save_file(flat, path, {"order": json.dumps(list(flat))})
+    sums over a resumed state then have the same order. A tensor with several names is written for each."""
+    flat: dict[str, torch.Tensor] = {}
+    written: set[int] = set()
+    for name, t in leaves(tensors):
+        own = t.contiguous().cpu()
+        flat[name] = own.clone() if own.data_ptr() in written else own
+        written.add(own.data_ptr())
+    save_file(flat, path, {"order": json.dumps(list(places(tensors)))})
     as_new(path)
 
 
 def load_tensors(path: Path) -> dict:
     """Return the nested tensors of a file, in their order."""
     with safe_open(path, "pt") as file:
-        return nest({name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])})
+        order = json.loads(file.metadata()["order"])
+        return nest({place: None if place.endswith(SEPARATOR) else file.get_tensor(place) for place in order})
 
 
 @contextmanager

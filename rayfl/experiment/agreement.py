@@ -8,6 +8,7 @@ import torch
 from rayfl.clients import Population
 from rayfl.config import ConfigError
 from rayfl.core.net import Net, check_axes
+from rayfl.data.goal import Goal, NextToken
 from rayfl.data.scores import SCORES_KIND
 from rayfl.methods.base import Method
 from rayfl.models.base import ImageModel, Model, TokenModel
@@ -70,6 +71,8 @@ def check(experiment: "Experiment") -> None:
                 )
         for capacity, net in method.task.nets.items():
             _check_forward(net, capacity)
+        for capacity, net in experiment.task.nets.items():
+            _check_output(net, capacity, goal)
         experiment.all_listeners()
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -159,18 +162,27 @@ def _check_secure(experiment: "Experiment", method: Method) -> None:
 
 
 def _check_forward(net: Net, capacity: float) -> None:
-    """Run a network without data. Raise a ValueError if it fails, or does not return one number per class, for every
-    sample or token."""
-    assert net.layout and net.macs
-    if not isinstance(net.model, ImageModel | TokenModel):
-        return
-    output, classes = net.output, net.model.labels.length
-    if output.shape[-1] != classes:
+    """Run a network without data. Raise a ValueError if it fails, or has no operations."""
+    if not (net.layout and net.macs):
+        raise ValueError(
+            f"model: {net.model.name} has no layer whose operations are counted. Allowed: layers of torch, or modules "
+            "with `multiply_adds(output)` (PLUGINS.md)"
+        )
+
+
+def _check_output(net: Net, capacity: float, goal: Goal) -> None:
+    """Raise a ValueError if a network does not return one number per class, for every sample or token."""
+    output, classes, of_tokens = net.output, goal.classes, isinstance(goal, NextToken)
+    if output.dim() and output.shape[-1] != classes:
         raise ValueError(
             f"model: {net.model.name} returns {output.shape[-1]} numbers at capacity {capacity:g}. Allowed: {classes}, "
             "one per class (`self.labels`)"
         )
-    of_tokens = isinstance(net.model, TokenModel) and net.model.task != "classes"
+    if isinstance(net.model, ImageModel | TokenModel) and not of_tokens and not net.layout.classifier:
+        raise ValueError(
+            f"model: no parameter of {net.model.name} has the axis of the classes. Allowed: `self.labels` as the axis "
+            "of the last layer"
+        )
     if output.dtype != torch.get_default_dtype() or output.dim() != 2 + of_tokens:
         raise ValueError(
             f"model: {net.model.name} returns {output.dtype} of shape {list(output.shape)} for one sample. Allowed: "

@@ -18,6 +18,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from rayfl.clients import Population
 from rayfl.config import Config, ConfigError, Kind, explain, kinds_of, parse, shown, unknown
+from rayfl.core.operations import uncounted
 from rayfl.core.server_optimizers import Server
 from rayfl.data import DATASETS_KIND, PARTITIONS_KIND
 from rayfl.data.base import Arrays, DataSet
@@ -32,6 +33,7 @@ from rayfl.methods.base import Affordable, Client, Method, Task
 from rayfl.metrics import label, named
 from rayfl.models import MODELS_KIND
 from rayfl.models.base import Model
+from rayfl.models.layers import Scaler
 from rayfl.system import System
 from rayfl.training.privacy import Privacy
 from rayfl.training.settings import Training
@@ -179,7 +181,7 @@ class Experiment(Config):
     def notes(self) -> list[str]:
         """Warnings about a valid experiment, reported before its first round."""
         by_device = self.system is not None and self.system.capacities != "given"
-        return [*([] if by_device else self.clients.notes), *self._ignored_capacities]
+        return [*([] if by_device else self.clients.notes), *self._ignored_capacities, *self._ignored_layers]
 
     @property
     def _ignored_capacities(self) -> list[str]:
@@ -196,6 +198,26 @@ class Experiment(Config):
             f"method {self.method.name} ignores capacities: clients of capacity {least:g} train the network of "
             f"capacity {most:g} too. Hint: method.size: smallest or own, or another method such as heterofl"
         ]
+
+    @property
+    def _ignored_layers(self) -> list[str]:
+        """Notes on a model of another package."""
+        if type(self.model).__module__.partition(".")[0] == "rayfl":
+            return []
+        method, least, found = self.bound(), min(self.task.nets), []
+        net = method.select(method.init(), Client(0, least, 0)).net
+        blank = net.blank()
+        if paths := uncounted(blank):
+            found.append(
+                f"model: the operations of {paths[0]} are not counted, and methods that mask layers leave it whole. "
+                "Hint: a subclass with `multiply_adds(output)`"
+            )
+        if net.scale != 1 and not any(isinstance(part, Scaler) for part in blank.modules()):
+            found.append(
+                f"method.scaler: {self.model.name} has no Scaler. Hint: rayfl.scaler(net.scale) after the layers, or "
+                "method.scaler: false"
+            )
+        return found
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -287,6 +309,8 @@ def read_experiment(given: Mapping[str, Any], where: str) -> Experiment:
     """Return an experiment from the content of a file. `where`: the file, for errors."""
     if "where" in given:
         raise ConfigError(unknown(where, "where", Experiment))
+    if wrong := [key for key in given if not isinstance(key, str)]:
+        raise ConfigError(f"{where}: the key {shown(wrong[0])} is not valid. Allowed: names of sections")
     return Experiment(where=where, **given)
 
 

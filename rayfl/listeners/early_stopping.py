@@ -9,14 +9,15 @@ from pydantic import Field, PrivateAttr
 
 from rayfl.config import choose
 from rayfl.listeners.base import Directions, Listener
-from rayfl.metrics import Line
+from rayfl.metrics import EVALUATED, Line
 
 
 class EarlyStopping(Listener):
     """Early stopping: ends a run whose metric has not improved for `patience` evaluations.
 
     >>> stopping = EarlyStopping(metric="accuracy_mean", patience=1)
-    >>> [stopping.on_round({"round": t, "accuracy_mean": a}) for t, a in enumerate((0.1, 0.3, 0.2))]
+    >>> line = {"evaluated": True}
+    >>> [stopping.on_round({**line, "round": t, "accuracy_mean": a}) for t, a in enumerate((0.1, 0.3, 0.2))]
     [None, None, 'early stopping: accuracy_mean has not improved for 1 evaluation']
     """
 
@@ -43,7 +44,7 @@ class EarlyStopping(Listener):
         return next(filter(None, [self.on_round(line) for line in lines]), None)
 
     def on_round(self, line: Line) -> str | None:
-        if self.metric not in line:
+        if self.metric not in line or EVALUATED not in line:
             return None
         value = -line[self.metric] if self.mode == "min" else line[self.metric]
         if math.isnan(value):

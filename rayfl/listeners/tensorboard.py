@@ -34,8 +34,8 @@ class TensorBoard(Listener):
             place = folder / "tensorboard"
         else:
             raise ConfigError(
-                "listeners: tensorboard.folder: a value is required in a sweep. Allowed: a folder, relative to that of "
-                "the trial"
+                "listeners: tensorboard.folder: a value is required in a sweep and with rayfl.start. Allowed: a "
+                "folder, in a sweep relative to that of the trial"
             )
         # events of repeated rounds are removed
         self._writer = SummaryWriter(str(place), purge_step=round + 1)

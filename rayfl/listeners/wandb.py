@@ -43,7 +43,7 @@ class WeightsAndBiases(Listener):
             config=config,
             name=name,
             # a resumed run continues the existing one
-            id=_id_of(folder) or name,
+            id=_id_of(folder) or (name if "trial" in config else None),
             resume="allow",
             settings=wandb.Settings(silent=True, console="off"),
         )

@@ -114,7 +114,7 @@ class Model(Named, ABC):
     @property
     def head_paths(self) -> tuple[str, ...]:
         """Paths of the modules that map features to classes, which are trained with adapters."""
-        return tuple(sorted({name.partition(".")[0] for name in Net(self).layout.classifier}))
+        return tuple(sorted({name.rpartition(".")[0] for name in Net(self).layout.classifier}))
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:

@@ -83,12 +83,20 @@ def scales(folder: str, paths: Iterable[str]) -> dict[str, float]:
     file = Path(folder).expanduser() / CONFIG
     try:
         config = json.loads(file.read_text())
+        if (start := config.get("init_lora_weights", True)) not in (True, False, "gaussian"):
+            raise ConfigError(
+                f"model.adapter: {folder!r} has init_lora_weights: {start!r}, which changes the base's weights too. "
+                "Allowed: adapters of the unchanged base. Hint: peft converts them when it saves, with "
+                "path_initial_model_for_weight_conversion"
+            )
         ranks, alphas, is_rslora = config["r"], config["lora_alpha"], config.get("use_rslora", False)
         found = {
             path: (_of(path, config.get("rank_pattern"), ranks), _of(path, config.get("alpha_pattern"), alphas))
             for path in paths
         }
         return {path: alpha / (math.sqrt(rank) if is_rslora else rank) for path, (rank, alpha) in found.items()}
+    except ConfigError:
+        raise
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, re.error) as error:
         raise ConfigError(
             f"model.adapter: {CONFIG} in {folder!r} cannot be read ({error!r}). Allowed: a folder written by peft or "

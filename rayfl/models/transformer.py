@@ -58,6 +58,11 @@ class Transformer(TokenModel, ABC):
         return self
 
     @property
+    def head_paths(self) -> tuple[str, ...]:
+        # the answer's layer and the block before it
+        return ("head",) if self.task == "classes" else ()
+
+    @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
         return (tuple(f"layers.{i}" for i in range(self.layers)),)
 

@@ -3,7 +3,7 @@ ranges."""
 
 from collections.abc import Iterable, Mapping
 from types import NoneType
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
@@ -60,6 +60,8 @@ def _sections() -> dict[str, Any]:
         elif len(below) == 1:
             [cls] = below.values()
             found[name] = {"$ref": f"#/$defs/{cls.__name__}"}
+            if NoneType in get_args(setting.field.annotation):
+                found[name] = {"anyOf": [found[name], {"type": "null"}]}
         else:
             found[name] = generated[name]
         if setting.text:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.config import ConfigError
 from rayfl.data.base import Arrays
-from rayfl.driver import LOADING, WRITING, absolute, claimed
+from rayfl.driver import LOADING, WRITING, claimed
+from rayfl.engine.files import absolute
 from rayfl.engine.on_ray.cluster import cluster
 from rayfl.engine.on_ray.shared import require_shared
 from rayfl.engine.simulation import check_with

@@ -367,7 +367,8 @@ def a_run(path: Path) -> RunFolder:
     facts = {"judge": "accuracy_mean", "capacities": [1.0], "trained": [1.0], "clients": 2, "rounds": 3}
     facts |= {"scores": {"accuracy": "max"}}
     made = RunFolder.create(path, "small", {}, {}, facts)
-    for name in ("results.csv", "plots/a.png", "tune/big", "trials/a/checkpoints/round-1/state", "trials/a/run.json"):
+    large = ("tune/big", "trials/a/checkpoints/round-1/state", "trials/a/client_states/0.safetensors")
+    for name in ("results.csv", "plots/a.png", "trials/a/run.json", *large):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(name)
     return made

@@ -51,6 +51,14 @@ def test_round_trip(tmp_path):
     assert found.state["extra"]["half"].dtype == torch.float16
 
 
+def test_empty_groups_and_shared_tensors_come_back(tmp_path):
+    shared = torch.arange(4.0)
+    given = {"params": {"w": shared}, "memory": {}, "anchor": {"w": shared, "deep": {}}}
+    found = read(write(tmp_path, 1, CONFIG, given)).state
+    assert list(found) == ["params", "memory", "anchor"] and found["memory"] == {} == found["anchor"]["deep"]
+    assert torch.equal(found["anchor"]["w"], shared) and torch.equal(found["params"]["w"], shared)
+
+
 def test_keys_that_json_makes_text_of(tmp_path):
     path = write(tmp_path, 1, {"at": {2: "a", 10: "b"}}, STATE)
     assert read(path).config == {"at": {"2": "a", "10": "b"}}

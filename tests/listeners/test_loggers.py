@@ -49,6 +49,13 @@ def test_wandb_gets_every_number_of_every_line(wandb, tmp_path):
     assert wandb.calls[-2][:2] == ("log", 4)
 
 
+def test_runs_without_a_folder_are_runs_of_their_own_in_wandb(wandb):
+    experiment = tiny(rounds=1, listeners=[{"name": "wandb", "mode": "offline"}])
+    for _ in range(2):
+        list(rayfl.start(experiment))
+    assert [options["id"] for kind, options, *_ in wandb.calls if kind == "init"] == [None, None]
+
+
 def test_tensorboard_has_every_number_of_every_line(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     experiment = tiny(rounds=3, listeners=["tensorboard"])
@@ -75,7 +82,7 @@ def test_a_trial_needs_a_folder_for_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     config = tiny().plain()
     with pytest.raises(
-        ConfigError, match="listeners: tensorboard.folder: a value is required in a sweep. Allowed: a folder"
+        ConfigError, match="listeners: tensorboard.folder: a value is required in a sweep and with rayfl.start"
     ):
         LISTENERS_KIND.read("tensorboard", "listeners").on_start(config, None, 0)
     listener = LISTENERS_KIND.read({"name": "tensorboard", "folder": str(tmp_path)}, "listeners")

@@ -1,15 +1,19 @@
 """Adapters over a frozen network, and sums of products."""
 
 import json
+from collections import OrderedDict
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import nn
 
 from rayfl.config import ConfigError
 from rayfl.core import frozen
+from rayfl.core.axes import Axis, linear
 from rayfl.core.fold import Factors, Fold, PairwiseSum, Update
 from rayfl.core.net import Net, load, params_of
 from rayfl.core.seeds import torch_generator, torch_scope
@@ -18,6 +22,7 @@ from rayfl.core.tensors import leaves
 from rayfl.exporting.submodels import export_submodel
 from rayfl.methods.base import Deployment
 from rayfl.models import MODELS, peft
+from rayfl.models.base import ImageModel
 from rayfl.reference.describe import describe
 from rayfl.testing.tiny import assert_same, run, simulate, tiny
 
@@ -356,6 +361,34 @@ def test_an_adapter_of_another_factor_is_refused(tmp_path, config, allowed):
         return
     with pytest.raises(ConfigError, match=rf"model.alpha: 4 is not valid .* Allowed: {allowed:g}$"):
         model.prepare()
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_16", "olora", "eva", "loftq"])
+def test_an_adapter_of_a_changed_base_is_refused(tmp_path, start):
+    """PiSSA and OLoRA take their first adapters out of the base's weights."""
+    write_adapter(tmp_path / "adapter", drawn(Net(LORA)), init_lora_weights=start)
+    with pytest.raises(ConfigError, match=f"has init_lora_weights: '{start}', which changes the base's weights too"):
+        LORA.model_copy(update={"adapter": str(tmp_path / "adapter")}).prepare()
+    write_adapter(tmp_path / "plain", drawn(Net(LORA)), init_lora_weights="gaussian")
+    LORA.model_copy(update={"adapter": str(tmp_path / "plain")}).prepare()
+
+
+class Nested(ImageModel):
+    """All of its layers are in one module."""
+
+    name: Literal["nested"] = "nested"
+    input: tuple[int, int, int] = (1, 8, 8)
+
+    def build(self, net):
+        hidden = net.axis("hidden", 8)
+        layers = [nn.Flatten(), linear(Axis.fixed("x", 64), hidden), nn.ReLU(), linear(hidden, self.labels)]
+        return nn.Sequential(OrderedDict(net=nn.Sequential(*layers)))
+
+
+def test_of_a_nested_base_the_last_layer_alone_is_the_head():
+    net = Net(MODELS["lora"](base=Nested(), targets=("1",), rank=2))
+    assert set(net.layout.shapes) == {"net.1.lora.A", "net.1.lora.B", "net.3.weight", "net.3.bias"}
+    assert net.model.parts(net) == {"rank": 2, "frozen": 64 * 8 + 8} and net.model.base.head_paths == ("net.3",)
 
 
 @pytest.mark.parametrize("content", [None, "no json", "[1]", "{}", '{"r": 0, "lora_alpha": 4}'])

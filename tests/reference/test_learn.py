@@ -219,6 +219,12 @@ def test_every_shipped_file_is_right_by_the_schema(validators):
     assert {name: errors for name, errors in wrong.items() if errors} == {}
 
 
+def test_sections_that_may_be_null_are_so_in_the_schema(validators):
+    validators["run"].validate({"model": "digits_cnn", "system": None, "privacy": None})
+    validators["sweep"].validate({"experiment": {}, "rows": {"untimed": {"system": None}}})
+    assert not validators["run"].is_valid({"model": "digits_cnn", "training": None})
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_with_every_default_is_right_by_the_schema(validators, method):
     plain = {"model": "digits_cnn", "method": method, "data": {"name": "digits"}}

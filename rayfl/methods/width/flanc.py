@@ -43,7 +43,6 @@ from rayfl.config import ConfigError
 from rayfl.core.axes import Axis, conv, conv1d, declare, linear
 from rayfl.core.fold import State, Update
 from rayfl.core.net import Net, params_of
-from rayfl.core.operations import CONVOLUTIONS
 from rayfl.core.seeds import stream, torch_scope
 from rayfl.core.tensors import Params
 from rayfl.methods.base import Payload, Task, Visit
@@ -131,7 +130,7 @@ class Composed(Wrapper):
         found = []
         for path in whole.layers:
             layer = module.get_submodule(path)
-            kind = type(layer) is nn.Linear or (isinstance(layer, CONVOLUTIONS) and _is_composable(layer))
+            kind = type(layer) is nn.Linear or (isinstance(layer, nn.Conv1d | nn.Conv2d) and _is_composable(layer))
             axes = dims.get(f"{path}.weight", (None, None))[:2]
             if kind and all(axis is not None and not axis.is_fixed for axis in axes):
                 found.append(path)
