@@ -43,7 +43,8 @@ def export(
     """
     from rayfl.exporting.submodels import export_submodel
 
-    folder, to = (absolute(given, place) for given, place in ((folder, "folder"), (to, "to")))
+    absolute(to, "to")
+    folder, to = absolute(folder), Path(to)
     record = RunFolder.open(folder)
     if record.kind == "sweep" or row is not None:
         record = _best_trial(record, row)

@@ -71,8 +71,9 @@ def check(experiment: "Experiment") -> None:
                 )
         for capacity, net in method.task.nets.items():
             _check_forward(net, capacity)
-        for capacity, net in experiment.task.nets.items():
-            _check_output(net, capacity, goal)
+            # methods wrap models in networks of other outputs
+            if isinstance(net.model, ImageModel | TokenModel) or net.model == experiment.model:
+                _check_output(net, capacity, goal)
         experiment.all_listeners()
     except ValueError as error:
         raise ConfigError(str(error)) from None

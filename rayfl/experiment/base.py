@@ -204,8 +204,8 @@ class Experiment(Config):
         """Notes on a model of another package."""
         if type(self.model).__module__.partition(".")[0] == "rayfl":
             return []
-        method, least, found = self.bound(), min(self.task.nets), []
-        net = method.select(method.init(), Client(0, least, 0)).net
+        method, found = self.bound(), []
+        net = method.select(method.init(), Client(0, min(method.task.nets), 0)).net
         blank = net.blank()
         if paths := uncounted(blank):
             found.append(

@@ -93,7 +93,8 @@ def test_a_second_one_ends_it_at_once(tmp_path):
     assert complete(folder / "checkpoints") == []
     NOTES.clear()
     rayfl.run(experiment(), folder, resume=True, listeners=[Notes()])
-    assert NOTES == ["resuming at round 1"]
+    gone = f"{folder / 'checkpoints'}: there is no checkpoint; rounds 1 to 2 are repeated"
+    assert NOTES == [gone, "resuming at round 1"]
 
 
 def test_a_step_that_does_not_end_is_left(monkeypatch):
