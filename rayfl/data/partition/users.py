@@ -11,9 +11,9 @@ from rayfl.data.partition.base import NOBODY, Labels, Owners, Partition, rank
 
 
 class Users(Partition):
-    """One client per natural user of the data set: the users with most samples, in order of user id. Samples without a
-    known user are not used. Samples that the
-    server holds out count, so that the users are the same for all seeds, except users without any other sample.
+    """One client per natural user of the data set: the users with most samples, in order of user id. Samples that the
+    server holds out count, so that the users are the same for all seeds, except users without any other sample. Samples
+    of unknown users are not used.
 
     A user's test split are its samples in the test set. If the test set is by other users, the last samples of each
     user's training split, in stored order, are its test split.
