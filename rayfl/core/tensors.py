@@ -22,27 +22,23 @@ Tensors = Mapping[str, "torch.Tensor | Tensors"]
 SEPARATOR = "/"
 
 
-def leaves(tensors: Tensors, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def leaves(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor with its path ("params/conv1.weight"), in the order of the dicts."""
+    return ((path, t) for path, t in places(tensors) if t is not None)
+
+
+def places(tensors: Tensors, prefix: str = "") -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield `leaves`, and ("group/", None) for a dict without entries."""
     for name, value in tensors.items():
         if isinstance(value, torch.Tensor):
             yield prefix + name, value
         else:
-            yield from leaves(value, prefix + name + SEPARATOR)
-
-
-def places(tensors: Tensors, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of all tensors, in the order of the dicts, and "group/" for a dict without entries."""
-    for name, value in tensors.items():
-        if isinstance(value, torch.Tensor):
-            yield prefix + name
-        else:
             path = prefix + name + SEPARATOR
-            yield from places(value, path) if value else [path]
+            yield from places(value, path) if value else [(path, None)]
 
 
 def nest(flat: Mapping[str, torch.Tensor | None]) -> dict:
-    """Return nested dicts from tensors by `places`; the inverse of `leaves`."""
+    """Return nested dicts; the inverse of `places`."""
     nested: dict = {}
     for path, tensor in flat.items():
         *parents, name = path.split(SEPARATOR)

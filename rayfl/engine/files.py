@@ -44,7 +44,7 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
         own = t.contiguous().cpu()
         flat[name] = own.clone() if own.data_ptr() in written else own
         written.add(own.data_ptr())
-    save_file(flat, path, {"order": json.dumps(list(places(tensors)))})
+    save_file(flat, path, {"order": json.dumps([place for place, _ in places(tensors)])})
     as_new(path)
 
 

@@ -155,8 +155,7 @@ def names_of(paths: Iterable[str]) -> dict[str, str]:
 def value_of(record: Record, path: str) -> Value:
     """Return a row's value at a dotted path; for a section, its `name`; for a list of sections, the text of all."""
     params = record["params"]
-    known = [params[key] for key in (path, f"{path}.name") if key in params] or [_entries(params, path)]
-    text = str(known[0])
+    text = str(params.get(path, params.get(f"{path}.name", _entries(params, path))))
     for number in (int, float):
         try:
             return number(text)
