@@ -2,7 +2,9 @@
 
 import csv
 import os
+import re
 import signal
+import sys
 
 import pytest
 import yaml
@@ -173,6 +175,22 @@ SWEEP = {
 }
 
 
+WATCHED = """
+import sys, threading
+
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "torch._dynamo":
+            print("compiler imported by", threading.current_thread().name, flush=True)
+
+sys.meta_path.insert(0, Watch())
+from rayfl.cli import main
+main()
+"""
+"""The command line that tells which thread imports torch's compiler. Meanwhile `_operator` and `_heapq` cannot be
+imported, in any thread: Ray Tune failed with "import of _operator halted"."""
+
+
 def trials_of(folder):
     return [run for run in runs(folder) if run.kind == "run"] if folder.exists() else []
 
@@ -206,10 +224,11 @@ def test_a_sweep_that_is_stopped_three_times(start, tmp_path, monkeypatch, capsy
     unfinished = [trial for trial in trials_of(folder) if trial.status != "finished"]
     assert unfinished and not (folder / "results.csv").exists()
 
-    code, printed = start(*arguments, "--resume").finish()
+    code, printed = start(*arguments, "--resume", program=(sys.executable, "-c", WATCHED)).finish()
     assert code == 0, printed
     for word in ("warning", "traceback", "error"):
         assert word not in printed.lower(), printed
+    assert re.findall("compiler imported by (.*)", printed) == ["MainThread"]
 
     # every trial ran its full rounds, to the bits of a serial run
     sweep, best = load_sweep(config), {}

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Annotated
 
 import typer
@@ -148,7 +147,7 @@ def sweep(
         from rayfl.engine.simulation import load_data
         from rayfl.networks import deployments
         from rayfl.results.console import SweepProgress
-        from rayfl.results.mlflow.models import load_exporter, log_models
+        from rayfl.results.mlflow.models import log_models
         from rayfl.tuning import comparison
         from rayfl.tuning.load import load_sweep
 
@@ -165,8 +164,6 @@ def sweep(
     shows.notify(
         f"{plan.name}: {len(plan.rows)} methods, {plan.trials} trials of {rounds} rounds, {clients} clients on {data}"
     )
-    if not no_models:
-        Thread(target=load_exporter, daemon=True).start()
     with resumable(folder), progress, sending as sender:
         found = comparison.sweep(
             plan,

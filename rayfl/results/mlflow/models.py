@@ -4,7 +4,6 @@
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,11 +22,6 @@ from rayfl.results.mlflow.study import Study
 
 Deployments = Mapping[float, Deployment]
 """Capacity -> deployed network."""
-
-
-def load_exporter() -> None:
-    """Import the compiler behind `torch.export`, which takes more than a second. A thread can do it during trials."""
-    import_module("torch._dynamo")
 
 
 def log_models(copy: Copy, sweep: RunFolder, deployments: Callable[[Path], Deployments]) -> int:
