@@ -15,6 +15,7 @@ from torch import nn
 
 from rayfl.core import norms, operations
 from rayfl.core.axes import Axis, Layout, axes_of, layout_of, size_at
+from rayfl.core.convolutions import safe
 from rayfl.core.joined import parameters_of
 from rayfl.core.operations import Convention
 from rayfl.core.seeds import torch_scope
@@ -83,7 +84,7 @@ class Net:
 
     def build(self) -> nn.Module:
         """Return the network, initialised with torch's global generator (`seeds.torch_scope`)."""
-        return self.model.build(self)
+        return safe(self.model.build(self))
 
     def blank(self) -> nn.Module:
         """Return the network on the meta device, without memory."""
